@@ -1,0 +1,249 @@
+"""Folders and files that are written whole, by one process: atomic files, the lock, staged folders.
+
+What is on disk is whole at each moment, whenever the process dies. `_run` builds run folders on this; a folder
+is a run when it holds the `run.json` that joma wrote, and nothing else is ever replaced or removed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+RUN, LOCK = "run.json", ".lock"
+_SIBLING = re.compile(r"\.(?P<name>.+)\.(?P<what>partial|old)-(?P<pid>\d+)-(?P<host>.*)-[0-9a-f]{8}")
+
+
+class RunError(Exception):
+    """A run folder cannot be read or written as asked."""
+
+
+class RunInUse(RunError):
+    """Another writer holds the run folder."""
+
+
+class RunNotFound(RunError, FileNotFoundError):
+    """The folder is not a run."""
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write a file so that at each moment the old or the new content is there, whole."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | os.PathLike[str], obj: object) -> None:
+    """Write `obj` as indented JSON, atomically; arrays become lists, NaN and ±inf the strings `float` reads."""
+    write_atomic(path, json.dumps(plain(obj), indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(obj: Any, where: str = "") -> Any:
+    """Return `obj` made of JSON's own types; `where` names the place in errors."""
+    if hasattr(obj, "tolist"):  # NumPy and torch, scalars and arrays
+        obj = obj.tolist()
+    if isinstance(obj, float) and not math.isfinite(obj):
+        return str(float(obj))
+    if obj is None or isinstance(obj, (str, int, float)):
+        return obj
+    if isinstance(obj, Mapping):
+        return {str(key): plain(item, f"{where}.{key}" if where else str(key)) for key, item in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(obj)]
+    if isinstance(obj, os.PathLike):
+        return os.fspath(obj)
+    raise TypeError(
+        f"{where or 'the value'} is {obj!r} of type {type(obj).__name__}, which JSON cannot hold: "
+        "give numbers, strings, booleans, None, lists, dicts, paths or arrays"
+    )
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """Return the content of `run.json`; say what is missing if the folder is not a run."""
+    try:
+        info = json.loads((path / RUN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        state = "is a file" if path.is_file() else f"has no {RUN}" if path.is_dir() else "does not exist"
+        raise RunNotFound(
+            f"{path} is not a run: it {state}. Runs are the folders that joma's watch, train, scan and exhibits "
+            "write; from code: RunWriter.create(path, kind=..., config=...)"
+        ) from None
+    except ValueError as error:
+        raise RunError(f"{path / RUN} is not JSON ({error}): restore it or choose another folder") from error
+    if not (isinstance(info, dict) and info.keys() >= {"kind", "config", "axes", "status"}):
+        raise RunError(f"{path / RUN} was not written by joma: choose another folder")
+    return info
+
+
+def describe(info: Mapping[str, Any]) -> str:
+    """Say in a few words which run this is."""
+    return f"{info['kind']} {info.get('name')!r}, {info['status']}, created {info.get('created')}"
+
+
+def existing(path: Path) -> dict[str, Any] | None:
+    """Return the info of the run in `path`, or None for a new or empty folder; refuse anything else."""
+    if not path.exists():
+        return None
+    try:
+        return read_info(path)
+    except RunNotFound:
+        # a writer killed before its first run.json leaves its lock and a temporary file
+        ours = re.compile(rf"{re.escape(LOCK)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}\.tmp")
+        if path.is_dir() and all(ours.fullmatch(entry.name) for entry in path.iterdir()):
+            return None
+        raise RunError(f"{path} is not empty and not a run, and is left as it is: choose another folder") from None
+
+
+def lock(folder: Path) -> int:
+    """Take the folder's lock and return its descriptor, or raise `RunInUse`."""
+    try:
+        import fcntl
+    except ImportError as error:  # reading works everywhere
+        raise RunError("runs can be written on Linux and macOS; on Windows use WSL") from error
+    with ExitStack() as stack:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        stack.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 300, 0).decode(errors="replace") or "another process"
+            if holder == _me():
+                holder += " (this process: call finish() on the earlier writer)"
+            raise RunInUse(
+                f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder"
+            ) from None
+        except OSError as error:  # some cluster file systems are mounted without flock
+            warnings.warn(f"{folder} cannot be locked ({error}): let only one process write there", stacklevel=4)
+        try:  # the former holder may have removed the file, or moved the folder, since we opened it
+            mine = os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK))
+        except FileNotFoundError:
+            mine = False
+        if mine:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _me().encode())
+            stack.pop_all()
+            return descriptor
+    return lock(folder)
+
+
+def unlock(descriptor: int, folder: Path) -> None:
+    """Release the lock that `lock` took."""
+    import fcntl
+
+    (folder / LOCK).unlink(missing_ok=True)
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a forked child holds a copy
+    os.close(descriptor)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w.-]", "_", platform.node())
+
+
+def _me() -> str:
+    return f"pid {os.getpid()} on {_host()}"
+
+
+def final_name(path: Path) -> str:
+    """Return the name that a folder has, or will have once it is no longer staged."""
+    staged_as = _SIBLING.fullmatch(path.name)
+    return staged_as["name"] if staged_as else path.name
+
+
+def _sibling(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{what}-{os.getpid()}-{_host()}-{os.urandom(4).hex()}")
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":  # elsewhere os.kill(pid, 0) may end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _tidy(path: Path) -> None:
+    """Clear away what killed processes of this host left beside `path`; bring back a run they had set aside."""
+    for entry in list(path.parent.iterdir()):
+        left = _SIBLING.fullmatch(entry.name)
+        if left and left["name"] == path.name and left["host"] == _host() and not _alive(int(left["pid"])):
+            if left["what"] == "old" and not path.exists():
+                os.rename(entry, path)
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+@contextmanager
+def staged(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+    """Fill a folder that appears under its name only when it is whole.
+
+    Arguments:
+        path: where the folder is to be; its parents are made.
+        overwrite: replace a run that is there. The old one stays until the new one is whole, and comes back
+            should the exchange fail. Folders which are not runs are never replaced.
+
+    Yields:
+        A temporary folder beside `path` to write to. It is renamed to `path` at the end of the block, and
+        removed if the block raises anything (KeyboardInterrupt too).
+    """
+    path = Path(path).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(path)
+    _check_free(path, overwrite)
+    fresh = _sibling(path, "partial")
+    try:
+        fresh.mkdir()
+        yield fresh
+        _check_free(path, overwrite)
+        if path.exists():
+            _exchange(fresh, path)
+        else:
+            os.rename(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    """Refuse a path that must not be replaced: before the work, and again after it."""
+    if (old := existing(path)) is not None:
+        if not overwrite:
+            raise RunError(f"{path} holds a run ({describe(old)}): choose another folder or pass overwrite=True")
+        unlock(lock(path), path)
+
+
+def _exchange(fresh: Path, path: Path) -> None:
+    """Put `fresh` in the place of `path`, which is removed when that is done and comes back if it fails."""
+    aside = _sibling(path, "old")
+    descriptor = lock(path)
+    try:
+        os.rename(path, aside)
+        os.rename(fresh, path)
+    except BaseException:
+        if not path.exists():
+            os.rename(aside, path)
+        raise
+    finally:
+        unlock(descriptor, aside if aside.exists() else path)
+        if path.exists():
+            shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,387 @@
+"""Integration of flows, smooth or with kinks: SciPy's steppers, switch events and Filippov sliding.
+
+With ReLU-like activations the gates γ ∈ {c₋, c₊} are constant between switches, so the field is smooth there and
+jumps where a pre-activation a_ik passes through 0. A sample with g < 0 pushes itself down while it is on; when
+everything else pushes it up, it can neither stay on nor off and *slides*: the Filippov solution keeps a_ik = 0
+with a gate in between. Write the forces of the samples on a kink as p g γ = p g c₋ − β, 0 ≤ β ≤ |p g|(c₊ − c₋).
+Their pre-activations move with ȧ = r − G β (r: with gates at c₋; G: tangent kernel), and
+
+    β = 0 ⇒ ȧ ≤ 0 (goes off),     β at its upper end ⇒ ȧ ≥ 0 (goes on),     in between ⇒ ȧ = 0 (slides),
+
+the optimality conditions of a box-constrained QP, convex since G is a Gram matrix. Between events the sliding
+forces solve G β = r. Samples with g > 0 are only ever crossed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.integrate
+from numpy.typing import NDArray
+from scipy.optimize import brentq, lsq_linear
+
+from joma.theory.setting import Array, nearest
+
+if TYPE_CHECKING:
+    from joma.theory.flows import Flow, Pairs
+
+# A switch is noticed when a pre-activation is this far on the wrong side: large against rounding, so that a
+# sample that has just left its kink is not taken for one that arrives; small against everything else.
+MARGIN = 1e-12
+# Where in a step the event functions are evaluated, and the finer grid on which their quartic is read off.
+_NODES = np.linspace(0.0, 1.0, 5)
+_FINE = np.linspace(0.0, 1.0, 17)
+_QUARTIC = np.vander(_FINE, 5) @ np.linalg.inv(np.vander(_NODES, 5))  # (17, 5)
+
+
+@dataclass
+class Solution:
+    """A flow at its output times, and how it ended."""
+
+    t: Array
+    y: list[Array]
+    v: list[Array]
+    xi: list[Array]
+    z: list[Array]
+    status: str = "done"
+    switches: int = 0
+    slides: list[tuple[int, int, float, float]] = field(default_factory=list)  # sample, node, from, to
+
+
+class _Stop(Exception):
+    """The flow cannot go on; the message is the status."""
+
+
+class _Smooth:
+    """Regime of a smooth activation: one field, no events."""
+
+    switches = 0
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+
+    def __call__(self, t: float, y: Array) -> Array:
+        v, xi, z = self.flow.unpack(y)
+        b, a = self.flow.forward(v, xi, z)
+        s = self.flow.forces(a, self.flow.activation.derivative(a))
+        return self.flow.tangent(self.flow.velocity(v, b, s))
+
+    def first_event(self, dense: Any, t0: float, t1: float) -> float | None:
+        return None
+
+    def switch(self, t: float, y: Array) -> Array:
+        return y
+
+    def settle(self, y: Array) -> Array | None:
+        return None
+
+    def slides(self, t: float) -> list[tuple[int, int, float, float]]:
+        return []
+
+
+class _Kinked(_Smooth):
+    """Regime of a piecewise linear activation: which gates are on (+1), off (−1) or sliding (0)."""
+
+    def __init__(self, flow: Flow, y0: Array) -> None:
+        super().__init__(flow)
+        assert flow.slopes is not None
+        self.low, self.high = flow.slopes
+        v, xi, z = flow.unpack(y0)
+        _, a = flow.forward(v, xi, z)
+        self.side = np.where(a > 0, 1, -1).astype(np.int8)  # (n, K)
+        self.sliding: Pairs = (np.empty(0, np.intp), np.empty(0, np.intp))
+        self.switches = 0
+        self._since: dict[tuple[int, int], float] = {}
+        self._past: list[tuple[int, int, float, float]] = []
+        self._stalled = 0
+        self._last = 0.0
+        on_kink = np.nonzero(np.abs(a) <= MARGIN)
+        if on_kink[0].size:
+            self._leave_start(y0, on_kink)
+
+    # -- the field ---------------------------------------------------------------------------------------
+
+    def _gates(self) -> Array:
+        return np.where(self.side > 0, self.high, self.low)  # sliding gates count as c₋; β is subtracted
+
+    def __call__(self, t: float, y: Array) -> Array:
+        flow = self.flow
+        v, xi, z = flow.unpack(y)
+        b, a = flow.forward(v, xi, z)
+        s = flow.forces(a, self._gates())
+        velocity = flow.velocity(v, b, s)
+        if self.sliding[0].size:
+            s[self.sliding] -= self._beta(v, b, velocity)
+            velocity = flow.velocity(v, b, s)
+        return flow.tangent(velocity)
+
+    def _beta(self, v: Array, b: Array, velocity: Any) -> Array:
+        """The sliding forces that keep ȧ = 0, given the velocity without them, (n,)."""
+        G = self.flow.response(v, b, self.sliding)
+        return _solve(G, self.flow.rates(v, b, velocity, self.sliding))
+
+    def _limits(self, a: Array) -> Array:
+        """Upper ends |p g|(c₊ − c₋) of β; 0 where g ≥ 0 (such a sample cannot slide), (n, K)."""
+        return np.maximum(-self.flow.forces(a, np.ones_like(a)), 0.0) * (self.high - self.low)
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def _margins(self, y: Array) -> tuple[Array, Array]:
+        """Event functions: side · a (n, K), and for sliding samples the distances of β from both ends (2, n)."""
+        flow = self.flow
+        v, xi, z = flow.unpack(y)
+        b, a = flow.forward(v, xi, z)
+        distance = self.side * a
+        if not self.sliding[0].size:
+            return distance, np.empty((2, 0))
+        beta = self._beta(v, b, flow.velocity(v, b, flow.forces(a, self._gates())))
+        return distance, np.stack([beta, self._limits(a)[self.sliding] - beta])
+
+    def _event_values(self, y: Array) -> Array:
+        distance, box = self._margins(y)
+        return np.concatenate([distance.ravel(), box.ravel()]) + MARGIN
+
+    def first_event(self, dense: Any, t0: float, t1: float) -> float | None:
+        """The first time in (t0, t1] at which an event function turns negative, or None."""
+        states = dense(t0 + (t1 - t0) * _NODES)  # (dim, 5)
+        values = np.stack([self._event_values(states[:, j]) for j in range(len(_NODES))])  # (5, functions)
+        fine = _QUARTIC @ values
+        fine[:: (len(_FINE) - 1) // (len(_NODES) - 1)] = values  # exact at the nodes
+        negative = fine < 0
+        first = None
+        for which in np.flatnonzero(negative.any(axis=0)):
+            j = int(negative[:, which].argmax())
+            lower, upper = t0 + (t1 - t0) * _FINE[max(j - 1, 0)], t0 + (t1 - t0) * _FINE[j]
+            if first is not None and lower >= first:
+                continue
+
+            def value(t: float, which: int = int(which)) -> float:
+                return float(self._event_values(dense(t))[which])
+
+            at_upper = value(upper)
+            if at_upper >= 0:  # the quartic dipped below 0 and the function does not: it only came near
+                continue
+            root = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-300, rtol=8.9e-16)
+            first = root if first is None else min(first, root)
+        return first
+
+    def switch(self, t: float, y: Array) -> Array:
+        """The regime after the event at (t, y), and y moved onto the kinks that it slides on."""
+        flow = self.flow
+        self.switches += 1
+        self._stalled = self._stalled + 1 if t - self._last <= 1e-13 * max(1.0, t) else 0
+        self._last = t
+        if self._stalled > 4 * self.side.size + 100:
+            raise _Stop(f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
+        distance, _ = self._margins(y)
+        v, xi, z = flow.unpack(y)
+        b, a = flow.forward(v, xi, z)
+        touched = (distance <= 0) & (self.side != 0)
+        limits = self._limits(a)
+        # g ≥ 0: crossed; its own push then carries it on
+        crossed = touched & (limits <= 0)
+        self.side[crossed] *= -1
+        held = (touched & (limits > 0)) | (self.side == 0)
+        back = self._choose(y, np.nonzero(held), t)
+        pairs = np.nonzero((self.side == 0) | (back & (self.side * a < 0)))
+        return self._project(y, pairs)
+
+    def _choose(self, y: Array, pairs: Pairs, t: float) -> NDArray[np.bool_]:
+        """Solve the box problem for the samples on a kink and set their sides; True where a side was set."""
+        flow = self.flow
+        was = set(zip(*(index.tolist() for index in self.sliding), strict=True))
+        self.side[pairs] = -1
+        chosen = np.zeros(self.side.shape, bool)
+        chosen[pairs] = True
+        if pairs[0].size:
+            v, xi, z = flow.unpack(y)
+            b, a = flow.forward(v, xi, z)
+            velocity = flow.velocity(v, b, flow.forces(a, self._gates()))
+            G, r = flow.response(v, b, pairs), flow.rates(v, b, velocity, pairs)
+            self.side[pairs] = _box(G, r, self._limits(a)[pairs])
+        self.sliding = np.nonzero(self.side == 0)
+        now = set(zip(*(index.tolist() for index in self.sliding), strict=True))
+        for pair in was - now:
+            self._past.append((*pair, self._since.pop(pair), t))
+        for pair in now - was:
+            self._since[pair] = t
+        return chosen
+
+    def _leave_start(self, y: Array, on_kink: Pairs) -> None:
+        """Samples that start on their kink: those with g < 0 slide or leave; g > 0 may have no unique way on."""
+        flow = self.flow
+        v, xi, z = flow.unpack(y)
+        b, a = flow.forward(v, xi, z)
+        limits = self._limits(a)[on_kink]
+        pushing = flow.forces(a, np.ones_like(a))[on_kink] > 0
+        held = tuple(index[limits > 0] for index in on_kink)
+        free = tuple(index[pushing] for index in on_kink)
+        found = []
+        for begin in (-1, 1):  # all off and all on: where both settle on the same sides, the way on is unique
+            self.side[on_kink] = -1
+            self.side[free] = begin
+            for _ in range(len(free[0]) + 1):
+                self._choose(y, held, 0.0)  # type: ignore[arg-type]
+                s = flow.forces(a, self._gates())
+                velocity = flow.velocity(v, b, s)
+                if self.sliding[0].size:
+                    s[self.sliding] -= self._beta(v, b, velocity)
+                    velocity = flow.velocity(v, b, s)
+                rate = flow.rates(v, b, velocity, free) if free[0].size else np.empty(0)  # type: ignore[arg-type]
+                side = np.where(rate > 0, 1, np.where(rate < 0, -1, self.side[free]))
+                if (side == self.side[free]).all():
+                    break
+                self.side[free] = side
+            found.append(self.side.copy())
+        if (found[0] != found[1]).any():
+            i, k = np.argwhere(found[0] != found[1])[0]
+            raise _Stop(
+                f"not unique at t = 0: {len(on_kink[0])} sample-node pairs start on the kink (the first: sample "
+                f"{flow._first[i]}, node {k}) and may go either way; give a start v0 ≠ 0"
+            )
+
+    def settle(self, y: Array) -> Array | None:
+        """y moved back onto the sliding kinks if rounding took it off by more than a fraction of the margin."""
+        if not self.sliding[0].size:
+            return None
+        v, xi, z = self.flow.unpack(y)
+        off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding]).max()
+        return self._project(y, self.sliding) if off > 0.25 * MARGIN else None
+
+    def _project(self, y: Array, pairs: Pairs) -> Array:
+        """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
+        if not pairs[0].size:
+            return y
+        flow = self.flow
+        for _ in range(2):
+            v, xi, z = flow.unpack(y)
+            b, a = flow.forward(v, xi, z)
+            s = np.zeros_like(a)
+            s[pairs] = -_solve(flow.response(v, b, pairs), a[pairs])
+            y = y + flow.tangent(flow.velocity(v, b, s))
+        return y
+
+    def slides(self, t: float) -> list[tuple[int, int, float, float]]:
+        """All slides so far, open ones closed at t."""
+        return self._past + [(*pair, since, t) for pair, since in self._since.items()]
+
+
+def _solve(G: Array, r: Array) -> Array:
+    """G⁻¹ r; the least-squares solution where more samples slide than there are directions."""
+    try:
+        solution = np.linalg.solve(G, r)
+        if np.isfinite(solution).all() and np.abs(G @ solution - r).max() <= 1e-9 * (1e-300 + np.abs(r).max()):
+            return solution
+    except np.linalg.LinAlgError:
+        pass
+    return np.linalg.lstsq(G, r, rcond=1e-12)[0]
+
+
+def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
+    """Sides −1, 0, +1 of the solution of min ½ βᵀGβ − rᵀβ over 0 ≤ β ≤ limits: at 0, between, at its limit.
+
+    A primal-dual active-set iteration, which takes a few rounds from the sides of the unconstrained answer;
+    where it cycles (G nearly singular), SciPy's bounded least squares decides.
+    """
+    diagonal = np.maximum(np.diag(G), 1e-300)
+    side = np.zeros(len(r), np.int8)
+    seen = set()
+    for _ in range(10 * len(r) + 20):
+        beta = np.where(side > 0, limits, 0.0)
+        inner = side == 0
+        if inner.any():
+            beta[inner] = _solve(G[np.ix_(inner, inner)], (r - G @ beta)[inner])
+        residual = (r - G @ beta) / diagonal
+        residual[inner] = 0.0
+        trial = beta + residual
+        new = np.where(trial <= 0, -1, np.where(trial >= limits, 1, 0)).astype(np.int8)
+        if (new == side).all():
+            return side
+        side = new
+        if side.tobytes() in seen:
+            break
+        seen.add(side.tobytes())
+    values, vectors = np.linalg.eigh((G + G.T) / 2)
+    keep = values > 1e-13 * values.max()
+    root = np.sqrt(values[keep])
+    fit = lsq_linear(
+        root[:, None] * vectors[:, keep].T, (vectors[:, keep].T @ r) / root, (0.0, np.maximum(limits, 1e-300)), tol=1e-14, method="bvls"
+    )
+    return fit.active_mask.astype(np.int8)  # type: ignore[no-any-return]
+
+
+_METHODS = {name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")}
+
+
+def integrate(
+    flow: Flow, y0: Array, times: Array, t_end: float, *, rtol: float, atol: float, method: str, max_steps: int
+) -> Solution:
+    """Step ``flow`` from y0 through all events to t_end and read it off at ``times``; never raises on the way."""
+    if method not in _METHODS:
+        raise ValueError(nearest(method, _METHODS, "method"))
+    out = Solution(np.empty(0), [], [], [], [])
+    kept: list[float] = []
+
+    def emit(t: float, y: Array) -> None:
+        v, xi, z = flow.unpack(y)
+        kept.append(t)
+        for store, value in zip((out.y, out.v, out.xi, out.z), (y, v, xi, z), strict=True):
+            store.append(np.array(value))
+
+    t, y, steps, h, pending = 0.0, y0, 0, None, 0
+    regime: _Smooth | None = None
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        try:
+            if times[0] == 0:
+                emit(0.0, y0)
+                pending = 1
+            regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0)
+            while t < t_end:
+                options = {} if h is None else {"first_step": min(h, t_end - t)}
+                solver = _METHODS[method](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
+                while solver.status == "running":
+                    if steps >= max_steps:
+                        raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or try method='LSODA'")
+                    message = solver.step()
+                    steps += 1
+                    if solver.status == "failed" or not np.isfinite(solver.y).all():
+                        raise _Stop(_why(regime, t, y, message))
+                    dense = solver.dense_output()
+                    event = regime.first_event(dense, t, solver.t)
+                    reached = solver.t if event is None else event
+                    while pending < len(times) and times[pending] <= reached:
+                        at = times[pending]
+                        emit(at, solver.y if at == solver.t else dense(at))
+                        pending += 1
+                    if event is not None:
+                        h = solver.t - solver.t_old
+                        t, y = event, regime.switch(event, dense(event))
+                        break
+                    t, y = solver.t, solver.y
+                    fresh = regime.settle(y)
+                    if fresh is None:
+                        fresh = flow.rechart(y)
+                    if fresh is not None:
+                        h, y = solver.t - solver.t_old, fresh
+                        break
+        except _Stop as stop:
+            out.status = str(stop)
+            if not kept or t > kept[-1]:
+                emit(t, y)
+    out.t = np.array(kept)
+    if regime is not None:
+        out.switches, out.slides = regime.switches, regime.slides(t)
+    return out
+
+
+def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:
+    """What stopped the stepper at (t, y): a blow-up, an overflow, or something else."""
+    speed = np.abs(regime(t, y)).max()
+    size = max(1.0, np.abs(y).max())
+    if size > 1e100 or not np.isfinite(speed):
+        return f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
+    if speed * max(t, 1e-300) > 1e6 * size:
+        return f"blow-up at t = {t:.10g}: the solution does not exist beyond"
+    return f"the integrator stopped at t = {t:.10g}: {message or 'the state is not finite'}"

@@ -1,0 +1,436 @@
+"""The joint flow of MLP and attention (Eqn. 2), and the folded flow with attention integrated out (Section 3).
+
+With s_ik = p_i g_ik φ′(a_ik) the gradient flow reads, for orthonormal embeddings,
+
+    v̇_k = η Σ_i s_ik b_i,     ξ̇_k = η Σ_i s_ik,     ż = η_z Σ_ik s_ik (∂b_i/∂z)ᵀ v_k
+
+with η = ``mlp_lr`` and η_z = ``attention_lr``. An explicit embedding U = [U_C, u_m] (d, M + 1) makes
+``w`` (d, K) the state: v = U_Cᵀ w, ξ = u_mᵀ w and ẇ = η U [Σ s b; Σ s].
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from joma.theory._integrate import Solution, integrate
+from joma.theory.setting import Activation, Array, Attention, Task, as_activation, finite
+from joma.theory.trajectory import Slide, Trajectory
+
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]  # samples (n,) and nodes (n,)
+
+
+@dataclass(frozen=True, eq=False)
+class Velocity:
+    """The right-hand side in the coordinates (v, ξ, z), with what the kink solver needs to know beside it."""
+
+    v: Array  # (M, K)
+    xi: Array  # (K,)
+    z: Array  # (M,)
+    B: Array  # (M, K)  Σ_i s_ik b_i, the MLP gradient before embedding and rate
+    sigma: Array  # (K,)  Σ_i s_ik
+
+
+class Flow:
+    """What joint and folded flow share: the block of Eqn. 1, its gradients, and the integration."""
+
+    def __init__(
+        self,
+        task: Task,
+        attention: str | Attention = "softmax",
+        activation: Any = "linear",
+        mlp_lr: float = 1.0,
+        attention_lr: float = 1.0,
+        *,
+        temperature: float | None = None,
+        A: float | None = None,
+        embedding: ArrayLike | None = None,
+    ) -> None:
+        if not isinstance(task, Task):
+            raise TypeError(f"task must be a joma.theory.Task, got {type(task).__name__}; make one with Task(x, g)")
+        if isinstance(attention, Attention):
+            if temperature is not None or A is not None:
+                raise ValueError("temperature and A are already part of the given Attention; give them once")
+        else:
+            attention = Attention(attention, 1.0 if temperature is None else temperature, 1.0 if A is None else A)
+        attention.check(task)
+        if not (np.isfinite(mlp_lr) and mlp_lr > 0):
+            raise ValueError(f"mlp_lr must be a positive number, got {mlp_lr}")
+        if not (np.isfinite(attention_lr) and attention_lr >= 0):
+            raise ValueError(f"attention_lr must be ≥ 0 (0 freezes attention), got {attention_lr}")
+        self.task, self.attention, self.activation = task, attention, as_activation(activation)
+        self.mlp_lr, self.attention_lr = float(mlp_lr), float(attention_lr)
+        self.embedding: Array | None = None
+        self._gram: Array | None = None
+        if embedding is not None:
+            self.embedding = finite(embedding, "embedding", 2)
+            if self.embedding.shape[1] != task.tokens + 1:
+                raise ValueError(
+                    f"embedding must be (d, M + 1) = (d, {task.tokens + 1}): one column a context token, the query "
+                    f"last; got shape {self.embedding.shape}"
+                )
+            self._gram = self.embedding.T @ self.embedding
+        # identical rows of x never part, so the flow integrates them as one
+        self._merged, self._first = task.merged()
+        self._x, self._p = self._merged.x, self._merged.p
+
+    @property
+    def ratio(self) -> float:
+        """r = attention_lr / mlp_lr, the only way in which the two rates enter the first integrals."""
+        return self.attention_lr / self.mlp_lr
+
+    @property
+    def slopes(self) -> tuple[float, float] | None:
+        """(c₋, c₊) of a piecewise linear activation, None for a smooth one."""
+        return self.activation.slopes
+
+    # -- the block ---------------------------------------------------------------------------------------
+
+    def forward(self, v: Array, xi: Array, z: Array) -> tuple[Array, Array]:
+        """Attention b (n, M) and pre-activations a (n, K) of the distinct samples."""
+        b = self.attention.weights(z, self._x)
+        return b, b @ v + xi
+
+    def forces(self, a: Array, gates: Array) -> Array:
+        """s_ik = p_i g_ik γ_ik, (n, K)."""
+        return self._p[:, None] * self._merged.gradient(self.activation.phi(a)) * gates
+
+    def velocity(self, v: Array, b: Array, s: Array) -> Velocity:
+        """Eqn. 2 for forces ``s`` (n, K)."""
+        B, sigma = b.T @ s, s.sum(axis=0)
+        if self._gram is None:
+            v_dot, xi_dot = self.mlp_lr * B, self.mlp_lr * sigma
+        else:
+            both = self.mlp_lr * (self._gram @ np.vstack([B, sigma]))
+            v_dot, xi_dot = both[:-1], both[-1]
+        return Velocity(v_dot, xi_dot, self.z_velocity(v, b, s, B), B, sigma)
+
+    def z_velocity(self, v: Array, b: Array, s: Array, B: Array) -> Array:
+        """ż = η_z Σ_ik s_ik (∂b_i/∂z)ᵀ v_k, (M,)."""
+        if self.attention.kind == "linear":
+            pulled = (v * (self._x.T @ s)).sum(axis=1)
+        else:
+            pulled = (v * B).sum(axis=1)
+            if self.attention.kind == "softmax":
+                pulled -= b.T @ ((b @ v) * s).sum(axis=1)
+        return (self.attention_lr / self.attention.temperature) * pulled  # type: ignore[no-any-return]
+
+    # -- samples on a kink -------------------------------------------------------------------------------
+
+    def z_response(self, v: Array, b: Array, pairs: Pairs) -> Array:
+        """ż caused by a unit force on each (sample, node) pair, (n, M)."""
+        i, k = pairs
+        return self.attention_lr * self.attention.pull(self._x[i], b[i], v.T[k])
+
+    def response(self, v: Array, b: Array, pairs: Pairs) -> Array:
+        """G (n, n): the rate of change of pre-activation r caused by a unit force on pair c.
+
+        For the joint flow it is the tangent-kernel Gram matrix, symmetric and positive semi-definite.
+        """
+        i, k = pairs
+        f = np.hstack([b[i], np.ones((len(i), 1))])
+        kernel = f @ f.T if self._gram is None else f @ self._gram @ f.T
+        G = self.mlp_lr * kernel * (k[:, None] == k[None, :])
+        return G + self.attention.pull(self._x[i], b[i], v.T[k]) @ self.z_response(v, b, pairs).T
+
+    def rates(self, v: Array, b: Array, velocity: Velocity, pairs: Pairs) -> Array:
+        """ȧ of the pairs, (n,)."""
+        i, k = pairs
+        moved = self.attention.pull(self._x[i], b[i], v.T[k]) @ velocity.z
+        return (b[i] * velocity.v.T[k]).sum(axis=1) + velocity.xi[k] + moved  # type: ignore[no-any-return]
+
+    # -- state vectors -----------------------------------------------------------------------------------
+
+    def unpack(self, y: Array) -> tuple[Array, Array, Array]:
+        """(v, ξ, z) of a state vector."""
+        raise NotImplementedError
+
+    def tangent(self, velocity: Velocity) -> Array:
+        """The state vector's derivative."""
+        raise NotImplementedError
+
+    def rechart(self, y: Array) -> Array | None:
+        """A better conditioned state vector of the same point, or None; the integrator restarts from it."""
+        return None
+
+    def _start(self, v: Array, xi: Array, z: Array, w: Array | None) -> Array:
+        raise NotImplementedError
+
+    def _initial(
+        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
+    ) -> Array:
+        M, K = self.task.tokens, self.task.nodes
+        shapes = {"v0": (v0, (M, K)), "xi0": (xi0, (K,)), "z0": (z0, (M,))}
+        start = {}
+        for name, (value, shape) in shapes.items():
+            start[name] = np.zeros(shape) if value is None else finite(value, name, len(shape))
+            if start[name].shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {start[name].shape}")
+        w = None
+        if w0 is not None:
+            if self.embedding is None:
+                raise ValueError("w0 goes with an explicit embedding; without one give v0 and xi0")
+            if v0 is not None or xi0 is not None:
+                raise ValueError("give either w0 or (v0, xi0), not both")
+            w = finite(w0, "w0", 2)
+            if w.shape != (len(self.embedding), K):
+                raise ValueError(f"w0 must have shape {(len(self.embedding), K)}, got {w.shape}")
+        elif self.embedding is not None:
+            w = self.embedding @ np.vstack([start["v0"], start["xi0"]])
+        return self._start(start["v0"], start["xi0"], start["z0"], w)
+
+    # -- integration -------------------------------------------------------------------------------------
+
+    def integrate(
+        self,
+        t_end: float,
+        v0: ArrayLike | None = None,
+        xi0: ArrayLike | None = None,
+        z0: ArrayLike | None = None,
+        *,
+        w0: ArrayLike | None = None,
+        times: int | ArrayLike = 201,
+        rtol: float = 1e-12,
+        atol: float = 1e-13,
+        method: str = "DOP853",
+        max_steps: int = 200_000,
+    ) -> Trajectory:
+        """Integrate the flow from the given start (zeros where none is given) to ``t_end``.
+
+        Arguments:
+            t_end: end of the time span, which starts at 0.
+            v0, xi0, z0: start, (M, K), (K,) and (M,).
+            w0: start of the weights (d, K) instead of v0 and xi0, with an explicit embedding.
+            times: how many evenly spaced output times, or the times themselves.
+            rtol, atol: tolerances of the integrator.
+            method: a SciPy solver: "DOP853", "RK45", "Radau", "BDF" or "LSODA" (the last three for stiff tasks).
+            max_steps: give up, with the trajectory so far, after that many steps.
+
+        Returns:
+            a ``Trajectory``; its ``status`` is "done", or says why and when the flow ended early.
+        """
+        if not (np.isscalar(t_end) and np.isfinite(t_end) and t_end > 0):
+            raise ValueError(f"t_end must be a positive number, got {t_end!r}")
+        if isinstance(times, (int, np.integer)):
+            if times < 2:
+                raise ValueError(f"times must be at least 2 output times, got {times}")
+            out = np.linspace(0.0, t_end, int(times))
+        else:
+            out = finite(times, "times", 1)
+            if out.size == 0 or (np.diff(out) <= 0).any() or out[0] < 0 or out[-1] > t_end:
+                raise ValueError(f"times must increase within [0, t_end = {t_end:g}]")
+        system = copy.copy(self)  # a folded flow's constants and charts belong to one integration
+        y0 = system._initial(v0, xi0, z0, w0)
+        solution = integrate(system, y0, out, float(t_end), rtol=rtol, atol=atol, method=method, max_steps=max_steps)
+        return self._trajectory(solution)
+
+    def _trajectory(self, solution: Solution) -> Trajectory:
+        slides = tuple(Slide(int(self._first[i]), k, a, b) for i, k, a, b in solution.slides)
+        return Trajectory(
+            flow=self,
+            t=solution.t,
+            v=np.stack(solution.v),
+            xi=np.stack(solution.xi),
+            z=np.stack(solution.z),
+            status=solution.status,
+            switches=solution.switches,
+            slides=slides,
+            w=self._weights(solution),
+        )
+
+    def _weights(self, solution: Solution) -> Array | None:
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(N={self.task.samples}, M={self.task.tokens}, K={self.task.nodes}, "
+            f"attention={self.attention.kind!r}, activation={self.activation.name!r}, mlp_lr={self.mlp_lr:g}, "
+            f"attention_lr={self.attention_lr:g}, temperature={self.attention.temperature:g})"
+        )
+
+
+class JointFlow(Flow):
+    """MLP and attention trained together (Eqn. 2), by gradient flow or by gradient descent.
+
+    Arguments:
+        task: what the query token sees.
+        attention: "linear", "exp" or "softmax".
+        activation: "linear", "relu", "leaky_relu", "gelu", "silu", or a pair of callables (φ, φ′).
+        mlp_lr, attention_lr: learning rates of (v, ξ) and of z; ``attention_lr=0`` freezes attention.
+        temperature: divides the logits; A: the constant normaliser of exp attention.
+        embedding: (d, M + 1) with the query's column last; the weights w are then integrated themselves.
+
+    >>> task = Task.classification([[0.7, 0.3], [0.2, 0.8]], [0, 1])
+    >>> path = JointFlow(task, attention="exp").integrate(2.0)
+    >>> path.status, path.v.shape, bool(path.invariant().max_drift < 1e-9)
+    ('done', (201, 2, 2), True)
+    """
+
+    def unpack(self, y: Array) -> tuple[Array, Array, Array]:
+        """(v, ξ, z) of a state vector."""
+        M, K = self.task.tokens, self.task.nodes
+        if self.embedding is None:
+            return y[: M * K].reshape(M, K), y[M * K : M * K + K], y[M * K + K :]
+        both = self.embedding.T @ y[:-M].reshape(-1, K)
+        return both[:-1], both[-1], y[-M:]
+
+    def tangent(self, velocity: Velocity) -> Array:
+        """The state vector's derivative."""
+        if self.embedding is None:
+            return np.concatenate([velocity.v.ravel(), velocity.xi, velocity.z])
+        w_dot = self.mlp_lr * (self.embedding @ np.vstack([velocity.B, velocity.sigma]))
+        return np.concatenate([w_dot.ravel(), velocity.z])
+
+    def _start(self, v: Array, xi: Array, z: Array, w: Array | None) -> Array:
+        return np.concatenate([v.ravel(), xi, z] if w is None else [w.ravel(), z])
+
+    def _weights(self, solution: Solution) -> Array | None:
+        if self.embedding is None:
+            return None
+        return np.stack([y[: -self.task.tokens].reshape(-1, self.task.nodes) for y in solution.y])
+
+    def descend(
+        self,
+        steps: int,
+        step: float = 0.1,
+        v0: ArrayLike | None = None,
+        xi0: ArrayLike | None = None,
+        z0: ArrayLike | None = None,
+        *,
+        w0: ArrayLike | None = None,
+    ) -> Trajectory:
+        """Plain full-batch gradient descent with the given step size, the paper's own experiments.
+
+        Time runs as n · step, so the trajectory lies beside the flow's. φ′(0) is taken as PyTorch takes it.
+        """
+        if int(steps) != steps or steps < 1:
+            raise ValueError(f"steps must be a positive integer, got {steps!r}")
+        if not (np.isfinite(step) and step > 0):
+            raise ValueError(f"step must be a positive number, got {step!r}")
+        y = self._initial(v0, xi0, z0, w0)
+        states, status = [y], "done"
+        for n in range(int(steps)):
+            v, xi, z = self.unpack(y)
+            b, a = self.forward(v, xi, z)
+            with np.errstate(over="ignore", invalid="ignore"):
+                s = self.forces(a, self.activation.derivative(a))
+                y = y + step * self.tangent(self.velocity(v, b, s))
+            if not np.isfinite(y).all():
+                status = f"overflow at step {n + 1}: the step size {step:g} is too large, or the flow blows up"
+                break
+            states.append(y)
+        parts = [self.unpack(y) for y in states]
+        solution = Solution(step * np.arange(len(states)), states, *map(list, zip(*parts, strict=True)), status=status)
+        trajectory = self._trajectory(solution)
+        object.__setattr__(trajectory, "step", float(step))
+        return trajectory
+
+
+class FoldedFlow(Flow):
+    """The block with its attention integrated out: the state is (v, ξ) alone, z comes from the first integral.
+
+    Exact for linear and exp attention (Theorem 1). For softmax attention it uses Eqn. 18 with b̄ at the start,
+    an approximation whose error is the difference to the ``JointFlow``.
+
+    Linear attention has z² = r Σ_k v_k² + c, which leaves the sign of z open and is singular where z passes
+    through 0. Each token's (v_l, z_l) moves on a quadric with K dimensions, so K numbers a token are carried in
+    local charts: whichever coordinate is solved for is one of the large ones, and its sign is kept.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.embedding is not None:
+            raise ValueError("the folded flow needs orthonormal embeddings, so it takes no embedding; use JointFlow")
+
+    def _start(self, v: Array, xi: Array, z: Array, w: Array | None) -> Array:
+        r, T = self.ratio, self.attention.temperature
+        self._scale = r / (2 * T)
+        self._b_bar = self._p @ self.attention.weights(z, self._x)
+        if self.attention.kind == "linear":
+            self._c = z**2 - r * (v**2).sum(axis=1)
+        else:
+            self._c = z - self._scale * self._square(v)
+        self._z0 = z.copy()
+        self._chart = np.full(self.task.tokens, -1)  # -1: z is solved for; k: v_lk is
+        self._sign = np.where(z < 0, -1.0, 1.0)
+        y = np.concatenate([v.ravel(), xi])
+        better = self.rechart(y)
+        return y if better is None else better
+
+    def _square(self, v: Array) -> Array:
+        """Σ_k v_k² (− ‖v_k‖² b̄ under softmax), (M,)."""
+        square = (v**2).sum(axis=1)
+        return square - square.sum() * self._b_bar if self.attention.kind == "softmax" else square  # type: ignore[no-any-return]
+
+    def unpack(self, y: Array) -> tuple[Array, Array, Array]:
+        """(v, ξ, z) of a state vector."""
+        M, K = self.task.tokens, self.task.nodes
+        slots, xi = y[: M * K].reshape(M, K), y[M * K :]
+        if self.attention.kind != "linear":
+            return slots, xi, self._c + self._scale * self._square(slots)
+        if self.ratio == 0:
+            return slots, xi, self._z0
+        square = (slots**2).sum(axis=1)
+        z = self._sign * np.sqrt(np.maximum(self.ratio * square + self._c, 0.0))
+        swapped = np.flatnonzero(self._chart >= 0)
+        if swapped.size:
+            k = self._chart[swapped]
+            v, z = slots.copy(), z.copy()
+            held = slots[swapped, k]  # these slots hold z
+            rest = square[swapped] - held**2
+            solved = np.maximum((held**2 - self._c[swapped]) / self.ratio - rest, 0.0)
+            v[swapped, k], z[swapped] = self._sign[swapped] * np.sqrt(solved), held
+            return v, xi, z
+        return slots, xi, z
+
+    def tangent(self, velocity: Velocity) -> Array:
+        """The state vector's derivative."""
+        slots = velocity.v
+        swapped = np.flatnonzero(self._chart >= 0)
+        if swapped.size:
+            slots = slots.copy()
+            slots[swapped, self._chart[swapped]] = velocity.z[swapped]
+        return np.concatenate([slots.ravel(), velocity.xi])
+
+    def rechart(self, y: Array) -> Array | None:
+        """Solve for a larger coordinate where the one solved for has become small (linear attention)."""
+        if self.attention.kind != "linear" or self.ratio == 0:
+            return None
+        v, xi, z = self.unpack(y)
+        size = np.abs(np.column_stack([np.sqrt(self.ratio) * v, z]))  # (M, K + 1), z last as chart -1
+        token = np.arange(len(z))
+        poor = np.flatnonzero(size[token, self._chart] < 0.5 * size.max(axis=1))
+        if not poor.size:
+            return None
+        v, best = v.copy(), size[poor].argmax(axis=1)
+        chart, sign = self._chart.copy(), self._sign.copy()
+        chart[poor] = np.where(best == v.shape[1], -1, best)
+        solved = np.where(chart[poor] < 0, z[poor], v[poor, chart[poor]])
+        sign[poor] = np.where(solved < 0, -1.0, 1.0)
+        self._chart, self._sign = chart, sign
+        swapped = np.flatnonzero(chart >= 0)
+        v[swapped, chart[swapped]] = z[swapped]
+        return np.concatenate([v.ravel(), xi])
+
+    def z_velocity(self, v: Array, b: Array, s: Array, B: Array) -> Array:
+        """ż from the first integral; under softmax with the fixed b̄ instead of each sample's own b."""
+        if self.attention.kind != "softmax":
+            return super().z_velocity(v, b, s, B)
+        vB = v * B
+        return (self.attention_lr / self.attention.temperature) * (vB.sum(axis=1) - self._b_bar * vB.sum())  # type: ignore[no-any-return]
+
+    def z_response(self, v: Array, b: Array, pairs: Pairs) -> Array:
+        """ż caused by a unit force on each (sample, node) pair, (n, M)."""
+        if self.attention.kind != "softmax":
+            return super().z_response(v, b, pairs)
+        i, k = pairs
+        bv = b[i] * v.T[k]
+        pulled = bv - bv.sum(axis=1, keepdims=True) * self._b_bar
+        return (self.attention_lr / self.attention.temperature) * pulled  # type: ignore[no-any-return]
+
+
+__all__ = ["Activation", "Flow", "FoldedFlow", "JointFlow"]

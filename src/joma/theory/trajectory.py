@@ -1,0 +1,107 @@
+"""A flow, integrated: the states over time and what is read off them (entropy, first integrals, a frame)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from joma.theory.invariants import Invariant, first_integral
+from joma.theory.setting import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from joma.theory.flows import Flow
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A stretch of time in which a sample stayed on the kink of a node (Filippov sliding)."""
+
+    sample: int
+    node: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A flow over time. ``status`` is "done", or says why and when it ended early."""
+
+    flow: Flow = field(repr=False)
+    t: Array = field(repr=False)  # (T,)
+    v: Array = field(repr=False)  # (T, M, K)
+    xi: Array = field(repr=False)  # (T, K)
+    z: Array = field(repr=False)  # (T, M)
+    status: str = "done"
+    switches: int = 0  # how many times a gate switched, started or stopped to slide
+    slides: tuple[Slide, ...] = field(default=(), repr=False)
+    w: Array | None = field(default=None, repr=False)  # (T, d, K) with an explicit embedding
+    step: float | None = None  # step size of gradient descent, None for a flow
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole time span was covered."""
+        return self.status == "done"
+
+    def attention(self, n: int = -1) -> Array:
+        """Attention scores b (N, M) of all samples at output time ``n``."""
+        return self.flow.attention.weights(self.z[n], self.flow.task.x)
+
+    def preactivation(self, n: int = -1) -> Array:
+        """Pre-activations a (N, K) of all samples at output time ``n``."""
+        return self.attention(n) @ self.v[n] + self.xi[n]
+
+    def entropy(self) -> Array:
+        """Attention entropy in nats over time, (T,): the weighted mean over samples of the entropy of |b|/Σ|b|.
+
+        Samples that attend to nothing (Σ|b| = 0, as under linear attention with z = 0) are left out.
+        """
+        p = self.flow.task.p
+        out = np.empty(len(self.t))
+        for n in range(len(self.t)):
+            b = np.abs(self.attention(n))
+            with np.errstate(invalid="ignore", over="ignore"):
+                total = b.sum(axis=1)
+                q = b / np.where(total > 0, total, 1.0)[:, None]
+                h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1)
+            weight = p * (total > 0)
+            out[n] = weight @ h / weight.sum() if weight.sum() > 0 else np.nan
+        return out
+
+    def invariant(self, b_bar: Literal["start", "current", "input"] = "start") -> Invariant:
+        """The first integral of Theorem 1 along this trajectory; see ``Invariant``.
+
+        ``b_bar`` matters under softmax only: b̄ at the start, at each time, or E[x] as in the authors' code.
+        """
+        return first_integral(self, b_bar)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Long table: t, quantity ("v", "xi", "z"), token, node, value."""
+        import pandas as pd
+
+        T, M, K = self.v.shape
+        token, node = (index.ravel() for index in np.indices((M, K)))
+        parts = {
+            "v": (self.v.reshape(T, -1), token, node),
+            "xi": (self.xi, np.full(K, -1), np.arange(K)),
+            "z": (self.z, np.arange(M), np.full(M, -1)),
+        }
+        frames = [
+            pd.DataFrame(
+                {
+                    "t": np.repeat(self.t, values.shape[1]),
+                    "quantity": name,
+                    "token": np.tile(tokens, T),
+                    "node": np.tile(nodes, T),
+                    "value": values.ravel(),
+                }
+            )
+            for name, (values, tokens, nodes) in parts.items()
+        ]
+        frame = pd.concat(frames, ignore_index=True)
+        for column in ("token", "node"):
+            frame[column] = frame[column].astype("Int64").mask(frame[column] < 0)
+        return frame
