@@ -27,9 +27,11 @@ from joma.theory.setting import Array, nearest
 if TYPE_CHECKING:
     from joma.theory.flows import Flow, Pairs
 
-# A switch is noticed when a pre-activation is this far on the wrong side: large against rounding, so that a
-# sample that has just left its kink is not taken for one that arrives; small against everything else.
+# A switch is noticed when a pre-activation, or a sliding force, is this far on the wrong side, relative to its
+# scale: large against rounding, so that a sample that has just left its kink is not taken for one that arrives;
+# small against everything else.
 MARGIN = 1e-12
+BOX_MARGIN = 1e-10
 # Where in a step the event functions are evaluated, and the finer grid on which their quartic is read off.
 _NODES = np.linspace(0.0, 1.0, 5)
 _FINE = np.linspace(0.0, 1.0, 17)
@@ -97,7 +99,8 @@ class _Kinked(_Smooth):
         self._past: list[tuple[int, int, float, float]] = []
         self._stalled = 0
         self._last = 0.0
-        on_kink = np.nonzero(np.abs(a) <= MARGIN)
+        self._margin = self._scaled_margin(y0)
+        on_kink = np.nonzero(np.abs(a) <= self._margin)
         if on_kink[0].size:
             self._leave_start(y0, on_kink)
 
@@ -128,43 +131,55 @@ class _Kinked(_Smooth):
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _margins(self, y: Array) -> tuple[Array, Array]:
-        """Event functions: side · a (n, K), and for sliding samples the distances of β from both ends (2, n)."""
+    def _scaled_margin(self, y: Array) -> float:
+        """``MARGIN`` times the size of the terms that cancel in a = v·b + ξ at a kink (at least 1)."""
+        v, xi, z = self.flow.unpack(y)
+        b = np.abs(self.flow.attention.weights(z, self.flow._x))
+        return MARGIN * max(1.0, float((b @ np.abs(v) + np.abs(xi)).max()))
+
+    def _distance(self, y: Array) -> Array:
+        """side · a + margin, (n, K): how far each sample is on its own side of the kink."""
+        return self.side * self.flow.forward(*self.flow.unpack(y))[1] + self._margin
+
+    def _box_distance(self, y: Array) -> Array:
+        """How far the β of sliding samples are inside their box (with margin): from 0, from the limits, (2n,)."""
+        if not self.sliding[0].size:
+            return np.empty(0)
         flow = self.flow
         v, xi, z = flow.unpack(y)
         b, a = flow.forward(v, xi, z)
-        distance = self.side * a
-        if not self.sliding[0].size:
-            return distance, np.empty((2, 0))
         beta = self._beta(v, b, flow.velocity(v, b, flow.forces(a, self._gates())))
-        return distance, np.stack([beta, self._limits(a)[self.sliding] - beta])
-
-    def _event_values(self, y: Array) -> Array:
-        distance, box = self._margins(y)
-        return np.concatenate([distance.ravel(), box.ravel()]) + MARGIN
+        limits = self._limits(a)[self.sliding]
+        return np.concatenate([beta, limits - beta]) + BOX_MARGIN * np.tile(limits, 2)
 
     def first_event(self, dense: Any, t0: float, t1: float) -> float | None:
         """The first time in (t0, t1] at which an event function turns negative, or None."""
-        states = dense(t0 + (t1 - t0) * _NODES)  # (dim, 5)
-        values = np.stack([self._event_values(states[:, j]) for j in range(len(_NODES))])  # (5, functions)
-        fine = _QUARTIC @ values
+        states = dense(t0 + (t1 - t0) * _NODES).T  # (5, dim)
+        values = np.stack([np.append(self._distance(y), self._box_distance(y)) for y in states])
+        fine = _QUARTIC @ values  # (17, functions)
         fine[:: (len(_FINE) - 1) // (len(_NODES) - 1)] = values  # exact at the nodes
         negative = fine < 0
+        found = np.flatnonzero(negative.any(axis=0))
+        if not found.size:
+            return None
+        interval = negative[:, found].argmax(axis=0)  # the point of the fine grid where it is first negative
         first = None
-        for which in np.flatnonzero(negative.any(axis=0)):
-            j = int(negative[:, which].argmax())
+        for j, which in sorted(zip(interval.tolist(), found.tolist(), strict=True)):
             lower, upper = t0 + (t1 - t0) * _FINE[max(j - 1, 0)], t0 + (t1 - t0) * _FINE[j]
             if first is not None and lower >= first:
-                continue
+                break
 
-            def value(t: float, which: int = int(which)) -> float:
-                return float(self._event_values(dense(t))[which])
+            def value(t: float, which: int = which) -> float:
+                kinks = self.side.size
+                if which < kinks:
+                    return float(self._distance(dense(t)).flat[which])
+                return float(self._box_distance(dense(t))[which - kinks])
 
-            at_upper = value(upper)
-            if at_upper >= 0:  # the quartic dipped below 0 and the function does not: it only came near
+            if first is not None:
+                upper = first
+            if value(upper) >= 0:  # later than the first one, or the quartic dipped below 0 alone
                 continue
-            root = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-300, rtol=8.9e-16)
-            first = root if first is None else min(first, root)
+            first = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-300, rtol=8.9e-16)
         return first
 
     def switch(self, t: float, y: Array) -> Array:
@@ -173,18 +188,18 @@ class _Kinked(_Smooth):
         self.switches += 1
         self._stalled = self._stalled + 1 if t - self._last <= 1e-13 * max(1.0, t) else 0
         self._last = t
-        if self._stalled > 4 * self.side.size + 100:
+        if self._stalled > 200:
             raise _Stop(f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
-        distance, _ = self._margins(y)
         v, xi, z = flow.unpack(y)
         b, a = flow.forward(v, xi, z)
-        touched = (distance <= 0) & (self.side != 0)
+        touched = (self.side * a <= 0) & (self.side != 0)
         limits = self._limits(a)
         # g ≥ 0: crossed; its own push then carries it on
         crossed = touched & (limits <= 0)
         self.side[crossed] *= -1
         held = (touched & (limits > 0)) | (self.side == 0)
         back = self._choose(y, np.nonzero(held), t)
+        self._margin = self._scaled_margin(y)
         pairs = np.nonzero((self.side == 0) | (back & (self.side * a < 0)))
         return self._project(y, pairs)
 
@@ -248,7 +263,7 @@ class _Kinked(_Smooth):
             return None
         v, xi, z = self.flow.unpack(y)
         off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding]).max()
-        return self._project(y, self.sliding) if off > 0.25 * MARGIN else None
+        return self._project(y, self.sliding) if off > 0.25 * self._margin else None
 
     def _project(self, y: Array, pairs: Pairs) -> Array:
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""

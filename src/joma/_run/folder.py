@@ -1,7 +1,7 @@
 """Folders and files that are written whole, by one process: atomic files, the lock, staged folders.
 
-What is on disk is whole at each moment, whenever the process dies. `_run` builds run folders on this; a folder
-is a run when it holds the `run.json` that joma wrote, and nothing else is ever replaced or removed.
+What is on disk is whole whenever the process dies. A folder is a run when it holds a `run.json` that joma
+wrote; no other folder is ever replaced or removed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RunError(Exception):
     """A run folder cannot be read or written as asked."""
 
 
-class RunInUse(RunError):
+class RunInUse(RunError):  # noqa: N818
     """Another writer holds the run folder."""
 
 
-class RunNotFound(RunError, FileNotFoundError):
+class RunNotFound(RunError, FileNotFoundError):  # noqa: N818
     """The folder is not a run."""
 
 
@@ -50,7 +50,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], obj: object) -> None:
-    """Write `obj` as indented JSON, atomically; arrays become lists, NaN and ±inf the strings `float` reads."""
+    """Write `obj` as indented JSON, atomically; arrays become lists, NaN and ±inf strings."""
     write_atomic(path, json.dumps(plain(obj), indent=2, ensure_ascii=False) + "\n")
 
 
@@ -81,8 +81,8 @@ def read_info(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         state = "is a file" if path.is_file() else f"has no {RUN}" if path.is_dir() else "does not exist"
         raise RunNotFound(
-            f"{path} is not a run: it {state}. Runs are the folders that joma's watch, train, scan and exhibits "
-            "write; from code: RunWriter.create(path, kind=..., config=...)"
+            f"{path} is not a run: it {state}. Runs are the folders that joma's watch, train, scan and "
+            "exhibits write; from code: RunWriter.create(path, kind=..., config=...)"
         ) from None
     except ValueError as error:
         raise RunError(f"{path / RUN} is not JSON ({error}): restore it or choose another folder") from error
@@ -107,7 +107,9 @@ def existing(path: Path) -> dict[str, Any] | None:
         ours = re.compile(rf"{re.escape(LOCK)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}\.tmp")
         if path.is_dir() and all(ours.fullmatch(entry.name) for entry in path.iterdir()):
             return None
-        raise RunError(f"{path} is not empty and not a run, and is left as it is: choose another folder") from None
+        raise RunError(
+            f"{path} is neither empty nor a run and stays as it is: choose another folder"
+        ) from None
 
 
 def lock(folder: Path) -> int:
@@ -129,7 +131,7 @@ def lock(folder: Path) -> int:
                 f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder"
             ) from None
         except OSError as error:  # some cluster file systems are mounted without flock
-            warnings.warn(f"{folder} cannot be locked ({error}): let only one process write there", stacklevel=4)
+            warnings.warn(f"cannot lock {folder} ({error}): let only one process write there", stacklevel=4)
         try:  # the former holder may have removed the file, or moved the folder, since we opened it
             mine = os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK))
         except FileNotFoundError:
@@ -177,18 +179,19 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, OverflowError):
         pass
     return True
 
 
 def _tidy(path: Path) -> None:
-    """Clear away what killed processes of this host left beside `path`; bring back a run they had set aside."""
+    """Clear what killed processes of this host left beside `path`; bring back a run they set aside."""
     for entry in list(path.parent.iterdir()):
         left = _SIBLING.fullmatch(entry.name)
         if left and left["name"] == path.name and left["host"] == _host() and not _alive(int(left["pid"])):
             if left["what"] == "old" and not path.exists():
-                os.rename(entry, path)
+                with suppress(OSError):  # another process may be doing the same
+                    os.rename(entry, path)
             else:
                 shutil.rmtree(entry, ignore_errors=True)
 
@@ -228,7 +231,7 @@ def _check_free(path: Path, overwrite: bool) -> None:
     """Refuse a path that must not be replaced: before the work, and again after it."""
     if (old := existing(path)) is not None:
         if not overwrite:
-            raise RunError(f"{path} holds a run ({describe(old)}): choose another folder or pass overwrite=True")
+            raise RunError(f"{path} holds {describe(old)}: choose another folder or pass overwrite=True")
         unlock(lock(path), path)
 
 

@@ -1,0 +1,302 @@
+"""Writing run folders: create or resume, append measurements, finish."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
+
+from joma._run.folder import (
+    LOCK,
+    RUN,
+    RunError,
+    describe,
+    existing,
+    final_name,
+    lock,
+    plain,
+    read_info,
+    unlock,
+    write_json,
+)
+from joma._run.reader import END, METRICS, RESERVED, SPELT, complete
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike
+
+
+class RunWriter:
+    """Writes a run folder, alone: `create` or `resume` it, `write` measurements, `finish`.
+
+    As a context manager it finishes by itself: "done", or "failed" with the exception as the reason.
+
+    Attributes:
+        path: the folder.
+        info: the content of `run.json`.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any], lock: int) -> None:
+        self.path, self.info, self._lock = path, info, lock
+        for leftover in path.glob(f".{RUN}.*.tmp"):
+            leftover.unlink()
+        self._save()
+        self._metrics = os.open(path / METRICS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._offset = complete(path / METRICS)
+        os.ftruncate(self._metrics, self._offset)
+        self._open = True
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        kind: str,
+        config: Mapping[str, object],
+        seed: int | None = None,
+        axes: Mapping[str, Sequence[str]] | None = None,
+        name: str | None = None,
+        packages: Sequence[str] = ("joma", "numpy"),
+        overwrite: bool = False,
+    ) -> Self:
+        """Start a run in a new or empty folder.
+
+        Arguments:
+            path: the folder; it and its parents are made.
+            kind: what made the run: "watch", "scan", ...
+            config: all that decides the outcome; `resume` compares it.
+            seed: the seed of the random numbers.
+            axes: gauge -> the names of its axes, as {"entropy": ["layer", "head"]}; plain numbers need none.
+            name: what to call the run; the folder's name by default.
+            packages: distributions whose versions are recorded.
+            overwrite: clear a run that is there, with all that is in its folder. A folder which is not a run
+                is refused in any case.
+        """
+        path = Path(path).absolute()
+        info = {
+            "kind": kind,
+            "name": name if name is not None else final_name(path),
+            "config": plain(config, "config"),
+            "seed": plain(seed, "seed"),
+            "versions": _versions(packages),
+            "created": _now(),
+            "axes": {gauge: _checked_axes(gauge, names) for gauge, names in (axes or {}).items()},
+            "status": "running",
+        }
+        existing(path)  # nothing is written to a folder that is not ours, not even a lock
+        path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.callback(unlock, descriptor := lock(path), path)
+            if (old := existing(path)) is not None:
+                if not overwrite:
+                    same = old["config"] == info["config"]
+                    raise RunError(
+                        f"{path} holds {'this' if same else 'another'} run ({describe(old)}): "
+                        f"{'resume it, ' if same else ''}choose another folder or pass overwrite=True"
+                    )
+                # whenever a kill comes, what is left says that it is neither the old run nor the new one
+                write_json(path / RUN, {**old, "status": "failed", "reason": "was being overwritten"})
+                for entry in path.iterdir():
+                    if entry.is_dir() and not entry.is_symlink():
+                        shutil.rmtree(entry)
+                    elif entry.name not in (RUN, LOCK):
+                        entry.unlink()
+            writer = cls(path, info, descriptor)
+            stack.pop_all()
+        return writer
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str], config: Mapping[str, object]) -> Self:
+        """Go on with a run of the same `config`, after its last complete measurement."""
+        path = Path(path).absolute()
+        read_info(path)
+        with ExitStack() as stack:
+            stack.callback(unlock, descriptor := lock(path), path)
+            info = read_info(path)
+            if differences := _differences(info["config"], plain(config, "config")):
+                raise RunError(
+                    f"{path} was made with another config ({'; '.join(differences)}): "
+                    "ask for the same config or choose another folder"
+                )
+            packages = [package for package in info.get("versions", {}) if package != "python"]
+            info.setdefault("resumed", []).append({"at": _now(), "versions": _versions(packages)})
+            info = {key: item for key, item in info.items() if key not in ("finished", "reason")}
+            writer = cls(path, {**info, "status": "running"}, descriptor)
+            stack.pop_all()
+        return writer
+
+    def write(self, step: SupportsIndex, values: Mapping[str, ArrayLike], **extra: object) -> None:
+        """Append one measurement: all of it survives a kill, or nothing.
+
+        Arguments:
+            step: the training step, or whatever the rows are counted by.
+            values: gauge -> a number, or an array with the axes declared for this gauge.
+            extra: more columns, the same for all gauges: numbers, strings, booleans or None.
+        """
+        self._check_open()
+        taken = {*RESERVED, *(axis for axes in self.info["axes"].values() for axis in axes)}
+        if clash := taken & extra.keys():
+            raise RunError(f"the extra columns {sorted(clash)} have names of other columns: rename them")
+        head = {"step": operator.index(step), **{key: _checked_extra(key, extra[key]) for key in extra}}
+        rows = [{**head, "gauge": name, "value": self._checked(name, item)} for name, item in values.items()]
+        if not rows:
+            return
+        rows[-1]["end"] = True
+        lines = [json.dumps(row, separators=(",", ":"), allow_nan=False) for row in rows]
+        data = "\n".join([*lines, ""]).encode()
+        try:
+            written = 0
+            while written < len(data):  # once, but for a full disk or 2 GB
+                written += os.write(self._metrics, memoryview(data)[written:])
+            self._offset += len(data)
+        except BaseException:
+            os.ftruncate(self._metrics, self._offset)
+            raise
+
+    @property
+    def offset(self) -> int:
+        """The size of `metrics.jsonl` in bytes, to keep in a checkpoint; what it counts is on the disk."""
+        if self._open:
+            os.fsync(self._metrics)
+        return self._offset
+
+    def truncate(self, offset: int) -> None:
+        """Drop all measurements after `offset`, which an earlier `RunWriter.offset` gave."""
+        self._check_open()
+        with (self.path / METRICS).open("rb") as stream:
+            stream.seek(max(0, offset - len(END)))
+            if offset and not (len(END) <= offset <= self._offset and stream.read(len(END)) == END):
+                raise RunError(
+                    f"no measurement of {self.path} ends at byte {offset} of {self._offset}: "
+                    "the checkpoint belongs to another run or is newer than the rows; use an older one"
+                )
+        os.ftruncate(self._metrics, offset)
+        self._offset = offset
+
+    def finish(self, status: Literal["done", "failed"] = "done", reason: str | None = None) -> None:
+        """Record how the run ended and release the folder; a second call does nothing."""
+        if not self._open:
+            return
+        try:
+            os.fsync(self._metrics)
+            self.info |= {"status": status, "finished": _now()}
+            if reason is not None:
+                self.info["reason"] = reason
+            self._save()
+        finally:
+            self._open = False
+            os.close(self._metrics)
+            unlock(self._lock, self.path)
+
+    def _save(self) -> None:
+        write_json(self.path / RUN, self.info)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise RunError(f"the writer of {self.path} is finished: go on with RunWriter.resume")
+
+    def _checked(self, gauge: str, value: Any) -> Any:
+        """Return a value as nested lists, if its numbers and axes are as declared."""
+        import numpy as np
+
+        if not isinstance(value, np.ndarray) and hasattr(value, "tolist"):  # torch, on any device
+            value = value.tolist()
+        axes = self.info["axes"].get(gauge, [])
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise RunError(f"gauge {gauge!r} is ragged: give an array, padded with NaN") from error
+        if array.dtype.kind not in "biuf":
+            raise RunError(f"gauge {gauge!r} is {value!r}: give real numbers, with NaN where nothing is")
+        if array.ndim != len(axes):
+            raise RunError(
+                f"gauge {gauge!r} has shape {array.shape} but the axes {axes}: "
+                f"declare one name an axis, create(..., axes={{{gauge!r}: [...]}})"
+            )
+        if array.dtype.kind == "f":
+            array = array.astype(np.float64, copy=False)
+        if (finite := np.isfinite(array)).all():
+            return array.tolist()
+        spelt = array.astype(object)
+        spelt[~finite] = array[~finite].astype(str)  # "nan", "inf", "-inf"
+        return spelt.tolist()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        else:
+            with suppress(OSError):  # a full disk must not hide the error that the user has to see
+                self.finish("failed", f"{type(error).__name__}: {error}")
+
+    def __del__(self) -> None:
+        # a dropped writer must not lock a notebook out; a forked child must not unlock its parent's run
+        if getattr(self, "_open", False):
+            os.close(self._metrics)
+            os.close(self._lock)
+
+    def __repr__(self) -> str:
+        return f"RunWriter({str(self.path)!r}: {describe(self.info)})"
+
+
+def _checked_axes(gauge: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or len(set(names)) < len(names) or set(names) & set(RESERVED):
+        raise RunError(
+            f"the axes of gauge {gauge!r} are {names!r}: give a list of different names, "
+            f"none of them {', '.join(RESERVED)}"
+        )
+    return list(names)
+
+
+def _checked_extra(key: str, value: object) -> Any:
+    if isinstance(value, str) and value in SPELT:
+        raise RunError(f"the extra column {key}={value!r} would be read as a number: use another word")
+    value = plain(value, key)
+    if isinstance(value, (list, dict)):
+        raise RunError(f"the extra column {key} is {value!r}: give one number, string, boolean or None")
+    return value
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Return the versions of Python and of `packages`; None where a package is not installed."""
+    from importlib import metadata
+
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _differences(old: Any, new: Any, key: str = "") -> list[str]:
+    """Name every key whose value differs between two configs, with both values."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [f"{key}: {old!r} in the run, {new!r} asked"]
+    found = []
+    for name in dict.fromkeys((*old, *new)):
+        below = f"{key}.{name}" if key else name
+        if name not in new:
+            found.append(f"{below}: {old[name]!r} in the run, not asked")
+        elif name not in old:
+            found.append(f"{below}: not in the run, {new[name]!r} asked")
+        else:
+            found += _differences(old[name], new[name], below)
+    return found
