@@ -433,6 +433,21 @@ def test_a_second_writer_in_this_process_is_told_so(tmp_path: Path) -> None:
     RunWriter.resume(tmp_path / "a", {}).finish()
 
 
+def test_finish_frees_the_folder_though_a_forked_worker_lives_on(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, joma._run as r\n"
+        f"w = r.RunWriter.create({str(tmp_path / 'a')!r}, kind='x', config={{}})\n"
+        "child = os.fork()\n"
+        "if child == 0: signal.pause()\n"
+        "try:\n"
+        "    w.finish()\n"
+        f"    r.RunWriter.resume({str(tmp_path / 'a')!r}, {{}}).finish()\n"
+        "finally: os.kill(child, signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(Run(tmp_path / "a").info["resumed"]) == 1
+
+
 def test_a_lock_that_was_removed_under_us_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

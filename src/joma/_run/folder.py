@@ -145,12 +145,8 @@ def lock(folder: Path) -> int:
 
 
 def unlock(descriptor: int, folder: Path) -> None:
-    """Release the lock that `lock` took."""
-    import fcntl
-
+    """Release the lock that `lock` took; the file goes too, since a forked child may hold a copy open."""
     (folder / LOCK).unlink(missing_ok=True)
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a forked child holds a copy
     os.close(descriptor)
 
 

@@ -83,48 +83,51 @@ class Run:
         import pandas as pd
 
         declared: dict[str, list[str]] = self.info["axes"]
-        steps: list[int] = []
-        gauges: list[str] = []
-        extras: list[dict[str, Any]] = []
+        columns: dict[str, list[Any]] = {"step": [], "gauge": []}  # one item a line
         groups: dict[tuple[str, tuple[int, ...]], tuple[list[int], list[Any]]] = {}  # -> line numbers, values
-        for number, row in enumerate(self._lines(gauge)):
-            steps.append(row.pop("step"))
-            gauges.append(name := row.pop("gauge"))
+        count = 0
+        for row in self._lines(gauge):
             value = row.pop("value")
             value = np.array(value, dtype=np.float64) if isinstance(value, list) else float(value)
-            lines, values = groups.setdefault((name, getattr(value, "shape", ())), ([], []))
-            lines.append(number)
+            numbers, values = groups.setdefault((row["gauge"], getattr(value, "shape", ())), ([], []))
+            numbers.append(count)
             values.append(value)
-            extras.append(row)
+            for key, item in row.items():
+                column = columns.setdefault(key, [])
+                if len(column) < count:
+                    column.extend([None] * (count - len(column)))
+                column.append(item)
+            count += 1
         if gauge is not None and not groups and gauge not in declared:
             known = ", ".join(sorted({row["gauge"] for row in self._lines()} | declared.keys()))
             raise RunError(f"{self.path} has no gauge {gauge!r}; it has {known or 'none yet'}")
 
+        gauges = columns.pop("gauge")
         names = [gauge] if gauge is not None else list(dict.fromkeys(gauges))
         axes: dict[str, list[Any]] = {axis: [] for name in names for axis in declared.get(name, [])}
-        at, numbers = [np.empty(0, np.int64)], [np.empty(0)]
-        for (name, shape), (lines, values) in groups.items():
+        at, flat = [np.empty(0, np.int64)], [np.empty(0)]
+        for (name, shape), (numbers, values) in groups.items():
             if (size := math.prod(shape)) == 0:
                 continue
-            at.append(np.repeat(np.array(lines), size))
-            numbers.append(np.array(values).reshape(-1))  # (lines, *shape) -> (lines * size,)
+            at.append(np.repeat(np.array(numbers), size))
+            flat.append(np.array(values).reshape(-1))  # (lines, *shape) -> (lines * size,)
             places = np.indices(shape).reshape(len(shape), size)
             place = dict(zip(declared.get(name, []), places, strict=True))
-            for axis, column in axes.items():
-                column.append(np.tile(place.get(axis, np.full(size, -1)), len(lines)))
-        order = np.argsort(line := np.concatenate(at), kind="stable")
-        line = line[order]
+            for axis, indices in axes.items():
+                indices.append(np.tile(place.get(axis, np.full(size, -1)), len(numbers)))
+        order = np.argsort(np.concatenate(at), kind="stable")
+        line = np.concatenate(at)[order]
 
-        table: dict[str, pd.Series[Any]] = {"step": pd.Series(steps, dtype="int64")}
-        for extra in dict.fromkeys(key for row in extras for key in row):
-            table[extra] = _column([_unspell(row.get(extra)) for row in extras])
-        table = {key: column.take(line).reset_index(drop=True) for key, column in table.items()}
-        for axis, column in axes.items():
-            index = np.concatenate([np.empty(0, np.int64), *column])[order]
+        table: dict[str, Any] = {}
+        for key, column in columns.items():
+            column.extend([None] * (count - len(column)))
+            table[key] = _column(column).array.take(line)
+        for axis, indices in axes.items():
+            index = np.concatenate([np.empty(0, np.int64), *indices])[order]
             absent = index < 0
-            table[axis] = pd.Series(pd.arrays.IntegerArray(index, absent) if absent.any() else index)
-        table["gauge"] = pd.Series(gauges, dtype="str").take(line).reset_index(drop=True)
-        table["value"] = pd.Series(np.concatenate(numbers)[order])
+            table[axis] = pd.arrays.IntegerArray(index, absent) if absent.any() else index
+        table["gauge"] = pd.Series(gauges, dtype="str").array.take(line)
+        table["value"] = np.concatenate(flat)[order]
         return pd.DataFrame(table)
 
     def _lines(self, gauge: str | None = None) -> Iterator[dict[str, Any]]:
@@ -165,10 +168,11 @@ class Run:
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:
-    """Return an extra column; whole numbers and booleans stay what they are where some are missing."""
+    """Return a column; whole numbers and booleans stay what they are where some are missing."""
     import pandas as pd
 
-    kinds = {type(value) for value in values}
-    if kinds == {int, type(None)}:
-        return pd.Series(values, dtype="Int64")
-    return pd.Series(values, dtype="boolean") if kinds == {bool, type(None)} else pd.Series(values)
+    if not SPELT.keys().isdisjoint(values):
+        values = _unspell(values)
+    missing = type(None)
+    dtypes = {frozenset(): "int64", frozenset({int, missing}): "Int64", frozenset({bool, missing}): "boolean"}
+    return pd.Series(values, dtype=dtypes.get(frozenset(map(type, values))))

@@ -328,14 +328,21 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
 
 
 _METHODS = {name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")}
+METHODS = ("auto", *_METHODS)
+# "auto" is DOP853 until it has taken so many steps that the flow must be stiff (large attention sharpens a smooth
+# activation into a kink, and the flow into a slide), then LSODA. Flows with kinks have no such phase.
+_PATIENCE = 1000
+# Attention that grows by a factor e within this fraction of the elapsed time is blowing up: what is left of the
+# solution cannot be told apart on the time axis.
+_LAST_MOMENT = 1e-12
 
 
 def integrate(
     flow: Flow, y0: Array, times: Array, t_end: float, *, rtol: float, atol: float, method: str, max_steps: int
 ) -> Solution:
     """Step ``flow`` from y0 through all events to t_end and read it off at ``times``; never raises on the way."""
-    if method not in _METHODS:
-        raise ValueError(nearest(method, _METHODS, "method"))
+    if method not in METHODS:
+        raise ValueError(nearest(method, METHODS, "method"))
     out = Solution(np.empty(0), [], [], [], [])
     kept: list[float] = []
 
@@ -355,14 +362,17 @@ def integrate(
             regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0)
             while t < t_end:
                 options = {} if h is None else {"first_step": min(h, t_end - t)}
-                solver = _METHODS[method](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
+                stiff = method == "auto" and flow.slopes is None and steps >= _PATIENCE
+                stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
+                solver = _METHODS[stepper](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
                 while solver.status == "running":
                     if steps >= max_steps:
-                        raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or try method='LSODA'")
+                        raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol")
                     message = solver.step()
                     steps += 1
                     if solver.status == "failed" or not np.isfinite(solver.y).all():
                         raise _Stop(_why(regime, t, y, message))
+                    _stop_at_blow_up(flow, t, y, solver.t, solver.y)
                     dense = solver.dense_output()
                     event = regime.first_event(dense, t, solver.t)
                     reached = solver.t if event is None else event
@@ -378,6 +388,8 @@ def integrate(
                     fresh = regime.settle(y)
                     if fresh is None:
                         fresh = flow.rechart(y)
+                    if fresh is None and steps == _PATIENCE and method == "auto" and flow.slopes is None:
+                        fresh = y
                     if fresh is not None:
                         h, y = solver.t - solver.t_old, fresh
                         break
@@ -389,6 +401,13 @@ def integrate(
     if regime is not None:
         out.switches, out.slides = regime.switches, regime.slides(t)
     return out
+
+
+def _stop_at_blow_up(flow: Flow, t0: float, y0: Array, t1: float, y1: Array) -> None:
+    """End the flow where its attention grows faster than time can be resolved."""
+    growth = (flow.unpack(y1)[2] - flow.unpack(y0)[2]).max() / flow.attention.temperature
+    if flow.attention.kind == "exp" and growth * _LAST_MOMENT * t1 > t1 - t0:
+        raise _Stop(f"blow-up at t = {t1:.10g}: the solution does not exist beyond")
 
 
 def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:

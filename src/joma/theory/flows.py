@@ -196,8 +196,8 @@ class Flow:
         times: int | ArrayLike = 201,
         rtol: float = 1e-12,
         atol: float = 1e-13,
-        method: str = "DOP853",
-        max_steps: int = 200_000,
+        method: str = "auto",
+        max_steps: int = 20_000,
     ) -> Trajectory:
         """Integrate the flow from the given start (zeros where none is given) to ``t_end``.
 
@@ -207,7 +207,8 @@ class Flow:
             w0: start of the weights (d, K) instead of v0 and xi0, with an explicit embedding.
             times: how many evenly spaced output times, or the times themselves.
             rtol, atol: tolerances of the integrator.
-            method: a SciPy solver: "DOP853", "RK45", "Radau", "BDF" or "LSODA" (the last three for stiff tasks).
+            method: a SciPy stepper ("DOP853", "RK45", "Radau", "BDF", "LSODA"), or "auto": DOP853, and LSODA from
+                where the flow turns out to be stiff.
             max_steps: give up, with the trajectory so far, after that many steps.
 
         Returns:
