@@ -42,8 +42,8 @@ def _pairs(n: int) -> tuple[Array, Array]:
     measures="largest |v − v̂| / max|μ| over t ≤ 20 between the joint exp flow of a task with v̇ = μ − v under uniform "
     "attention and the statement's v̂",
     correction="v̇ = (μ − v ∘ exp(v²/2)) ∘ exp(v²/2): the node sees the attended input b, not x, so the restoring term carries "
-    "the attention too and the critical point moves to v* e^{v*²/2} = μ, v* = √W(μ²). The order of learning stays, and so "
-    "does the dip of the entropy; the bounce is weaker",
+    "the attention too and the critical point moves to v* e^{v*²/2} = μ, v* = √W(μ²). Salient components still come first and "
+    "the entropy still dips and comes back, but far less (Figure 4's μ: by about 0.05 instead of 1.5 to 1.9 nats)",
     control="v̇ = (μ − v ∘ exp(v²/2)), without attention on the outside",
     derivation="a = Σ_l v_l x_l e^{z_l}, so E[g x] = μ − v ∘ e^z for orthogonal inputs with squared loss, and v̇ = E[g b] = "
     "E[g x] ∘ e^z with z = v²/2.",

@@ -1,0 +1,5 @@
+"""``python -m joma``."""
+
+from joma.cli import main
+
+main()

@@ -1,0 +1,146 @@
+"""What an exhibit is, the list of them, and how one is made.
+
+An exhibit is a module with ``SETTINGS`` (preset -> settings), ``AXES`` (array gauges and their axes) and three
+functions: ``run(writer, settings, seed, progress)`` measures and writes rows, ``draw(run)`` and ``judge(run)`` read
+nothing but the run folder. Its folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from joma._run import Run, RunError, RunWriter, staged, write_json
+
+PRESETS = ("quick", "laptop", "paper")
+Progress = Callable[[float, str], None]  # the share done, and what is being done
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One figure or table of the paper, or one of ours."""
+
+    id: str
+    title: str
+    statement: str  # the paper's, in one line
+
+    @property
+    def module(self) -> ModuleType:
+        """Its implementation, imported when needed."""
+        return importlib.import_module(f"joma._exhibits.{self.id}")
+
+
+EXHIBITS = {
+    exhibit.id: exhibit
+    for exhibit in (
+        Exhibit("folding", "Attention integrated out", "A block without attention parameters follows the block with them (Theorem 1)."),
+        Exhibit("fig2", "Figure 2: the first integral under softmax", "ẑ from the first integral correlates highly with the true logits z; its two components do not."),
+        Exhibit("fig3", "Figure 3: growth of the components", "With linear activation some components of v₀ keep growing while the others saturate."),
+        Exhibit("fig4", "Figure 4: sparse, then dense", "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a statement fared: the rule, the numbers it used, and what they say."""
+
+    verdict: str  # "holds", "holds as corrected", "holds under" or "fails"
+    rule: str
+    summary: str  # one line, with the deciding numbers
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One exhibit, made or found."""
+
+    exhibit: Exhibit
+    path: Path
+    verdict: Verdict | None
+    seconds: float
+    fresh: bool = True  # False if it was there already
+    error: str | None = None
+
+
+def get(ids: Iterable[str]) -> list[Exhibit]:
+    """The exhibits with these ids."""
+    from joma.theory.setting import nearest
+
+    chosen = list(dict.fromkeys(ids))
+    for id in chosen:
+        if id not in EXHIBITS:
+            raise ValueError(nearest(id, EXHIBITS, "exhibit"))
+    return [EXHIBITS[id] for id in chosen]
+
+
+def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
+    return {"exhibit": exhibit.id, "preset": preset, "settings": exhibit.module.SETTINGS[preset]}
+
+
+def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
+    """Whether the exhibit is already there; a RunError if the folder holds something else."""
+    if not path.exists():
+        return False
+    if not (path / "run.json").exists():
+        if not any(path.iterdir()):
+            return False
+        raise RunError(f"{path} exists and is not a run; choose another --out")
+    info = Run(path).info
+    if info.get("config") == config and info.get("seed") == seed and (path / "verdict.json").exists():
+        return True
+    have = info.get("config", {})
+    raise RunError(
+        f"{path} holds another run ({have.get('exhibit', info.get('kind'))}, preset {have.get('preset', '?')}, seed "
+        f"{info.get('seed')}); choose another --out, or --force to replace it"
+    )
+
+
+def check_output(exhibits: Iterable[Exhibit], preset: str, out: Path, seed: int, *, force: bool) -> None:
+    """Refuse a bad output folder before any work is done."""
+    if (out / "run.json").exists():
+        raise RunError(f"{out} is itself a run folder; choose another --out")
+    if not force:
+        for exhibit in exhibits:
+            _ready(out / exhibit.id, _config(exhibit, preset), seed)
+    out.mkdir(parents=True, exist_ok=True)
+    probe = out / ".write-test"
+    probe.touch()
+    probe.unlink()
+
+
+def reproduce(
+    exhibit: Exhibit, preset: str = "quick", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:  # fmt: skip
+    """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done."""
+    from joma import _figures
+
+    start, path, config = time.perf_counter(), out / exhibit.id, _config(exhibit, preset)
+    if not force and _ready(path, config, seed):
+        stored = load_verdict(path)
+        return Outcome(exhibit, path, stored, 0.0, fresh=False)
+    module = exhibit.module
+    with staged(path, overwrite=True) as folder:
+        packages = ("joma", "numpy", "scipy", "altair")
+        writer = RunWriter.create(folder, kind="exhibit", config=config, seed=seed, axes=module.AXES, name=exhibit.id, packages=packages)
+        with writer:
+            module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
+        run = Run(folder)
+        _figures.save(module.draw(run), folder)
+        verdict: Verdict = module.judge(run)
+        write_json(folder / "verdict.json", {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)})
+    return Outcome(exhibit, path, verdict, time.perf_counter() - start)
+
+
+def load_verdict(path: Path) -> Verdict:
+    """The verdict stored with an exhibit."""
+    import json
+
+    stored = json.loads((path / "verdict.json").read_text())
+    return Verdict(**{key: stored[key] for key in ("verdict", "rule", "summary", "numbers")})

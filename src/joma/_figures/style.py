@@ -1,0 +1,44 @@
+"""The look that all figures share, and saving them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from joma._run import write_atomic
+
+Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
+
+FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
+INK, GRID = "#24292f", "#e7eaee"
+# colour-blind safe (Okabe-Ito), in the order in which they are used
+COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"]
+
+
+def styled(chart: Chart) -> Chart:
+    """``chart`` with the shared fonts, colours and lines."""
+    axis: dict[str, Any] = {
+        "labelFont": FONT, "titleFont": FONT, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal",
+        "labelColor": INK, "titleColor": INK, "gridColor": GRID, "domainColor": "#9aa3ad", "tickColor": "#9aa3ad",
+    }  # fmt: skip
+    return (
+        chart.configure(font=FONT, background="white", padding=12)
+        .configure_axis(**axis)
+        .configure_view(stroke=None)
+        .configure_title(font=FONT, fontSize=13, fontWeight=600, color=INK, anchor="start", subtitleFont=FONT, subtitleColor="#57606a", subtitleFontSize=11)
+        .configure_legend(labelFont=FONT, titleFont=FONT, labelFontSize=11, titleFontSize=11, titleFontWeight="normal", labelLimit=260)
+        .configure_header(labelFont=FONT, titleFont=FONT, labelFontSize=12, labelFontWeight=600, labelAnchor="start", labelColor=INK)
+        .configure_range(category=COLOURS)
+    )  # type: ignore[no-any-return]
+
+
+def save(chart: Chart, folder: Path) -> None:
+    """Write ``figure.svg``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
+    import vl_convert
+
+    specification = styled(chart).to_json(indent=None)
+    write_atomic(folder / "figure.json", specification)
+    write_atomic(folder / "figure.svg", vl_convert.vegalite_to_svg(specification))
+    write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(specification, scale=2))

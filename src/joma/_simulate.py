@@ -1,0 +1,158 @@
+"""``joma simulate``: integrate one task from a file or by name into a run folder, with its picture."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joma._run import Run, RunWriter, staged
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from joma.theory import Task, Trajectory
+
+AXES = {"v": ["token", "node"], "xi": ["node"], "z": ["token"]}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task with the start that came with it (None where the file has none)."""
+
+    task: Task
+    start: dict[str, np.ndarray]
+
+
+def load_task(source: str, seed: int = 0, scale: float = 0.01, *, signed: bool = False) -> Problem:
+    """The task in a ``.npz`` or ``.csv`` file, or a synthetic one by name (see ``joma simulate --list``).
+
+    npz: arrays ``x`` (N, M) and one of ``g`` (N, K), ``labels`` (N,), ``y`` (N, K); optional ``p`` (N,), ``v0``, ``xi0``,
+    ``z0``. csv: a header with columns ``x0, x1, …``, and ``g0, …`` or ``y0, …`` or ``label``; optional ``p``.
+    What is not given starts normal with size ``scale``.
+    """
+    import numpy as np
+
+    from joma.theory.tasks import TASKS, named_task, small_start
+
+    rng = np.random.default_rng(seed)
+    path = Path(source)
+    given: dict[str, Any] = {}
+    if path.suffix in (".npz", ".csv"):
+        if not path.exists():
+            raise ValueError(f"no file {source}")
+        arrays = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
+        task = _task(arrays, source, signed)
+        given = {name: arrays[name] for name in ("v0", "xi0", "z0") if name in arrays}
+    elif source in TASKS:
+        task = named_task(source, rng)
+    else:
+        from joma.theory.setting import nearest
+
+        raise ValueError(nearest(source, TASKS, "task") + " Or give a .npz or .csv file.")
+    return Problem(task, {**small_start(task, rng, scale).items(), **given})
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is not a readable .npz of plain arrays: {error}") from None
+
+
+def _read_csv(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    if len(rows) < 2:
+        raise ValueError(f"{path} has no rows; it needs a header such as x0,x1,label and one line a sample")
+    header, body = [name.strip() for name in rows[0]], rows[1:]
+    try:
+        values = np.array([[float(cell) for cell in row] for row in body if row])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; all cells must be numbers and all rows as long as the header") from None
+    if values.ndim != 2 or values.shape[1] != len(header):
+        raise ValueError(f"{path}: rows must have the header's {len(header)} cells")
+    arrays: dict[str, Any] = {}
+    for name in ("x", "g", "y"):
+        columns = sorted((c for c in header if c[:1] == name and c[1:].isdigit()), key=lambda c: int(c[1:]))
+        if columns:
+            arrays[name] = values[:, [header.index(c) for c in columns]]
+    for column, name in (("label", "labels"), ("p", "p")):
+        if column in header:
+            arrays[name] = values[:, header.index(column)]
+    return arrays
+
+
+def _task(arrays: dict[str, Any], source: str, signed: bool) -> Task:
+    from joma.theory import Task
+
+    targets = [name for name in ("g", "labels", "y") if name in arrays]
+    if "x" not in arrays or len(targets) != 1:
+        raise ValueError(
+            f"{source} holds {', '.join(arrays) or 'nothing'}; it must hold x and exactly one of g (gradients), labels "
+            "(classification) or y (regression)"
+        )
+    x, p = arrays["x"], arrays.get("p")
+    if targets[0] == "labels":
+        return Task.classification(x, arrays["labels"], p=p, signed=signed)
+    if targets[0] == "y":
+        return Task.regression(x, arrays["y"], p=p, signed=signed)
+    return Task(x, arrays["g"], p, signed)
+
+
+def simulate(
+    source: str,
+    out: Path,
+    *,
+    attention: str = "softmax",
+    activation: str = "relu",
+    t_end: float = 10.0,
+    mlp_lr: float = 1.0,
+    attention_lr: float = 1.0,
+    temperature: float = 1.0,
+    folded: bool = False,
+    step: float | None = None,
+    times: int = 201,
+    scale: float = 0.01,
+    signed: bool = False,
+    seed: int = 0,
+    force: bool = False,
+) -> Trajectory:
+    """Integrate ``source`` (or descend it with ``step``), write the run folder ``out`` and its figure."""
+    from joma import _figures
+    from joma._figures import simulation
+    from joma.theory import FoldedFlow, JointFlow
+
+    problem = load_task(source, seed, scale, signed=signed)
+    options = (attention, activation, mlp_lr, attention_lr)
+    config = {
+        "task": source, "attention": attention, "activation": activation, "t_end": t_end, "mlp_lr": mlp_lr,
+        "attention_lr": attention_lr, "temperature": temperature, "folded": folded, "step": step, "times": times,
+        "scale": scale, "signed": signed,
+    }  # fmt: skip
+    if step is not None and folded:
+        raise ValueError("--step is gradient descent on the joint flow; leave out --folded")
+    with staged(out, overwrite=force) as folder:
+        if step is not None:
+            joint = JointFlow(problem.task, *options, temperature=temperature)
+            path = joint.descend(max(1, round(t_end / step)), step, **problem.start)
+        else:
+            kind = FoldedFlow if folded else JointFlow
+            path = kind(problem.task, *options, temperature=temperature).integrate(t_end, **problem.start, times=times)
+        packages = ("joma", "numpy", "scipy")
+        with RunWriter.create(folder, kind="simulate", config=config, seed=seed, axes=AXES, name=out.name, packages=packages) as writer:
+            entropy, drift = path.entropy(), path.invariant().drift
+            every = max(1, len(path.t) // times)
+            for i in [*range(0, len(path.t) - 1, every), len(path.t) - 1]:
+                gauges = {"v": path.v[i], "xi": path.xi[i], "z": path.z[i], "entropy": entropy[i], "drift": drift[i]}
+                writer.write(i, gauges, t=float(path.t[i]))
+            if not path.done:
+                writer.finish("done", reason=path.status)
+        _figures.save(simulation.draw(Run(folder).frame(), f"{source}: {attention} attention, {activation}"), folder)
+    return path
