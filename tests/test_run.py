@@ -67,9 +67,7 @@ def test_rows_are_the_lines_that_were_written(tmp_path: Path) -> None:
 
 
 def test_frame_against_a_table_made_by_hand(tmp_path: Path) -> None:
-    with RunWriter.create(
-        tmp_path / "a", kind="x", config={}, axes={"z": ["token", "node"], "v": ["node"]}
-    ) as writer:
+    with RunWriter.create(tmp_path / "a", kind="x", config={}, axes={"z": ["token", "node"], "v": ["node"]}) as writer:
         writer.write(0, {"z": [[1, 2], [3, 4]], "loss": 0.5}, t=0.25, case="a")
         writer.write(5, {"v": np.float32([6, 7])}, seed=3)
     expected = pd.DataFrame(
@@ -114,9 +112,7 @@ def test_frame_of_an_unknown_gauge_names_the_known_ones(tmp_path: Path) -> None:
         Run(make(tmp_path / "a")).frame("entrpy")
 
 
-def test_rows_and_frame_do_not_depend_on_the_block_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_and_frame_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(make(tmp_path / "a"))
     rows, frame = list(run.rows()), run.frame()
     with metrics(run.path).open("ab") as stream:
@@ -406,9 +402,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         f"w = r.RunWriter.resume({str(path)!r}, {CONFIG!r})\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
         attempts: list[Callable[[], object]] = [
@@ -448,9 +442,7 @@ def test_finish_frees_the_folder_though_a_forked_worker_lives_on(tmp_path: Path)
     assert len(Run(tmp_path / "a").info["resumed"]) == 1
 
 
-def test_a_lock_that_was_removed_under_us_is_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_was_removed_under_us_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     flock, calls = fcntl.flock, []
@@ -578,9 +570,7 @@ def test_staged_appears_only_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("old", [False, True])
-def test_staged_leaves_nothing_behind_on_failure(
-    tmp_path: Path, error: type[BaseException], old: bool
-) -> None:
+def test_staged_leaves_nothing_behind_on_failure(tmp_path: Path, error: type[BaseException], old: bool) -> None:
     if old:
         make(tmp_path / "a")
     before = tree(tmp_path)

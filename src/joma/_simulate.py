@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from joma._run import Run, RunWriter, staged
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from joma.theory import Task, Trajectory
+    from joma.theory.tasks import Start
 
 AXES = {"v": ["token", "node"], "xi": ["node"], "z": ["token"]}
 
@@ -22,14 +21,14 @@ class Problem:
     """A task with the start that came with it (None where the file has none)."""
 
     task: Task
-    start: dict[str, np.ndarray]
+    start: Start
 
 
 def load_task(source: str, seed: int = 0, scale: float = 0.01, *, signed: bool = False) -> Problem:
     """The task in a ``.npz`` or ``.csv`` file, or a synthetic one by name (see ``joma simulate --list``).
 
-    npz: arrays ``x`` (N, M) and one of ``g`` (N, K), ``labels`` (N,), ``y`` (N, K); optional ``p`` (N,), ``v0``, ``xi0``,
-    ``z0``. csv: a header with columns ``x0, x1, …``, and ``g0, …`` or ``y0, …`` or ``label``; optional ``p``.
+    npz: arrays ``x`` (N, M) and one of ``g`` (N, K), ``labels`` (N,), ``y`` (N, K); optional ``p`` (N,), ``v0``,
+    ``xi0``, ``z0``. csv: a header with columns ``x0, x1, …``, and ``g0, …`` or ``y0, …`` or ``label``; optional ``p``.
     What is not given starts normal with size ``scale``.
     """
     import numpy as np
@@ -51,7 +50,7 @@ def load_task(source: str, seed: int = 0, scale: float = 0.01, *, signed: bool =
         from joma.theory.setting import nearest
 
         raise ValueError(nearest(source, TASKS, "task") + " Or give a .npz or .csv file.")
-    return Problem(task, {**small_start(task, rng, scale).items(), **given})
+    return Problem(task, small_start(task, rng, scale)._replace(**given))
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -141,16 +140,24 @@ def simulate(
     with staged(out, overwrite=force) as folder:
         if step is not None:
             joint = JointFlow(problem.task, *options, temperature=temperature)
-            path = joint.descend(max(1, round(t_end / step)), step, **problem.start)
+            path = joint.descend(max(1, round(t_end / step)), step, *problem.start)
         else:
             kind = FoldedFlow if folded else JointFlow
-            path = kind(problem.task, *options, temperature=temperature).integrate(t_end, **problem.start, times=times)
+            path = kind(problem.task, *options, temperature=temperature).integrate(t_end, *problem.start, times=times)
         packages = ("joma", "numpy", "scipy")
-        with RunWriter.create(folder, kind="simulate", config=config, seed=seed, axes=AXES, name=out.name, packages=packages) as writer:
+        with RunWriter.create(
+            folder, kind="simulate", config=config, seed=seed, axes=AXES, name=out.name, packages=packages
+        ) as writer:
             entropy, drift = path.entropy(), path.invariant().drift
             every = max(1, len(path.t) // times)
             for i in [*range(0, len(path.t) - 1, every), len(path.t) - 1]:
-                gauges = {"v": path.v[i], "xi": path.xi[i], "z": path.z[i], "entropy": entropy[i], "drift": drift[i]}
+                gauges = {
+                    "v": path.v[i],
+                    "xi": path.xi[i],
+                    "z": path.z[i],
+                    "entropy": entropy[i],
+                    "drift": drift[i],
+                }
                 writer.write(i, gauges, t=float(path.t[i]))
             if not path.done:
                 writer.finish("done", reason=path.status)

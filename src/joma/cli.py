@@ -29,17 +29,27 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     pass
 
 
-VERDICT_STYLE = {"holds": "green", "holds as corrected": "yellow", "holds under": "yellow", "fails": "red", "error": "bold red"}
+VERDICT_STYLE = {
+    "holds": "green",
+    "holds as corrected": "yellow",
+    "holds under": "yellow",
+    "fails": "red",
+    "error": "bold red",
+}
 
 
 @app.command()
 def claims(
-    ids: Annotated[list[str] | None, typer.Argument(help="Claims or groups of them: T2.invariant, T4. All by default.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Claims or groups of them: T2.invariant, T4. All by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """Check the paper's statements: verdict, deciding number, and a control that must be rejected."""
@@ -68,18 +78,45 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
-def _claims_table(results: list[Any]) -> None:
-    from rich.console import Console
+def _table(*columns: str) -> Any:
+    """A plain table; a column that begins with ">" is flushed right, one with "*" takes what room there is."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, options in (("claim", {"no_wrap": True}), ("verdict", {}), ("value", {"justify": "right"}), ("tolerance", {"justify": "right"}), ("control", {}), ("correction or condition", {"ratio": 1})):  # fmt: skip
-        table.add_column(column, **options)  # type: ignore[arg-type]
+    for column in columns:
+        justify: Any = "right" if column[0] == ">" else "left"
+        table.add_column(
+            column.lstrip(">*"), justify=justify, no_wrap=column[0] != "*", ratio=1 if column[0] == "*" else None
+        )
+    return table
+
+
+def _claims_table(results: list[Any]) -> None:
+    from rich.console import Console
+
+    table = _table("claim", "verdict", ">value", ">tolerance", "control", "*correction or condition")
     for r in results:
         style = VERDICT_STYLE[r.verdict]
-        note = r.error or (r.correction if r.verdict in ("holds as corrected", "fails") else r.condition if r.verdict == "holds under" else "") or ""
+        note = (
+            r.error
+            or (
+                r.correction
+                if r.verdict in ("holds as corrected", "fails")
+                else r.condition
+                if r.verdict == "holds under"
+                else ""
+            )
+            or ""
+        )
         control = "rejected" if r.control_rejected else "[red]NOT REJECTED[/red]"
-        table.add_row(r.id, f"[{style}]{r.verdict}[/{style}]", _number(r.value), _number(r.tolerance), control, _escape(_short(note)))
+        table.add_row(
+            r.id,
+            f"[{style}]{r.verdict}[/{style}]",
+            _number(r.value),
+            _number(r.tolerance),
+            control,
+            _escape(_short(note)),
+        )
     console = Console()
     console.print(table)
     counts = {name: sum(r.verdict == name for r in results) for name in VERDICT_STYLE}
@@ -108,10 +145,12 @@ def _explain(claim: Any, result: Any) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
     rows = {
-        "statement": claim.statement, "correction": claim.correction, "condition": claim.condition, "derivation": claim.derivation,
+        "statement": claim.statement, "correction": claim.correction, "condition": claim.condition,
+        "derivation": claim.derivation,
         "measured": claim.measures, "value": f"{_number(result.value)}  (tolerance {_number(result.tolerance)})",
         "as printed": _number(result.printed_value),
-        "control": f"{claim.control}: {_number(result.control_value)}, {'rejected' if result.control_rejected else 'NOT REJECTED'}",
+        "control": f"{claim.control}: {_number(result.control_value)}, "
+        + ("rejected" if result.control_rejected else "NOT REJECTED"),
         "error": result.error,
     }  # fmt: skip
     for name, text in rows.items():
@@ -122,8 +161,12 @@ def _explain(claim: Any, result: Any) -> None:
 
 @app.command()
 def reproduce(
-    exhibits: Annotated[list[str] | None, typer.Argument(help="fig2, fig3, fig4, folding, … All, and the claims, by default.")] = None,
-    preset: Annotated[str, typer.Option(help="quick (minutes in all), laptop, or paper (the paper's own scale).")] = "quick",
+    exhibits: Annotated[
+        list[str] | None, typer.Argument(help="fig2, fig3, fig4, folding, … All, and the claims, by default.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="quick (minutes in all), laptop, or paper (the paper's own scale).")
+    ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
     report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
@@ -132,16 +175,13 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
     from rich.console import Console
-    from rich.table import Table
 
     from joma._exhibits import EXHIBITS, PRESETS, get
     from joma._exhibits.base import check_output
 
     console = Console(highlight=False)
     if list_:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column("exhibit", no_wrap=True)
-        table.add_column("the paper's statement", ratio=1)
+        table = _table("exhibit", "*the paper's statement")
         for exhibit in EXHIBITS.values():
             table.add_row(exhibit.id, exhibit.statement)
         console.print(table)
@@ -158,14 +198,17 @@ def reproduce(
     from joma._report import write_report
 
     page = write_report(out, chosen, checked, preset=preset, seed=seed, path=report)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, options in (("exhibit", {"no_wrap": True}), ("verdict", {}), ("what decided it", {"ratio": 1}), ("time", {"justify": "right", "no_wrap": True})):  # fmt: skip
-        table.add_column(column, **options)  # type: ignore[arg-type]
+    table = _table("exhibit", "verdict", "*what decided it", ">time")
     for outcome in outcomes:
         verdict = "error" if outcome.verdict is None else outcome.verdict.verdict
         text = outcome.error or (outcome.verdict.summary if outcome.verdict else "")
         style = VERDICT_STYLE[verdict]
-        table.add_row(outcome.exhibit.id, f"[{style}]{verdict}[/{style}]", _escape(text), f"{outcome.seconds:.1f} s" if outcome.fresh else "there")
+        table.add_row(
+            outcome.exhibit.id,
+            f"[{style}]{verdict}[/{style}]",
+            _escape(text),
+            f"{outcome.seconds:.1f} s" if outcome.fresh else "there",
+        )
     console.print(table)
     if checked is not None:
         console.print(f"\n{len(checked)} claims checked: joma claims")
@@ -182,7 +225,13 @@ def _run_exhibits(chosen: list[Any], preset: str, out: Path, seed: int, force: b
     from joma._exhibits import reproduce as make
 
     outcomes = []
-    columns = (TextColumn("{task.fields[name]:8}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("{task.fields[name]:8}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         for exhibit in chosen:
             task = bars.add_task("", total=1.0, name=exhibit.id)
@@ -213,7 +262,9 @@ def _check_claims(out: Path) -> list[Any]:
 
 @app.command()
 def simulate(
-    task: Annotated[str | None, typer.Argument(help="A .npz or .csv file, or the name of a synthetic task (--list).")] = None,
+    task: Annotated[
+        str | None, typer.Argument(help="A .npz or .csv file, or the name of a synthetic task (--list).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/simulate-TASK]")] = None,
     attention: Annotated[str, typer.Option(help="linear, exp or softmax.")] = "softmax",
     activation: Annotated[str, typer.Option(help="linear, relu, leaky_relu, gelu or silu.")] = "relu",
@@ -222,7 +273,9 @@ def simulate(
     attention_lr: Annotated[float, typer.Option(help="Learning rate of the attention logits; 0 freezes them.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="Divides the attention logits.")] = 1.0,
     folded: Annotated[bool, typer.Option("--folded", help="Integrate attention out (Theorem 1).")] = False,
-    step: Annotated[float | None, typer.Option(help="Gradient descent with this step size instead of the flow.")] = None,
+    step: Annotated[
+        float | None, typer.Option(help="Gradient descent with this step size instead of the flow.")
+    ] = None,
     times: Annotated[int, typer.Option(help="How many output times.")] = 201,
     scale: Annotated[float, typer.Option(help="Size of the random start where the file gives none.")] = 0.01,
     signed: Annotated[bool, typer.Option("--signed", help="Admit negative x.")] = False,
@@ -247,14 +300,18 @@ def simulate(
     folder = out or Path("runs") / f"simulate-{Path(task).stem}"
     with Console(stderr=True).status(f"integrating {task}"):
         path = run(
-            task, folder, attention=attention, activation=activation, t_end=t_end, mlp_lr=mlp_lr, attention_lr=attention_lr,
-            temperature=temperature, folded=folded, step=step, times=times, scale=scale, signed=signed, seed=seed, force=force,
+            task, folder, attention=attention, activation=activation, t_end=t_end, mlp_lr=mlp_lr,
+            attention_lr=attention_lr, temperature=temperature, folded=folded, step=step, times=times, scale=scale,
+            signed=signed, seed=seed, force=force,
         )  # fmt: skip
     invariant, entropy = path.invariant(), path.entropy()
     console.print(f"{path.flow}")
     console.print(f"status     {path.status}")
     console.print(f"entropy    {entropy[0]:.4f} → {entropy[-1]:.4f} nats (lowest {entropy.min():.4f})")
-    console.print(f"invariant  {invariant.formula}: drift {invariant.max_drift:.1e}" + ("" if invariant.exact else " (approximate under softmax)"))
+    console.print(
+        f"invariant  {invariant.formula}: drift {invariant.max_drift:.1e}"
+        + ("" if invariant.exact else " (approximate under softmax)")
+    )
     if path.switches:
         console.print(f"gates      {path.switches} switches, {len(path.slides)} slides")
     console.print(f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)", soft_wrap=True)

@@ -47,9 +47,7 @@ def exact_remainder(mu: mp.mpf) -> mp.mpf:
     return mp.quad(lambda x: (mp.exp(-a * x**2) - mp.exp(-a)) / (1 - x), [0, 0.5, 1])
 
 
-def integrate(
-    slope: Callable[[float, np.ndarray], np.ndarray], start: np.ndarray, t: np.ndarray
-) -> np.ndarray:
+def integrate(slope: Callable[[float, np.ndarray], np.ndarray], start: np.ndarray, t: np.ndarray) -> np.ndarray:
     """(T, J), by a method that shares nothing with the module's own; t[0] must be 0."""
     steps = solve_ivp(slope, (0, t[-1]), start, "DOP853", t, rtol=1e-13, atol=1e-14, max_step=t[-1] / 100)
     assert steps.success
@@ -62,9 +60,7 @@ def test_flight_time_is_eqn_79_and_solve_bounce_inverts_it(s: float, mu: float) 
     exact = exact_flight_time(s, mu)
     assert float(abs(flight_time(s, mu) / exact - 1)) < 1e-14
     with mp.workdps(30):
-        assert float(remainder(s, mu)) == pytest.approx(
-            float(exact - mp.exp(-(mp.mpf(mu) ** 2) / 2) * s), rel=1e-13
-        )
+        assert float(remainder(s, mu)) == pytest.approx(float(exact - mp.exp(-(mp.mpf(mu) ** 2) / 2) * s), rel=1e-13)
     # A time in float64 fixes s only to eps t s'(t): allow 8 of those besides the method's own error.
     slack = 8 * np.finfo(float).eps * float(exact) * math.exp((mu * -math.expm1(-s)) ** 2 / 2)
     solved = solve_bounce([mu], [float(exact)]).log_inverse_delta[0, 0]
@@ -143,9 +139,7 @@ def test_salient_components_lead_at_every_time(mu_j: float, mu_k: float, t: floa
 def test_lambda_of_theorem_4_is_the_difference_of_remainders(mu_j: float, mu_k: float, t: float) -> None:
     s_j, s_k = solve_bounce([mu_j, mu_k], [t]).log_inverse_delta[0]
     terms = convergence_ratio(s_j, s_k, mu_j, mu_k)
-    assert float(terms.lam) == pytest.approx(
-        float(remainder(s_k, mu_k) - remainder(s_j, mu_j)), abs=1e-14 * (1 + t)
-    )
+    assert float(terms.lam) == pytest.approx(float(remainder(s_k, mu_k) - remainder(s_j, mu_j)), abs=1e-14 * (1 + t))
     assert abs(terms.lam) <= remainder_supremum() + 1e-14 * t
     assert float(terms.ratio / terms.leading - 1) == pytest.approx(float(terms.Lambda), rel=1e-12, abs=1e-14)
     assert float(terms.Lambda * s_k * math.exp(-(mu_k**2) / 2)) == pytest.approx(float(terms.lam), rel=1e-12)
@@ -198,9 +192,7 @@ def test_linear_attention_agrees_with_a_tight_ode_solve(c: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(components, components, st.floats(1e-8, 10), st.floats(0, 1e4))
-def test_linear_attention_obeys_its_closed_form_and_bound(
-    mu_j: float, mu_k: float, c: float, t: float
-) -> None:
+def test_linear_attention_obeys_its_closed_form_and_bound(mu_j: float, mu_k: float, c: float, t: float) -> None:
     mu = np.array([mu_j, mu_k])
     s = solve_linear_bounce(mu, [t], c).log_inverse_delta[0]
     q, bound = linear_remainder(s, mu, c), linear_remainder_bound(mu, c)

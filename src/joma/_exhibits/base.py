@@ -35,15 +35,29 @@ class Exhibit:
         return importlib.import_module(f"joma._exhibits.{self.id}")
 
 
-EXHIBITS = {
-    exhibit.id: exhibit
-    for exhibit in (
-        Exhibit("folding", "Attention integrated out", "A block without attention parameters follows the block with them (Theorem 1)."),
-        Exhibit("fig2", "Figure 2: the first integral under softmax", "ẑ from the first integral correlates highly with the true logits z; its two components do not."),
-        Exhibit("fig3", "Figure 3: growth of the components", "With linear activation some components of v₀ keep growing while the others saturate."),
-        Exhibit("fig4", "Figure 4: sparse, then dense", "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
-    )
-}  # fmt: skip
+_ALL = (
+    Exhibit(
+        "folding",
+        "Attention integrated out",
+        "A block without attention parameters follows the block with them (Theorem 1).",
+    ),
+    Exhibit(
+        "fig2",
+        "Figure 2: the first integral under softmax",
+        "ẑ from the first integral correlates highly with the true logits z; its two components do not.",
+    ),
+    Exhibit(
+        "fig3",
+        "Figure 3: growth of the components",
+        "With linear activation some components of v₀ keep growing while the others saturate.",
+    ),
+    Exhibit(
+        "fig4",
+        "Figure 4: sparse, then dense",
+        "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
+    ),
+)
+EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 
 
 @dataclass(frozen=True)
@@ -128,13 +142,24 @@ def reproduce(
     module = exhibit.module
     with staged(path, overwrite=True) as folder:
         packages = ("joma", "numpy", "scipy", "altair")
-        writer = RunWriter.create(folder, kind="exhibit", config=config, seed=seed, axes=module.AXES, name=exhibit.id, packages=packages)
+        writer = RunWriter.create(
+            folder,
+            kind="exhibit",
+            config=config,
+            seed=seed,
+            axes=module.AXES,
+            name=exhibit.id,
+            packages=packages,
+        )
         with writer:
             module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
         _figures.save(module.draw(run), folder)
         verdict: Verdict = module.judge(run)
-        write_json(folder / "verdict.json", {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)})
+        write_json(
+            folder / "verdict.json",
+            {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)},
+        )
     return Outcome(exhibit, path, verdict, time.perf_counter() - start)
 
 

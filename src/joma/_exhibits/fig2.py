@@ -37,7 +37,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         task = class_distributions(rng, smooth=case == "smooth")
         start = small_start(task, rng)
         flow = JointFlow(task, "softmax", "linear", temperature=0.5)
-        path = flow.integrate(settings["t_end"], **start.items(), times=settings["times"])
+        path = flow.integrate(settings["t_end"], *start, times=settings["times"])
         if s == 0:
             writer.write(0, {"x": task.x}, case=case, draw=s)
         invariant = path.invariant()
@@ -45,7 +45,12 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         assert invariant.nc2 is not None
         size = np.linalg.norm(invariant.z_hat, axis=1) / np.linalg.norm(path.z, axis=1)
         for i, t in enumerate(path.t):
-            gauges = {"nc": invariant.nc[i], "nc1": invariant.nc1[i], "nc2": invariant.nc2[i], "size": size[i]}
+            gauges = {
+                "nc": invariant.nc[i],
+                "nc1": invariant.nc1[i],
+                "nc2": invariant.nc2[i],
+                "size": size[i],
+            }
             writer.write(round(t / STEP), gauges, t=float(t), case=case, draw=s)
 
 
@@ -76,11 +81,16 @@ def draw(run: Run) -> Chart:
             alt.X("step:Q", title="batches (t / 0.1)"),
             alt.Color("quantity:N", title=None, sort=list(NAMES.values()), legend=alt.Legend(symbolOpacity=1)),
         )
-        band = base.mark_area(opacity=0.2).encode(alt.Y("min:Q", title="NC", scale=alt.Scale(domain=[-0.6, 1.0])), alt.Y2("max:Q"))
-        line = base.mark_line(strokeWidth=2).encode(
-            alt.Y("mean:Q"), tooltip=["quantity", "step", *(alt.Tooltip(c, format=".4f") for c in ("min", "mean", "max"))]
+        band = base.mark_area(opacity=0.2).encode(
+            alt.Y("min:Q", title="NC", scale=alt.Scale(domain=[-0.6, 1.0])), alt.Y2("max:Q")
         )
-        rows.append(alt.hconcat(heat, (band + line).properties(width=380, height=200)).resolve_scale(color="independent"))
+        line = base.mark_line(strokeWidth=2).encode(
+            alt.Y("mean:Q"),
+            tooltip=["quantity", "step", *(alt.Tooltip(c, format=".4f") for c in ("min", "mean", "max"))],
+        )
+        rows.append(
+            alt.hconcat(heat, (band + line).properties(width=380, height=200)).resolve_scale(color="independent")
+        )
     return alt.vconcat(*rows)
 
 

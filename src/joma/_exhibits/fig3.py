@@ -31,7 +31,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     task = class_distributions(rng, smooth=True)
     start = small_start(task, rng)
     progress(0.0, "integrating")
-    path = JointFlow(task, "softmax", "linear", temperature=0.5).integrate(settings["t_end"], **start.items(), times=settings["times"])
+    path = JointFlow(task, "softmax", "linear", temperature=0.5).integrate(
+        settings["t_end"], *start, times=settings["times"]
+    )
     for i, t in enumerate(path.t):
         gauges = {"v0": path.v[i, :, 0]}
         if i in (0, len(path.t) - 1):
@@ -53,7 +55,12 @@ def draw(run: Run) -> Chart:
             .encode(
                 alt.X("node:O", title="node k", axis=alt.Axis(labels=False, ticks=False)),
                 alt.Y("token:O", title="context token l", axis=alt.Axis(labels=False, ticks=False)),
-                alt.Color("value:Q", title=None, scale=alt.Scale(scheme="redblue", domain=[-limit, limit], reverse=True), legend=None),
+                alt.Color(
+                    "value:Q",
+                    title=None,
+                    scale=alt.Scale(scheme="redblue", domain=[-limit, limit], reverse=True),
+                    legend=None,
+                ),
                 tooltip=["token", "node", alt.Tooltip("value", format=".3f")],
             )
             .properties(width=190, height=210)
@@ -92,7 +99,13 @@ def judge(run: Run) -> Verdict:
         "largest_growth_second_half": float(fastest),
         "largest_growth_first_half": float(np.abs(early).max()),
     }
-    rule = "over the second half of training, few components grow at more than half the fastest pace (at most a quarter) and at least half at less than a tenth of it"
-    summary = f"second half of training: {growing.sum()} of {late.size} components of v₀ grow, {saturated.sum()} have saturated"
+    rule = (
+        "over the second half of training at most a quarter of the components grow at more than half the fastest pace, "
+        "and at least half of them at less than a tenth of it"
+    )
+    summary = (
+        f"second half of training: {growing.sum()} of {late.size} components of v₀ grow, "
+        f"{saturated.sum()} have saturated"
+    )
     ok = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
     return Verdict("holds" if ok else "fails", rule, summary, numbers)

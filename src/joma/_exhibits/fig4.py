@@ -1,8 +1,8 @@
 """Figure 4: sparse, then dense. Three dynamics of v towards the same ten targets μ ~ 1 + 3 U:
 
-    paper   v̇ = (μ − v) ∘ softmax(v²/3), v(0) = 0.05: what the authors' figure was drawn with
-    eqn6    v̇ = (μ − v) ∘ exp(v²/2), v(0) = 0: Eqn. 6, solved exactly
-    joint   the joint exp flow of a task with v̇ = μ − v under uniform attention: what Eqn. 6 approximates
+paper   v̇ = (μ − v) ∘ softmax(v²/3), v(0) = 0.05: what the authors' figure was drawn with
+eqn6    v̇ = (μ − v) ∘ exp(v²/2), v(0) = 0: Eqn. 6, solved exactly
+joint   the joint exp flow of a task with v̇ = μ − v under uniform attention: what Eqn. 6 approximates
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ SETTINGS = {
     "paper": {"components": 10, "seeds": 1000, "times": 1001},
 }
 AXES = {"v": ["component"], "mu": ["component"]}
-CASES = {"paper": "the paper's figure: softmax(v²/3)", "eqn6": "Eqn. 6, exact: exp(v²/2)", "joint": "the joint exp flow itself"}
+CASES = {
+    "paper": "the paper's figure: softmax(v²/3)",
+    "eqn6": "Eqn. 6, exact: exp(v²/2)",
+    "joint": "the joint exp flow itself",
+}
 T_END = {"paper": 100.0, "eqn6": 2.5, "joint": 2.5}
 
 
@@ -50,14 +54,24 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 bounce = solve_bounce(mu, t) if case == "eqn6" else solve_softmax_bounce(mu, t)
                 v, entropy = bounce.v, bounce.entropy()
             for i in range(len(t)):
-                writer.write(i, {"entropy": entropy[i]} | ({"v": v[i]} if s == 0 else {}), t=float(t[i]), case=case, draw=s)
+                writer.write(
+                    i,
+                    {"entropy": entropy[i]} | ({"v": v[i]} if s == 0 else {}),
+                    t=float(t[i]),
+                    case=case,
+                    draw=s,
+                )
 
 
 def draw(run: Run) -> Chart:
     """For each dynamics: v over the sorted components, coloured by time, with μ dashed; entropy beside it."""
     frame = run.frame()
     mu = frame[(frame.gauge == "mu") & (frame.draw == 0)][["component", "value"]]
-    target = alt.Chart(mu).mark_line(strokeDash=[5, 4], color="black", strokeWidth=1.5).encode(alt.X("component:Q"), alt.Y("value:Q"))
+    target = (
+        alt.Chart(mu)
+        .mark_line(strokeDash=[5, 4], color="black", strokeWidth=1.5)
+        .encode(alt.X("component:Q"), alt.Y("value:Q"))
+    )
     rows: list[Any] = []
     for case, title in CASES.items():
         v = frame[(frame.gauge == "v") & (frame.case == case)]
@@ -76,7 +90,10 @@ def draw(run: Run) -> Chart:
         )
         entropy = frame[(frame.gauge == "entropy") & (frame.case == case)][["t", "draw", "value"]]
         right = (
-            alt.Chart(entropy, title=alt.Title("attention entropy", subtitle="one line a draw of μ; bold: the one on the left"))
+            alt.Chart(
+                entropy,
+                title=alt.Title("attention entropy", subtitle="one line a draw of μ; bold: the one on the left"),
+            )
             .mark_line()
             .encode(
                 alt.X("t:Q", title="t"),
@@ -89,7 +106,9 @@ def draw(run: Run) -> Chart:
             )
             .properties(width=300, height=180)
         )
-        rows.append(alt.hconcat((left + target).properties(width=300, height=180), right).resolve_scale(color="independent"))
+        rows.append(
+            alt.hconcat((left + target).properties(width=300, height=180), right).resolve_scale(color="independent")
+        )
     return alt.vconcat(*rows).resolve_scale(color="independent")
 
 
@@ -97,7 +116,9 @@ def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw: start, depth of the trough below it, and the rise from the trough to the end."""
     grouped = entropy.sort_values("t").groupby(["case", "draw"]).value
     lowest = grouped.min()
-    return pd.DataFrame({"start": grouped.first(), "depth": grouped.first() - lowest, "rebound": grouped.last() - lowest}).reset_index()
+    return pd.DataFrame(
+        {"start": grouped.first(), "depth": grouped.first() - lowest, "rebound": grouped.last() - lowest}
+    ).reset_index()
 
 
 def judge(run: Run) -> Verdict:
@@ -105,7 +126,7 @@ def judge(run: Run) -> Verdict:
     table = dips(run.frame("entropy"))
     table["bounces"] = (table.depth >= 0.1 * table.start) & (table.rebound >= 0.2 * table.depth)
     means = table.groupby("case")[["depth", "rebound", "bounces"]].mean()
-    numbers = {case: {name: float(means.loc[case, name]) for name in means.columns} for case in CASES}
+    numbers = {case: {name: float(means[name][case]) for name in means.columns} for case in CASES}
     rule = "entropy falls by ≥ 10 % of its start and rises again by ≥ 20 % of that fall, in ≥ 90 % of the draws of μ"
     text = "; ".join(f"{case}: −{n['depth']:.2f}, then +{n['rebound']:.2f} nats" for case, n in numbers.items())
     bounces = {case: n["bounces"] >= 0.9 for case, n in numbers.items()}
@@ -113,4 +134,9 @@ def judge(run: Run) -> Verdict:
         return Verdict("fails", rule, text, numbers)
     if bounces["joint"]:
         return Verdict("holds", rule, text, numbers)
-    return Verdict("holds under", rule, f"{text}. So: under Eqn. 6, which overstates it for the flow it approximates", numbers)
+    return Verdict(
+        "holds under",
+        rule,
+        f"{text}. So: under Eqn. 6, which overstates it for the flow it approximates",
+        numbers,
+    )

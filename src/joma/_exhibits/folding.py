@@ -40,12 +40,15 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         paths = {}
         for m, (name, flow) in enumerate((("joint", JointFlow), ("folded", FoldedFlow))):
             progress((2 * n + m) / 6, f"{attention} attention, {name}")
-            paths[name] = flow(task, attention, "relu").integrate(settings["t_end"], v0, z0=start, times=settings["times"])
+            paths[name] = flow(task, attention, "relu").integrate(
+                settings["t_end"], v0, z0=start, times=settings["times"]
+            )
         for i, t in enumerate(paths["joint"].t):
             for name, path in paths.items():
                 writer.write(i, {"z": path.z[i]}, t=float(t), case=attention, flow=name)
             difference = max(
-                float(np.abs(getattr(paths["joint"], q)[i] - getattr(paths["folded"], q)[i]).max()) for q in ("v", "xi", "z")
+                float(np.abs(getattr(paths["joint"], q)[i] - getattr(paths["folded"], q)[i]).max())
+                for q in ("v", "xi", "z")
             )
             writer.write(i, {"difference": difference}, t=float(t), case=attention, flow="joint")
 
@@ -60,17 +63,24 @@ def draw(run: Run) -> Chart:
         points = points[points.t.isin(np.sort(points.t.unique())[::10])]
         x, y = alt.X("t:Q", title="t"), alt.Y("value:Q", title="attention logits z")
         colour = alt.Color("token:N", title="token")
-        line = alt.Chart(z[z.flow == "joint"], title=alt.Title(f"{case} attention", subtitle="line: joint flow, rings: folded")).mark_line().encode(
-            x, y, colour, tooltip=["token", "t", alt.Tooltip("value", format=".4f")]
-        )  # fmt: skip
+        title = alt.Title(f"{case} attention", subtitle="line: joint flow, rings: folded")
+        tooltip = ["token", "t", alt.Tooltip("value", format=".4f")]
+        line = alt.Chart(z[z.flow == "joint"], title=title).mark_line().encode(x, y, colour, tooltip=tooltip)
         ring = alt.Chart(points).mark_point(size=28, strokeWidth=1.4).encode(x, y, colour)
-        gap = frame[(frame.gauge == "difference") & (frame.case == case)][["t", "value"]].assign(value=lambda f: f.value.clip(lower=1e-17))
+        gap = frame[(frame.gauge == "difference") & (frame.case == case)][["t", "value"]].assign(
+            value=lambda f: f.value.clip(lower=1e-17)
+        )
         below = (
             alt.Chart(gap)
             .mark_line(color="#57606a")
             .encode(
                 alt.X("t:Q", title="t"),
-                alt.Y("value:Q", title="largest difference", scale=alt.Scale(type="log", domain=[1e-17, 10]), axis=alt.Axis(format=".0e", tickCount=5)),
+                alt.Y(
+                    "value:Q",
+                    title="largest difference",
+                    scale=alt.Scale(type="log", domain=[1e-17, 10]),
+                    axis=alt.Axis(format=".0e", tickCount=5),
+                ),
                 tooltip=["t", alt.Tooltip("value", format=".1e")],
             )
             .properties(width=250, height=90)
@@ -83,8 +93,15 @@ def judge(run: Run) -> Verdict:
     """Folded and joint agree to 1e-7 for linear and exp attention; softmax is reported."""
     frame = run.frame()
     gap = frame[frame.gauge == "difference"].groupby("case").value.max()
-    linear = frame[(frame.gauge == "z") & (frame.case == "linear") & (frame.flow == "joint") & (frame.token == 0)].sort_values("t").value
-    numbers = {**{case: float(gap[case]) for case in CASES}, "z_changes_sign": bool(linear.iloc[0] < 0 < linear.iloc[-1])}
+    linear = (
+        frame[(frame.gauge == "z") & (frame.case == "linear") & (frame.flow == "joint") & (frame.token == 0)]
+        .sort_values("t")
+        .value
+    )
+    numbers = {
+        **{case: float(gap[case]) for case in CASES},
+        "z_changes_sign": bool(linear.iloc[0] < 0 < linear.iloc[-1]),
+    }
     rule = "largest difference of (v, ξ, z) ≤ 1e-7 for linear attention (through a sign change of z) and exp attention"
     text = f"linear {gap['linear']:.0e}, exp {gap['exp']:.0e}; softmax (Eqn. 18, approximate) {gap['softmax']:.2g}"
     if max(gap["linear"], gap["exp"]) > 1e-7 or not numbers["z_changes_sign"]:

@@ -19,18 +19,34 @@ def draw(frame: pd.DataFrame, title: str) -> Chart:
     v = frame[frame.gauge == "v"]
     size = v.assign(size=v.value.abs()).groupby(["token", "node"])["size"].max().nlargest(12)
     v = v.set_index(["token", "node"]).loc[size.index].reset_index()
-    panels.append(_lines(v.assign(weight=[f"v[{a}, {b}]" for a, b in zip(v.token, v.node, strict=True)]), t, "largest weights v", "weight"))
+    panels.append(
+        _lines(
+            v.assign(weight=[f"v[{a}, {b}]" for a, b in zip(v.token, v.node, strict=True)]),
+            t,
+            "largest weights v",
+            "weight",
+        )
+    )
     entropy = _lines(frame[frame.gauge == "entropy"], t, "attention entropy (nats)", None)
     drift = frame[frame.gauge == "drift"]
     scale = alt.Scale(type="log") if (drift.value > 0).any() else alt.Scale()
     floor = drift.assign(value=drift.value.clip(lower=1e-17))
     below = _lines(floor, t, "drift of the first integral", None, scale)
-    return alt.vconcat(alt.hconcat(*panels).resolve_scale(color="independent"), alt.hconcat(entropy, below), title=alt.Title(title))
+    return alt.vconcat(
+        alt.hconcat(*panels).resolve_scale(color="independent"),
+        alt.hconcat(entropy, below),
+        title=alt.Title(title),
+    )
 
 
 def _lines(data: pd.DataFrame, x: alt.X, title: str, colour: str | None, scale: alt.Scale | None = None) -> alt.Chart:
     columns = ["t", "value"] + ([colour] if colour else [])
-    y = alt.Y("value:Q", title=title, scale=scale or alt.Scale(zero=False), axis=alt.Axis(format=".0e") if scale else alt.Axis())
+    y = alt.Y(
+        "value:Q",
+        title=title,
+        scale=scale or alt.Scale(zero=False),
+        axis=alt.Axis(format=".0e") if scale else alt.Axis(),
+    )
     chart = alt.Chart(data[columns]).mark_line(strokeWidth=1.8).encode(x, y, tooltip=[*columns])
     if colour:
         chart = chart.encode(alt.Color(f"{colour}:N", title=colour))

@@ -27,11 +27,34 @@ def styled(chart: Chart) -> Chart:
         chart.configure(font=FONT, background="white", padding=12)
         .configure_axis(**axis)
         .configure_view(stroke=None)
-        .configure_title(font=FONT, fontSize=13, fontWeight=600, color=INK, anchor="start", subtitleFont=FONT, subtitleColor="#57606a", subtitleFontSize=11)
-        .configure_legend(labelFont=FONT, titleFont=FONT, labelFontSize=11, titleFontSize=11, titleFontWeight="normal", labelLimit=260)
-        .configure_header(labelFont=FONT, titleFont=FONT, labelFontSize=12, labelFontWeight=600, labelAnchor="start", labelColor=INK)
+        .configure_title(
+            font=FONT,
+            fontSize=13,
+            fontWeight=600,
+            color=INK,
+            anchor="start",
+            subtitleFont=FONT,
+            subtitleColor="#57606a",
+            subtitleFontSize=11,
+        )
+        .configure_legend(
+            labelFont=FONT,
+            titleFont=FONT,
+            labelFontSize=11,
+            titleFontSize=11,
+            titleFontWeight="normal",
+            labelLimit=260,
+        )
+        .configure_header(
+            labelFont=FONT,
+            titleFont=FONT,
+            labelFontSize=12,
+            labelFontWeight=600,
+            labelAnchor="start",
+            labelColor=INK,
+        )
         .configure_range(category=COLOURS)
-    )  # type: ignore[no-any-return]
+    )
 
 
 def save(chart: Chart, folder: Path) -> None:

@@ -28,7 +28,13 @@ figure svg { display: block; max-width: 100%; height: auto; margin: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; } th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid var(--line); }
 .scroll { overflow-x: auto; } pre { background: var(--box); padding: .6rem .8rem; border-radius: 6px; overflow-x: auto; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 """
-BADGE = {"holds": "holds", "holds as corrected": "corrected", "holds under": "under", "fails": "fails", "error": "error"}
+BADGE = {
+    "holds": "holds",
+    "holds as corrected": "corrected",
+    "holds under": "under",
+    "fails": "fails",
+    "error": "error",
+}
 
 
 def _badge(verdict: str) -> str:
@@ -74,7 +80,13 @@ def _claims(results: list[Result]) -> str:
 
 
 def write_report(
-    out: Path, exhibits: Iterable[Exhibit], claims: list[Any] | None, *, preset: str, seed: int, path: Path | None = None
+    out: Path,
+    exhibits: Iterable[Exhibit],
+    claims: list[Any] | None,
+    *,
+    preset: str,
+    seed: int,
+    path: Path | None = None,
 ) -> Path:
     """Write the page atomically (to ``out/report.html`` by default) and return its path."""
     from joma import __version__

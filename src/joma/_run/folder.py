@@ -26,11 +26,11 @@ class RunError(Exception):
     """A run folder cannot be read or written as asked."""
 
 
-class RunInUse(RunError):  # noqa: N818
+class RunInUse(RunError):
     """Another writer holds the run folder."""
 
 
-class RunNotFound(RunError, FileNotFoundError):  # noqa: N818
+class RunNotFound(RunError, FileNotFoundError):
     """The folder is not a run."""
 
 
@@ -107,9 +107,7 @@ def existing(path: Path) -> dict[str, Any] | None:
         ours = re.compile(rf"{re.escape(LOCK)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}\.tmp")
         if path.is_dir() and all(ours.fullmatch(entry.name) for entry in path.iterdir()):
             return None
-        raise RunError(
-            f"{path} is neither empty nor a run and stays as it is: choose another folder"
-        ) from None
+        raise RunError(f"{path} is neither empty nor a run and stays as it is: choose another folder") from None
 
 
 def lock(folder: Path) -> int:
@@ -127,9 +125,7 @@ def lock(folder: Path) -> int:
             holder = os.pread(descriptor, 300, 0).decode(errors="replace") or "another process"
             if holder == _me():
                 holder += " (this process: call finish() on the earlier writer)"
-            raise RunInUse(
-                f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder"
-            ) from None
+            raise RunInUse(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder") from None
         except OSError as error:  # some cluster file systems are mounted without flock
             warnings.warn(f"cannot lock {folder} ({error}): let only one process write there", stacklevel=4)
         try:  # the former holder may have removed the file, or moved the folder, since we opened it

@@ -100,7 +100,7 @@ class _Kinked(_Smooth):
         self._stalled = 0
         self._last = 0.0
         self._margin = self._scaled_margin(y0)
-        on_kink = np.nonzero(np.abs(a) <= self._margin)
+        on_kink = _where(np.abs(a) <= self._margin)
         if on_kink[0].size:
             self._leave_start(y0, on_kink)
 
@@ -127,7 +127,7 @@ class _Kinked(_Smooth):
 
     def _limits(self, a: Array) -> Array:
         """Upper ends |p g|(c₊ − c₋) of β; 0 where g ≥ 0 (such a sample cannot slide), (n, K)."""
-        return np.maximum(-self.flow.forces(a, np.ones_like(a)), 0.0) * (self.high - self.low)
+        return np.maximum(-self.flow.drives(a, self._gates()), 0.0) * (self.high - self.low)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -190,17 +190,16 @@ class _Kinked(_Smooth):
         self._last = t
         if self._stalled > 200:
             raise _Stop(f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
-        v, xi, z = flow.unpack(y)
-        b, a = flow.forward(v, xi, z)
+        _, a = flow.forward(*flow.unpack(y))
         touched = (self.side * a <= 0) & (self.side != 0)
         limits = self._limits(a)
         # g ≥ 0: crossed; its own push then carries it on
         crossed = touched & (limits <= 0)
         self.side[crossed] *= -1
         held = (touched & (limits > 0)) | (self.side == 0)
-        back = self._choose(y, np.nonzero(held), t)
+        back = self._choose(y, _where(held), t)
         self._margin = self._scaled_margin(y)
-        pairs = np.nonzero((self.side == 0) | (back & (self.side * a < 0)))
+        pairs = _where((self.side == 0) | (back & (self.side * a < 0)))
         return self._project(y, pairs)
 
     def _choose(self, y: Array, pairs: Pairs, t: float) -> NDArray[np.bool_]:
@@ -216,7 +215,7 @@ class _Kinked(_Smooth):
             velocity = flow.velocity(v, b, flow.forces(a, self._gates()))
             G, r = flow.response(v, b, pairs), flow.rates(v, b, velocity, pairs)
             self.side[pairs] = _box(G, r, self._limits(a)[pairs])
-        self.sliding = np.nonzero(self.side == 0)
+        self.sliding = _where(self.side == 0)
         now = set(zip(*(index.tolist() for index in self.sliding), strict=True))
         for pair in was - now:
             self._past.append((*pair, self._since.pop(pair), t))
@@ -230,7 +229,7 @@ class _Kinked(_Smooth):
         v, xi, z = flow.unpack(y)
         b, a = flow.forward(v, xi, z)
         limits = self._limits(a)[on_kink]
-        pushing = flow.forces(a, np.ones_like(a))[on_kink] > 0
+        pushing = flow.drives(a, self._gates())[on_kink] > 0
         held = tuple(index[limits > 0] for index in on_kink)
         free = tuple(index[pushing] for index in on_kink)
         found = []
@@ -258,12 +257,18 @@ class _Kinked(_Smooth):
             )
 
     def settle(self, y: Array) -> Array | None:
-        """y moved back onto the sliding kinks if rounding took it off by more than a fraction of the margin."""
+        """y moved back onto the sliding kinks if the stepper took it off by more than ``_OFF`` times its scale.
+
+        Seldom, because each time the stepper starts anew, which costs a multistep method dearly.
+        """
         if not self.sliding[0].size:
             return None
         v, xi, z = self.flow.unpack(y)
         off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding]).max()
-        return self._project(y, self.sliding) if off > 0.25 * self._margin else None
+        if off <= _OFF * self._scale:
+            return None
+        self._scale = self._size(y)
+        return self._project(y, self.sliding) if off > _OFF * self._scale else None
 
     def _project(self, y: Array, pairs: Pairs) -> Array:
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
@@ -283,15 +288,20 @@ class _Kinked(_Smooth):
         return self._past + [(*pair, since, t) for pair, since in self._since.items()]
 
 
+def _where(mask: NDArray[np.bool_]) -> Pairs:
+    i, k = np.nonzero(mask)
+    return i, k
+
+
 def _solve(G: Array, r: Array) -> Array:
     """G⁻¹ r; the least-squares solution where more samples slide than there are directions."""
     try:
-        solution = np.linalg.solve(G, r)
+        solution = np.asarray(np.linalg.solve(G, r), dtype=np.float64)
         if np.isfinite(solution).all() and np.abs(G @ solution - r).max() <= 1e-9 * (1e-300 + np.abs(r).max()):
             return solution
     except np.linalg.LinAlgError:
         pass
-    return np.linalg.lstsq(G, r, rcond=1e-12)[0]
+    return np.asarray(np.linalg.lstsq(G, r, rcond=1e-12)[0], dtype=np.float64)
 
 
 def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
@@ -322,9 +332,13 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
     keep = values > 1e-13 * values.max()
     root = np.sqrt(values[keep])
     fit = lsq_linear(
-        root[:, None] * vectors[:, keep].T, (vectors[:, keep].T @ r) / root, (0.0, np.maximum(limits, 1e-300)), tol=1e-14, method="bvls"
+        root[:, None] * vectors[:, keep].T,
+        (vectors[:, keep].T @ r) / root,
+        (0.0, np.maximum(limits, 1e-300)),
+        tol=1e-14,
+        method="bvls",
     )
-    return fit.active_mask.astype(np.int8)  # type: ignore[no-any-return]
+    return fit.active_mask.astype(np.int8)
 
 
 _METHODS = {name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")}
@@ -338,7 +352,15 @@ _LAST_MOMENT = 1e-12
 
 
 def integrate(
-    flow: Flow, y0: Array, times: Array, t_end: float, *, rtol: float, atol: float, method: str, max_steps: int
+    flow: Flow,
+    y0: Array,
+    times: Array,
+    t_end: float,
+    *,
+    rtol: float,
+    atol: float,
+    method: str,
+    max_steps: int,
 ) -> Solution:
     """Step ``flow`` from y0 through all events to t_end and read it off at ``times``; never raises on the way."""
     if method not in METHODS:
@@ -361,7 +383,7 @@ def integrate(
                 pending = 1
             regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0)
             while t < t_end:
-                options = {} if h is None else {"first_step": min(h, t_end - t)}
+                options: dict[str, float] = {} if h is None else {"first_step": min(h, t_end - t)}
                 stiff = method == "auto" and flow.slopes is None and steps >= _PATIENCE
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
                 solver = _METHODS[stepper](regime, t, y, t_end, rtol=rtol, atol=atol, **options)

@@ -95,9 +95,14 @@ class Flow:
         b = self.attention.weights(z, self._x)
         return b, b @ v + xi
 
+    def drives(self, a: Array, gates: Array) -> Array:
+        """p_i g_ik, (n, K). Piecewise linear outputs are h = γ a with the gates given, also a little beyond a kink:
+        within one regime the field stays smooth, or a step across a kink would be refused again and again."""
+        return self._p[:, None] * self._merged.gradient(self.activation.phi(a) if self.slopes is None else gates * a)
+
     def forces(self, a: Array, gates: Array) -> Array:
         """s_ik = p_i g_ik γ_ik, (n, K)."""
-        return self._p[:, None] * self._merged.gradient(self.activation.phi(a)) * gates
+        return self.drives(a, gates) * gates
 
     def velocity(self, v: Array, b: Array, s: Array) -> Velocity:
         """Eqn. 2 for forces ``s`` (n, K)."""
@@ -117,7 +122,7 @@ class Flow:
             pulled = (v * B).sum(axis=1)
             if self.attention.kind == "softmax":
                 pulled -= b.T @ ((b @ v) * s).sum(axis=1)
-        return (self.attention_lr / self.attention.temperature) * pulled  # type: ignore[no-any-return]
+        return (self.attention_lr / self.attention.temperature) * pulled
 
     # -- samples on a kink -------------------------------------------------------------------------------
 
@@ -141,7 +146,7 @@ class Flow:
         """ȧ of the pairs, (n,)."""
         i, k = pairs
         moved = self.attention.pull(self._x[i], b[i], v.T[k]) @ velocity.z
-        return (b[i] * velocity.v.T[k]).sum(axis=1) + velocity.xi[k] + moved  # type: ignore[no-any-return]
+        return (b[i] * velocity.v.T[k]).sum(axis=1) + velocity.xi[k] + moved
 
     # -- state vectors -----------------------------------------------------------------------------------
 
@@ -214,7 +219,7 @@ class Flow:
         Returns:
             a ``Trajectory``; its ``status`` is "done", or says why and when the flow ended early.
         """
-        if not (np.isscalar(t_end) and np.isfinite(t_end) and t_end > 0):
+        if not (isinstance(t_end, (int, float, np.number)) and np.isfinite(t_end) and t_end > 0):
             raise ValueError(f"t_end must be a positive number, got {t_end!r}")
         if isinstance(times, (int, np.integer)):
             if times < 2:
@@ -325,7 +330,9 @@ class JointFlow(Flow):
                 break
             states.append(y)
         parts = [self.unpack(y) for y in states]
-        solution = Solution(step * np.arange(len(states)), states, *map(list, zip(*parts, strict=True)), status=status)
+        v_all, xi_all, z_all = ([part[n] for part in parts] for n in range(3))
+        times = step * np.arange(len(states), dtype=np.float64)
+        solution = Solution(times, states, v_all, xi_all, z_all, status=status)
         trajectory = self._trajectory(solution)
         object.__setattr__(trajectory, "step", float(step))
         return trajectory
@@ -365,7 +372,7 @@ class FoldedFlow(Flow):
     def _square(self, v: Array) -> Array:
         """Σ_k v_k² (− ‖v_k‖² b̄ under softmax), (M,)."""
         square = (v**2).sum(axis=1)
-        return square - square.sum() * self._b_bar if self.attention.kind == "softmax" else square  # type: ignore[no-any-return]
+        return square - square.sum() * self._b_bar if self.attention.kind == "softmax" else square
 
     def unpack(self, y: Array) -> tuple[Array, Array, Array]:
         """(v, ξ, z) of a state vector."""
@@ -422,7 +429,7 @@ class FoldedFlow(Flow):
         if self.attention.kind != "softmax":
             return super().z_velocity(v, b, s, B)
         vB = v * B
-        return (self.attention_lr / self.attention.temperature) * (vB.sum(axis=1) - self._b_bar * vB.sum())  # type: ignore[no-any-return]
+        return (self.attention_lr / self.attention.temperature) * (vB.sum(axis=1) - self._b_bar * vB.sum())
 
     def z_response(self, v: Array, b: Array, pairs: Pairs) -> Array:
         """ż caused by a unit force on each (sample, node) pair, (n, M)."""
@@ -431,7 +438,7 @@ class FoldedFlow(Flow):
         i, k = pairs
         bv = b[i] * v.T[k]
         pulled = bv - bv.sum(axis=1, keepdims=True) * self._b_bar
-        return (self.attention_lr / self.attention.temperature) * pulled  # type: ignore[no-any-return]
+        return (self.attention_lr / self.attention.temperature) * pulled
 
 
 __all__ = ["Activation", "Flow", "FoldedFlow", "JointFlow"]

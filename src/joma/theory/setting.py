@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -55,7 +55,7 @@ class Saliency:
     frequency: Array  # (M,)  E[x_l]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Task:
     """What one query token sees: samples of context frequencies and the gradients sent to the hidden nodes.
 
@@ -69,34 +69,48 @@ class Task:
     """
 
     x: Array
-    g: Array
-    p: Array = None  # type: ignore[assignment]
-    signed: bool = False
-    loss: Loss = field(default="fixed", kw_only=True)  # for the other losses g holds the targets
+    g: Array  # the targets, for losses other than "fixed"
+    p: Array
+    signed: bool
+    loss: Loss
 
-    def __post_init__(self) -> None:
-        x, g = finite(self.x, "x", 2), finite(self.g, "g", 2)
+    def __init__(
+        self, x: ArrayLike, g: ArrayLike, p: ArrayLike | None = None, signed: bool = False, *, loss: Loss = "fixed"
+    ) -> None:
+        x, g = finite(x, "x", 2), finite(g, "g", 2)
         if x.size == 0 or g.size == 0:
-            raise ValueError(f"the task is empty: x has shape {x.shape}, g has shape {g.shape}; give at least one sample")
+            raise ValueError(
+                f"the task is empty: x has shape {x.shape}, g has shape {g.shape}; give at least one sample"
+            )
         if len(x) != len(g):
             raise ValueError(f"x has {len(x)} samples (rows) but g has {len(g)}; they must be the same samples")
-        if not self.signed and (x < 0).any():
+        if not signed and (x < 0).any():
             i, l = np.argwhere(x < 0)[0]
             raise ValueError(
                 f"x[{i}, {l}] = {x[i, l]:g} is negative; frequencies are ≥ 0 (signed=True admits signed inputs)"
             )
-        p = np.full(len(x), 1.0) if self.p is None else finite(self.p, "p", 1)
+        p = np.full(len(x), 1.0) if p is None else finite(p, "p", 1)
         if len(p) != len(x):
             raise ValueError(f"p has {len(p)} weights for {len(x)} samples")
         if (p < 0).any() or p.sum() <= 0:
-            raise ValueError(f"weights p must be ≥ 0 with a positive sum; the smallest is {p.min():g}, the sum {p.sum():g}")
+            raise ValueError(
+                f"weights p must be ≥ 0 with a positive sum; the smallest is {p.min():g}, the sum {p.sum():g}"
+            )
         for name, value in (("x", x), ("g", g), ("p", p / p.sum())):
             value.setflags(write=False)
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "signed", signed)
+        object.__setattr__(self, "loss", loss)
 
     @classmethod
     def classification(
-        cls, x: ArrayLike, labels: ArrayLike, *, classes: int | None = None, p: ArrayLike | None = None, signed: bool = False
+        cls,
+        x: ArrayLike,
+        labels: ArrayLike,
+        *,
+        classes: int | None = None,
+        p: ArrayLike | None = None,
+        signed: bool = False,
     ) -> Task:
         """Cross-entropy on the hidden nodes: g = 1[y = k] − softmax(h)_k moves with training.
 
@@ -111,13 +125,15 @@ class Task:
                 raise ValueError(f"label {count - 1} does not fit into classes={classes}")
             y = np.eye(classes or count)[y.astype(int)]
         elif y.ndim != 2 or (y < 0).any() or not np.allclose(y.sum(axis=1), 1):
-            raise ValueError(f"labels must be (N,) integers or (N, K) distributions with rows that sum to 1, got shape {y.shape}")
-        return cls(x, y, p, signed, loss="classification")  # type: ignore[arg-type]
+            raise ValueError(
+                f"labels must be (N,) integers or (N, K) distributions with rows that sum to 1, got shape {y.shape}"
+            )
+        return cls(x, y, p, signed, loss="classification")
 
     @classmethod
     def regression(cls, x: ArrayLike, y: ArrayLike, *, p: ArrayLike | None = None, signed: bool = False) -> Task:
         """Squared loss on the hidden nodes: g = y − h moves with training; y is (N, K)."""
-        return cls(x, y, p, signed, loss="regression")  # type: ignore[arg-type]
+        return cls(x, y, p, signed, loss="regression")
 
     @property
     def samples(self) -> int:
@@ -154,7 +170,7 @@ class Task:
         if len(first) == self.samples:
             return self, np.arange(self.samples)
         inverse = inverse.reshape(-1)
-        p = np.bincount(inverse, weights=self.p)
+        p = np.bincount(inverse, weights=self.p).astype(np.float64)
         g = np.zeros((len(first), self.nodes))
         np.add.at(g, inverse, self.p[:, None] * self.g)
         g /= np.where(p > 0, p, 1.0)[:, None]
@@ -185,12 +201,12 @@ def _leaky(name: str, low: float) -> Activation:
 
 
 def _normal_cdf(a: Array) -> Array:
-    return 0.5 * (1 + erf(a / np.sqrt(2)))  # type: ignore[no-any-return]
+    return 0.5 * (1 + erf(a / np.sqrt(2)))
 
 
 def _silu_derivative(a: Array) -> Array:
     s = expit(a)
-    return s * (1 + a * (1 - s))  # type: ignore[no-any-return]
+    return s * (1 + a * (1 - s))
 
 
 ACTIVATIONS = {
@@ -248,10 +264,14 @@ class Attention:
         """Refuse tasks on which this attention is not defined."""
         if self.kind == "softmax":
             if task.signed and (task.x < 0).any():
-                raise ValueError("softmax attention divides by Σ x e^z, which can vanish for signed x; use exp or linear")
+                raise ValueError(
+                    "softmax attention divides by Σ x e^z, which can vanish for signed x; use exp or linear"
+                )
             empty = np.flatnonzero(task.x.sum(axis=1) == 0)
             if empty.size:
-                raise ValueError(f"sample {empty[0]} has no context token (its row of x is zero); softmax is undefined, drop it")
+                raise ValueError(
+                    f"sample {empty[0]} has no context token (its row of x is zero); softmax is undefined, drop it"
+                )
 
     def weights(self, z: Array, x: Array) -> Array:
         """Attention scores b (N, M) for logits z (M,) and frequencies x (N, M)."""
@@ -267,7 +287,7 @@ class Attention:
         # some sample holds only tokens far below the largest logit: normalise it by its own largest
         logits = np.where(x > 0, z / self.temperature, -np.inf)
         b = x * np.exp(logits - logits.max(axis=1, keepdims=True))
-        return b / b.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+        return b / b.sum(axis=1, keepdims=True)
 
     def pull(self, x: Array, b: Array, u: Array) -> Array:
         """Rows (∂b/∂z) u, (n, M). The Jacobian is symmetric: diag(x)/T, diag(b)/T or (diag(b) − b bᵀ)/T."""
@@ -276,4 +296,4 @@ class Attention:
         bu = b * u
         if self.kind == "softmax":
             bu -= b * bu.sum(axis=1, keepdims=True)
-        return bu / self.temperature  # type: ignore[no-any-return]
+        return bu / self.temperature

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from joma.theory.setting import Array, Task, nearest
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """A starting point (v, ξ, z) for a task."""
+class Start(NamedTuple):
+    """A starting point, in the order in which ``integrate`` and ``descend`` take it."""
 
     v0: Array  # (M, K)
     xi0: Array  # (K,)
     z0: Array  # (M,)
-
-    def items(self) -> dict[str, Array]:
-        """The keyword arguments of ``integrate`` and ``descend``."""
-        return {"v0": self.v0, "xi0": self.xi0, "z0": self.z0}
 
 
 def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> Start:
@@ -29,7 +24,9 @@ def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> St
     return Start(*(scale * rng.standard_normal(shape) for shape in ((M, K), (K,), (M,))))
 
 
-def class_distributions(rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20) -> Task:
+def class_distributions(
+    rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20
+) -> Task:
     """Figure 2: one sample a class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
 
     smooth: the distinct tokens' distribution moves smoothly with the class (left two panels); otherwise it is
@@ -60,8 +57,14 @@ def orthogonal_regression(mu: Array) -> Task:
 
 
 TASKS: dict[str, tuple[str, Callable[[np.random.Generator], Task]]] = {
-    "smooth-classes": ("Figure 2, left: class distributions that move smoothly", lambda rng: class_distributions(rng, smooth=True)),
-    "random-classes": ("Figure 2, right: random class distributions", lambda rng: class_distributions(rng, smooth=False)),
+    "smooth-classes": (
+        "Figure 2, left: class distributions that move smoothly",
+        lambda rng: class_distributions(rng, smooth=True),
+    ),
+    "random-classes": (
+        "Figure 2, right: random class distributions",
+        lambda rng: class_distributions(rng, smooth=False),
+    ),
     "random-gradients": ("constant random gradients, 50 samples, 30 tokens, 10 nodes", random_gradients),
     "two-tokens": ("one node, a salient token and a weaker one", lambda rng: Task([[1.0, 0.5]], [[1.0]])),
 }

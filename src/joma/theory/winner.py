@@ -59,11 +59,11 @@ class WinnerTakeAll:
 
 def _directions(delta: Array) -> Array:
     norm = np.linalg.norm(delta, axis=1, keepdims=True)
-    return delta / np.where(norm > 0, norm, 1.0)  # type: ignore[no-any-return]
+    return delta / np.where(norm > 0, norm, 1.0)
 
 
 def _offsets(v0: Array, delta: Array) -> Array:
-    return (v0 * _directions(delta)).sum(axis=1)  # type: ignore[no-any-return]
+    return (v0 * _directions(delta)).sum(axis=1)
 
 
 def _travel(t: Array, rate: Array, s: float, q: Array, t_star: Array) -> Array:
@@ -127,7 +127,9 @@ def winner_take_all(
     limits = np.where(delta == 0, v, np.sign(delta) * np.inf)
     if np.isfinite(end):
         last = ~tied
-        stops = v + _travel(np.array(end), rate, float(s), q, np.where(tied, np.inf, t_star))[:, None] * _directions(delta)
+        stops = v + _travel(np.array(end), rate, float(s), q, np.where(tied, np.inf, t_star))[:, None] * _directions(
+            delta
+        )
         limits[last] = stops[last]
     return WinnerTakeAll(
         delta=delta,

@@ -35,7 +35,7 @@ def _drift(path: Trajectory, value: Array) -> float:
 
 
 def _square(path: Trajectory) -> Array:
-    return (path.v**2).sum(axis=2)  # type: ignore[no-any-return]
+    return (path.v**2).sum(axis=2)
 
 
 @claim(
@@ -128,7 +128,7 @@ def t1_softmax(variant: str) -> float:
     if variant == "printed":  # cross-entropy, linear nodes: Σ_k g_k = 0, so the summed hypothesis reads 0 = 0
         task = class_distributions(rng, smooth=True)
         start = small_start(task, rng)
-        path = JointFlow(task, "softmax", "linear").integrate(50.0, **start.items(), times=11)
+        path = JointFlow(task, "softmax", "linear").integrate(50.0, *start, times=11)
     else:
         d = 0.1 * (np.array([1.0, -1.0, 0.5, -0.5]))
         task = _no_second_order(d, rng, nodes=2, mean=np.full(4, 0.25))
@@ -251,7 +251,7 @@ def t1_descent_law(variant: str) -> float:
             task = random_gradients(rng, samples=20, tokens=8, nodes=4)
             start = small_start(task, rng, 0.5)
             flow = JointFlow(task, attention, activation, attention_lr=3.0, temperature=0.8)
-            invariant = flow.descend(400, 0.005, **start.items()).invariant()
+            invariant = flow.descend(400, 0.005, *start).invariant()
             if invariant.law is None:
                 assert invariant.sum_drift is not None
                 worst = max(worst, float(invariant.sum_drift.max()))

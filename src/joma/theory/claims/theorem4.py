@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize_scalar
 from scipy.special import dawsn, lambertw
@@ -29,7 +30,7 @@ def _ode(mu: Array, times: Array, exponent: float = 0.5) -> Array:
     return solve_ivp(slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13).y.T
 
 
-def _pairs(n: int) -> tuple[Array, Array]:
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     j, k = np.nonzero(~np.eye(n, dtype=bool))
     return j, k
 
@@ -64,7 +65,7 @@ def e6(variant: str) -> float:
 
         v = solve_ivp(slope, (0.0, 20.0), np.zeros_like(MU), "DOP853", times, rtol=1e-12, atol=1e-13).y.T
         if variant == "corrected":  # its critical point, in closed form
-            v[-1] = np.sqrt(lambertw(MU**2).real)
+            v[-1] = [np.sqrt(lambertw(float(m) ** 2).real) for m in MU]
     return float(np.abs(path.v[:, :, 0] - v).max() / MU.max())
 
 
@@ -179,7 +180,7 @@ def t4_bound(variant: str) -> float:
 )
 def t4_threshold(variant: str) -> float:
     """|Λ| at a tenth power of the threshold."""
-    exponent = {"printed": -MU**2, "corrected": MU**2 / 2, "control": -(MU**2) / 2}[variant]
+    exponent = {"printed": -(MU**2), "corrected": MU**2 / 2, "control": -(MU**2) / 2}[variant]
     s_k = 10 * PRINTED_BOUND * np.exp(exponent)
     worst = 0.0
     for k, t in enumerate(flight_time(s_k, MU)):

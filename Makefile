@@ -1,0 +1,43 @@
+# Everything a fresh machine needs is Python 3.11, git and make. Each target sets itself up; a second call does not.
+PYTHON ?= python3.11
+VENV ?= .venv
+OUT ?= runs/reproduce
+REPORT ?= report.html
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help reproduce test lint bench figures format clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "joma needs $(PYTHON); or say make PYTHON=/path/to/python3.11+"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+reproduce: $(READY) ## reproduce the paper at the quick preset and write report.html
+	$(BIN)/joma reproduce --preset quick --out $(OUT) --report $(REPORT)
+
+test: $(READY) ## run the tests on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+
+lint: $(READY) ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## benchmarks against what one would use instead, side by side
+	$(BIN)/python -m benchmarks
+
+figures: $(READY) ## make the pictures and tables of README and docs again
+	$(BIN)/python docs/make_figures.py
+
+format: $(READY) ## format the code
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and everything made
+	rm -rf $(VENV) runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
