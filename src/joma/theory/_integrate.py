@@ -257,18 +257,18 @@ class _Kinked(_Smooth):
             )
 
     def settle(self, y: Array) -> Array | None:
-        """y moved back onto the sliding kinks if the stepper took it off by more than ``_OFF`` times its scale.
+        """y moved back onto the sliding kinks if the stepper took it off them by more than ten margins.
 
-        Seldom, because each time the stepper starts anew, which costs a multistep method dearly.
+        Not more often than that: the stepper then starts anew, which costs a multistep method dearly.
         """
         if not self.sliding[0].size:
             return None
         v, xi, z = self.flow.unpack(y)
         off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding]).max()
-        if off <= _OFF * self._scale:
+        if off <= 10 * self._margin:
             return None
-        self._scale = self._size(y)
-        return self._project(y, self.sliding) if off > _OFF * self._scale else None
+        self._margin = self._scaled_margin(y)
+        return self._project(y, self.sliding) if off > 10 * self._margin else None
 
     def _project(self, y: Array, pairs: Pairs) -> Array:
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
@@ -343,9 +343,9 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
 
 _METHODS = {name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")}
 METHODS = ("auto", *_METHODS)
-# "auto" is DOP853 until it has taken so many steps that the flow must be stiff (large attention sharpens a smooth
-# activation into a kink, and the flow into a slide), then LSODA. Flows with kinks have no such phase.
-_PATIENCE = 1000
+# "auto" is DOP853 until it has taken so many steps without a switch that the flow must be stiff (large attention
+# sharpens a smooth activation into a kink, and makes moving gradients settle fast), then LSODA to the end.
+_PATIENCE = {"smooth": 1000, "kinked": 300}
 # Attention that grows by a factor e within this fraction of the elapsed time is blowing up: what is left of the
 # solution cannot be told apart on the time axis.
 _LAST_MOMENT = 1e-12
@@ -374,7 +374,8 @@ def integrate(
         for store, value in zip((out.y, out.v, out.xi, out.z), (y, v, xi, z), strict=True):
             store.append(np.array(value))
 
-    t, y, steps, h, pending = 0.0, y0, 0, None, 0
+    t, y, steps, since, h, pending = 0.0, y0, 0, 0, None, 0
+    patience, stiff = _PATIENCE["smooth" if flow.slopes is None else "kinked"], False
     regime: _Smooth | None = None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         try:
@@ -384,14 +385,13 @@ def integrate(
             regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0)
             while t < t_end:
                 options: dict[str, float] = {} if h is None else {"first_step": min(h, t_end - t)}
-                stiff = method == "auto" and flow.slopes is None and steps >= _PATIENCE
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
                 solver = _METHODS[stepper](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
                 while solver.status == "running":
                     if steps >= max_steps:
                         raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol")
                     message = solver.step()
-                    steps += 1
+                    steps, since = steps + 1, since + 1
                     if solver.status == "failed" or not np.isfinite(solver.y).all():
                         raise _Stop(_why(regime, t, y, message))
                     _stop_at_blow_up(flow, t, y, solver.t, solver.y)
@@ -404,14 +404,14 @@ def integrate(
                         pending += 1
                     if event is not None:
                         h = solver.t - solver.t_old
-                        t, y = event, regime.switch(event, dense(event))
+                        t, y, since = event, regime.switch(event, dense(event)), 0
                         break
                     t, y = solver.t, solver.y
                     fresh = regime.settle(y)
                     if fresh is None:
                         fresh = flow.rechart(y)
-                    if fresh is None and steps == _PATIENCE and method == "auto" and flow.slopes is None:
-                        fresh = y
+                    if since >= patience and not stiff:
+                        stiff, fresh = True, y if fresh is None else fresh
                     if fresh is not None:
                         h, y = solver.t - solver.t_old, fresh
                         break

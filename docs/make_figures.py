@@ -1,0 +1,77 @@
+"""``make figures``: the pictures and tables of README and docs, made again by the program itself.
+
+Runs all exhibits at the quick preset, copies their pictures to ``docs/figures``, and writes the table of claims into
+``docs/claims.md`` and, shortened, into the README between its markers.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from joma._exhibits import EXHIBITS, reproduce
+from joma._simulate import simulate
+from joma.theory.claims import Claim, Result, check, claims
+
+ROOT = Path(__file__).parent.parent
+
+
+def pictures(folder: Path) -> None:
+    """One PNG an exhibit, and the one of the README's ``joma simulate``."""
+    (ROOT / "docs/figures").mkdir(exist_ok=True)
+    for exhibit in EXHIBITS.values():
+        outcome = reproduce(exhibit, out=folder)
+        shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{exhibit.id}.png")
+    simulate("random-gradients", folder / "simulate", attention="exp", t_end=40.0, scale=0.1)
+    shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")
+
+
+def cell(text: str | None) -> str:
+    """``text`` for a Markdown table."""
+    return (text or "").replace("|", "\\|")
+
+
+def full_table(results: list[tuple[Claim, Result]]) -> str:
+    """docs/claims.md: each claim with its statement, verdict, correction, derivation and control."""
+    lines = [
+        "# Claims",
+        "",
+        "Made by `make figures` from `joma claims`. Every check must also reject its control, a deliberately wrong "
+        "variant of the statement.",
+        "",
+    ]
+    for claim, r in results:
+        lines += [f"## {r.id}: {r.verdict}", "", f"*{r.source}.* {r.statement}", ""]
+        for name, text in (("Corrected", r.correction), ("Under", r.condition), ("Why", claim.derivation)):
+            if text:
+                lines += [f"**{name}.** {text}.".replace("..", "."), ""]
+        lines += [
+            f"Measured: {r.measures}: **{r.value:.2g}** (tolerance {r.tolerance:.2g}; as printed {r.printed_value:.2g}). "
+            f"Control: {r.control}: {r.control_value:.2g}, {'rejected' if r.control_rejected else 'NOT REJECTED'}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def short_table(results: list[tuple[Claim, Result]]) -> str:
+    """The README's table."""
+    lines = ["| claim | the paper says | verdict | error / tolerance |", "|---|---|---|--:|"]
+    lines += [f"| `{r.id}` | {cell(r.statement)} | {r.verdict} | {r.value:.1g} / {r.tolerance:.1g} |" for _, r in results]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make everything."""
+    with tempfile.TemporaryDirectory() as folder:
+        pictures(Path(folder))
+    results = [(claim, check(claim)) for claim in claims()]
+    (ROOT / "docs/claims.md").write_text(full_table(results))
+    readme = ROOT / "README.md"
+    table = f"<!-- claims -->\n{short_table(results)}\n<!-- /claims -->"
+    readme.write_text(re.sub(r"<!-- claims -->.*<!-- /claims -->", lambda _: table, readme.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    main()
