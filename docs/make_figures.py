@@ -24,7 +24,7 @@ def pictures(folder: Path) -> None:
     for exhibit in EXHIBITS.values():
         outcome = reproduce(exhibit, out=folder)
         shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{exhibit.id}.png")
-    simulate("random-gradients", folder / "simulate", attention="exp", t_end=40.0, scale=0.1)
+    simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0)
     shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")
 
 
@@ -58,7 +58,9 @@ def full_table(results: list[tuple[Claim, Result]]) -> str:
 def short_table(results: list[tuple[Claim, Result]]) -> str:
     """The README's table."""
     lines = ["| claim | the paper says | verdict | error / tolerance |", "|---|---|---|--:|"]
-    lines += [f"| `{r.id}` | {cell(r.statement)} | {r.verdict} | {r.value:.1g} / {r.tolerance:.1g} |" for _, r in results]
+    lines += [
+        f"| `{r.id}` | {cell(r.statement)} | {r.verdict} | {r.value:.2g} / {r.tolerance:.2g} |" for _, r in results
+    ]
     return "\n".join(lines)
 
 

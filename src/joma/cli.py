@@ -326,9 +326,10 @@ def main() -> None:
     except (ValueError, TypeError, RunError, OSError) as error:
         print(f"joma: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("joma: interrupted; what was complete is kept, nothing is half-written", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, as Typer passes it on
+            print("joma: interrupted; what was complete is kept, nothing is half-written", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

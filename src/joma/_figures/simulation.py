@@ -45,9 +45,9 @@ def _lines(data: pd.DataFrame, x: alt.X, title: str, colour: str | None, scale: 
         "value:Q",
         title=title,
         scale=scale or alt.Scale(zero=False),
-        axis=alt.Axis(format=".0e") if scale else alt.Axis(),
+        axis=alt.Axis(format=".0e", tickCount=6) if scale else alt.Axis(),
     )
     chart = alt.Chart(data[columns]).mark_line(strokeWidth=1.8).encode(x, y, tooltip=[*columns])
     if colour:
-        chart = chart.encode(alt.Color(f"{colour}:N", title=colour))
+        chart = chart.encode(alt.Color(f"{colour}:N", title=colour, scale=alt.Scale(scheme="tableau20")))
     return chart.properties(width=330, height=180)

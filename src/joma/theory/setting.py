@@ -34,7 +34,7 @@ def nearest(name: object, known: Iterable[str], what: str) -> str:
 def finite(value: ArrayLike, name: str, ndim: int) -> Array:
     """``value`` as a float64 array of ``ndim`` dimensions without NaN or infinity, or a ValueError."""
     try:
-        array = np.array(value, dtype=np.float64)
+        array = np.array(value, dtype=np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of numbers: {error}") from None
     if array.ndim != ndim:

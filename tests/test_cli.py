@@ -1,0 +1,185 @@
+"""The command line as a user meets it: real processes, exit codes, messages, and what is left on disk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joma import Run
+
+
+def joma(*arguments, cwd=None, check=None, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "joma", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+def test_help_names_the_commands():
+    out = joma("--help", check=0).stdout
+    assert all(command in out for command in ("claims", "reproduce", "simulate"))
+
+
+def test_claims_as_json_carry_what_was_promised():
+    rows = json.loads(joma("claims", "T4", "L6", "--json", check=0).stdout)
+    assert {row["id"] for row in rows} >= {"T4.ratio", "T4.threshold", "L6"}
+    promised = {"id", "statement", "verdict", "value", "tolerance", "correction", "control_rejected"}
+    assert all(promised <= row.keys() and row["control_rejected"] for row in rows)
+
+
+def test_one_claim_is_explained_in_full():
+    out = joma("claims", "T2.invariant", check=0).stdout
+    assert "holds as corrected" in out
+    assert "erf(v_l/√2)" in out
+    assert "rejected" in out
+
+
+def test_output_into_a_pipe_has_no_control_characters():
+    assert "\x1b" not in joma("claims", "L6", "L7", check=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("claims", "T2.invariance"), "Did you mean 'T2.invariant'"),
+        (("reproduce", "fig11"), "Known: folding, fig2"),
+        (("reproduce", "fig3", "--preset", "quik"), "Did you mean 'quick'"),
+        (("simulate", "two-tokens", "--attention", "sofmax"), "Did you mean 'softmax'"),
+        (("simulate", "two-tokens", "--activation", "rleu"), "Did you mean 'relu'"),
+        (("simulate", "two-tokens", "--t-end", "-1"), "t_end must be a positive number, got -1.0"),
+        (("simulate", "two-tokens", "--temperature", "0"), "temperature must be a positive number, got 0"),
+        (("simulate", "two-token"), "Did you mean 'two-tokens'"),
+        (("simulate", "missing.npz"), "no file missing.npz"),
+        (("simulate",), "which task?"),
+    ],
+)
+def test_bad_input_names_the_value_and_leaves_nothing(tmp_path, arguments, message):
+    done = joma(*arguments, cwd=tmp_path, check=2)
+    assert message in " ".join(done.stderr.split())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def write_npz(path: Path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones((3, 2)), "g": np.ones((4, 1))}, "x has 3 samples (rows) but g has 4"),
+        ({"x": -np.ones((3, 2)), "g": np.ones((3, 1))}, "x[0, 0] = -1 is negative"),
+        ({"x": np.full((3, 2), np.nan), "g": np.ones((3, 1))}, "x[0, 0] is nan"),
+        ({"x": np.ones((0, 2)), "g": np.ones((0, 1))}, "the task is empty"),
+        ({"x": np.ones((3, 2))}, "exactly one of g (gradients), labels"),
+        ({"x": np.ones((3, 2)), "g": np.ones((3, 1)), "v0": np.ones((1, 1))}, "v0 must have shape (2, 1), got (1, 1)"),
+    ],
+)
+def test_bad_task_files(tmp_path, arrays, message):
+    done = joma("simulate", write_npz(tmp_path / "task.npz", **arrays), "--out", tmp_path / "out", check=2)
+    assert message in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickled_npz_is_refused_and_not_run(tmp_path):
+    class Boom:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    np.savez(tmp_path / "task.npz", x=np.array([Boom()], dtype=object))
+    assert "not a readable .npz" in joma("simulate", tmp_path / "task.npz", "--out", tmp_path / "out", check=2).stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_csv_and_npz_of_the_same_task_give_the_same_run(tmp_path):
+    rng = np.random.default_rng(0)
+    x, labels = rng.random((8, 3)), rng.integers(2, size=8)
+    write_npz(tmp_path / "task.npz", x=x, labels=labels)
+    lines = ["x0,x1,x2,label"] + [",".join(repr(float(v)) for v in (*row, y)) for row, y in zip(x, labels, strict=True)]
+    (tmp_path / "task.csv").write_text("\n".join(lines) + "\n")
+    frames = []
+    for kind in ("npz", "csv"):
+        joma("simulate", tmp_path / f"task.{kind}", "--out", tmp_path / kind, "--t-end", "3", "--scale", "0.5", check=0)
+        frames.append(Run(tmp_path / kind).frame())
+        assert (tmp_path / kind / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert frames[0].equals(frames[1])
+    final = frames[0][(frames[0].gauge == "v") & (frames[0].t == 3.0)]
+    assert len(final) == 3 * 2
+
+
+def test_simulate_says_when_a_flow_blows_up(tmp_path):
+    done = joma(
+        "simulate",
+        "two-tokens",
+        "--attention",
+        "exp",
+        "--activation",
+        "linear",
+        "--scale",
+        "0",
+        "--out",
+        tmp_path / "run",
+        check=0,
+    )
+    assert "blow-up at t = 1.2533" in done.stdout  # √(π/2)
+
+
+def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
+    out = tmp_path / "run"
+    joma("simulate", "two-tokens", "--out", out, "--t-end", "1", check=0)
+    before = (out / "run.json").read_bytes()
+    done = joma("simulate", "two-tokens", "--out", out, "--t-end", "2", check=2)
+    assert str(out) in done.stderr.replace("\n", "")
+    assert (out / "run.json").read_bytes() == before
+    joma("simulate", "two-tokens", "--out", out, "--t-end", "2", "--force", check=0)
+    assert Run(out).info["config"]["t_end"] == 2.0
+
+
+def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_other_runs(tmp_path):
+    out = tmp_path / "out"
+    first = joma("reproduce", "fig3", "--out", out, check=0)
+    promised = {"run.json", "metrics.jsonl", "figure.svg", "figure.png", "verdict.json"}
+    assert promised <= {path.name for path in (out / "fig3").iterdir()}
+    assert json.loads((out / "fig3/verdict.json").read_text())["verdict"] == "holds"
+    assert "holds" in first.stdout
+    stamp = (out / "fig3/run.json").stat().st_mtime_ns
+    assert "there" in joma("reproduce", "fig3", "--out", out, check=0).stdout
+    assert (out / "fig3/run.json").stat().st_mtime_ns == stamp
+    refused = joma("reproduce", "fig3", "--out", out, "--seed", "1", check=2)
+    assert "holds another run" in refused.stderr
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_ctrl_c_in_the_middle_leaves_no_half_written_exhibit(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "joma", "reproduce", "fig2", "--preset", "laptop", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(600):  # until it is at work in its staging folder
+        if list(out.glob(".fig2.partial-*/metrics.jsonl")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in out.iterdir()] == []

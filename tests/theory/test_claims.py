@@ -1,0 +1,94 @@
+"""The claims: every one decides, every control is rejected, and the rule behind the verdicts."""
+
+import math
+
+import pytest
+
+from joma.theory import claims as registry
+from joma.theory.claims import Claim, check
+
+EXPECTED = {
+    "A1.per_hidden_loss": "holds",
+    "T1.linear": "holds",
+    "T1.exp": "holds",
+    "T1.softmax": "holds under",
+    "T1.rates": "holds as corrected",
+    "T1.zero_init": "holds under",
+    "T1.softmax_hypothesis": "holds as corrected",
+    "T1.descent_law": "holds",
+    "T2.invariant": "holds as corrected",
+    "T2.winner": "holds under",
+    "T2.softmax_remark": "fails",
+    "E6": "holds as corrected",
+    "T4.ratio": "holds",
+    "T4.order": "holds under",
+    "T4.bound": "holds",
+    "T4.threshold": "holds as corrected",
+    "T4.linear_attention": "holds",
+    "L6": "holds",
+    "L7": "holds",
+}
+
+
+def test_every_claim_is_listed_here():
+    assert {claim.id for claim in registry.claims()} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("id", EXPECTED)
+def test_the_verdict_is_the_derived_one_and_the_control_is_rejected(id):
+    (claim,) = registry.get([id])
+    result = check(claim)
+    assert result.error is None
+    assert result.control_rejected, f"the check accepts its own control: {result.control_value}"
+    assert result.verdict == EXPECTED[id]
+    if result.verdict in ("holds as corrected", "fails"):
+        assert claim.correction
+    if result.verdict == "holds under":
+        assert claim.condition
+
+
+def made_up(values, tolerance=1.0, **fields):
+    return Claim("X", "nowhere", "?", tolerance, "?", "?", check=values.__getitem__, **fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "verdict", "value"),
+    [
+        ({"printed": 0.5, "control": 2}, {}, "holds", 0.5),
+        ({"printed": 3, "control": 2}, {}, "fails", 3),
+        ({"printed": 3, "corrected": 0.1, "control": 2}, {"correction": "c"}, "holds as corrected", 0.1),
+        ({"printed": 3, "corrected": 9, "control": 2}, {"correction": "c"}, "fails", 3),
+        ({"printed": 3, "condition": 0.2, "control": 2}, {"condition": "c"}, "holds under", 0.2),
+        ({"printed": 3, "reference": 0, "control": 2}, {"correction": "c", "reference": "r"}, "fails", 3),
+    ],
+)
+def test_the_rule_that_makes_verdicts(values, fields, verdict, value):
+    result = check(made_up(values, **fields))
+    assert (result.verdict, result.value, result.ok) == (verdict, value, True)
+
+
+def test_a_control_that_is_accepted_is_not_ok():
+    result = check(made_up({"printed": 0.5, "control": 0.9}))
+    assert not result.control_rejected
+    assert not result.ok
+
+
+@pytest.mark.parametrize(
+    "bad", [{"printed": math.nan, "control": 2}, {"control": 2}, {"printed": 0.1, "control": math.nan}]
+)
+def test_a_check_that_cannot_measure_is_an_error_and_never_a_verdict(bad):
+    result = check(made_up(bad))
+    assert result.verdict == "error"
+    assert not result.ok
+
+
+def test_a_check_that_rejects_what_is_true_is_an_error():
+    result = check(made_up({"printed": 3, "reference": 5, "control": 9}, reference="r"))
+    assert result.verdict == "error"
+    assert "rejects what is true" in result.error
+
+
+def test_groups_and_near_misses():
+    assert [c.id for c in registry.get(["T2"])] == ["T2.invariant", "T2.winner", "T2.softmax_remark"]
+    with pytest.raises(ValueError, match=r"Did you mean 'T2.invariant'"):
+        registry.get(["T2.invariance"])
