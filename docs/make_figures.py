@@ -48,7 +48,8 @@ def full_table(results: list[tuple[Claim, Result]]) -> str:
             if text:
                 lines += [f"**{name}.** {text}.".replace("..", "."), ""]
         lines += [
-            f"Measured: {r.measures}: **{r.value:.2g}** (tolerance {r.tolerance:.2g}; as printed {r.printed_value:.2g}). "
+            f"Measured: {r.measures}: **{r.value:.2g}** "
+            f"(tolerance {r.tolerance:.2g}; as printed {r.printed_value:.2g}). "
             f"Control: {r.control}: {r.control_value:.2g}, {'rejected' if r.control_rejected else 'NOT REJECTED'}.",
             "",
         ]
