@@ -26,7 +26,7 @@ figure svg { display: block; max-width: 100%; height: auto; margin: auto; }
 .badge { display: inline-block; padding: .05rem .55rem; border-radius: 1rem; font-size: .85rem; font-weight: 600; color: #fff; white-space: nowrap; }
 .holds { background: #1a7f37; } .corrected, .under { background: #9a6700; } .fails, .error { background: #cf222e; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; } th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid var(--line); }
-.scroll { overflow-x: auto; } pre { background: var(--box); padding: .6rem .8rem; border-radius: 6px; overflow-x: auto; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
+#claims td:nth-child(3) { min-width: 20rem; width: 50%; } .scroll { overflow-x: auto; } pre { background: var(--box); padding: .6rem .8rem; border-radius: 6px; overflow-x: auto; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 """
 BADGE = {
     "holds": "holds",
