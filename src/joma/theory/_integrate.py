@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # small against everything else.
 MARGIN = 1e-12
 BOX_MARGIN = 1e-10
+# A state this large, whose squares are still numbers, has overflowed.
+OVERFLOW = 1e100
 # Where in a step the event functions are evaluated, and the finer grid on which their quartic is read off.
 _NODES = np.linspace(0.0, 1.0, 5)
 _FINE = np.linspace(0.0, 1.0, 17)
@@ -295,6 +297,8 @@ def _where(mask: NDArray[np.bool_]) -> Pairs:
 
 def _solve(G: Array, r: Array) -> Array:
     """G⁻¹ r; the least-squares solution where more samples slide than there are directions."""
+    if not (np.isfinite(G).all() and np.isfinite(r).all()):  # a trial step beyond a blow-up; it will be refused
+        return np.full(len(r), np.nan)
     try:
         solution = np.asarray(np.linalg.solve(G, r), dtype=np.float64)
         if np.isfinite(solution).all() and np.abs(G @ solution - r).max() <= 1e-9 * (1e-300 + np.abs(r).max()):
@@ -436,7 +440,7 @@ def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:
     """What stopped the stepper at (t, y): a blow-up, an overflow, or something else."""
     speed = np.abs(regime(t, y)).max()
     size = max(1.0, np.abs(y).max())
-    if size > 1e100 or not np.isfinite(speed):
+    if size > OVERFLOW or not np.isfinite(speed):
         return f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
     if speed * max(t, 1e-300) > 1e6 * size:
         return f"blow-up at t = {t:.10g}: the solution does not exist beyond"

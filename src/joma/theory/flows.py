@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from joma.theory._integrate import Solution, integrate
+from joma.theory._integrate import OVERFLOW, Solution, integrate
 from joma.theory.setting import Activation, Array, Attention, Task, as_activation, finite
 from joma.theory.trajectory import Slide, Trajectory
 
@@ -74,8 +74,8 @@ class Flow:
                     f"last; got shape {self.embedding.shape}"
                 )
             self._gram = self.embedding.T @ self.embedding
-        # identical rows of x never part, so the flow integrates them as one
-        self._merged, self._first = task.merged()
+        # samples with equal attention never part, so the flow integrates them as one
+        self._merged, self._first = task.merged(attention.rows(task.x))
         self._x, self._p = self._merged.x, self._merged.p
 
     @property
@@ -321,11 +321,11 @@ class JointFlow(Flow):
         states, status = [y], "done"
         for n in range(int(steps)):
             v, xi, z = self.unpack(y)
-            b, a = self.forward(v, xi, z)
             with np.errstate(over="ignore", invalid="ignore"):
+                b, a = self.forward(v, xi, z)
                 s = self.forces(a, self.activation.derivative(a))
                 y = y + step * self.tangent(self.velocity(v, b, s))
-            if not np.isfinite(y).all():
+            if not np.abs(y).max() < OVERFLOW:
                 status = f"overflow at step {n + 1}: the step size {step:g} is too large, or the flow blows up"
                 break
             states.append(y)

@@ -159,17 +159,18 @@ class Task:
         e = np.exp(h - h.max(axis=1, keepdims=True))
         return self.g - e / e.sum(axis=1, keepdims=True)
 
-    def merged(self) -> tuple[Task, NDArray[np.intp]]:
-        """The same task with identical rows of x merged, and the first original index of each new row.
+    def merged(self, rows: Array | None = None) -> tuple[Task, NDArray[np.intp]]:
+        """The same task with equal rows of x merged, and the first original index of each new row.
 
-        Identical rows share their pre-activations for ever, so only Σ p g over them matters. This is exact,
-        also for moving gradients (they are affine in the targets), and keeps the samples on a ReLU kink
-        linearly independent.
+        Equal rows share their pre-activations for ever, so only Σ p g over them matters. This is exact, also for
+        moving gradients (they are affine in the targets). On a ReLU kink it is needed: one gate acts on all of
+        them, and apart, a row that slides and one that is crossed would have two.
+
+        ``rows`` (N, M) stands in for x where other rows are equal too, see ``Attention.rows``.
         """
-        _, first, inverse = np.unique(self.x, axis=0, return_index=True, return_inverse=True)
+        first, inverse = _equal_rows(self.x if rows is None else rows)
         if len(first) == self.samples:
             return self, np.arange(self.samples)
-        inverse = inverse.reshape(-1)
         p = np.bincount(inverse, weights=self.p).astype(np.float64)
         g = np.zeros((len(first), self.nodes))
         np.add.at(g, inverse, self.p[:, None] * self.g)
@@ -183,6 +184,18 @@ class Task:
         frequency = self.p @ self.x
         safe = np.where(frequency == 0, 1.0, frequency)
         return Saliency(delta, np.where(frequency[:, None] == 0, 0.0, delta / safe[:, None]), frequency)
+
+
+def _equal_rows(x: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The first index of each set of rows equal to rounding, and which set each row belongs to."""
+    # sorted along a direction that no data know of, equal rows are neighbours
+    order = np.argsort(x @ np.cos(np.arange(1.0, x.shape[1] + 1) ** 2), kind="stable")
+    one, next_one = x[order[:-1]], x[order[1:]]
+    new = (np.abs(next_one - one) > 1e-13 * np.abs(one)).any(axis=1)
+    inverse = np.empty(len(x), np.intp)
+    inverse[order] = np.concatenate([[0], np.cumsum(new)])
+    _, first, inverse = np.unique(inverse, return_index=True, return_inverse=True)
+    return first, inverse
 
 
 @dataclass(frozen=True)
@@ -272,6 +285,10 @@ class Attention:
                 raise ValueError(
                     f"sample {empty[0]} has no context token (its row of x is zero); softmax is undefined, drop it"
                 )
+
+    def rows(self, x: Array) -> Array:
+        """x (N, M) with rows that are equal exactly where the samples' attention is the same for all z."""
+        return x / x.sum(axis=1, keepdims=True) if self.kind == "softmax" else x
 
     def weights(self, z: Array, x: Array) -> Array:
         """Attention scores b (N, M) for logits z (M,) and frequencies x (N, M)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from joma.theory.invariants import Invariant, first_integral
-from joma.theory.setting import Array
+from joma.theory.setting import Array, Attention
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,14 +59,17 @@ class Trajectory:
 
         Samples that attend to nothing (Σ|b| = 0, as under linear attention with z = 0) are left out.
         """
-        p = self.flow.task.p
-        out = np.empty(len(self.t))
-        for n in range(len(self.t)):
-            b = np.abs(self.attention(n))
-            with np.errstate(invalid="ignore", over="ignore"):
-                total = b.sum(axis=1)
-                q = b / np.where(total > 0, total, 1.0)[:, None]
-                h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1)
+        task, attention = self.flow.task, self.flow.attention
+        rows = task.x.any(axis=1)
+        x, p = np.abs(task.x[rows]), task.p[rows]
+        if attention.kind == "exp":  # its entropy is that of softmax, which does not overflow
+            attention = Attention("softmax", attention.temperature)
+        out = np.full(len(self.t), np.nan)
+        for n in range(len(self.t) if rows.any() else 0):
+            b = np.abs(attention.weights(self.z[n], x))
+            total = b.sum(axis=1)
+            q = b / np.where(total > 0, total, 1.0)[:, None]
+            h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1)
             weight = p * (total > 0)
             out[n] = weight @ h / weight.sum() if weight.sum() > 0 else np.nan
         return out

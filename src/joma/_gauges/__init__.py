@@ -1,0 +1,1 @@
+"""Gauges: pure functions of tensors, and the registry of their names."""

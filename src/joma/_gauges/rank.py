@@ -1,0 +1,131 @@
+"""Stable rank, effective rank and spectral norm of weight matrices.
+
+‖W‖_F²/σ_max² needs the largest singular value only. It comes from Lanczos on the smaller Gram matrix, two products with
+W a step, no Gram matrix formed; what a full SVD spends on all the other singular values is saved. The start vector can
+be handed over from one training step to the next, where the leading direction has hardly moved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# matrices up to this size are decomposed directly: cheaper than a Lanczos loop
+_DIRECT = 128
+_BLOCK = 4  # vectors a step; a product with four costs hardly more than with one, memory being the limit
+
+
+@dataclass(frozen=True, eq=False)
+class TopSingular:
+    """The largest singular value, its right (or left, for wide matrices) vectors, and how many steps it took."""
+
+    sigma: float
+    vectors: Tensor | None  # (min(m, n), _BLOCK): start the next call from these
+    steps: int
+    reason: str | None = None  # why sigma is 0 or NaN
+
+
+def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 1e-7, max_steps: int = 400) -> TopSingular:
+    """σ_max of one matrix (m, n) to relative accuracy ``rtol`` (limited by float32 sums), by block Lanczos.
+
+    ``start`` are the ``vectors`` of an earlier call on a similar matrix. Low precision is accumulated in float32.
+    """
+    w = _matrix(w)
+    if w.numel() == 0:
+        return TopSingular(0.0, None, 0, "the matrix is empty")
+    peak = float(w.abs().amax())
+    if not math.isfinite(peak):
+        return TopSingular(math.nan, None, 0, "the matrix has entries that are not finite")
+    if peak == 0.0:
+        return TopSingular(0.0, None, 0, "the matrix is zero")
+    if w.shape[0] < w.shape[1]:
+        w = w.T
+    n = w.shape[1]
+    w = w / peak if not 1e-12 < peak < 1e12 else w  # squares must stay in range
+    factor = peak if not 1e-12 < peak < 1e12 else 1.0
+    if n <= _DIRECT:
+        return TopSingular(factor * float(torch.linalg.svdvals(w.double())[0]), None, 1)
+    sigma2, vectors, steps = _block_lanczos(w, start, rtol, max_steps)
+    return TopSingular(factor * math.sqrt(sigma2), vectors, steps)
+
+
+def _block_lanczos(w: Tensor, start: Tensor | None, rtol: float, max_steps: int) -> tuple[float, Tensor, int]:
+    """Largest eigenvalue of WᵀW, a block of leading Ritz vectors, and the number of steps."""
+    n = w.shape[1]
+    if start is None or start.shape != (n, _BLOCK):
+        generator = torch.Generator().manual_seed(0)  # of our own: the user's random state is not touched
+        start = torch.randn(n, _BLOCK, generator=generator)
+    basis, _ = torch.linalg.qr(start.to(w))  # (n, k) so far
+    blocks, images = [basis], []
+    theta, ritz, steps = 0.0, basis, 0
+    for steps in range(1, max(2, min(max_steps, n // _BLOCK)) + 1):
+        last = blocks[-1]
+        images.append(w.T @ (w @ last))  # (n, p)
+        Q, A = torch.cat(blocks, dim=1), torch.cat(images, dim=1)
+        T = (Q.T @ A).double().cpu()
+        values, vectors = torch.linalg.eigh((T + T.T) / 2)
+        theta = float(values[-1])
+        top = vectors[:, -_BLOCK:].flip(1).to(w)
+        residual = float(torch.linalg.vector_norm(A @ top[:, 0] - theta * (Q @ top[:, 0])))
+        gap = max(theta - float(values[-2]), residual)
+        # Kato-Temple: the error of θ is at most residual² / gap
+        if residual**2 / gap <= rtol * theta or residual <= 2e-6 * theta:
+            return theta, Q @ top, steps
+        ritz = Q @ top
+        fresh = images[-1]
+        for _ in range(3):  # again after QR: where little is left, its columns are anything, also inside Q
+            fresh, _ = torch.linalg.qr(fresh - Q @ (Q.T @ fresh))
+        blocks.append(fresh)
+    return theta, ritz, steps
+
+
+def _matrix(w: Tensor) -> Tensor:
+    if w.dim() != 2:
+        raise ValueError(f"a matrix (m, n) is needed, got shape {tuple(w.shape)}; stacks go through stable_rank")
+    w = w.detach()
+    return w if w.dtype in (torch.float32, torch.float64) else w.float()
+
+
+def _over_stack(w: Tensor, function: object) -> Tensor:
+    """``function`` of each matrix of (…, m, n), as float64 of the leading shape."""
+    if w.dim() < 2:
+        raise ValueError(f"a matrix or a stack of matrices (…, m, n) is needed, got shape {tuple(w.shape)}")
+    flat = w.detach().reshape(-1, *w.shape[-2:])
+    values = [function(matrix) for matrix in flat]  # type: ignore[operator]
+    return torch.tensor(values, dtype=torch.float64).reshape(w.shape[:-2])
+
+
+def spectral_norm(w: Tensor) -> Tensor:
+    """σ_max of a matrix, or of each one of a stack (…, m, n)."""
+    return _over_stack(w, lambda m: top_singular(m).sigma)
+
+
+def stable_rank(w: Tensor) -> Tensor:
+    """‖W‖_F² / σ_max² of a matrix, or of each one of a stack; 0 for a zero matrix, NaN for one that is not finite."""
+    return _over_stack(w, lambda m: stable_rank_from(m, top_singular(m)))
+
+
+def stable_rank_from(w: Tensor, top: TopSingular) -> float:
+    """The stable rank of ``w`` given its largest singular value."""
+    if top.sigma == 0.0 or math.isnan(top.sigma):
+        return top.sigma
+    return float((torch.linalg.vector_norm(_matrix(w), dtype=torch.float64) / top.sigma) ** 2)
+
+
+def effective_rank(w: Tensor) -> Tensor:
+    """exp of the entropy of σ/Σσ (Roy and Vetterli), of a matrix or of each one of a stack."""
+
+    def one(m: Tensor) -> float:
+        m = _matrix(m).double()
+        if m.numel() == 0 or not bool(m.isfinite().all()):
+            return 0.0 if m.numel() == 0 else math.nan
+        sigma = torch.linalg.svdvals(m)
+        if float(sigma.sum()) == 0.0:
+            return 0.0
+        p = sigma / sigma.sum()
+        return float(torch.special.entr(p).sum().exp())
+
+    return _over_stack(w, one)

@@ -1,0 +1,245 @@
+"""Attention statistics against brute force in float64: masks, shapes, types, paths."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma._gauges import attention
+from joma._gauges.attention import attention_stats, attention_stats_from_scores
+
+
+def brute_force(q, k, mask=None, is_causal=False, scale=None, softcap=None):
+    """Scores (B, H, Tq, Tk) in float64 with −inf where masked, and the statistics from the definition."""
+    q, k = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    if is_causal:
+        s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if mask is not None:
+        s = s.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else s + mask.double()
+    return s, *statistics(s)
+
+
+def statistics(s):
+    seen = s > -1e300
+    none = ~seen.any(-1, keepdim=True)
+    p = torch.softmax(s.masked_fill(none, 0.0), dim=-1).masked_fill(none, 0.0)
+    entropy = -torch.special.xlogy(p, p).sum(-1)
+    sink = seen.any(dim=2, keepdim=True).int().argmax(-1, keepdim=True)
+    mass = p.gather(-1, sink.expand(*p.shape[:3], 1))[..., 0]
+    return entropy, torch.logsumexp(s, -1), mass, seen.sum(-1)
+
+
+def close(stats, expected, tolerance):
+    entropy, lse, mass, visible = expected
+    assert (stats.entropy - entropy).abs().max() <= tolerance
+    seen = visible > 0
+    assert torch.equal(stats.visible, visible)
+    assert (stats.entropy[~seen] == 0).all()
+    scale = 1 + lse[seen].abs().max() if seen.any() else 1
+    assert not seen.any() or (stats.logsumexp[seen] - lse[seen]).abs().max() <= 1e-5 * scale
+    assert (stats.sink_mass - mass).abs().max() <= 1e-4
+
+
+MASKS = ("none", "causal", "bool", "padding", "rows", "minus_inf", "finfo_min", "bias", "alibi")
+
+
+def make_mask(kind, B, H, Tq, Tk, generator):
+    if kind in ("none", "causal"):
+        return None
+    if kind == "padding":  # some keys of each sequence, the same for all queries; at least one stays
+        keep = torch.rand(B, 1, 1, Tk, generator=generator) > 0.4
+        keep[..., -1] = True
+        return keep
+    keep = torch.rand(B, 1, Tq, Tk, generator=generator) > 0.4
+    keep[..., 0] = True
+    if kind == "bool":
+        return keep
+    if kind == "rows":  # some queries see nothing at all
+        return keep & (torch.rand(B, H, Tq, 1, generator=generator) > 0.5)
+    if kind == "minus_inf":
+        return torch.zeros(keep.shape).masked_fill(~keep, -math.inf)
+    if kind == "finfo_min":
+        return torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min)
+    if kind == "bias":
+        return torch.randn(1, H, Tq, Tk, generator=generator)
+    slopes = 2.0 ** -torch.arange(1, H + 1)[:, None, None]
+    return -slopes * (torch.arange(Tq)[:, None] - torch.arange(Tk)).abs()  # (H, Tq, Tk)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(MASKS),
+    B=st.integers(1, 3),
+    Hk=st.integers(1, 3),
+    group=st.integers(1, 3),
+    Tq=st.integers(1, 9),
+    Tk=st.integers(1, 9),
+    d=st.sampled_from([1, 4, 8, 17]),
+    size=st.sampled_from([0.0, 1.0, 6.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_every_mask_and_shape_agrees_with_brute_force(kind, B, Hk, group, Tq, Tk, d, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    H = Hk * group
+    q = size * torch.randn(B, H, Tq, d, generator=generator)
+    k = torch.randn(B, Hk, Tk, d, generator=generator)
+    mask = make_mask(kind, B, H, Tq, Tk, generator)
+    causal = kind == "causal"
+    stats = attention_stats(q, k, mask, is_causal=causal, enable_gqa=True)
+    if kind == "finfo_min":
+        mask = mask.masked_fill(mask < -1e30, -math.inf)
+    close(stats, brute_force(q, k, mask, causal)[1:], 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "rows", "bias"])
+def test_scores_up_to_100_at_2048_tokens_within_1e_4_nats(kind):
+    generator = torch.Generator().manual_seed(0)
+    T = 2048
+    q, k = (math.sqrt(17) * torch.randn(1, 2, T, 64, generator=generator) for _ in range(2))
+    mask = make_mask(kind, 1, 2, T, T, generator)
+    scores, *expected = brute_force(q, k, mask, kind == "causal")
+    assert 80 < scores[scores.isfinite()].abs().max() < 120
+    close(attention_stats(q, k, mask, is_causal=kind == "causal"), expected, 1e-4)
+
+
+@pytest.mark.parametrize("case", ["huge", "offset", "one_hot", "bfloat16", "float16"])
+def test_where_low_precision_hurts_it_stays_within_1e_3_nats(case):
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(1, 2, 300, 64, generator=generator) for _ in range(2))
+    if case == "huge":
+        q = q * 900
+    elif case == "offset":
+        q, k = 3 * q, k + 300 * torch.randn(64, generator=generator)
+    elif case == "one_hot":
+        q = 30 * k.roll(1, dims=2)
+    else:
+        q, k = ((4 * x).to(getattr(torch, case)) for x in (q, k))
+    scores, *expected = brute_force(q, k, is_causal=True)
+    if case == "huge":
+        assert scores[scores.isfinite()].abs().max() > 3000
+    stats = attention_stats(q, k, is_causal=True)
+    assert stats.entropy.dtype == torch.float32
+    assert (stats.entropy - expected[0]).abs().max() <= 1e-3
+
+
+def test_fused_and_chunked_paths_agree(monkeypatch):
+    q, k = torch.randn(2, 3, 50, 16), torch.randn(2, 3, 70, 16)
+    mask = torch.rand(2, 1, 50, 70) > 0.3
+    for arguments in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        fused = attention_stats(q, k, **arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "_has_kernel", lambda device: False)
+            chunked = attention_stats(q, k, **arguments)
+        for name in ("entropy", "logsumexp", "sink_mass"):
+            torch.testing.assert_close(getattr(fused, name), getattr(chunked, name), atol=2e-5, rtol=2e-5)
+
+
+def test_chunks_do_not_change_the_answer(monkeypatch):
+    q, k, bias = torch.randn(2, 4, 33, 8), torch.randn(2, 2, 33, 8), torch.randn(33, 33)
+    for mask in (None, bias):
+        whole = attention_stats(q, k, mask, enable_gqa=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "_CHUNK", 200)
+            parts = attention_stats(q, k, mask, enable_gqa=True)
+        torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-6, rtol=0)
+
+
+def test_soft_capping():
+    q, k = 8 * torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
+    mask = torch.ones(20, 20, dtype=torch.bool).tril()
+    close(attention_stats(q, k, mask, softcap=5.0), brute_force(q, k, mask, softcap=5.0)[1:], 1e-5)
+
+
+def test_uniform_causal_attention_over_35_tokens():
+    q = torch.zeros(1, 1, 35, 8)
+    assert abs(attention_stats(q, q, is_causal=True).mean().item() - math.lgamma(36) / 35) <= 1e-6
+
+
+def test_normalised_entropy_is_one_for_uniform_attention_and_left_out_for_a_single_key():
+    q = torch.zeros(1, 1, 5, 4)
+    normalised = attention_stats(q, q, is_causal=True).normalised_entropy[0, 0]
+    assert normalised[0].isnan()
+    torch.testing.assert_close(normalised[1:], torch.ones(4))
+
+
+def test_nonsink_entropy_is_the_entropy_of_what_is_left():
+    s = 3 * torch.randn(2, 3, 6, 9)
+    stats = attention_stats_from_scores(s)
+    p = torch.softmax(s.double(), -1)[..., 1:]
+    p = p / p.sum(-1, keepdim=True)
+    torch.testing.assert_close(stats.nonsink_entropy.double(), -torch.special.xlogy(p, p).sum(-1), atol=1e-5, rtol=0)
+    parked = torch.tensor([[[[60.0, 0.0, 0.0]]]])
+    assert attention_stats_from_scores(parked).nonsink_entropy.item() == 0.0
+
+
+def test_left_padding_moves_the_sink_to_the_first_real_token():
+    q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
+    mask = torch.tensor([False, True, True, True])[None, None, None]
+    _, _, _, mass, _ = brute_force(q, k, mask)
+    torch.testing.assert_close(attention_stats(q, k, mask).sink_mass.double(), mass, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("probability", [False, True])
+def test_from_scores_and_from_probabilities(probability):
+    s = 2 * torch.randn(2, 3, 7, 11)
+    s[:, :, torch.ones(7, 11, dtype=torch.bool).triu(4)] = -math.inf
+    given_ = torch.softmax(s, -1) if probability else s
+    stats = attention_stats_from_scores(given_, is_probability=probability)
+    entropy, _, mass, visible = statistics(s.double())
+    torch.testing.assert_close(stats.entropy.double(), entropy, atol=1e-5, rtol=0)
+    torch.testing.assert_close(stats.sink_mass.double(), mass, atol=1e-6, rtol=0)
+    assert torch.equal(stats.visible, visible)
+
+
+@pytest.mark.parametrize(
+    "shape", [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 2, 0, 4), (2, 2, 5, 4)), ((2, 2, 3, 4), (2, 2, 0, 4))]
+)
+def test_empty_inputs(shape):
+    stats = attention_stats(torch.randn(shape[0]), torch.randn(shape[1]))
+    assert stats.entropy.shape == shape[0][:3]
+    assert (stats.entropy == 0).all()
+    assert stats.mean().isnan().all() or shape[1][2] > 0
+
+
+def test_one_token_and_fewer_dimensions():
+    assert attention_stats(torch.randn(1, 4), torch.randn(1, 4)).entropy.tolist() == [[[0.0]]]
+    q, k = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
+    assert torch.equal(attention_stats(q, k).entropy[0], attention_stats(q[None], k[None]).entropy[0])
+
+
+def test_mean_leaves_out_padding_and_blind_queries():
+    q, k = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 4, 8)
+    mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    mask[0, :, 0] = False  # a blind query
+    stats = attention_stats(q, k, mask)
+    rows = torch.ones(2, 1, 4, dtype=torch.bool)
+    rows[1, :, 2:] = False  # padding
+    kept = torch.cat([stats.entropy[0, :, 1:], stats.entropy[1, :, :2]], dim=1)
+    torch.testing.assert_close(stats.mean(rows=rows), kept.mean(1))
+
+
+def test_no_gradient_and_no_change_of_the_inputs():
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    before = q.detach().clone()
+    assert not attention_stats(q, q).entropy.requires_grad
+    assert torch.equal(q.detach(), before)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "arguments", "message"),
+    [
+        ((1, 4, 3, 8), (1, 2, 3, 8), {}, "enable_gqa=True"),
+        ((1, 4, 3, 8), (1, 3, 3, 8), {"enable_gqa": True}, "do not fit"),
+        ((1, 4, 3, 8), (1, 4, 3, 7), {}, "same d"),
+        ((1, 4, 3, 8), (1, 4, 5, 8), {"attn_mask": torch.ones(3, 4, dtype=torch.bool)}, "does not broadcast"),
+        ((1, 4, 3, 8), (1, 4, 3, 8), {"attn_mask": torch.ones(3, 3), "is_causal": True}, "not both"),
+    ],
+)
+def test_bad_input(q, k, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_stats(torch.randn(q), torch.randn(k), **arguments)
