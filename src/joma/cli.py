@@ -94,38 +94,23 @@ def _table(*columns: str) -> Any:
 def _claims_table(results: list[Any]) -> None:
     from rich.console import Console
 
-    table = _table("claim", "verdict", ">value", ">tolerance", "control", "*correction or condition")
+    table = _table("claim", "verdict", ">value", ">tolerance", "control")
+    notes = _table("", "*")
+    notes.show_header = False
     for r in results:
         style = VERDICT_STYLE[r.verdict]
-        note = (
-            r.error
-            or (
-                r.correction
-                if r.verdict in ("holds as corrected", "fails")
-                else r.condition
-                if r.verdict == "holds under"
-                else ""
-            )
-            or ""
-        )
         control = "rejected" if r.control_rejected else "[red]NOT REJECTED[/red]"
-        table.add_row(
-            r.id,
-            f"[{style}]{r.verdict}[/{style}]",
-            _number(r.value),
-            _number(r.tolerance),
-            control,
-            _escape(_short(note)),
-        )
+        table.add_row(r.id, f"[{style}]{r.verdict}[/{style}]", _number(r.value), _number(r.tolerance), control)
+        if r.note:
+            notes.add_row(r.id, _escape(r.note))
     console = Console()
     console.print(table)
+    if notes.row_count:
+        console.print("\n[bold]Corrections and conditions[/bold]")
+        console.print(notes)
     counts = {name: sum(r.verdict == name for r in results) for name in VERDICT_STYLE}
     console.print(f"\n{len(results)} claims: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n))
     console.print(f"{sum(r.seconds for r in results):.1f} s. One in full: joma claims {results[0].id}", highlight=False)
-
-
-def _short(text: str, limit: int = 110) -> str:
-    return text if len(text) <= limit else text[: limit - 1].rsplit(" ", 1)[0] + " …"
 
 
 def _escape(text: str) -> str:

@@ -64,12 +64,11 @@ def _claims(results: list[Result]) -> str:
     e = html.escape
 
     def row(r: Result) -> str:
-        note = {"holds as corrected": r.correction, "fails": r.correction, "holds under": r.condition}.get(r.verdict)
         control = "rejected" if r.control_rejected else "NOT REJECTED"
         value = "–" if r.value is None else f"{r.value:.2g}"
         return (
             f"<tr><td class=n>{e(r.id)}</td><td>{_badge(r.verdict)}</td><td>{e(r.statement)}"
-            + (f"<br><em>{'Corrected' if r.verdict != 'holds under' else 'Under'}: {e(note)}</em>" if note else "")
+            + (f"<br><em>{'Corrected' if r.verdict != 'holds under' else 'Under'}: {e(r.note)}</em>" if r.note else "")
             + f"</td><td class=n>{value} / {r.tolerance:.2g}</td><td>{e(r.control)}: {control}</td></tr>"
         )
 

@@ -69,6 +69,12 @@ class Result:
         """Whether the check ran and rejected its control."""
         return self.error is None and self.control_rejected
 
+    @property
+    def note(self) -> str | None:
+        """What has to be said beside the verdict: the correction, the condition, or what went wrong."""
+        notes = {"holds as corrected": self.correction, "fails": self.correction, "holds under": self.condition}
+        return self.error or notes.get(self.verdict)
+
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
         return asdict(self)
