@@ -95,7 +95,7 @@ def _claims_table(results: list[Any]) -> None:
     from rich.console import Console
 
     table = _table("claim", "verdict", ">value", ">tolerance", "control")
-    notes = _table("", "*")
+    notes = _table("claim", "*note")
     notes.show_header = False
     for r in results:
         style = VERDICT_STYLE[r.verdict]
