@@ -27,11 +27,13 @@ from joma.theory.setting import Array, nearest
 if TYPE_CHECKING:
     from joma.theory.flows import Flow, Pairs
 
-# A switch is noticed when a pre-activation, or a sliding force, is this far on the wrong side, relative to its
-# scale: large against rounding, so that a sample that has just left its kink is not taken for one that arrives;
-# small against everything else.
-MARGIN = 1e-12
-BOX_MARGIN = 1e-10
+# A switch is noticed when a pre-activation, or a sliding force, is on the wrong side by more than the stepper's
+# tolerance explains: a sample that has just left its kink must not be taken for one that arrives. Pre-activations
+# by so many times what errors of rtol and atol in the state do to them, forces by so many rtol of their limits.
+MARGIN = 5.0
+BOX_MARGIN = 100.0
+# A sample starts on its kink if its pre-activation vanishes to rounding.
+ROUNDING = 1e-14
 # A state this large, whose squares are still numbers, has overflowed.
 OVERFLOW = 1e100
 # Where in a step the event functions are evaluated, and the finer grid on which their quartic is read off.
@@ -88,8 +90,9 @@ class _Smooth:
 class _Kinked(_Smooth):
     """Regime of a piecewise linear activation: which gates are on (+1), off (−1) or sliding (0)."""
 
-    def __init__(self, flow: Flow, y0: Array) -> None:
+    def __init__(self, flow: Flow, y0: Array, rtol: float, atol: float) -> None:
         super().__init__(flow)
+        self.rtol, self.atol = rtol, atol
         assert flow.slopes is not None
         self.low, self.high = flow.slopes
         v, xi, z = flow.unpack(y0)
@@ -101,8 +104,8 @@ class _Kinked(_Smooth):
         self._past: list[tuple[int, int, float, float]] = []
         self._stalled = 0
         self._last = 0.0
-        self._margin = self._scaled_margin(y0)
-        on_kink = _where(np.abs(a) <= self._margin)
+        self._margin = self._margins(y0)
+        on_kink = _where(np.abs(a) <= flow.uncertainty(v, xi, z, ROUNDING, 0.0))
         if on_kink[0].size:
             self._leave_start(y0, on_kink)
 
@@ -133,11 +136,9 @@ class _Kinked(_Smooth):
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _scaled_margin(self, y: Array) -> float:
-        """``MARGIN`` times the size of the terms that cancel in a = v·b + ξ at a kink (at least 1)."""
-        v, xi, z = self.flow.unpack(y)
-        b = np.abs(self.flow.attention.weights(z, self.flow._x))
-        return MARGIN * max(1.0, float((b @ np.abs(v) + np.abs(xi)).max()))
+    def _margins(self, y: Array) -> Array:
+        """How far on the wrong side a pre-activation has switched, (n, K)."""
+        return MARGIN * self.flow.uncertainty(*self.flow.unpack(y), self.rtol, self.atol)
 
     def _distance(self, y: Array) -> Array:
         """side · a + margin, (n, K): how far each sample is on its own side of the kink."""
@@ -152,7 +153,7 @@ class _Kinked(_Smooth):
         b, a = flow.forward(v, xi, z)
         beta = self._beta(v, b, flow.velocity(v, b, flow.forces(a, self._gates())))
         limits = self._limits(a)[self.sliding]
-        return np.concatenate([beta, limits - beta]) + BOX_MARGIN * np.tile(limits, 2)
+        return np.concatenate([beta, limits - beta]) + BOX_MARGIN * self.rtol * np.tile(limits, 2)
 
     def first_event(self, dense: Any, t0: float, t1: float) -> float | None:
         """The first time in (t0, t1] at which an event function turns negative, or None."""
@@ -200,7 +201,7 @@ class _Kinked(_Smooth):
         self.side[crossed] *= -1
         held = (touched & (limits > 0)) | (self.side == 0)
         back = self._choose(y, _where(held), t)
-        self._margin = self._scaled_margin(y)
+        self._margin = self._margins(y)
         pairs = _where((self.side == 0) | (back & (self.side * a < 0)))
         return self._project(y, pairs)
 
@@ -266,11 +267,11 @@ class _Kinked(_Smooth):
         if not self.sliding[0].size:
             return None
         v, xi, z = self.flow.unpack(y)
-        off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding]).max()
-        if off <= 10 * self._margin:
+        off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding])
+        if (off <= 10 * self._margin[self.sliding]).all():
             return None
-        self._margin = self._scaled_margin(y)
-        return self._project(y, self.sliding) if off > 10 * self._margin else None
+        self._margin = self._margins(y)
+        return self._project(y, self.sliding) if (off > 10 * self._margin[self.sliding]).any() else None
 
     def _project(self, y: Array, pairs: Pairs) -> Array:
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
@@ -351,8 +352,9 @@ METHODS = ("auto", *_METHODS)
 # sharpens a smooth activation into a kink, and makes moving gradients settle fast), then LSODA to the end.
 _PATIENCE = {"smooth": 1000, "kinked": 300}
 # Attention that grows by a factor e within this fraction of the elapsed time is blowing up: what is left of the
-# solution cannot be told apart on the time axis.
+# solution cannot be told apart on the time axis. Where the flow is stiff as well, its steps get that short first.
 _LAST_MOMENT = 1e-12
+_LAST_STEPS = 1e-11
 
 
 def integrate(
@@ -386,7 +388,7 @@ def integrate(
             if times[0] == 0:
                 emit(0.0, y0)
                 pending = 1
-            regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0)
+            regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0, rtol, atol)
             while t < t_end:
                 options: dict[str, float] = {} if h is None else {"first_step": min(h, t_end - t)}
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
@@ -398,6 +400,8 @@ def integrate(
                     steps, since = steps + 1, since + 1
                     if solver.status == "failed" or not np.isfinite(solver.y).all():
                         raise _Stop(_why(regime, t, y, message))
+                    if np.abs(solver.y).max() > OVERFLOW:
+                        raise _Stop(f"overflow at t = {solver.t:.10g}: the state has grown beyond {OVERFLOW:g}")
                     _stop_at_blow_up(flow, t, y, solver.t, solver.y)
                     dense = solver.dense_output()
                     event = regime.first_event(dense, t, solver.t)
@@ -432,7 +436,8 @@ def integrate(
 def _stop_at_blow_up(flow: Flow, t0: float, y0: Array, t1: float, y1: Array) -> None:
     """End the flow where its attention grows faster than time can be resolved."""
     growth = (flow.unpack(y1)[2] - flow.unpack(y0)[2]).max() / flow.attention.temperature
-    if flow.attention.kind == "exp" and growth * _LAST_MOMENT * t1 > t1 - t0:
+    moment, part = (t1 - t0) / max(growth, 1e-300) / t1, (t1 - t0) / t1
+    if flow.attention.kind == "exp" and (moment < _LAST_MOMENT or (moment < 1e-6 and part < _LAST_STEPS)):
         raise _Stop(f"blow-up at t = {t1:.10g}: the solution does not exist beyond")
 
 
@@ -440,7 +445,7 @@ def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:
     """What stopped the stepper at (t, y): a blow-up, an overflow, or something else."""
     speed = np.abs(regime(t, y)).max()
     size = max(1.0, np.abs(y).max())
-    if size > OVERFLOW or not np.isfinite(speed):
+    if not np.isfinite(speed):
         return f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
     if speed * max(t, 1e-300) > 1e6 * size:
         return f"blow-up at t = {t:.10g}: the solution does not exist beyond"

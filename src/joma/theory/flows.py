@@ -124,6 +124,20 @@ class Flow:
                 pulled -= b.T @ ((b @ v) * s).sum(axis=1)
         return (self.attention_lr / self.attention.temperature) * pulled
 
+    def uncertainty(self, v: Array, xi: Array, z: Array, rtol: float, atol: float) -> Array:
+        """How far off the pre-activations are if the state is, by atol + rtol |·| in each coordinate, (n, K)."""
+        v_error, T = atol + rtol * np.abs(v), self.attention.temperature
+        z_error = self.z_error(v, z, v_error, atol + rtol * np.abs(z))
+        b = np.abs(self.attention.weights(z, self._x))
+        moved = (np.abs(self._x) if self.attention.kind == "linear" else b) @ (z_error[:, None] * np.abs(v)) / T
+        if self.attention.kind == "softmax":
+            moved += (b @ z_error)[:, None] * (b @ np.abs(v)) / T
+        return b @ v_error + atol + rtol * np.abs(xi) + moved
+
+    def z_error(self, v: Array, z: Array, v_error: Array, own: Array) -> Array:
+        """Errors of z, (M,), given those of v and those it has as a coordinate of its own."""
+        return own
+
     # -- samples on a kink -------------------------------------------------------------------------------
 
     def z_response(self, v: Array, b: Array, pairs: Pairs) -> Array:
@@ -423,6 +437,12 @@ class FoldedFlow(Flow):
         swapped = np.flatnonzero(chart >= 0)
         v[swapped, chart[swapped]] = z[swapped]
         return np.concatenate([v.ravel(), xi])
+
+    def z_error(self, v: Array, z: Array, v_error: Array, own: Array) -> Array:
+        """Errors of z, (M,), which come from those of v and from the constant."""
+        if self.attention.kind == "linear":  # the charts keep v from being amplified
+            return own + np.sqrt(self.ratio) * v_error.sum(axis=1)
+        return 2 * self._scale * (np.abs(v) * v_error).sum(axis=1) + np.finfo(float).eps * np.abs(self._c)
 
     def z_velocity(self, v: Array, b: Array, s: Array, B: Array) -> Array:
         """ż from the first integral; under softmax with the fixed b̄ instead of each sample's own b."""
