@@ -12,10 +12,34 @@ __version__ = "0.1.0"
 
 # name -> the private module that defines it
 _API = {
+    "AttentionStats": "joma._gauges.attention",
+    "Coherence": "joma._gauges.embedding",
     "Run": "joma._run",
+    "attention_stats": "joma._gauges.attention",
+    "attention_stats_from_scores": "joma._gauges.attention",
+    "effective_rank": "joma._gauges.rank",
+    "embedding_coherence": "joma._gauges.embedding",
+    "gauge": "joma._gauges.registry",
+    "gauges": "joma._gauges.registry",
+    "spectral_norm": "joma._gauges.rank",
+    "stable_rank": "joma._gauges.rank",
 }
 
-__all__ = ["Run", "__version__", "theory"]
+__all__ = [
+    "AttentionStats",
+    "Coherence",
+    "Run",
+    "__version__",
+    "attention_stats",
+    "attention_stats_from_scores",
+    "effective_rank",
+    "embedding_coherence",
+    "gauge",
+    "gauges",
+    "spectral_norm",
+    "stable_rank",
+    "theory",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -390,8 +390,10 @@ def integrate(
                 pending = 1
             regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0, rtol, atol)
             while t < t_end:
-                options: dict[str, float] = {} if h is None else {"first_step": min(h, t_end - t)}
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
+                # the step before is a fair guess, but LSODA does not refuse it if the field then overflows
+                guess = h is not None and stepper != "LSODA"
+                options = {"first_step": min(h, t_end - t)} if guess else {}
                 solver = _METHODS[stepper](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
                 while solver.status == "running":
                     if steps >= max_steps:

@@ -1,0 +1,72 @@
+"""The gauges that joma brings."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from joma._gauges.attention import AttentionStats
+from joma._gauges.embedding import embedding_coherence
+from joma._gauges.rank import effective_rank as _effective_rank
+from joma._gauges.rank import spectral_norm as _spectral_norm
+from joma._gauges.rank import stable_rank as _stable_rank
+from joma._gauges.registry import gauge
+
+
+@gauge("entropy", on="attention")
+def entropy(stats: AttentionStats) -> Tensor:
+    """Attention entropy in nats: low is sparse, ln(visible keys) is uniform."""
+    return stats.entropy
+
+
+@gauge("normalised_entropy", on="attention")
+def normalised_entropy(stats: AttentionStats) -> Tensor:
+    """Attention entropy over that of uniform attention: between 0 and 1 at any length."""
+    return stats.normalised_entropy
+
+
+@gauge("nonsink_entropy", on="attention")
+def nonsink_entropy(stats: AttentionStats) -> Tensor:
+    """Entropy in nats of the attention that is not on the first token."""
+    return stats.nonsink_entropy
+
+
+@gauge("sink_mass", on="attention")
+def sink_mass(stats: AttentionStats) -> Tensor:
+    """Share of attention on the first token."""
+    return stats.sink_mass
+
+
+@gauge("effective_tokens", on="attention")
+def effective_tokens(stats: AttentionStats) -> Tensor:
+    """exp(entropy): over how many tokens attention is spread."""
+    return stats.effective_tokens
+
+
+@gauge("max_logsumexp", on="attention", reduce="max")
+def max_logsumexp(stats: AttentionStats) -> Tensor:
+    """Largest logsumexp of the scores: grows without bound where logits do."""
+    return stats.logsumexp
+
+
+@gauge("stable_rank", on="weight")
+def stable_rank(w: Tensor) -> float:
+    """‖W‖_F² / σ_max² of the lower MLP matrix (or the one asked for)."""
+    return float(_stable_rank(w))
+
+
+@gauge("effective_rank", on="weight")
+def effective_rank(w: Tensor) -> float:
+    """exp of the entropy of the normalised singular values."""
+    return float(_effective_rank(w))
+
+
+@gauge("spectral_norm", on="weight")
+def spectral_norm(w: Tensor) -> float:
+    """The largest singular value."""
+    return float(_spectral_norm(w))
+
+
+@gauge("coherence", on="hidden")
+def coherence(states: Tensor) -> float:
+    """Largest |cos| between the representations of different tokens."""
+    return embedding_coherence(states).maximum

@@ -1,0 +1,73 @@
+"""How orthogonal are the rows of an embedding? (Section 7: "almost orthogonal", |u_l·u_l′| ≤ ε.)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_BINS = 4096
+_ROWS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Coherence:
+    """The distribution of |cos| between different rows (zero rows left out)."""
+
+    maximum: float  # ε: no two rows are closer than this
+    mean: float
+    rms: float
+    pair: tuple[int, int] | None  # the two rows that are closest
+    rows: int  # M, without zero rows
+    dimension: int  # d
+    zero_rows: int
+    _histogram: Tensor = field(repr=False)  # (_BINS,) counts of |cos| in [0, 1]
+
+    def quantile(self, q: float) -> float:
+        """The q-quantile of |cos| over all pairs, to 1/4096."""
+        total = float(self._histogram.sum())
+        if total == 0:
+            return math.nan
+        index = int(torch.searchsorted(self._histogram.cumsum(0).double(), q * total))
+        return min(index, _BINS - 1) / _BINS + 0.5 / _BINS
+
+    @property
+    def sufficient_dimension(self) -> float:
+        """8 ε⁻² ln M: with that many dimensions, M vectors with coherence ε exist (Johnson-Lindenstrauss)."""
+        return math.inf if self.maximum == 0 else 8 * math.log(max(self.rows, 1)) / self.maximum**2
+
+
+def embedding_coherence(u: Tensor) -> Coherence:
+    """|cos| between all pairs of different rows of u (M, d), a block of rows at a time, in float32."""
+    if u.dim() != 2:
+        raise ValueError(f"embeddings must be (M, d), one row a token; got shape {tuple(u.shape)}")
+    u = u.detach().float()
+    if not bool(u.isfinite().all()):
+        bad = int((~u.isfinite()).any(dim=1).nonzero()[0])
+        raise ValueError(f"row {bad} of the embedding is not finite")
+    norm = torch.linalg.vector_norm(u, dim=1)
+    kept = (norm > 0).nonzero()[:, 0]
+    unit = u[kept] / norm[kept, None]
+    M = len(kept)
+    histogram = torch.zeros(_BINS, dtype=torch.int64)
+    total, square, maximum, pair = 0.0, 0.0, 0.0, None
+    for start in range(0, M, _ROWS):
+        block = unit[start : start + _ROWS]
+        cosines = (block @ unit[start:].T).abs_()  # (r, M − start): pairs above the diagonal
+        above = torch.ones_like(cosines, dtype=torch.bool).triu_(1)
+        values = cosines[above]
+        if not values.numel():
+            continue
+        total += float(values.double().sum())
+        square += float(values.double().square().sum())
+        histogram += torch.histc(values.clamp(max=1.0), _BINS, 0.0, 1.0).long().cpu()
+        largest = float(values.max())
+        if pair is None or largest > maximum:
+            at = int(cosines.masked_fill(~above, -1.0).argmax())
+            maximum, i, j = largest, at // cosines.shape[1], at % cosines.shape[1]
+            pair = (int(kept[start + i]), int(kept[start + j]))
+    pairs = M * (M - 1) / 2
+    mean, rms = (total / pairs, math.sqrt(square / pairs)) if pairs else (math.nan, math.nan)
+    return Coherence(min(maximum, 1.0), mean, rms, pair, M, u.shape[1], len(u) - M, histogram)
