@@ -15,7 +15,7 @@ from torch import Tensor
 
 # matrices up to this size are decomposed directly: cheaper than a Lanczos loop
 _DIRECT = 128
-_BLOCK = 4  # vectors a step; a product with four costs hardly more than with one, memory being the limit
+_BLOCK = 8  # vectors a step; a product with eight costs hardly more than with one, memory being the limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class TopSingular:
     """The largest singular value, its right (or left, for wide matrices) vectors, and how many steps it took."""
 
     sigma: float
-    vectors: Tensor | None  # (min(m, n), _BLOCK): start the next call from these
+    vectors: Tensor | None  # (_BLOCK, min(m, n)): start the next call from these
     steps: int
     reason: str | None = None  # why sigma is 0 or NaN
 
@@ -53,33 +53,41 @@ def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 1e-7, max
 
 
 def _block_lanczos(w: Tensor, start: Tensor | None, rtol: float, max_steps: int) -> tuple[float, Tensor, int]:
-    """Largest eigenvalue of WᵀW, a block of leading Ritz vectors, and the number of steps."""
+    """Largest eigenvalue of WᵀW, a block of leading Ritz vectors as rows, and the number of steps.
+
+    Vectors are rows throughout: X Wᵀ and Y W run at memory speed for a few rows, W X and Wᵀ Y do not.
+    """
     n = w.shape[1]
-    if start is None or start.shape != (n, _BLOCK):
+    if start is None or start.shape != (_BLOCK, n):
         generator = torch.Generator().manual_seed(0)  # of our own: the user's random state is not touched
-        start = torch.randn(n, _BLOCK, generator=generator)
-    basis, _ = torch.linalg.qr(start.to(w))  # (n, k) so far
-    blocks, images = [basis], []
-    theta, ritz, steps = 0.0, basis, 0
-    for steps in range(1, max(2, min(max_steps, n // _BLOCK)) + 1):
-        last = blocks[-1]
-        images.append(w.T @ (w @ last))  # (n, p)
-        Q, A = torch.cat(blocks, dim=1), torch.cat(images, dim=1)
-        T = (Q.T @ A).double().cpu()
+        start = torch.randn(_BLOCK, n, generator=generator)
+    block = _orthonormal(start.to(w))
+    limit = max(1, min(max_steps, n // _BLOCK))
+    Q = w.new_empty(limit * _BLOCK, n)  # the basis
+    A = w.new_empty(limit * _BLOCK, n)  # its image under WᵀW
+    theta, ritz, steps = 0.0, block, 0
+    for steps in range(1, limit + 1):
+        k = steps * _BLOCK
+        Q[k - _BLOCK : k] = block
+        A[k - _BLOCK : k] = (block @ w.T) @ w
+        T = (Q[:k] @ A[:k].T).double().cpu()
         values, vectors = torch.linalg.eigh((T + T.T) / 2)
         theta = float(values[-1])
-        top = vectors[:, -_BLOCK:].flip(1).to(w)
-        residual = float(torch.linalg.vector_norm(A @ top[:, 0] - theta * (Q @ top[:, 0])))
+        top = vectors[:, -_BLOCK:].flip(1).T.to(w)  # (p, k), the leading one first
+        ritz = top @ Q[:k]
+        residual = float(torch.linalg.vector_norm(top[0] @ A[:k] - theta * ritz[0]))
         gap = max(theta - float(values[-2]), residual)
         # Kato-Temple: the error of θ is at most residual² / gap
         if residual**2 / gap <= rtol * theta or residual <= 2e-6 * theta:
-            return theta, Q @ top, steps
-        ritz = Q @ top
-        fresh = images[-1]
-        for _ in range(3):  # again after QR: where little is left, its columns are anything, also inside Q
-            fresh, _ = torch.linalg.qr(fresh - Q @ (Q.T @ fresh))
-        blocks.append(fresh)
+            break
+        block = A[k - _BLOCK : k]
+        for _ in range(3):  # again after QR: where little is left, its rows are anything, also inside Q
+            block = _orthonormal(block - (block @ Q[:k].T) @ Q[:k])
     return theta, ritz, steps
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    return torch.linalg.qr(rows.T)[0].T
 
 
 def _matrix(w: Tensor) -> Tensor:
