@@ -7,9 +7,9 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, figure2
+from benchmarks import bounce, figure2, gauges
 
-BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run}
+BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run, "gauges": gauges.run}
 
 
 def main() -> None:
