@@ -14,6 +14,7 @@ forces solve G β = r. Samples with g > 0 are only ever crossed.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +183,7 @@ class _Kinked(_Smooth):
                 upper = first
             if value(upper) >= 0:  # later than the first one, or the quartic dipped below 0 alone
                 continue
-            first = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-300, rtol=8.9e-16)
+            first = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-15 * (t1 - t0))
         return first
 
     def switch(self, t: float, y: Array) -> Array:
@@ -390,40 +391,43 @@ def integrate(
                 pending = 1
             regime = _Smooth(flow) if flow.slopes is None else _Kinked(flow, y0, rtol, atol)
             while t < t_end:
+                # each stretch has a clock of its own from 0: a switch can start motion too fast for that of the whole
+                begin = t
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
                 # the step before is a fair guess, but LSODA does not refuse it if the field then overflows
-                guess = h is not None and stepper != "LSODA"
-                options = {"first_step": min(h, t_end - t)} if guess else {}
-                solver = _METHODS[stepper](regime, t, y, t_end, rtol=rtol, atol=atol, **options)
+                options = {} if h is None or stepper == "LSODA" else {"first_step": min(h, t_end - begin)}
+                solver = _METHODS[stepper](regime, 0.0, y, t_end - begin, rtol=rtol, atol=atol, **options)
                 while solver.status == "running":
                     if steps >= max_steps:
                         raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol")
-                    message = solver.step()
+                    message = _step(solver)
                     steps, since = steps + 1, since + 1
                     if solver.status == "failed" or not np.isfinite(solver.y).all():
                         raise _Stop(_why(regime, t, y, message))
+                    now = begin + solver.t if solver.status == "running" else t_end
                     if np.abs(solver.y).max() > OVERFLOW:
-                        raise _Stop(f"overflow at t = {solver.t:.10g}: the state has grown beyond {OVERFLOW:g}")
-                    _stop_at_blow_up(flow, t, y, solver.t, solver.y)
+                        raise _Stop(f"overflow at t = {now:.10g}: the state has grown beyond {OVERFLOW:g}")
+                    h = solver.t - solver.t_old
+                    _stop_at_blow_up(flow, y, solver.y, now, h)
                     dense = solver.dense_output()
-                    event = regime.first_event(dense, t, solver.t)
-                    reached = solver.t if event is None else event
-                    while pending < len(times) and times[pending] <= reached:
+                    event = regime.first_event(dense, solver.t_old, solver.t)
+                    if event is not None:
+                        now = begin + event
+                    while pending < len(times) and times[pending] <= now:
                         at = times[pending]
-                        emit(at, solver.y if at == solver.t else dense(at))
+                        emit(at, solver.y if at == t_end else dense(at - begin))
                         pending += 1
                     if event is not None:
-                        h = solver.t - solver.t_old
-                        t, y, since = event, regime.switch(event, dense(event)), 0
+                        t, y, since = now, regime.switch(now, dense(event)), 0
                         break
-                    t, y = solver.t, solver.y
+                    t, y = now, solver.y
                     fresh = regime.settle(y)
                     if fresh is None:
                         fresh = flow.rechart(y)
                     if since >= patience and not stiff:
                         stiff, fresh = True, y if fresh is None else fresh
                     if fresh is not None:
-                        h, y = solver.t - solver.t_old, fresh
+                        y = fresh
                         break
         except _Stop as stop:
             out.status = str(stop)
@@ -435,12 +439,29 @@ def integrate(
     return out
 
 
-def _stop_at_blow_up(flow: Flow, t0: float, y0: Array, t1: float, y1: Array) -> None:
-    """End the flow where its attention grows faster than time can be resolved."""
-    growth = (flow.unpack(y1)[2] - flow.unpack(y0)[2]).max() / flow.attention.temperature
-    moment, part = (t1 - t0) / max(growth, 1e-300) / t1, (t1 - t0) / t1
-    if flow.attention.kind == "exp" and (moment < _LAST_MOMENT or (moment < 1e-6 and part < _LAST_STEPS)):
-        raise _Stop(f"blow-up at t = {t1:.10g}: the solution does not exist beyond")
+def _step(solver: Any) -> str | None:
+    """One step of a SciPy stepper; why it failed, whichever way it says so, or None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "lsoda: ")
+            return solver.step()
+    except (ValueError, np.linalg.LinAlgError) as error:  # a field that overflows while the Jacobian is estimated
+        solver.status = "failed"
+        return str(error)
+
+
+def _stop_at_blow_up(flow: Flow, y0: Array, y1: Array, t: float, h: float) -> None:
+    """End the flow where its attention grows faster than time can be resolved; a step h led from y0 to y1 at t."""
+    if not _can_blow_up(flow):
+        return
+    growth = max((flow.unpack(y1)[2] - flow.unpack(y0)[2]).max() / flow.attention.temperature, 1e-300)
+    if h / growth < _LAST_MOMENT * t or (h < _LAST_STEPS * t and h / growth < 1e-6 * t):
+        raise _Stop(f"blow-up at t = {t:.10g}: the solution does not exist beyond")
+
+
+def _can_blow_up(flow: Flow) -> bool:
+    """Only under exp attention and constant gradients: a loss that is bounded below bounds the way y can go."""
+    return flow.attention.kind == "exp" and flow.task.loss == "fixed"
 
 
 def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:
@@ -449,6 +470,6 @@ def _why(regime: _Smooth, t: float, y: Array, message: str | None) -> str:
     size = max(1.0, np.abs(y).max())
     if not np.isfinite(speed):
         return f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
-    if speed * max(t, 1e-300) > 1e6 * size:
+    if _can_blow_up(regime.flow) and speed * max(t, 1e-300) > 1e6 * size:
         return f"blow-up at t = {t:.10g}: the solution does not exist beyond"
     return f"the integrator stopped at t = {t:.10g}: {message or 'the state is not finite'}"
