@@ -381,7 +381,8 @@ def integrate(
         for store, value in zip((out.y, out.v, out.xi, out.z), (y, v, xi, z), strict=True):
             store.append(np.array(value))
 
-    t, y, steps, since, h, pending = 0.0, y0, 0, 0, None, 0
+    t, y, steps, since, pending = 0.0, y0, 0, 0, 0
+    h: float | None = None
     patience, stiff = _PATIENCE["smooth" if flow.slopes is None else "kinked"], False
     regime: _Smooth | None = None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -394,9 +395,9 @@ def integrate(
                 # each stretch has a clock of its own from 0: a switch can start motion too fast for that of the whole
                 begin = t
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
-                # the step before is a fair guess, but LSODA does not refuse it if the field then overflows
-                options = {} if h is None or stepper == "LSODA" else {"first_step": min(h, t_end - begin)}
-                solver = _METHODS[stepper](regime, 0.0, y, t_end - begin, rtol=rtol, atol=atol, **options)
+                # the last step is a fair guess of the first, but LSODA would not refuse it where the field overflows
+                guess = None if h is None or stepper == "LSODA" else min(h, t_end - begin)
+                solver = _METHODS[stepper](regime, 0.0, y, t_end - begin, first_step=guess, rtol=rtol, atol=atol)
                 while solver.status == "running":
                     if steps >= max_steps:
                         raise _Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol")

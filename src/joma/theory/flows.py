@@ -126,17 +126,20 @@ class Flow:
 
     def uncertainty(self, v: Array, xi: Array, z: Array, rtol: float, atol: float) -> Array:
         """How far off the pre-activations are if the state is, by atol + rtol |·| in each coordinate, (n, K)."""
-        v_error, T = atol + rtol * np.abs(v), self.attention.temperature
-        z_error = self.z_error(v, z, v_error, atol + rtol * np.abs(z))
+        size = np.abs(np.vstack([v, xi]))  # (M + 1, K)
+        if self.embedding is not None:  # they are sums over the coordinates w
+            size = np.abs(self.embedding).T @ np.abs(self.embedding) @ size
+        v_error, xi_error, T = atol + rtol * size[:-1], atol + rtol * size[-1], self.attention.temperature
+        z_error = self.z_error(v, z, rtol, atol)
         b = np.abs(self.attention.weights(z, self._x))
         moved = (np.abs(self._x) if self.attention.kind == "linear" else b) @ (z_error[:, None] * np.abs(v)) / T
         if self.attention.kind == "softmax":
             moved += (b @ z_error)[:, None] * (b @ np.abs(v)) / T
-        return b @ v_error + atol + rtol * np.abs(xi) + moved
+        return b @ v_error + xi_error + moved
 
-    def z_error(self, v: Array, z: Array, v_error: Array, own: Array) -> Array:
-        """Errors of z, (M,), given those of v and those it has as a coordinate of its own."""
-        return own
+    def z_error(self, v: Array, z: Array, rtol: float, atol: float) -> Array:
+        """How far off z is then, (M,)."""
+        return atol + rtol * np.abs(z)
 
     # -- samples on a kink -------------------------------------------------------------------------------
 
@@ -358,6 +361,8 @@ class FoldedFlow(Flow):
     Exact for linear and exp attention (Theorem 1). For softmax attention it uses Eqn. 18 with b̄ at the start,
     an approximation whose error is the difference to the ``JointFlow``.
 
+    With exp and softmax attention the state holds the way v − v(0), which gives z − z(0) without cancellation.
+
     Linear attention has z² = r Σ_k v_k² + c, which leaves the sign of z open and is singular where z passes
     through 0. Each token's (v_l, z_l) moves on a quadric with K dimensions, so K numbers a token are carried in
     local charts: whichever coordinate is solved for is one of the large ones, and its sign is kept.
@@ -372,28 +377,27 @@ class FoldedFlow(Flow):
         r, T = self.ratio, self.attention.temperature
         self._scale = r / (2 * T)
         self._b_bar = self._p @ self.attention.weights(z, self._x)
-        if self.attention.kind == "linear":
-            self._c = z**2 - r * (v**2).sum(axis=1)
-        else:
-            self._c = z - self._scale * self._square(v)
-        self._z0 = z.copy()
+        self._v0, self._z0 = v.copy(), z.copy()
+        if self.attention.kind != "linear":
+            return np.concatenate([np.zeros(v.size), xi])
+        self._c = z**2 - r * (v**2).sum(axis=1)
         self._chart = np.full(self.task.tokens, -1)  # -1: z is solved for; k: v_lk is
         self._sign = np.where(z < 0, -1.0, 1.0)
         y = np.concatenate([v.ravel(), xi])
         better = self.rechart(y)
         return y if better is None else better
 
-    def _square(self, v: Array) -> Array:
-        """Σ_k v_k² (− ‖v_k‖² b̄ under softmax), (M,)."""
-        square = (v**2).sum(axis=1)
-        return square - square.sum() * self._b_bar if self.attention.kind == "softmax" else square
+    def _gain(self, way: Array) -> Array:
+        """The change of Σ_k v_k² (− ‖v_k‖² b̄ under softmax) as v moves from v(0) by ``way``, (M,)."""
+        gain = (way * (2 * self._v0 + way)).sum(axis=1)
+        return gain - gain.sum() * self._b_bar if self.attention.kind == "softmax" else gain
 
     def unpack(self, y: Array) -> tuple[Array, Array, Array]:
         """(v, ξ, z) of a state vector."""
         M, K = self.task.tokens, self.task.nodes
         slots, xi = y[: M * K].reshape(M, K), y[M * K :]
         if self.attention.kind != "linear":
-            return slots, xi, self._c + self._scale * self._square(slots)
+            return self._v0 + slots, xi, self._z0 + self._scale * self._gain(slots)
         if self.ratio == 0:
             return slots, xi, self._z0
         square = (slots**2).sum(axis=1)
@@ -412,7 +416,7 @@ class FoldedFlow(Flow):
     def tangent(self, velocity: Velocity) -> Array:
         """The state vector's derivative."""
         slots = velocity.v
-        swapped = np.flatnonzero(self._chart >= 0)
+        swapped = np.flatnonzero(self._chart >= 0) if self.attention.kind == "linear" else np.empty(0, np.intp)
         if swapped.size:
             slots = slots.copy()
             slots[swapped, self._chart[swapped]] = velocity.z[swapped]
@@ -438,11 +442,11 @@ class FoldedFlow(Flow):
         v[swapped, chart[swapped]] = z[swapped]
         return np.concatenate([v.ravel(), xi])
 
-    def z_error(self, v: Array, z: Array, v_error: Array, own: Array) -> Array:
-        """Errors of z, (M,), which come from those of v and from the constant."""
-        if self.attention.kind == "linear":  # the charts keep v from being amplified
-            return own + np.sqrt(self.ratio) * v_error.sum(axis=1)
-        return 2 * self._scale * (np.abs(v) * v_error).sum(axis=1) + np.finfo(float).eps * np.abs(self._c)
+    def z_error(self, v: Array, z: Array, rtol: float, atol: float) -> Array:
+        """How far off z is, (M,), since the coordinates that it is computed from are."""
+        if self.attention.kind == "linear":  # the charts see to it that dz is of the size of √r dv
+            return super().z_error(v, z, rtol, atol) + np.sqrt(self.ratio) * (atol + rtol * np.abs(v)).sum(axis=1)
+        return 2 * self._scale * (np.abs(v) * (atol + rtol * np.abs(v - self._v0))).sum(axis=1)
 
     def z_velocity(self, v: Array, b: Array, s: Array, B: Array) -> Array:
         """ż from the first integral; under softmax with the fixed b̄ instead of each sample's own b."""

@@ -30,7 +30,7 @@ def normalised_correlation(a: Array, b: Array) -> Array:
     """NC: the centred cosine of the rows of a and b, (T,); NaN where a row is constant."""
     a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+        return (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1)) / np.sqrt((b**2).sum(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
