@@ -298,12 +298,12 @@ def _where(mask: NDArray[np.bool_]) -> Pairs:
 
 
 def _solve(G: Array, r: Array) -> Array:
-    """G⁻¹ r; the least-squares solution where more samples slide than there are directions."""
+    """G⁻¹ r; the shortest least-squares solution where G is singular, as for samples that hardly differ."""
     if not (np.isfinite(G).all() and np.isfinite(r).all()):  # a trial step beyond a blow-up; it will be refused
         return np.full(len(r), np.nan)
     try:
         solution = np.asarray(np.linalg.solve(G, r), dtype=np.float64)
-        if np.isfinite(solution).all() and np.abs(G @ solution - r).max() <= 1e-9 * (1e-300 + np.abs(r).max()):
+        if (np.abs(solution) * np.diag(G)).max() <= 10 * np.abs(r).max():
             return solution
     except np.linalg.LinAlgError:
         pass
@@ -313,13 +313,17 @@ def _solve(G: Array, r: Array) -> Array:
 def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
     """Sides −1, 0, +1 of the solution of min ½ βᵀGβ − rᵀβ over 0 ≤ β ≤ limits: at 0, between, at its limit.
 
-    A primal-dual active-set iteration, which takes a few rounds from the sides of the unconstrained answer;
-    where it cycles (G nearly singular), SciPy's bounded least squares decides.
+    A primal-dual active-set iteration takes a few rounds from the sides of the unconstrained answer. Where it
+    cycles, or G is singular (more samples than directions), SciPy's bounded least squares decides: it leaves no
+    more samples in between than there are directions.
     """
+    values, vectors = np.linalg.eigh((G + G.T) / 2)
+    keep = values > 1e-13 * values.max()
     diagonal = np.maximum(np.diag(G), 1e-300)
     side = np.zeros(len(r), np.int8)
-    seen = set()
-    for _ in range(10 * len(r) + 20):
+    seen: set[bytes] = set()
+    while keep.all() and side.tobytes() not in seen and len(seen) < 100:
+        seen.add(side.tobytes())
         beta = np.where(side > 0, limits, 0.0)
         inner = side == 0
         if inner.any():
@@ -331,11 +335,6 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
         if (new == side).all():
             return side
         side = new
-        if side.tobytes() in seen:
-            break
-        seen.add(side.tobytes())
-    values, vectors = np.linalg.eigh((G + G.T) / 2)
-    keep = values > 1e-13 * values.max()
     root = np.sqrt(values[keep])
     fit = lsq_linear(
         root[:, None] * vectors[:, keep].T,

@@ -124,7 +124,7 @@ def winner_take_all(
         t_star[moving] = np.sqrt(np.pi / 2) / (s * rate[moving]) * erfcx(s * q[moving] / np.sqrt(2))
     end = float(t_star.min())
     tied = t_star <= end * (1 + 1e-12) if np.isfinite(end) else np.zeros(M, bool)
-    limits = np.where(delta == 0, v, np.sign(delta) * np.inf)
+    limits = np.where(delta == 0, v, np.copysign(np.inf, delta))
     if np.isfinite(end):
         last = ~tied
         stops = v + _travel(np.array(end), rate, float(s), q, np.where(tied, np.inf, t_star))[:, None] * _directions(

@@ -1,0 +1,212 @@
+"""The flows against independent integrations, and how they end."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+from scipy.special import expit
+
+from joma.theory import FoldedFlow, JointFlow, Task
+from joma.theory.tasks import class_distributions, random_gradients, small_start
+
+
+@pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
+def test_the_flow_against_a_right_hand_side_written_from_eqn_2_sample_by_sample(attention):
+    rng = np.random.default_rng(0)
+    N, M, K, T, eta, eta_z = 7, 4, 3, 0.8, 1.3, 0.6
+    x, labels = rng.random((N, M)), rng.integers(K, size=N)
+    start = rng.standard_normal(M * K + K + M)
+
+    def right(_, y):
+        v, xi, z = y[: M * K].reshape(M, K), y[M * K : M * K + K], y[M * K + K :]
+        out = np.zeros_like(y)
+        for i in range(N):
+            if attention == "linear":
+                b, L = x[i] * z / T, np.diag(x[i]) / T
+            else:
+                b = x[i] * np.exp(z / T)
+                L = np.diag(b) / T
+                if attention == "softmax":
+                    b = b / b.sum()
+                    L = (np.diag(b) - np.outer(b, b)) / T
+            a = v.T @ b + xi
+            h = a * expit(a)
+            e = np.exp(h)
+            g = (np.arange(K) == labels[i]) - e / e.sum()
+            s = g * (expit(a) + a * expit(a) * (1 - expit(a))) / N
+            out += np.concatenate([eta * np.outer(b, s).ravel(), eta * s, eta_z * L.T @ (v @ s)])
+        return out
+
+    flow = JointFlow(
+        Task.classification(x, labels, classes=K), attention, "silu", mlp_lr=eta, attention_lr=eta_z, temperature=T
+    )
+    v0, xi0, z0 = start[: M * K].reshape(M, K), start[M * K : M * K + K], start[M * K + K :]
+    path = flow.integrate(3.0, v0, xi0, z0, times=4)
+    reference = solve_ivp(right, (0, 3.0), start, "DOP853", path.t, rtol=1e-11, atol=1e-12).y.T
+    np.testing.assert_allclose(path.v.reshape(4, -1), reference[:, : M * K], atol=1e-9)
+    np.testing.assert_allclose(path.z, reference[:, M * K + K :], atol=1e-9)
+
+
+def test_sliding_is_the_limit_of_ever_steeper_smooth_activations():
+    rng = np.random.default_rng(1)
+    task = Task(rng.random((12, 4)), rng.standard_normal((12, 2)))
+    start = small_start(task, rng, 0.5)
+    exact = JointFlow(task, "exp", "relu").integrate(2.0, *start, times=21)
+    assert exact.slides
+    errors = []
+    for steep in (1e2, 1e3, 1e4):
+        pair = (
+            lambda a, s=steep: np.logaddexp(0.0, s * a) / s,
+            lambda a, s=steep: expit(s * a),
+        )
+        smooth = JointFlow(task, "exp", pair).integrate(2.0, *start, times=21, method="LSODA", rtol=1e-9, atol=1e-10)
+        assert smooth.done
+        errors.append(np.abs(smooth.v - exact.v).max())
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 1e-3
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
+def test_an_orthonormal_embedding_gives_the_same_flow(attention, activation):
+    rng = np.random.default_rng(2)
+    task = random_gradients(rng, samples=15, tokens=5, nodes=3)
+    start = small_start(task, rng, 0.4)
+    U = np.linalg.qr(rng.standard_normal((9, 6)))[0]  # d = 9 > M + 1
+    plain = JointFlow(task, attention, activation).integrate(3.0, *start)
+    embedded = JointFlow(task, attention, activation, embedding=U).integrate(3.0, *start)
+    for name in ("v", "xi", "z"):
+        np.testing.assert_allclose(getattr(embedded, name), getattr(plain, name), atol=1e-9)
+    np.testing.assert_allclose(
+        embedded.w, U[:, :5] @ embedded.v + U[:, 5:] * embedded.xi[:, None], atol=1e-9
+    )  # Eqn. 60
+
+
+def test_other_embeddings_break_the_invariant_per_token_and_keep_its_sum():
+    rng = np.random.default_rng(3)
+    M, K = 6, 3
+    context = rng.standard_normal((4, M))  # fewer dimensions than tokens
+    U = np.zeros((5, M + 1))
+    U[:4, :M] = context / np.linalg.norm(context, axis=0)
+    U[4, M] = 1.0  # the query is orthogonal to the context
+    task = random_gradients(rng, samples=15, tokens=M, nodes=K)
+    path = JointFlow(task, "exp", "gelu", embedding=U).integrate(3.0, w0=rng.standard_normal((5, K)))
+    assert path.invariant().max_drift > 1e-3
+    total = path.z.sum(axis=1) - 0.5 * ((path.w**2).sum(axis=(1, 2)) - (path.xi**2).sum(axis=1))
+    assert np.abs(total - total[0]).max() < 1e-9
+
+
+@pytest.mark.parametrize("attention", ["softmax", "exp"])
+def test_descent_is_what_autograd_and_sgd_do(attention):
+    rng = np.random.default_rng(4)
+    task = class_distributions(rng, smooth=True)
+    start = small_start(task, rng)
+    path = JointFlow(task, attention, "relu", temperature=0.5, attention_lr=2.0).descend(50, 0.1, *start)
+    v, xi, z = (torch.tensor(part, requires_grad=True) for part in start)
+    optimiser = torch.optim.SGD([{"params": [v, xi], "lr": 0.1}, {"params": [z], "lr": 0.2}])
+    x = torch.tensor(task.x.copy())
+    for _ in range(50):
+        optimiser.zero_grad()
+        b = x * torch.exp(z / 0.5)
+        b = b / b.sum(1, keepdim=True) if attention == "softmax" else b
+        torch.nn.functional.cross_entropy(torch.relu(b @ v + xi), torch.arange(20)).backward()
+        optimiser.step()
+    np.testing.assert_allclose(path.v[-1], v.detach().numpy(), atol=1e-13)
+    np.testing.assert_allclose(path.z[-1], z.detach().numpy(), atol=1e-13)
+
+
+def test_attention_lr_zero_freezes_attention_in_both_flows():
+    rng = np.random.default_rng(5)
+    task = random_gradients(rng, samples=15, tokens=5, nodes=3)
+    start = small_start(task, rng, 0.4)
+    for kind in (JointFlow, FoldedFlow):
+        for attention in ("linear", "exp", "softmax"):
+            path = kind(task, attention, "gelu", attention_lr=0.0).integrate(2.0, *start)
+            np.testing.assert_allclose(path.z, np.tile(start.z0, (len(path.t), 1)), atol=1e-14)
+            assert np.abs(path.v[-1] - path.v[0]).max() > 1e-3
+
+
+def test_a_pair_of_callables_is_an_activation():
+    rng = np.random.default_rng(6)
+    task = random_gradients(rng, samples=15, tokens=5, nodes=3)
+    start = small_start(task, rng, 0.4)
+    pair = (lambda a: a * expit(a), lambda a: expit(a) * (1 + a * (1 - expit(a))))
+    ends = [JointFlow(task, "exp", activation).integrate(2.0, *start).v[-1] for activation in ("silu", pair)]
+    np.testing.assert_allclose(ends[0], ends[1], atol=1e-12)
+
+
+def test_relu_from_zero_is_not_unique_and_says_so():
+    rng = np.random.default_rng(7)
+    path = JointFlow(random_gradients(rng), "softmax", "relu").integrate(5.0)
+    assert path.status.startswith("not unique at t = 0")
+    assert "v0 ≠ 0" in path.status
+    assert len(path.t) == 1
+
+
+def test_linear_attention_from_zero_moves_only_the_bias():
+    path = JointFlow(random_gradients(np.random.default_rng(8)), "linear", "linear").integrate(5.0)
+    assert (path.v == 0).all()
+    assert (path.z == 0).all()
+    assert np.abs(path.xi[-1]).max() > 0
+
+
+def test_giving_up_and_overflow_are_statuses():
+    rng = np.random.default_rng(9)
+    task = random_gradients(rng)
+    start = small_start(task, rng, 0.3)
+    few = JointFlow(task, "exp", "relu").integrate(5.0, *start, max_steps=3)
+    assert few.status.startswith("gave up at t = ")
+    assert 0 < few.t[-1] < 5.0
+    wild = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").descend(200, 1.0)
+    assert wild.status.startswith("overflow at step ")
+    assert np.isfinite(wild.v).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f.integrate(0.0), "t_end must be a positive number, got 0.0"),
+        (lambda f: f.integrate(float("nan")), "t_end must be a positive number, got nan"),
+        (lambda f: f.integrate(1.0, v0=np.zeros((1, 1))), r"v0 must have shape \(2, 1\), got \(1, 1\)"),
+        (lambda f: f.integrate(1.0, times=[0.5, 0.2]), "times must increase"),
+        (lambda f: f.integrate(1.0, times=1), "at least 2 output times"),
+        (lambda f: f.integrate(1.0, method="RK54"), "Did you mean 'RK45'"),
+        (lambda f: f.integrate(1.0, w0=np.zeros((3, 1))), "w0 goes with an explicit embedding"),
+        (lambda f: f.descend(1.5), "steps must be a positive integer, got 1.5"),
+        (lambda f: f.descend(5, step=-1.0), "step must be a positive number, got -1.0"),
+        (lambda f: JointFlow(f.task, embedding=np.eye(4)), r"embedding must be \(d, M \+ 1\) = \(d, 3\)"),
+        (lambda f: FoldedFlow(f.task, embedding=np.eye(3)), "needs orthonormal embeddings"),
+        (lambda f: JointFlow(f.task, mlp_lr=0.0), "mlp_lr must be a positive number, got 0.0"),
+        (lambda f: JointFlow(f.task, attention_lr=-1.0), "attention_lr must be ≥ 0"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear"))
+
+
+def test_the_frame_holds_every_value_once():
+    rng = np.random.default_rng(10)
+    task = random_gradients(rng, samples=5, tokens=4, nodes=3)
+    path = JointFlow(task, "exp", "gelu").integrate(1.0, *small_start(task, rng), times=5)
+    frame = path.to_frame()
+    assert len(frame) == 5 * (4 * 3 + 3 + 4)
+    row = frame[(frame.quantity == "v") & (frame.token == 2) & (frame.node == 1) & (frame.t == path.t[3])]
+    assert row.value.tolist() == [path.v[3, 2, 1]]
+    assert frame[frame.quantity == "z"].node.isna().all()
+
+
+@pytest.mark.parametrize("attention", ["exp", "softmax"])
+def test_entropy_is_the_mean_over_samples_of_the_entropy_of_attention(attention):
+    rng = np.random.default_rng(11)
+    task = Task(rng.random((5, 4)), rng.standard_normal((5, 2)), p=rng.random(5))
+    path = JointFlow(task, attention, "gelu").integrate(1.0, *small_start(task, rng, 0.5), times=4)
+    for n in range(4):
+        b = path.attention(n)
+        q = b / b.sum(axis=1, keepdims=True)
+        assert path.entropy()[n] == pytest.approx(task.p @ -(q * np.log(q)).sum(axis=1), abs=1e-12)
+
+
+def test_entropy_of_attention_to_nothing_is_not_a_number():
+    path = JointFlow(random_gradients(np.random.default_rng(12)), "linear", "linear").integrate(1.0, times=3)
+    assert np.isnan(path.entropy()).all()
