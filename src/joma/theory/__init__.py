@@ -1,7 +1,8 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
-from joma.theory.flows import FoldedFlow, JointFlow
+from joma.theory.flows import JointFlow
+from joma.theory.folded import FoldedFlow
 from joma.theory.invariants import Invariant
 from joma.theory.setting import Attention, Saliency, Task
 from joma.theory.trajectory import Slide, Trajectory
