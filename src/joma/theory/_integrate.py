@@ -119,8 +119,9 @@ def integrate(
                     if fresh is not None:
                         y = fresh
                         break
-        except Stop as stop:
-            out.status = str(stop)
+        except (Stop, np.linalg.LinAlgError) as stop:
+            failed = isinstance(stop, np.linalg.LinAlgError)
+            out.status = f"the samples on a kink could not be resolved at t = {t:.6g}: {stop}" if failed else str(stop)
             if not kept or t > kept[-1]:
                 emit(t, y)
     out.t = np.array(kept)
