@@ -79,16 +79,21 @@ def _travel(t: Array, rate: Array, s: float, q: Array, t_star: Array) -> Array:
     w = erfinv(np.clip(erf(u) + erfc(u) * passed, -1.0, 1.0))
     w = np.where(above < 0.5, erfcinv(np.clip(above, 0.0, 2.0)), w)  # each where it has all its digits
     w = np.where(below < 0.5, -erfcinv(np.clip(below, 0.0, 2.0)), w)
-    high = u > 2  # here erfc underflows: Newton on ln erfc, convex in w
-    if high.any():
-        start, goal = u[high], np.log(left[high])
-        d = np.zeros_like(start)
-        for _ in range(40):
-            scaled = erfcx(start + d)
-            d -= (goal - np.log(scaled / erfcx(start)) + d * (2 * start + d)) * (np.sqrt(np.pi) / 2) * scaled
-        w = w.copy()
-        w[high] = start + d
-    return np.where(rate == 0, 0.0, np.sqrt(2) / s * (w - u))
+    way = np.array(w - u)
+    high, low = u > 2, (u < -2) & (below < 0.5)  # far out erfc underflows
+    way[high] = _shift(u[high], np.log(left[high]))
+    gained = np.broadcast_to(np.sqrt(2 / np.pi) * s * rate * t, u.shape)  # (erfc(u) − erfc(w)) e^{u²}
+    way[low] = -_shift(-u[low], np.log1p(gained[low] / erfcx(-u[low])))
+    return np.where(rate == 0, 0.0, np.sqrt(2) / s * way)
+
+
+def _shift(u: Array, goal: Array) -> Array:
+    """d with erfc(u + d) = erfc(u) e^goal, for u > 0: Newton's method on ln erfc, which is concave."""
+    d = np.zeros_like(u)
+    for _ in range(40):
+        scaled = erfcx(u + d)
+        d -= (goal - np.log(scaled / erfcx(u)) + d * (2 * u + d)) * (np.sqrt(np.pi) / 2) * scaled
+    return d
 
 
 def winner_take_all(
@@ -110,10 +115,8 @@ def winner_take_all(
         )
     if flow.embedding is not None:
         raise ValueError("the closed form needs orthonormal embeddings; leave embedding out")
-    M, K = flow.task.tokens, flow.task.nodes
-    v = np.zeros((M, K)) if v0 is None else finite(v0, "v0", 2)
-    xi = np.zeros(K) if xi0 is None else finite(xi0, "xi0", 1)
-    z = np.zeros(M) if z0 is None else finite(z0, "z0", 1)
+    M = flow.task.tokens
+    v, xi, z = flow.unpack(flow._initial(v0, xi0, z0, None))
     T, s = flow.attention.temperature, np.sqrt(flow.ratio) / flow.attention.temperature
     delta = flow.task.saliency().delta
     rate = flow.mlp_lr * np.linalg.norm(delta, axis=1) * np.exp(z / T) / flow.attention.A
