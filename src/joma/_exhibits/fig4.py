@@ -17,6 +17,7 @@ from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
+from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
 
 SETTINGS = {
@@ -33,12 +34,6 @@ CASES = {
 T_END = {"paper": 100.0, "eqn6": 2.5, "joint": 2.5}
 
 
-def _entropy(logits: np.ndarray) -> np.ndarray:  # (T, J) -> (T,)
-    weight = np.exp(logits - logits.max(axis=1, keepdims=True))
-    weight /= weight.sum(axis=1, keepdims=True)
-    return -(weight * np.log(np.maximum(weight, 1e-300))).sum(axis=1)
-
-
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Solve the three dynamics for each draw of μ; trajectories are kept for the first draw."""
     for s in range(settings["seeds"]):
@@ -49,7 +44,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             t = np.linspace(0.0, T_END[case], settings["times"])
             if case == "joint":
                 path = JointFlow(orthogonal_regression(mu), "exp", "linear").integrate(T_END[case], times=t)
-                v, entropy = path.v[:, :, 0], _entropy(path.z)
+                v, entropy = path.v[:, :, 0], softmax_entropy(path.z)
             else:
                 bounce = solve_bounce(mu, t) if case == "eqn6" else solve_softmax_bounce(mu, t)
                 v, entropy = bounce.v, bounce.entropy()

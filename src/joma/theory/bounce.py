@@ -84,7 +84,7 @@ class Bounce:
     def entropy(self) -> Array:
         """Entropy in nats of the attention over the components, (T,)."""
         blocks = (self.log_inverse_delta[rows] for rows in _blocks(self.t.size, self.mu.size))
-        return np.concatenate([_entropy(self.attention.log_weight(_v(s, self.mu))) for s in blocks])
+        return np.concatenate([softmax_entropy(self.attention.log_weight(_v(s, self.mu))) for s in blocks])
 
     def trough(self) -> Trough:
         """Where the entropy is lowest, and how far it comes back."""
@@ -99,7 +99,8 @@ def _v(s: Array, mu: Array) -> Array:
     return np.multiply(x, -mu, out=x)
 
 
-def _entropy(log_weight: Array) -> Array:  # (T, J) -> (T,)
+def softmax_entropy(log_weight: Array) -> Array:  # (T, J) -> (T,)
+    """Entropy in nats of each row of softmax(log_weight)."""
     z = log_weight - log_weight.max(axis=1, keepdims=True)
     weight = np.exp(z)
     total: Array = weight.sum(axis=1)
