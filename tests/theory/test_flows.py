@@ -210,3 +210,168 @@ def test_entropy_is_the_mean_over_samples_of_the_entropy_of_attention(attention)
 def test_entropy_of_attention_to_nothing_is_not_a_number():
     path = JointFlow(random_gradients(np.random.default_rng(12)), "linear", "linear").integrate(1.0, times=3)
     assert np.isnan(path.entropy()).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+@pytest.mark.parametrize("attention", ["linear", "exp"])
+def test_the_first_integral_holds_at_any_temperature(attention, activation, temperature):
+    rng = np.random.default_rng(13)
+    task = random_gradients(rng, samples=20, tokens=6, nodes=3)
+    flow = JointFlow(task, attention, activation, mlp_lr=0.4, attention_lr=1.2, temperature=temperature)
+    start = small_start(task, rng, 0.4)
+    path = flow.integrate(4.0, start.v0, start.xi0, start.z0 + (1.0 if attention == "linear" else 0.0))
+    assert np.abs(path.z[-1] - path.z[0]).max() > 1e-3
+    assert path.invariant().max_drift <= 1e-9
+
+
+def off_the_kink(path):
+    """How far sliding samples are from their hyperplane at the output times, the farthest."""
+    return max(
+        abs(path.preactivation(n)[slide.sample, slide.node])
+        for slide in path.slides
+        for n in np.flatnonzero((path.t >= slide.start) & (path.t <= slide.end))
+    )
+
+
+@pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
+def test_loose_tolerances_switch_and_slide_as_tight_ones_do(attention):
+    rng = np.random.default_rng(23)
+    task = Task(rng.random((12, 4)), rng.standard_normal((12, 3)))
+    v0, xi0, z0 = small_start(task, rng, 0.5)
+    flow = JointFlow(task, attention, "relu")
+    tight, loose = (
+        flow.integrate(5.0, v0, xi0, z0 + (attention == "linear"), rtol=rtol, atol=0.1 * rtol) for rtol in (1e-12, 1e-6)
+    )
+    pairs = [{(slide.sample, slide.node) for slide in path.slides} for path in (tight, loose)]
+    assert pairs[0] == pairs[1] != set()
+    assert np.abs(tight.v - loose.v).max() < 1e-4
+    assert off_the_kink(tight) < 1e-9
+    assert off_the_kink(loose) < 1e-3
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_kinked_flows_that_are_stiff_between_their_switches_reach_the_end(seed):
+    """Squared loss under sharp attention: the tangent kernel, and the rate at which errors decay, is large."""
+    rng = np.random.default_rng(seed)
+    task = Task.regression(rng.random((4, 4)), rng.standard_normal((4, 2)))
+    flow, v0, z0 = JointFlow(task, "exp", "relu", temperature=0.3), rng.standard_normal((4, 2)), np.full(4, 1.5)
+    path = flow.integrate(20.0, v0, z0=z0, max_steps=5000, times=21)
+    assert path.done
+    implicit = flow.integrate(20.0, v0, z0=z0, method="Radau", rtol=1e-8, atol=1e-9, times=21)
+    np.testing.assert_allclose(path.v, implicit.v, atol=1e-6)
+    np.testing.assert_allclose(path.z, implicit.z, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [11, 12, 21])
+def test_samples_that_hardly_differ_do_not_stop_the_flow(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.random((5, 2))
+    x = np.vstack([x, x * (1 + 1e-10 * rng.standard_normal((5, 2)))])
+    path = JointFlow(Task(x, rng.standard_normal((10, 3))), "linear", "relu").integrate(
+        5.0, 1e-3 * rng.standard_normal((2, 3)), z0=np.ones(2)
+    )
+    assert path.done
+    assert off_the_kink(path) < 1e-9
+
+
+@pytest.mark.parametrize("seed", [5, 21])
+def test_the_margin_of_a_switch_knows_what_errors_of_the_state_do_to_it(seed):
+    """Pre-activations of size 1e5, of logits that pass near 0: an absolute margin takes noise for switches."""
+    rng = np.random.default_rng(seed)
+    task = Task.classification(1e3 * rng.random((8, 2)), rng.integers(5, size=8), classes=5)
+    flow = JointFlow(task, "linear", "leaky_relu", mlp_lr=0.1, attention_lr=10.0, temperature=0.5)
+    path = flow.integrate(0.01, 100 * rng.standard_normal((2, 5)), z0=np.ones(2))
+    assert path.done
+    assert np.abs(path.z).min() < 1e-3 * np.abs(path.z).max()
+
+
+@pytest.mark.parametrize("seed", [4, 12])
+def test_a_blow_up_while_samples_slide_is_a_status_at_any_tolerance(seed):
+    rng = np.random.default_rng(seed)
+    flow = JointFlow(Task(rng.random((10, 3)), rng.standard_normal((10, 2))), "exp", "relu")
+    v0 = rng.standard_normal((3, 2))
+    tight, loose = (flow.integrate(50.0, v0, rtol=rtol, atol=0.1 * rtol) for rtol in (1e-10, 1e-6))
+    for path in (tight, loose):
+        assert path.status.startswith("blow-up at t = ")
+        assert path.slides
+    assert loose.t[-1] == pytest.approx(tight.t[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["regression", "classification"])
+def test_moving_gradients_never_blow_up(loss):
+    """A loss that is bounded below bounds the length of the flow: ∫|ẏ|² = L(0) − L(t)."""
+    rng = np.random.default_rng(15)
+    x, y = rng.random((6, 3)), rng.integers(2, size=6)
+    task = Task.classification(x, y) if loss == "classification" else Task.regression(x, 30.0 * np.eye(2)[y])
+    path = JointFlow(task, "exp", "leaky_relu", temperature=0.5).integrate(5.0, 3 * rng.standard_normal((3, 2)))
+    assert path.done
+
+    def value(n):
+        h = np.where(path.preactivation(n) > 0, 1.0, 0.01) * path.preactivation(n)
+        error = 0.5 * (task.g - h) ** 2 if loss == "regression" else -task.g * (h - np.log(np.exp(h).sum(1))[:, None])
+        return task.p @ error.sum(axis=1)
+
+    losses = np.array([value(n) for n in range(len(path.t))])
+    assert (np.diff(losses) <= 1e-12).all()
+    moved = sum(((part[-1] - part[0]) ** 2).sum() for part in (path.v, path.xi, path.z))
+    assert moved <= path.t[-1] * (losses[0] - losses[-1])  # Cauchy and Schwarz
+
+
+def test_growth_without_bound_is_an_overflow_and_can_still_be_read():
+    path = JointFlow(Task([[1.0, 0.5]], [[10.0]]), "linear", "linear").integrate(200.0, z0=[1.0, 1.0])
+    assert path.status.startswith("overflow at t = ")
+    assert path.invariant().max_drift < 1e-12
+    assert np.isfinite(path.entropy()).all()
+    descent = JointFlow(Task([[1.0, 0.0], [0.0, 1.0]], [[1.0], [1.0]]), "exp", "linear").descend(200, 1.0)
+    assert descent.status.startswith("overflow at step ")
+    assert np.isfinite(descent.entropy()).all()
+    assert np.isfinite(descent.invariant().law_error)
+
+
+def test_a_start_on_the_kink_is_seen_through_the_rounding_of_an_embedding():
+    rng = np.random.default_rng(16)
+    task = Task([[0.3, 0.7], [0.0, 0.0]], [[-0.5], [1.0]])  # the second sample sees nothing: its a is ξ
+    U = np.linalg.qr(rng.standard_normal((6, 3)))[0]
+    for embedding in (None, U):
+        path = JointFlow(task, "exp", "relu", embedding=embedding).integrate(1.0, v0=[[2.0], [5.0]])
+        assert path.status.startswith("not unique at t = 0: 1 sample-node pairs")
+
+
+def test_leaky_units_leave_zero_where_the_way_is_unique():
+    """All gradients push up, so all samples go on, whichever way one starts to think about it."""
+    rng = np.random.default_rng(17)
+    task = Task(rng.random((40, 5)), rng.random((40, 3)) + 0.1)
+    path = JointFlow(task, "softmax", "leaky_relu").integrate(1.0)
+    linear = JointFlow(task, "softmax", "linear").integrate(1.0)
+    assert path.done
+    np.testing.assert_allclose(path.v, linear.v, atol=1e-10)
+
+
+def test_many_samples_on_one_kink_are_no_trap():
+    rng = np.random.default_rng(18)
+    task = Task.classification(rng.random((150, 5)), rng.integers(5, size=150))
+    path = JointFlow(task, "exp", "leaky_relu").integrate(1.0)
+    assert path.status.startswith("not unique at t = 0: 750 sample-node pairs")
+
+
+@pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
+def test_folding_does_not_cancel_for_large_weights(activation):
+    """z − z(0) is a small difference of (r/2T) Σ v² ≈ 1e4; the way v − v(0) gives it with all its digits."""
+    rng = np.random.default_rng(19)
+    task = Task.regression(0.1 * rng.random((12, 4)), rng.standard_normal((12, 3)))
+    v0 = 100 * rng.standard_normal((4, 3))
+    joint, folded = (kind(task, "exp", activation).integrate(0.5, v0) for kind in (JointFlow, FoldedFlow))
+    assert joint.done
+    assert np.abs(joint.z[-1] - joint.z[0]).max() > 0.1
+    assert np.abs(joint.v - folded.v).max() <= 1e-7
+    assert np.abs(joint.z - folded.z).max() <= 1e-7
+
+
+@pytest.mark.parametrize("method", ["auto", "RK45", "Radau", "BDF", "LSODA"])
+def test_whatever_a_stepper_makes_of_a_field_without_values_is_a_status(method):
+    pair = (lambda a: a, lambda a: np.where(a > 1, np.nan, 1.0))
+    path = JointFlow(Task([[1.0, 0.5], [0.2, 0.9]], [[1.0], [1.0]]), "softmax", pair).integrate(5.0, method=method)
+    assert path.status.startswith("the integrator stopped at t = ")
+    assert 0.4 < path.t[-1] < 0.7
+    assert np.isfinite(path.v).all()

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from joma.theory import Attention, JointFlow, Task
 from joma.theory.setting import ACTIVATIONS, as_activation
@@ -75,6 +78,50 @@ def test_merging_identical_rows_changes_nothing(loss, activation):
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["fixed", "classification", "regression"])
+def test_the_flow_of_merged_rows_is_the_flow_of_all_of_them(loss, monkeypatch):
+    rng = np.random.default_rng(1)
+    x, y = rng.random((4, 3))[[0, 1, 2, 3, 1, 1]], rng.random((6, 2))
+    task = Task(x, y / y.sum(axis=1, keepdims=True), rng.random(6), loss=loss)
+    start = (rng.standard_normal((3, 2)), rng.standard_normal(2), rng.standard_normal(3))
+    merged = JointFlow(task, "softmax", "gelu").integrate(3.0, *start, times=7)
+    monkeypatch.setattr(Task, "merged", lambda self, rows=None: (self, np.arange(self.samples)))
+    apart = JointFlow(task, "softmax", "gelu").integrate(3.0, *start, times=7)
+    assert JointFlow(task)._x.shape == (6, 3)
+    for name in ("v", "xi", "z"):
+        np.testing.assert_allclose(getattr(merged, name), getattr(apart, name), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("attention", "factors"),
+    [("softmax", [1.0, 3.0, 0.7]), ("exp", [1.0, 1 + 4e-16, 1 - 3e-16]), ("linear", [1.0, 1.0, 1.0])],
+)
+def test_samples_with_equal_attention_have_one_gate_on_a_kink(attention, factors):
+    """Of three such samples one pushes off the kink, two onto it: only the sum of their forces can slide.
+
+    Under softmax they are the ones whose frequencies are proportional; elsewhere, equal to rounding.
+    """
+    rows = np.array([[0.6, 0.1, 0.3], [0.2, 0.7, 0.1]])
+    g = np.array([[-2.0], [-1.0], [2.0], [1.2]])
+    apart = Task(np.vstack([np.outer(factors, rows[0]), rows[1]]), g)
+    by_hand = Task(rows, [[-1.0 / 3], [1.2]], p=[3.0, 1.0])
+    start = {"v0": [[0.3], [0.5], [-0.6]], "xi0": [-0.05], "z0": np.ones(3)}
+    paths = [JointFlow(task, attention, "relu").integrate(10.0, **start) for task in (apart, by_hand)]
+    assert paths[1].slides
+    assert len(paths[0].slides) == len(paths[1].slides)
+    for name in ("v", "xi", "z"):
+        np.testing.assert_allclose(getattr(paths[0], name), getattr(paths[1], name), atol=1e-9)
+
+
+def test_rows_that_differ_are_not_merged():
+    x = np.array([[1.0, 1e-14], [1.0, 2e-14], [1.0, 0.0], [2.0, 0.0], [1.0 + 1e-12, 0.0]])
+    task = Task(x, np.ones((5, 1)))
+    assert task.merged()[0].samples == 5
+    merged, first = task.merged(Attention("softmax").rows(x))
+    assert merged.samples == 3  # the last three have one token each, so softmax sees no difference
+    assert sorted(first) == [0, 1, 2]
+
+
 def test_saliency_is_discriminancy_times_frequency():
     rng = np.random.default_rng(1)
     x = rng.random((6, 4))
@@ -100,6 +147,19 @@ def test_softmax_attention_survives_any_logits():
     x = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 1.0]])
     b = Attention("softmax").weights(np.array([1e4, 0.0, -1e4]), x)
     np.testing.assert_allclose(b, [[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+
+
+@given(
+    hnp.arrays(float, 4, elements=st.floats(-1e4, 1e4)),
+    hnp.arrays(float, (3, 4), elements=st.one_of(st.just(0.0), st.floats(1e-6, 1e3))),
+    st.floats(0.05, 5.0),
+)
+def test_softmax_attention_of_every_sample_sums_to_one(z, x, temperature):
+    x[:, 1] += 1.0  # no empty sample
+    b = Attention("softmax", temperature).weights(z, x)
+    np.testing.assert_allclose(b.sum(axis=1), 1.0, rtol=1e-12)
+    assert (b >= 0).all()
+    assert (b[x == 0] == 0).all()
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

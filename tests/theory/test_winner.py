@@ -51,6 +51,18 @@ def test_extreme_starts_against_fifty_digits(q, share):
         assert float(abs((tail(mpmath.mpf(float(v))) - left) / slope)) < 1e-9 * max(1.0, abs(q))
 
 
+@pytest.mark.parametrize("t", [1e-3, 1.0, 1e6])
+def test_a_start_so_far_out_that_its_blow_up_lies_beyond_all_numbers_still_moves(t):
+    """ẏ = exp((y² + 2 q y)/2) with q = −60: against the time that it takes, ∫ exp(−(y² + 2 q y)/2) dy = t."""
+    exact = winner_take_all(JointFlow(Task([[1.0]], [[1.0]]), "exp", "linear"), v0=[[-60.0]])
+    assert exact.blow_up_time == np.inf
+    y = exact.at([t])[0][0, 0, 0] + 60.0
+    assert y > 0
+    with mpmath.workdps(40):
+        taken = mpmath.quad(lambda u: mpmath.exp(-(u**2) / 2 + 60 * u), mpmath.linspace(0, mpmath.mpf(y), 20))
+        assert float(taken) == pytest.approx(t, rel=1e-8)
+
+
 def test_ties_blow_up_together_and_idle_tokens_stay():
     flow = JointFlow(Task([[2.0, 2.0, 1.0, 0.0]], [[1.0]]), "exp", "linear")
     exact = winner_take_all(flow)
@@ -86,6 +98,19 @@ def test_frozen_attention_never_blows_up():
 def test_what_has_no_closed_form_is_refused(flow, message):
     with pytest.raises(ValueError, match=message):
         winner_take_all(flow)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({"v0": np.zeros((1, 1))}, r"v0 must have shape \(2, 1\), got \(1, 1\)"),
+        ({"xi0": np.zeros(2)}, r"xi0 must have shape \(1,\), got \(2,\)"),
+        ({"z0": [np.nan, 0.0]}, r"z0\[0\] is nan"),
+    ],
+)
+def test_a_start_of_another_shape_is_refused(start, message):
+    with pytest.raises(ValueError, match=message):
+        winner_take_all(JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear"), **start)
 
 
 def test_times_beyond_the_blow_up_are_refused():
