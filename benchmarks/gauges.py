@@ -9,7 +9,7 @@ import torch
 
 import joma
 from benchmarks._timing import alternate
-from joma._gauges.rank import stable_rank_from, top_singular
+from joma._gauges.rank import top_singular
 
 
 def run(rounds: int = 3) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
     for name, start in (("cold", None), ("warm, after a training step", before)):
 
         def fast(start: torch.Tensor | None = start) -> float:
-            return stable_rank_from(later, top_singular(later, start))
+            return top_singular(later, start).stable_rank
 
         seconds, slow, value, exact = alternate(fast, svd, 1)
         rows.append(

@@ -23,6 +23,7 @@ _API = {
     "gauges": "joma._gauges.registry",
     "spectral_norm": "joma._gauges.rank",
     "stable_rank": "joma._gauges.rank",
+    "watch": "joma._watch.watch",
 }
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "spectral_norm",
     "stable_rank",
     "theory",
+    "watch",
 ]
 
 

@@ -61,18 +61,27 @@ class AttentionStats:
         return torch.minimum(value.clamp(min=0.0), others).float()
 
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Mean of ``values`` (the entropy by default) over the real queries, (H,).
+        """Mean of ``values`` (the entropy by default) over the real queries, (H,); NaN where there are none.
 
         Real queries see at least one key and, with ``rows`` (broadcastable to (B, H, Tq), True for real), are not
-        padding. NaN values are left out; NaN where nothing is left.
+        padding. Where a value is not defined (NaN though the entropy is a number), the query is left out.
         """
-        values = self.entropy if values is None else values
-        real = (self.visible > 0).expand_as(values) & ~values.isnan()
-        if rows is not None:
-            real = real & rows
-        total = torch.where(real, values, 0.0).double().sum(dim=(0, 2))
-        count = real.sum(dim=(0, 2))
+        total, count = self.total(self.entropy if values is None else values, rows)
         return torch.where(count > 0, total / count.clamp(min=1), math.nan).float()
+
+    def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
+        real = self._real(values, rows)
+        return _wide(torch.where(real, values, 0.0)).sum(dim=(0, 2)), _wide(real.sum(dim=(0, 2)))
+
+    def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
+        low = torch.where(self._real(values, rows), values, -math.inf)
+        return _wide(low).amax(dim=(0, 2)) if low.numel() else _wide(low.new_full(low.shape[1:2], -math.inf))
+
+    def _real(self, values: Tensor, rows: Tensor | None) -> Tensor:
+        real = (self.visible > 0).expand_as(values) & ~(values.isnan() & ~self.entropy.isnan())
+        return real if rows is None else real & rows
 
 
 def attention_stats(
@@ -126,23 +135,37 @@ def attention_stats_from_scores(scores: Tensor, *, is_probability: bool = False)
         raise ValueError(f"scores must be (…, Tq, Tk), got shape {tuple(scores.shape)}")
     scores = scores.detach()[(None,) * max(0, 4 - scores.dim())].flatten(0, -4)
     B, H, Tq, Tk = scores.shape
-    out = torch.zeros((3, B, H, Tq), dtype=torch.float32, device=scores.device)
-    out[1] = -math.inf
-    visible = torch.zeros((B, H, Tq), dtype=torch.int64, device=scores.device)
-    lowest = torch.finfo(scores.dtype).min / 2
-    seen = scores > (0 if is_probability else lowest)
-    first = seen.any(dim=2).int().argmax(dim=-1) if Tk else None  # (B, H)
-    rows = max(1, _CHUNK // max(1, Tk))
-    for b in range(B):
-        for h in range(H):
-            for start in range(0, Tq if Tk else 0, rows):
-                part = slice(start, start + rows)
-                s, keep = _wide(scores[b, h, part]), seen[b, h, part]
-                s = s.log() if is_probability else s
-                assert first is not None
-                out[:, b, h, part] = _row_stats(s.masked_fill(~keep, -math.inf), int(first[b, h])).float()
-                visible[b, h, part] = keep.sum(-1)
-    return _finish(out, visible, (B, H, Tq))
+    if scores.numel() == 0:
+        zero = torch.zeros(B, H, Tq, device=scores.device)
+        return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long())
+    flat = scores.flatten(0, 1)  # (B·H, Tq, Tk)
+    out = torch.empty((3, B * H, Tq), dtype=torch.float32, device=scores.device)
+    visible = torch.empty((B * H, Tq), dtype=torch.int64, device=scores.device)
+    lowest = 0 if is_probability else torch.finfo(scores.dtype).min / 2
+    rows = max(1, min(Tq, _CHUNK // Tk))
+    together = max(1, _CHUNK // (Tk * Tq))  # heads at a time
+    for start in range(0, B * H, together):
+        heads = slice(start, start + together)
+        first = _first_seen(flat[heads], lowest, rows)  # (heads,)
+        for top in range(0, Tq, rows):
+            part = slice(top, top + rows)
+            s = flat[heads, part]
+            seen = s > lowest
+            s = _wide(s).log() if is_probability else _wide(s)
+            # what is not a number is not masked either: it must show
+            s = s.masked_fill(~(seen | s.isnan()), -math.inf)
+            at = first[:, None, None].expand(-1, s.shape[1], 1)
+            out[:, heads, part] = _row_stats(s, at).float()
+            visible[heads, part] = seen.sum(-1)
+    return _finish(out.unflatten(1, (B, H)), visible.unflatten(0, (B, H)), (B, H, Tq))
+
+
+def _first_seen(scores: Tensor, lowest: float, rows: int) -> Tensor:
+    """The first key that any query sees, a head, (heads,)."""
+    anyone = torch.zeros(scores.shape[0], scores.shape[2], dtype=torch.bool, device=scores.device)
+    for top in range(0, scores.shape[1], rows):
+        anyone |= (scores[:, top : top + rows] > lowest).any(dim=1)
+    return anyone.int().argmax(dim=-1)
 
 
 def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionStats:
@@ -180,7 +203,7 @@ def _inputs(
         mask = mask.flatten(0, -4)
     target = (*q.shape[:3], k.shape[2])
     try:
-        torch.broadcast_shapes(mask.shape, target)  # type: ignore[no-untyped-call]
+        torch.broadcast_shapes(mask.shape, target)
     except RuntimeError:
         raise ValueError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {target}") from None
     if mask.dtype == torch.bool:
@@ -305,12 +328,13 @@ def _score_at(q: Tensor, k: Tensor, sink: Tensor | int) -> Tensor:
 
 
 def _row_stats(s: Tensor, sink: int | Tensor) -> Tensor:
-    """(3, rows): entropy, logsumexp and sink mass of rows of scores with −inf where masked."""
+    """(3, …, rows): entropy, logsumexp and sink mass of rows of scores with −inf where masked."""
     lse = torch.logsumexp(s, dim=-1)
     log_p = s - torch.where(lse.isinf(), 0.0, lse)[..., None]
     p = log_p.exp()
     entropy = -torch.where(p > 0, p * log_p, 0.0).sum(-1)
-    return torch.stack([entropy, lse, p[..., sink]])
+    on_sink = p[..., sink] if isinstance(sink, int) else p.gather(-1, sink)[..., 0]
+    return torch.stack([entropy, lse, on_sink])
 
 
 def _chunked(

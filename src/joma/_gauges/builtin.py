@@ -6,9 +6,8 @@ from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
 from joma._gauges.embedding import embedding_coherence
+from joma._gauges.rank import TopSingular
 from joma._gauges.rank import effective_rank as _effective_rank
-from joma._gauges.rank import spectral_norm as _spectral_norm
-from joma._gauges.rank import stable_rank as _stable_rank
 from joma._gauges.registry import gauge
 
 
@@ -48,22 +47,22 @@ def max_logsumexp(stats: AttentionStats) -> Tensor:
     return stats.logsumexp
 
 
-@gauge("stable_rank", on="weight")
-def stable_rank(w: Tensor) -> float:
-    """‖W‖_F² / σ_max² of the lower MLP matrix (or the one asked for)."""
-    return float(_stable_rank(w))
+@gauge("stable_rank", on="weight", given="top")
+def stable_rank(top: TopSingular) -> float:
+    """‖W‖_F² / σ_max² of the lower MLP matrix (or the part asked for)."""
+    return top.stable_rank
+
+
+@gauge("spectral_norm", on="weight", given="top")
+def spectral_norm(top: TopSingular) -> float:
+    """The largest singular value."""
+    return top.sigma
 
 
 @gauge("effective_rank", on="weight")
 def effective_rank(w: Tensor) -> float:
     """exp of the entropy of the normalised singular values."""
     return float(_effective_rank(w))
-
-
-@gauge("spectral_norm", on="weight")
-def spectral_norm(w: Tensor) -> float:
-    """The largest singular value."""
-    return float(_spectral_norm(w))
 
 
 @gauge("coherence", on="hidden")

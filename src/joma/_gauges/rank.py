@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma._gauges.sharded import Shard
+
 # matrices up to this size are decomposed directly: cheaper than a Lanczos loop
 _DIRECT = 128
 _BLOCK = 8  # vectors a step; a product with eight costs hardly more than with one, memory being the limit
@@ -20,67 +22,78 @@ _BLOCK = 8  # vectors a step; a product with eight costs hardly more than with o
 
 @dataclass(frozen=True, eq=False)
 class TopSingular:
-    """The largest singular value, its right (or left, for wide matrices) vectors, and how many steps it took."""
+    """The largest singular value, the Frobenius norm, leading singular vectors, and how many steps it took."""
 
     sigma: float
+    frobenius: float
     vectors: Tensor | None  # (_BLOCK, min(m, n)): start the next call from these
     steps: int
     reason: str | None = None  # why sigma is 0 or NaN
+
+    @property
+    def stable_rank(self) -> float:
+        """‖W‖_F² / σ_max²; 0 for a zero matrix, NaN for one that is not finite."""
+        return (self.frobenius / self.sigma) ** 2 if self.sigma > 0 else self.sigma
 
 
 def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 1e-7, max_steps: int = 400) -> TopSingular:
     """σ_max of one matrix (m, n) to relative accuracy ``rtol`` (limited by float32 sums), by block Lanczos.
 
-    ``start`` are the ``vectors`` of an earlier call on a similar matrix. Low precision is accumulated in float32.
+    ``start`` are the ``vectors`` of an earlier call on a similar matrix. Low precision is accumulated in float32. Of a
+    matrix that is sharded over processes, each works on its shard, and vectors are all that is exchanged.
     """
-    w = _matrix(w)
-    if w.numel() == 0:
-        return TopSingular(0.0, None, 0, "the matrix is empty")
-    peak = float(w.abs().amax())
+    shard = Shard.of(w)
+    w = _matrix(shard.local)
+    if shard.size == 0:
+        return TopSingular(0.0, 0.0, None, 0, "the matrix is empty")
+    peak = shard.maximum(float(w.abs().amax()) if w.numel() else 0.0)
     if not math.isfinite(peak):
-        return TopSingular(math.nan, None, 0, "the matrix has entries that are not finite")
+        return TopSingular(math.nan, math.nan, None, 0, "the matrix has entries that are not finite")
     if peak == 0.0:
-        return TopSingular(0.0, None, 0, "the matrix is zero")
-    if w.shape[0] < w.shape[1]:
-        w = w.T
-    n = w.shape[1]
-    w = w / peak if not 1e-12 < peak < 1e12 else w  # squares must stay in range
-    factor = peak if not 1e-12 < peak < 1e12 else 1.0
-    if n <= _DIRECT:
-        return TopSingular(factor * float(torch.linalg.svdvals(w.double())[0]), None, 1)
-    sigma2, vectors, steps = _block_lanczos(w, start, rtol, max_steps)
-    return TopSingular(factor * math.sqrt(sigma2), vectors, steps)
+        return TopSingular(0.0, 0.0, None, 0, "the matrix is zero")
+    factor = 1.0 if 1e-12 < peak < 1e12 else peak  # squares must stay in range
+    w = w if factor == 1.0 else w / factor
+    frobenius = factor * math.sqrt(shard.sum(float(torch.linalg.vector_norm(w, dtype=torch.float64)) ** 2))
+    if shard.whole:
+        w = w.T if w.shape[0] < w.shape[1] else w
+        if w.shape[1] <= _DIRECT:
+            return TopSingular(factor * float(torch.linalg.svdvals(w.double())[0]), frobenius, None, 1)
+    sigma2, vectors, steps = _block_lanczos(w, start, rtol, max_steps, shard)
+    return TopSingular(factor * math.sqrt(sigma2), frobenius, vectors, steps)
 
 
-def _block_lanczos(w: Tensor, start: Tensor | None, rtol: float, max_steps: int) -> tuple[float, Tensor, int]:
+def _block_lanczos(
+    w: Tensor, start: Tensor | None, rtol: float, max_steps: int, shard: Shard
+) -> tuple[float, Tensor, int]:
     """Largest eigenvalue of WᵀW, a block of leading Ritz vectors as rows, and the number of steps.
 
     Vectors are rows throughout: X Wᵀ and Y W run at memory speed for a few rows, W X and Wᵀ Y do not.
     """
     n = w.shape[1]
-    if start is None or start.shape != (_BLOCK, n):
+    p = min(_BLOCK, n)
+    if start is None or start.shape != (p, n):
         generator = torch.Generator().manual_seed(0)  # of our own: the user's random state is not touched
-        start = torch.randn(_BLOCK, n, generator=generator)
+        start = torch.randn(p, n, generator=generator)
     block = _orthonormal(start.to(w))
-    limit = max(1, min(max_steps, n // _BLOCK))
-    Q = w.new_empty(limit * _BLOCK, n)  # the basis
-    A = w.new_empty(limit * _BLOCK, n)  # its image under WᵀW
+    limit = max(1, min(max_steps, n // p))
+    Q = w.new_empty(limit * p, n)  # the basis
+    A = w.new_empty(limit * p, n)  # its image under WᵀW
     theta, ritz, steps = 0.0, block, 0
     for steps in range(1, limit + 1):
-        k = steps * _BLOCK
-        Q[k - _BLOCK : k] = block
-        A[k - _BLOCK : k] = (block @ w.T) @ w
+        k = steps * p
+        Q[k - p : k] = block
+        A[k - p : k] = shard.sum_(block @ w.T @ w)
         T = (Q[:k] @ A[:k].T).double().cpu()
         values, vectors = torch.linalg.eigh((T + T.T) / 2)
         theta = float(values[-1])
-        top = vectors[:, -_BLOCK:].flip(1).T.to(w)  # (p, k), the leading one first
+        top = vectors[:, -p:].flip(1).T.to(w)  # (p, k), the leading one first
         ritz = top @ Q[:k]
         residual = float(torch.linalg.vector_norm(top[0] @ A[:k] - theta * ritz[0]))
         gap = max(theta - float(values[-2]), residual)
         # Kato-Temple: the error of θ is at most residual² / gap
         if residual**2 / gap <= rtol * theta or residual <= 2e-6 * theta:
             break
-        block = A[k - _BLOCK : k]
+        block = A[k - p : k]
         for _ in range(3):  # again after QR: where little is left, its rows are anything, also inside Q
             block = _orthonormal(block - (block @ Q[:k].T) @ Q[:k])
     return theta, ritz, steps
@@ -113,14 +126,7 @@ def spectral_norm(w: Tensor) -> Tensor:
 
 def stable_rank(w: Tensor) -> Tensor:
     """‖W‖_F² / σ_max² of a matrix, or of each one of a stack; 0 for a zero matrix, NaN for one that is not finite."""
-    return _over_stack(w, lambda m: stable_rank_from(m, top_singular(m)))
-
-
-def stable_rank_from(w: Tensor, top: TopSingular) -> float:
-    """The stable rank of ``w`` given its largest singular value."""
-    if top.sigma == 0.0 or math.isnan(top.sigma):
-        return top.sigma
-    return float((torch.linalg.vector_norm(_matrix(w), dtype=torch.float64) / top.sigma) ** 2)
+    return _over_stack(w, lambda m: top_singular(m).stable_rank)
 
 
 def effective_rank(w: Tensor) -> Tensor:

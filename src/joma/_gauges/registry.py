@@ -3,7 +3,8 @@
 A gauge measures one thing on a model. What its function is given depends on what it is measured ``on``:
 
     attention   an ``AttentionStats`` -> a tensor (B, H, Tq) that is averaged over real queries, a value a head
-    weight      a matrix (m, n)       -> a number
+    weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
+                                         warm-started from step to step and worked out on shards
     hidden      states (tokens, d)    -> a number
 """
 
@@ -11,12 +12,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
 On = Literal["attention", "weight", "hidden"]
 Reduce = Literal["mean", "max"]
+Given = Literal["matrix", "top"]
+# parts of a block that weight gauges can be measured on, as in "stable_rank.qk"; the first by default
+PARTS = {
+    "mlp_in": "the lower MLP matrix: projection into the hidden neurons",
+    "mlp_out": "the upper MLP matrix: projection out of the hidden neurons",
+    "q": "query projection",
+    "k": "key projection",
+    "v": "value projection",
+    "o": "output projection of attention",
+    "qk": "W_Q W_Kᵀ, a head each",
+}
 
 
 @dataclass(frozen=True)
@@ -28,12 +40,25 @@ class Gauge:
     function: Callable[[Any], Any]
     help: str
     reduce: Reduce = "mean"  # how an attention gauge becomes one value a head
+    given: Given = "matrix"  # what a weight gauge is given
+    part: str = "mlp_in"  # the matrix that a weight gauge is measured on
+
+    def measure(self, w: Any, top: Any = None) -> float:
+        """The value of a weight gauge on a matrix; ``top`` is its `TopSingular` if that is known already."""
+        from joma._gauges.rank import top_singular
+        from joma._gauges.sharded import whole
+
+        if self.given == "top":
+            return float(self.function(top_singular(w) if top is None else top))
+        return float(self.function(whole(w)))
 
 
 _GAUGES: dict[str, Gauge] = {}
 
 
-def gauge(name: str, on: On, *, reduce: Reduce = "mean") -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def gauge(
+    name: str, on: On, *, reduce: Reduce = "mean", given: Given = "matrix"
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function as the gauge ``name``.
 
     >>> @gauge("largest_weight", on="weight")
@@ -53,7 +78,7 @@ def gauge(name: str, on: On, *, reduce: Reduce = "mean") -> Callable[[Callable[[
         if name in _GAUGES and _GAUGES[name].function is not function:
             raise ValueError(f"there is a gauge {name!r} already; choose another name")
         text = (function.__doc__ or "").strip()
-        _GAUGES[name] = Gauge(name, on, function, text.split("\n")[0], reduce)
+        _GAUGES[name] = Gauge(name, on, function, text.split("\n")[0], reduce, given)
         return function
 
     return register
@@ -75,13 +100,20 @@ def gauges() -> dict[str, Gauge]:
 
 
 def get(names: Iterable[str]) -> list[Gauge]:
-    """The gauges with these names; an unknown one is an error that tells the nearest."""
+    """The gauges with these names; an unknown one is an error that tells the nearest.
+
+    A weight gauge may name the part it is measured on: "stable_rank.q" is the stable rank of the query projections.
+    """
     table = gauges()
     chosen = []
-    for name in names:
+    for full in [names] if isinstance(names, str) else names:
+        name, _, part = full.partition(".")
         if name not in table:
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"unknown gauge {name!r}.{hint} Known: {', '.join(table)}.")
-        chosen.append(table[name])
-    return chosen
+        if part and (table[name].on != "weight" or part not in PARTS):
+            parts = f"; parts are {', '.join(PARTS)}" if table[name].on == "weight" else ", which has no parts"
+            raise ValueError(f"there is no part {part!r} of the gauge {name!r}{parts}")
+        chosen.append(replace(table[name], name=full, part=part) if part else table[name])
+    return list({gauge.name: gauge for gauge in chosen}.values())

@@ -161,6 +161,12 @@ class RunWriter:
             os.ftruncate(self._metrics, self._offset)
             raise
 
+    def note(self, **facts: object) -> None:
+        """Record facts in `run.json` that were not known at the start: layer names, the reason of a warning."""
+        self._check_open()
+        self.info |= {key: plain(fact, key) for key, fact in facts.items()}
+        self._save()
+
     @property
     def offset(self) -> int:
         """The size of `metrics.jsonl` in bytes, to keep in a checkpoint; what it counts is on the disk."""

@@ -1,0 +1,1 @@
+"""Watching a model in training: capture of attention calls, the watch itself, phases."""

@@ -1,0 +1,155 @@
+"""Sums over the queries of a step, a head, a gauge: all that is kept of the attention that was seen."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma._gauges.attention import AttentionStats
+from joma._gauges.registry import Gauge
+
+Key = tuple[str, int]  # module, and which of its calls in a pass (more than one where weights are shared)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer: the calls whose heads, one after the other, are its heads."""
+
+    name: str
+    keys: tuple[Key, ...]
+
+
+@dataclass
+class _Sums:
+    heads: int
+    source: int | None  # where the module's input lies: parallel one-head modules share it
+    total: dict[str, Tensor] = field(default_factory=dict)  # gauge -> (H,)
+    count: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Tally:
+    """What a step saw, of passes with gradients and of passes without; the former count if there are any."""
+
+    def __init__(self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge]) -> None:
+        self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
+        self.layers: list[Layer] = []
+        self._sums: dict[bool, dict[Key, _Sums]] = {True: {}, False: {}}
+        self._grad = False
+
+    def begin(self, grad: bool) -> None:
+        """A pass begins."""
+        self._grad = grad
+
+    def clear(self) -> None:
+        """Forget everything but the layers."""
+        for sums in self._sums.values():
+            sums.clear()
+
+    @property
+    def seen(self) -> dict[Key, _Sums]:
+        """The sums of this step."""
+        return self._sums[True] or self._sums[False]
+
+    def add_attention(
+        self, name: str, invocation: int, stats: AttentionStats, real: Tensor | None, source: int | None
+    ) -> None:
+        """Add the queries of one attention call."""
+        heads = stats.entropy.shape[1]
+        sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
+        if sums.heads != heads:  # another attention in the same module
+            self.add_attention(name, invocation + 1, stats, real, source)
+            return
+        for gauge in self.attention_gauges:
+            values = gauge.function(stats)
+            if not isinstance(values, Tensor) or values.shape != stats.entropy.shape:
+                shape = tuple(values.shape) if isinstance(values, Tensor) else values
+                raise ValueError(
+                    f"gauge {gauge.name!r} must give a tensor (B, H, Tq) = {tuple(stats.entropy.shape)}, not {shape}"
+                )
+            if gauge.reduce == "max":
+                total, count = stats.largest(values, real), torch.zeros(heads, device=values.device)
+                old = sums.total.get(gauge.name)
+                sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
+                sums.count[gauge.name] = count
+            else:
+                total, count = stats.total(values, real)
+                sums.total[gauge.name] = sums.total.get(gauge.name, 0) + total
+                sums.count[gauge.name] = sums.count.get(gauge.name, 0) + count
+
+    def add_hidden(self, name: str, invocation: int, states: Tensor) -> None:
+        """Add the value of each hidden-state gauge on states (tokens, d)."""
+        sums = self._sums[self._grad][name, invocation]
+        for gauge in self.hidden_gauges:
+            value = torch.tensor([float(gauge.function(states))], dtype=torch.float64)
+            sums.total[gauge.name] = sums.total.get(gauge.name, 0) + value
+            sums.count[gauge.name] = sums.count.get(gauge.name, 0) + torch.ones(1, dtype=torch.float64)
+
+    def settle_layers(self, order: Iterable[str], closure: Iterable[str]) -> None:
+        """Number the layers by position in the model, once; ``closure``: names that are layers though not seen yet."""
+        known = {key for layer in self.layers for key in layer.keys}
+        fresh = [key for key in self.seen if key not in known]
+        if self.layers:
+            for key in fresh:
+                warnings.warn(f"attention in {_name(key)} is new: it becomes layer {len(self.layers)}", stacklevel=4)
+                self.layers.append(Layer(_name(key), (key,)))
+            return
+        position = {name: n for n, name in enumerate(order)}
+        keys = {*fresh, *((name, 0) for name in closure if name in position)}
+        groups: dict[tuple[str, int, Any], list[Key]] = {}
+        for name, call in sorted(keys, key=lambda key: (position.get(key[0], len(position)), key[1])):
+            sums = self.seen.get((name, call))
+            parent, _, last = name.rpartition(".")
+            alone = sums is None or sums.heads > 1 or sums.source is None or not last.isdigit()
+            group: tuple[str, int, Any] = (name, call, None) if alone or sums is None else (parent, call, sums.source)
+            groups.setdefault(group, []).append((name, call))
+        for (name, call, _), members in groups.items():
+            whole = _name((name, call)) if len(members) > 1 else _name(members[0])
+            self.layers.append(Layer(whole, tuple(members)))
+
+    def values(self, reduce_sum: Any = None, reduce_max: Any = None) -> dict[str, Tensor]:
+        """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; NaN where nothing was seen.
+
+        ``reduce_sum`` and ``reduce_max`` combine tensors over processes, in place.
+        """
+        seen = self.seen
+        heads = [sum(seen[k].heads if k in seen else 0 for k in layer.keys) for layer in self.layers]
+        widest = torch.tensor([float(max(heads, default=0))], dtype=torch.float64)
+        if reduce_max is not None:
+            reduce_max(widest)
+        H = int(widest)
+        result = {}
+        for gauge in (*self.attention_gauges, *self.hidden_gauges):
+            wide = H if gauge.on == "attention" else 1
+            largest = gauge.reduce == "max"
+            total = torch.full((len(self.layers), wide), -math.inf if largest else 0.0, dtype=torch.float64)
+            count = torch.zeros_like(total)
+            for n, layer in enumerate(self.layers):
+                at = 0
+                for key in layer.keys:
+                    if key in seen and gauge.name in seen[key].total:
+                        part = seen[key].total[gauge.name].double().cpu()
+                        total[n, at : at + len(part)] = part
+                        count[n, at : at + len(part)] = seen[key].count[gauge.name].double().cpu()
+                        at += len(part)
+            if largest:
+                if reduce_max is not None:
+                    reduce_max(total)
+                value = torch.where(total == -math.inf, math.nan, total)
+            else:
+                if reduce_sum is not None:
+                    both = torch.stack([total, count])
+                    reduce_sum(both)
+                    total, count = both
+                value = torch.where(count > 0, total / count.clamp(min=1), math.nan)
+            result[gauge.name] = value if gauge.on == "attention" else value[:, 0]
+        return result
+
+
+def _name(key: Key) -> str:
+    return key[0] if key[1] == 0 else f"{key[0]}#{key[1]}"

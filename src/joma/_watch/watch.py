@@ -1,0 +1,553 @@
+"""`joma.watch`: gauges attached to a model in training."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from joma._gauges.attention import AttentionStats
+from joma._gauges.matrices import Matrix, find_matrices, plain_name
+from joma._gauges.rank import top_singular
+from joma._gauges.registry import PARTS, Gauge, get
+from joma._run import Run
+from joma._run.writer import RunWriter
+from joma._watch import calls
+from joma._watch.capture import Capture, NotWatchable, Padding, looks_like_attention
+from joma._watch.display import LiveLine, html
+from joma._watch.phases import PHASES, Phase, nonsink_of_layer
+from joma._watch.processes import Processes
+from joma._watch.tally import Tally
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pandas as pd
+
+Every = int | str | Callable[[int], bool]
+DEFAULT_GAUGES = ("entropy", "stable_rank")
+_watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+# what the phases are told from, measured whatever gauges are asked for: they are almost free
+_FOR_PHASES = (
+    Gauge("_entropy", "attention", lambda stats: stats.entropy, ""),
+    Gauge("_nonsink", "attention", lambda stats: stats.nonsink_entropy, ""),
+    Gauge("_sink", "attention", lambda stats: stats.sink_mass, ""),
+    Gauge("_possible", "attention", lambda stats: _possible(stats), ""),
+)
+
+
+def _possible(stats: AttentionStats) -> Tensor:
+    """The largest non-sink entropy there could be."""
+    return (stats.visible - 1).clamp(min=1).log().expand_as(stats.entropy)
+
+
+def watch(
+    model: nn.Module,
+    run: str | os.PathLike[str] | None = None,
+    every: Every = 100,
+    gauges: str | Sequence[str] | None = None,
+    *,
+    probe: Any = None,
+    padding: Padding | None = None,
+    mlp: str | Sequence[str] | None = None,
+    live: bool | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+) -> Watch:
+    """Measure attention and weights of ``model`` while it trains; nothing about the training changes.
+
+    Call `Watch.step` after each optimiser step. Attention is measured in the forward passes since the step before (all
+    micro-batches of them, means over real queries), weights after the step.
+
+    Arguments:
+        model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
+        run: the run folder to write; without one, rows are kept for `Watch.frame` only.
+        every: measure the first step and every n-th; "log" for four measurements a doubling; or step -> bool.
+        gauges: names of gauges (see `joma.gauges`), "entropy" and "stable_rank" by default.
+        probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
+            one more pass a measurement, in eval mode, comparable over time.
+        padding: the model's argument that is 1 at real tokens and 0 at padding, or a function of (args, kwargs) of the
+            model that gives it. Found by itself if it is called ``attention_mask`` or ``…key_padding_mask``.
+        mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
+        live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
+        overwrite: replace the run in the folder.
+        resume: go on with the run in the folder, of the same settings.
+    """
+    return Watch(model, run, every, gauges, probe, padding, mlp, live, overwrite, resume)
+
+
+class Watch:
+    """Gauges attached to a model; made by `joma.watch`.
+
+    Attributes:
+        model: the model.
+        path: the run folder, if there is one.
+        phases: one `Phase` a layer, after the first measurement.
+        layers: names of the attention layers, by number, after the first measurement.
+        matrices: part -> names of the matrices that weight gauges are measured on.
+    """
+
+    def __init__(
+        self, model: nn.Module, run: str | os.PathLike[str] | None, every: Every,
+        gauges: str | Sequence[str] | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
+        live: bool | None, overwrite: bool, resume: bool,
+    ) -> None:  # fmt: skip
+        self._closed = True  # until everything is there
+        _check_model(model)
+        self._due = _schedule(every)
+        chosen = get(DEFAULT_GAUGES if gauges is None else gauges)
+        if not chosen:
+            raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
+        self.model, self.path = model, run
+        self._matrices = _find(model, chosen, mlp, lenient=gauges is None)
+        self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
+        self._weight_gauges = [g for g in self._gauges if g.on == "weight"]
+        self._attends = any(g.on != "weight" for g in self._gauges)
+        if self._attends:
+            _check_has_attention(model)
+        self._processes = Processes(model)
+        attention = [g for g in self._gauges if g.on == "attention"]
+        self._tally = Tally([*attention, *_FOR_PHASES], [g for g in self._gauges if g.on == "hidden"])
+        names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
+        self._capture = Capture(model, names, self._tally, padding)
+        self._probe = None if probe is None else _batch(probe)
+        self._starts: dict[str, list[Tensor | None]] = {}  # leading singular vectors, from the measurement before
+        self._reported: set[object] = set()
+        self._step = 0
+        self._armed = False
+        self._latest: dict[str, Tensor] = {}
+        self._loss = math.nan
+        self.phases: list[Phase] = []
+        self._writer = self._open(every, overwrite, resume)
+        if clash := next((m for m in model.modules() if m in _watched), None):
+            self._writer.finish("failed", "another watch")
+            raise ValueError(
+                f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give "
+                "it more gauges"
+            )
+        for module in model.modules():
+            _watched[module] = f"run {run}" if run is not None else "without a run folder"
+        show = sys.stderr.isatty() if live is None else live
+        self._line = LiveLine() if show and self._processes.first else None
+        self._closed = False
+        self._arm()
+
+    # The user's side
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention layers, by number; empty before the first measurement."""
+        return [layer.name for layer in self._tally.layers]
+
+    @property
+    def matrices(self) -> dict[str, list[str]]:
+        """Part -> names of the matrices that weight gauges are measured on."""
+        return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
+
+    def step(self, loss: Any = None, *, step: int | None = None, **numbers: Any) -> dict[str, float]:
+        """Tell that an optimiser step was made; measures if this step is due.
+
+        Arguments:
+            loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none is given.
+            step: its number, if the caller counts; else one more than the last.
+            numbers: more to record, as the learning rate.
+
+        Returns:
+            {} between measurements, else means over heads by name: {"joma/entropy/layer_03": …}, for any logger.
+        """
+        if self._closed:
+            raise RuntimeError("this watch is closed")
+        self._step = self._step + 1 if step is None else int(step)
+        try:
+            return self._measure(loss, numbers) if self._armed else {}
+        finally:
+            self._tally.clear()
+            self._capture.losses.clear()
+            self._capture.ran.clear()
+            self._arm()
+
+    def frame(self) -> pd.DataFrame:
+        """The long table: step, layer, head, gauge, value, and the module or matrix that a layer is."""
+        run = Run(self._writer.path)
+        table = run.frame()
+        names = run.info.get("layers", {})
+        if "layer" in table:
+            lookup = {(gauge, n): name for gauge, all_ in names.items() for n, name in enumerate(all_)}
+            keys = zip(table["gauge"], table["layer"], strict=True)
+            table["module"] = [None if layer is None else lookup.get((gauge, layer)) for gauge, layer in keys]
+            for axis in ("layer", "head"):
+                if axis in table:
+                    table[axis] = table[axis].astype("Int64")
+            table = table.dropna(subset=["value"]) if len(table) else table
+            order = [c for c in ("step", "layer", "head", "gauge", "value", "module") if c in table]
+            table = table[[*order, *(c for c in table if c not in order)]].reset_index(drop=True)
+        return table
+
+    def close(self, status: str = "done", reason: str | None = None) -> None:
+        """Take the gauges off the model and finish the run; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        calls.uninstall(self._capture)
+        for module in self.model.modules():
+            _watched.pop(module, None)
+        if self._line is not None:
+            self._line.close()
+        try:
+            self._writer.finish("done" if status == "done" else "failed", reason)
+        except OSError as error:
+            self._once("disk", f"the run {self._writer.path} could not be finished: {error}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.close("failed", f"{type(error).__name__}: {error}")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            calls.uninstall(self._capture)
+            for module in self.model.modules():
+                _watched.pop(module, None)
+
+    def __repr__(self) -> str:
+        where = f"run {self.path}" if self.path is not None else "no run folder"
+        phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
+        state = "closed" if self._closed else f"step {self._step}"
+        return f"Watch({type(self.model).__name__}, {where}, {state}{f'; {phases}' if phases else ''})"
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+    # A measurement
+
+    def _arm(self) -> None:
+        """Listen to the model if the step to come is due."""
+        self._armed = bool(self._due(self._step + 1))
+        listen = self._armed and self._attends and self._probe is None
+        calls.uninstall(self._capture)
+        if listen:
+            calls.install(self._capture, list(self._capture.names))
+
+    def _measure(self, loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
+        calls.uninstall(self._capture)
+        values: dict[str, Tensor] = {}
+        if self._attends:
+            if self._probe is not None:
+                self._run_probe()
+            values = self._attention()
+        values |= self._weights()
+        mean_loss = self._mean_loss(loss)
+        if "_entropy" in values:
+            self._judge(values, mean_loss)
+        shown = {name: value for name, value in values.items() if not name.startswith("_")}
+        self._latest, self._loss = shown, mean_loss
+        self._report_nan(shown)
+        scalars = {name: float(value) for name, value in numbers.items()}
+        if not math.isnan(mean_loss) or loss is not None:
+            scalars["loss"] = mean_loss
+        self._write(shown, scalars)
+        if self._line is not None:
+            self._line.show(self)
+        metrics: dict[str, float] = {}
+        for name, value in shown.items():
+            width = max(2, len(str(len(value) - 1)))
+            means = value.nanmean(dim=1) if value.dim() == 2 else value
+            metrics |= {f"joma/{name}/layer_{n:0{width}d}": float(x) for n, x in enumerate(means)}
+        return metrics
+
+    def _attention(self) -> dict[str, Tensor]:
+        capture = self._capture
+        if capture.refusal:
+            raise NotWatchable(capture.refusal)
+        for name, problem in capture.problems.items():
+            self._once(("problem", name), f"attention of {name} could not be measured: {problem}")
+        if not self._processes.any(bool(self._tally.seen)):
+            if not capture.ran:
+                self._once("idle", "the model did not run since the last step(): there is no attention to measure")
+            elif not self._tally.layers:
+                raise NotWatchable(_no_attention(self.model, capture.ran))
+            return {}
+        kinds = {type(m) for m, name in capture.names.items() if (name, 0) in self._tally.seen}
+        closure = [
+            name for m, name in capture.names.items() if type(m) in kinds and looks_like_attention(m)
+        ]  # layers that this pass happened to skip
+        self._tally.settle_layers(list(capture.names.values()), closure)
+        self._name_unseen()
+        return self._tally.values(self._processes.sum_, self._processes.max_)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Weight gauges; each matrix once, from where the measurement before left off."""
+        if not self._processes.computes_weights:
+            result = {}
+            for gauge in self._weight_gauges:
+                result[gauge.name] = self._processes.sum_(torch.zeros(self._shape(gauge), dtype=torch.float64))
+            return result
+        tops: dict[str, list[Any]] = {}
+        result = {}
+        for gauge in self._weight_gauges:
+            rows = []
+            for matrix in self._matrices[gauge.part]:
+                key = f"{gauge.part}:{matrix.name}"
+                with torch.no_grad():
+                    heads = matrix.read()
+                    if gauge.given == "top" and key not in tops:
+                        starts = self._starts.get(key, [None] * len(heads))
+                        tops[key] = [top_singular(w, start) for w, start in zip(heads, starts, strict=True)]
+                        self._starts[key] = [top.vectors for top in tops[key]]
+                    given = tops.get(key, [None] * len(heads)) if gauge.given == "top" else [None] * len(heads)
+                    rows.append([gauge.measure(w, top) for w, top in zip(heads, given, strict=True)])
+            wide = max(map(len, rows))
+            padded = [row + [math.nan] * (wide - len(row)) for row in rows]
+            value = torch.tensor(padded, dtype=torch.float64)
+            result[gauge.name] = self._processes.sum_whole_(value if gauge.part == "qk" else value[:, 0])
+        for key, found in tops.items():
+            for top in found:
+                if top.reason:
+                    part, _, name = key.partition(":")
+                    self._once(("weight", key), f"step {self._step}: {name} ({part}): {top.reason}")
+        return result
+
+    def _shape(self, gauge: Gauge) -> tuple[int, ...]:
+        matrices = self._matrices[gauge.part]
+        if gauge.part != "qk":
+            return (len(matrices),)
+        return len(matrices), max(len(matrix.read()) for matrix in matrices)
+
+    def _mean_loss(self, loss: Any) -> float:
+        if loss is None and self._capture.losses:
+            loss = torch.stack([x.double().cpu() for x in self._capture.losses]).mean()
+        value = math.nan if loss is None else float(loss)
+        return self._processes.mean(value)
+
+    def _judge(self, values: dict[str, Tensor], loss: float) -> None:
+        """Each layer's phase, and an alarm where attention has collapsed."""
+        layers = len(values["_entropy"])
+        self.phases += [Phase() for _ in range(layers - len(self.phases))]
+        for n, phase in enumerate(self.phases):
+            entropy, nonsink, sink, possible = (values[k][n] for k in ("_entropy", "_nonsink", "_sink", "_possible"))
+            judged = float(possible.nanmean()) >= 1.0  # with a handful of keys, low entropy means nothing
+            low = nonsink_of_layer(nonsink.tolist(), sink.tolist()) if judged else math.nan
+            phase.update(self._step, float(entropy.nanmean()), low, loss)
+            if phase.name == "collapsed":
+                self._once(
+                    ("collapsed", n),
+                    f"attention of layer {n} ({self.layers[n]}) has collapsed by step {self._step}: its non-sink "
+                    f"entropy is {low:.3f} nats and the loss ({loss:.4g}) does not fall. The usual cause is a learning "
+                    "rate that is too high: lower it, warm up longer, or normalise queries and keys",
+                )
+            else:
+                self._reported.discard(("collapsed", n))
+
+    def _report_nan(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            names = self._names_of(name)
+            for n, row in enumerate(value.reshape(len(value), -1)):
+                if bool(row.isnan().all()) and (name, n) not in self._reported and self._was_seen(name, n):
+                    self._once((name, n), f"step {self._step}: {name} of layer {n} ({names[n]}) is NaN")
+
+    def _was_seen(self, name: str, layer: int) -> bool:
+        if any(g.name == name for g in self._weight_gauges):
+            return True
+        return any(key in self._tally.seen for key in self._tally.layers[layer].keys)
+
+    def _names_of(self, gauge: str) -> list[str]:
+        for g in self._weight_gauges:
+            if g.name == gauge:
+                return [matrix.name for matrix in self._matrices[g.part]]
+        return self.layers
+
+    def _name_unseen(self) -> None:
+        """Attention modules that ran without any attention being seen in or around them."""
+        seen = [name for name, _ in self._tally.seen]
+        for name, kind in self._capture.ran.items():
+            related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in seen)
+            if not related and "attention" in kind.__name__.lower():
+                self._once(
+                    ("unseen", name),
+                    f"{name} ({kind.__name__}) ran, but no attention was seen in it: a kernel that is not PyTorch's?",
+                )
+
+    def _run_probe(self) -> None:
+        assert self._probe is not None
+        args, kwargs = _to_device(self._probe, self.model)
+        modes = {module: module.training for module in self.model.modules()}
+        target = self.model
+        if isinstance(target, nn.parallel.DistributedDataParallel):
+            target = target.module
+        calls.install(self._capture, list(self._capture.names))
+        try:
+            for module in modes:
+                module.training = False
+            self._capture.run_aside(target, args, kwargs)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+            calls.uninstall(self._capture)
+
+    # The run folder
+
+    def _open(self, every: Every, overwrite: bool, resume: bool) -> RunWriter:
+        config = {
+            "model": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
+            "gauges": [g.name for g in self._gauges],
+            "measured on": "training batches" if self._probe is None else "probe",
+        }
+        axes = {g.name: ["layer", "head"] for g in self._gauges if g.on == "attention" or g.part == "qk"}
+        axes |= {g.name: ["layer"] for g in self._gauges if g.name not in axes}
+        if self._attends:
+            axes["phase"] = ["layer"]
+        path: str | os.PathLike[str] | None = self.path if self._processes.first else None
+        if path is None:
+            temporary = tempfile.mkdtemp(prefix="joma-watch-")
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            path = os.path.join(temporary, "run")
+        elif resume and os.path.exists(os.path.join(path, "run.json")):
+            writer = RunWriter.resume(path, config)
+            steps = [row["step"] for row in Run(path).rows()]
+            self._step = max(steps, default=0)
+            return writer
+        writer = RunWriter.create(
+            path,
+            kind="watch",
+            config=config,
+            axes=axes,
+            packages=("joma", "torch", "transformers"),
+            overwrite=overwrite,
+        )
+        self._note_layers(writer)
+        return writer
+
+    def _note_layers(self, writer: RunWriter) -> None:
+        layers = {g.name: self._names_of(g.name) for g in self._gauges if g.on == "weight" or self.layers}
+        if self.layers:
+            layers["phase"] = self.layers
+        if writer.info.get("layers") != layers:
+            writer.note(layers=layers, phases=list(PHASES))
+
+    def _write(self, values: dict[str, Tensor], scalars: dict[str, float]) -> None:
+        rows: dict[str, Any] = dict(scalars)
+        rows |= values
+        if self.phases:
+            rows["phase"] = [PHASES.index(phase.name) for phase in self.phases]
+        try:
+            self._note_layers(self._writer)
+            self._writer.write(self._step, rows)
+        except OSError as error:
+            self._once("disk", f"{self._writer.path}: {error}; training goes on, measurements are lost meanwhile")
+
+    def _once(self, key: object, message: str) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            if self._processes.first:
+                warnings.warn(f"joma.watch: {message}", stacklevel=2)
+
+
+def _schedule(every: Every) -> Callable[[int], bool]:
+    if callable(every):
+        return every
+    if every == "log":
+        return lambda step: step == 1 or int(4 * math.log2(step)) > int(4 * math.log2(step - 1))
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return lambda step: step == 1 or step % every == 0
+    raise ValueError(f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}")
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a torch.nn.Module is watched, not {type(model).__name__}")
+    refused = {
+        "DataParallel": "use torch.nn.parallel.DistributedDataParallel",
+        "FullyShardedDataParallel": "its parameters are flattened; use torch.distributed.fsdp.fully_shard",
+    }
+    for module in model.modules():
+        if (kind := type(module).__name__) in refused:
+            raise NotWatchable(f"{kind} cannot be watched: {refused[kind]}")
+        kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if isinstance(kernel, str) and kernel not in ("eager", "sdpa"):
+            raise NotWatchable(
+                f"attn_implementation={kernel!r} of {type(module).__name__} is a kernel that cannot be watched; load "
+                "the model with attn_implementation='sdpa'"
+            )
+
+
+def _check_has_attention(model: nn.Module) -> None:
+    """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
+    kinds = {type(module) for module in model.modules()}
+    if all(kind.__module__.startswith("torch.nn.modules") for kind in kinds) and nn.MultiheadAttention not in kinds:
+        raise NotWatchable(_no_attention(model, {}))
+
+
+def _no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
+    kinds: dict[str, int] = {}
+    for module in model.modules():
+        kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
+    found = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
+    compiled = (
+        " If the whole training step is compiled, give a probe batch: it is measured outside of it."
+        if any(looks_like_attention(m) for m in model.modules())
+        else ""
+    )
+    return (
+        f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
+        f"product of two activations, nn.MultiheadAttention. Found: {found}"
+        + (f"; {len(ran)} modules ran." if ran else ".")
+        + compiled
+    )
+
+
+def _find(
+    model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
+) -> dict[str, list[Matrix]]:
+    found = {}
+    for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
+        matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
+        if matrices:
+            found[part] = matrices
+            continue
+        message = (
+            f"no matrix found for {part!r} ({PARTS[part]}). "
+            + ("Looked for two linear maps d → h → d outside attention; name them with mlp=[…]" if part[0] == "m" else
+               "Looked for the usual names of projections (q_proj, query_key_value, in_proj, …)")
+        )  # fmt: skip
+        if not lenient:
+            raise ValueError(message)
+        warnings.warn(f"joma.watch: {message}", stacklevel=4)
+    return found
+
+
+def _batch(probe: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(probe, Tensor):
+        return (probe,), {}
+    if isinstance(probe, Mapping):
+        return (), dict(probe)
+    if isinstance(probe, (tuple, list)):
+        return tuple(probe), {}
+    raise TypeError(f"probe must be a mapping, a sequence of arguments or a tensor, not {type(probe).__name__}")
+
+
+def _to_device(batch: tuple[tuple[Any, ...], dict[str, Any]], model: nn.Module) -> tuple[Any, Any]:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def move(x: Any) -> Any:
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    args, kwargs = batch
+    return tuple(map(move, args)), {key: move(x) for key, x in kwargs.items()}
