@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
@@ -68,4 +70,4 @@ def effective_rank(w: Tensor) -> float:
 @gauge("coherence", on="hidden")
 def coherence(states: Tensor) -> float:
     """Largest |cos| between the representations of different tokens."""
-    return embedding_coherence(states).maximum
+    return embedding_coherence(states).maximum if bool(states.isfinite().all()) else math.nan

@@ -39,6 +39,7 @@ class Tally:
     def __init__(self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge]) -> None:
         self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
         self.layers: list[Layer] = []
+        self.problems: dict[str, str] = {}  # gauge -> what its function raised
         self._sums: dict[bool, dict[Key, _Sums]] = {True: {}, False: {}}
         self._grad = False
 
@@ -66,12 +67,14 @@ class Tally:
             self.add_attention(name, invocation + 1, stats, real, source)
             return
         for gauge in self.attention_gauges:
-            values = gauge.function(stats)
+            if (values := self._call(gauge, stats)) is None:
+                continue
             if not isinstance(values, Tensor) or values.shape != stats.entropy.shape:
                 shape = tuple(values.shape) if isinstance(values, Tensor) else values
-                raise ValueError(
-                    f"gauge {gauge.name!r} must give a tensor (B, H, Tq) = {tuple(stats.entropy.shape)}, not {shape}"
+                self.problems[gauge.name] = (
+                    f"it must give a tensor (B, H, Tq), {tuple(stats.entropy.shape)}, not {shape}"
                 )
+                continue
             if gauge.reduce == "max":
                 total, count = stats.largest(values, real), torch.zeros(heads, device=values.device)
                 old = sums.total.get(gauge.name)
@@ -86,9 +89,24 @@ class Tally:
         """Add the value of each hidden-state gauge on states (tokens, d)."""
         sums = self._sums[self._grad][name, invocation]
         for gauge in self.hidden_gauges:
-            value = torch.tensor([float(gauge.function(states))], dtype=torch.float64)
+            if (number := self._call(gauge, states)) is None:
+                continue
+            value = torch.tensor([float(number)], dtype=torch.float64)
             sums.total[gauge.name] = sums.total.get(gauge.name, 0) + value
             sums.count[gauge.name] = sums.count.get(gauge.name, 0) + torch.ones(1, dtype=torch.float64)
+
+    def _call(self, gauge: Gauge, given: Any) -> Any:
+        """A gauge's value, or None if it raised: one that fails takes neither training nor the others down."""
+        try:
+            return gauge.function(given)
+        except Exception as error:
+            self.problems[gauge.name] = f"{type(error).__name__}: {error}"
+            return None
+
+    def heads(self, layer: int, gauge: str) -> int:
+        """How many heads of a layer this gauge was measured on, in this process."""
+        seen = self.seen
+        return sum(seen[k].heads for k in self.layers[layer].keys if k in seen and gauge in seen[k].total)
 
     def settle_layers(self, order: Iterable[str], closure: Iterable[str]) -> None:
         """Number the layers by position in the model, once; ``closure``: names that are layers though not seen yet."""

@@ -258,7 +258,7 @@ class Watch:
         shown = {name: value for name, value in values.items() if not name.startswith("_")}
         self._latest, self._loss = shown, mean_loss
         self._report_nan(shown)
-        scalars = {name: float(value) for name, value in numbers.items()}
+        scalars = {name: _scalar(value) for name, value in numbers.items()}
         if not math.isnan(mean_loss) or loss is not None:
             scalars["loss"] = mean_loss
         self._write(shown, scalars)
@@ -267,9 +267,16 @@ class Watch:
         metrics: dict[str, float] = {}
         for name, value in shown.items():
             width = max(2, len(str(len(value) - 1)))
-            means = value.nanmean(dim=1) if value.dim() == 2 else value
-            metrics |= {f"joma/{name}/layer_{n:0{width}d}": float(x) for n, x in enumerate(means)}
+            means = (float(self._heads(name, n, row).mean()) for n, row in enumerate(value))
+            metrics |= {f"joma/{name}/layer_{n:0{width}d}": mean for n, mean in enumerate(means)}
         return metrics
+
+    def _heads(self, gauge: str, layer: int, row: Tensor) -> Tensor:
+        """The values of a layer's own heads, without what pads it to the width of others; NaN among them is meant."""
+        if row.dim() == 0:
+            return row
+        own = self._tally.heads(layer, gauge) if layer < len(self._tally.layers) else 0
+        return row[:own] if own else row[~row.isnan()] if not row.isnan().all() else row
 
     def _attention(self) -> dict[str, Tensor]:
         capture = self._capture
@@ -277,6 +284,8 @@ class Watch:
             raise NotWatchable(capture.refusal)
         for name, problem in capture.problems.items():
             self._once(("problem", name), f"attention of {name} could not be measured: {problem}")
+        for name, problem in self._tally.problems.items():
+            self._once(("gauge", name), f"gauge {name!r} failed: {problem}")
         if not self._processes.any(bool(self._tally.seen)):
             if not capture.ran:
                 self._once("idle", "the model did not run since the last step(): there is no attention to measure")
@@ -332,8 +341,7 @@ class Watch:
     def _mean_loss(self, loss: Any) -> float:
         if loss is None and self._capture.losses:
             loss = torch.stack([x.double().cpu() for x in self._capture.losses]).mean()
-        value = math.nan if loss is None else float(loss)
-        return self._processes.mean(value)
+        return self._processes.mean(math.nan if loss is None else _scalar(loss))
 
     def _judge(self, values: dict[str, Tensor], loss: float) -> None:
         """Each layer's phase, and an alarm where attention has collapsed."""
@@ -357,14 +365,14 @@ class Watch:
     def _report_nan(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             names = self._names_of(name)
-            for n, row in enumerate(value.reshape(len(value), -1)):
-                if bool(row.isnan().all()) and (name, n) not in self._reported and self._was_seen(name, n):
+            for n, row in enumerate(value):
+                if self._was_seen(name, n) and bool(self._heads(name, n, row).isnan().any()):
                     self._once((name, n), f"step {self._step}: {name} of layer {n} ({names[n]}) is NaN")
 
     def _was_seen(self, name: str, layer: int) -> bool:
         if any(g.name == name for g in self._weight_gauges):
             return True
-        return any(key in self._tally.seen for key in self._tally.layers[layer].keys)
+        return self._tally.heads(layer, name) > 0
 
     def _names_of(self, gauge: str) -> list[str]:
         for g in self._weight_gauges:
@@ -458,6 +466,10 @@ class Watch:
             self._reported.add(key)
             if self._processes.first:
                 warnings.warn(f"joma.watch: {message}", stacklevel=2)
+
+
+def _scalar(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _schedule(every: Every) -> Callable[[int], bool]:
