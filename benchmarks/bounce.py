@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from benchmarks._timing import alternate
+from benchmarks._timing import alternate, row
 from joma.theory import solve_bounce
 
 COMPONENTS, TIMES, SHARE = 100_000, 200, 200
@@ -29,17 +29,16 @@ def run(rounds: int = 2) -> list[dict[str, Any]]:
             out.append(right.y[0])
         return np.stack(out, axis=1)
 
-    fast, slow, bounce, v = alternate(lambda: solve_bounce(mu, t), ode, rounds)
+    (fast, bounce), (slow, v) = alternate(lambda: solve_bounce(mu, t), ode, rounds=rounds)
     error = float(np.abs(bounce.v[:, :: COMPONENTS // SHARE] - v).max())
-    slow *= COMPONENTS / SHARE
-    row = {
-        "what": f"Eqn. 6, {COMPONENTS:,} components × {TIMES} times",
-        "joma": "`solve_bounce`",
-        "against": f"SciPy LSODA, component by component (timed on {SHARE}, scaled)",
-        "joma_seconds": fast,
-        "against_seconds": slow,
-        "ratio": slow / fast,
-        "error": error,
-        "accuracy": f"largest difference in v {error:.0e} (LSODA at rtol 1e-10)",
-    }
-    return [row]
+    return [
+        row(
+            f"Eqn. 6, {COMPONENTS:,} components × {TIMES} times",
+            "`solve_bounce`",
+            f"SciPy LSODA, component by component (timed on {SHARE}, scaled)",
+            fast,
+            slow * COMPONENTS / SHARE,
+            f"largest difference in v {error:.0e} (LSODA at rtol 1e-10)",
+            error=error,
+        )
+    ]

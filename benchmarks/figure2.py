@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._timing import alternate
+from benchmarks._timing import alternate, row
 from joma.theory import JointFlow, Trajectory
 from joma.theory.tasks import class_distributions, small_start
 
@@ -57,7 +57,7 @@ def _case(attention: str, step: float, rounds: int) -> dict[str, Any]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    fast, slow, path, descent = alternate(joma, sgd, rounds)
+    (fast, path), (slow, descent) = alternate(joma, sgd, rounds=rounds)
     torch.set_num_threads(threads)
     if attention == "softmax":
         reference = flow.integrate(STEPS * step, *start, method="Radau", rtol=1e-10, atol=1e-12).z[-1]
@@ -66,14 +66,13 @@ def _case(attention: str, step: float, rounds: int) -> dict[str, Any]:
     else:
         errors = [p.invariant().max_drift for p in (path, descent)]
         what = "drift of the first integral"
-    return {
-        "what": f"Figure 2's task, {attention} attention, t = {STEPS * step:g}",
-        "joma": "`JointFlow.integrate`",
-        "against": "2,000 autograd SGD steps in PyTorch (float64, one thread)",
-        "joma_seconds": fast,
-        "against_seconds": slow,
-        "ratio": slow / fast,
-        "joma_error": errors[0],
-        "against_error": errors[1],
-        "accuracy": f"{what}: {errors[0]:.0e} against {errors[1]:.0e}",
-    }
+    return row(
+        f"Figure 2's task, {attention} attention, t = {STEPS * step:g}",
+        "`JointFlow.integrate`",
+        "2,000 autograd SGD steps in PyTorch (float64, one thread)",
+        fast,
+        slow,
+        f"{what}: {errors[0]:.0e} against {errors[1]:.0e}",
+        joma_error=errors[0],
+        against_error=errors[1],
+    )

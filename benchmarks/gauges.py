@@ -1,20 +1,26 @@
-"""Gauges against what one would use instead: the entropy formula on a materialised attention matrix, and a full SVD."""
+"""Gauges against what one would use instead: the entropy formula on a materialised attention matrix, full SVDs."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
 import joma
-from benchmarks._timing import alternate
+from benchmarks._timing import alternate, peak_memory, row
 from joma._gauges.rank import top_singular
+
+LONG = 32_768
 
 
 def run(rounds: int = 3) -> list[dict[str, Any]]:
-    """Attention entropy of one layer at two lengths; stable rank of a hard and of an easy matrix, cold and warm."""
-    return [_entropy(2048, rounds), _entropy(4096, rounds), *_ranks("Gaussian"), *_ranks("spiked")]
+    """Attention entropy of one layer, also at a length that needs it; stable rank, cold and warm."""
+    return [_entropy(2048, rounds), _entropy(4096, rounds), _long(), *_ranks("Gaussian"), *_ranks("spiked")]
 
 
 def _entropy(T: int, rounds: int) -> dict[str, Any]:
@@ -27,18 +33,34 @@ def _entropy(T: int, rounds: int) -> dict[str, Any]:
         p = torch.softmax(scores, dim=-1)
         return -(p * torch.log(p + 1e-12)).sum(-1)
 
-    fast, slow, stats, entropy = alternate(lambda: joma.attention_stats(q, k, is_causal=True), eager, rounds)
+    (fast, stats), (slow, entropy) = alternate(lambda: joma.attention_stats(q, k, is_causal=True), eager, rounds=rounds)
     error = float((stats.entropy - entropy).abs().max())
-    return {
-        "what": f"attention entropy, 8 heads, T = {T:,}, causal",
-        "joma": "`joma.attention_stats`",
-        "against": "softmax of the full matrix and the entropy formula",
-        "joma_seconds": fast,
-        "against_seconds": slow,
-        "ratio": slow / fast,
-        "error": error,
-        "accuracy": f"largest difference {error:.0e} nats",
-    }
+    return row(
+        f"attention entropy, 8 heads, T = {T:,}, causal", "`joma.attention_stats`",
+        "softmax of the full matrix and the entropy formula", fast, slow, f"largest difference {error:.0e} nats",
+        error=error,
+    )  # fmt: skip
+
+
+def _long() -> dict[str, Any]:
+    """One layer that eager attention could not hold: 32 GiB of scores."""
+    setup = f"""
+import torch, joma
+q, k = torch.randn(2, 1, 8, {LONG}, 64)
+joma.attention_stats(q[:, :, :64], k[:, :, :64], is_causal=True)
+"""
+    extra = peak_memory(setup, "joma.attention_stats(q, k, is_causal=True)")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 8, LONG, 64, generator=generator)
+    (mine, _), (plain, _) = alternate(
+        lambda: joma.attention_stats(q, k, is_causal=True),
+        lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        rounds=1,
+    )
+    return row(
+        f"one layer, 8 heads, T = {LONG:,}", "`joma.attention_stats`", "the fused attention call itself", mine, plain,
+        "" if extra is None else f"{extra:.0f} MiB extra (the matrix would be 32 GiB)", extra_mib=extra,
+    )  # fmt: skip
 
 
 def _ranks(kind: str) -> list[dict[str, Any]]:
@@ -53,23 +75,31 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
         sigma = np.linalg.svd(later.numpy(), compute_uv=False).astype(np.float64)
         return float((sigma**2).sum() / sigma[0] ** 2)
 
+    sides = {
+        "cold": lambda: top_singular(later).stable_rank,
+        "warm, after a training step": lambda: top_singular(later, before).stable_rank,
+        "`numpy.linalg.svd(compute_uv=False)`": svd,
+        "WeightWatcher's `analyze()`": lambda: _weightwatcher(later),
+    }
+    (cold, value), (warm, again), (lapack, exact), (other, theirs) = alternate(*sides.values(), rounds=1)
     rows = []
-    for name, start in (("cold", None), ("warm, after a training step", before)):
-
-        def fast(start: torch.Tensor | None = start) -> float:
-            return top_singular(later, start).stable_rank
-
-        seconds, slow, value, exact = alternate(fast, svd, 1)
-        rows.append(
-            {
-                "what": f"stable rank of 8192 × 2048, {kind}, {name}",
-                "joma": "`joma.stable_rank`",
-                "against": "`numpy.linalg.svd(compute_uv=False)`",
-                "joma_seconds": seconds,
-                "against_seconds": slow,
-                "ratio": slow / seconds,
-                "error": abs(value / exact - 1),
-                "accuracy": f"relative difference {abs(value / exact - 1):.0e}",
-            }
-        )
+    for name, seconds, mine in zip(sides, (cold, warm), (value, again), strict=False):
+        for against, time, truth in zip(list(sides)[2:], (lapack, other), (exact, theirs), strict=True):
+            error = abs(mine / truth - 1)
+            what = f"stable rank of 8192 × 2048, {kind}, {name}"
+            accuracy = f"relative difference {error:.0e}"
+            rows.append(row(what, "`joma.stable_rank`", against, seconds, time, accuracy, error=error))
     return rows
+
+
+def _weightwatcher(w: torch.Tensor) -> float:
+    import weightwatcher
+
+    logging.getLogger("weightwatcher").setLevel(logging.ERROR)
+    layer = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
+    layer.weight.data = w
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with quiet, contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        details = weightwatcher.WeightWatcher(model=torch.nn.Sequential(layer)).analyze()
+    return float(details.stable_rank.iloc[0])

@@ -1,0 +1,125 @@
+"""Two gloo processes, DistributedDataParallel and fully_shard, against one process on the same data."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tests.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, sharpen
+from torch import nn
+
+import joma
+from joma._gauges.rank import top_singular
+
+GAUGES = ("entropy", "sink_mass", "max_logsumexp", "stable_rank", "spectral_norm", "effective_rank", "stable_rank.q")
+STEPS = 3
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return sharpen(HandWrittenGPT("sdpa", d=32, heads=4, hidden=150))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (5, LENGTH), generator=torch.Generator().manual_seed(step))
+
+
+def train(model: nn.Module, run: Path | None, part: slice, scale: float) -> list[dict[str, float]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    metrics = []
+    with joma.watch(model, run=run, every=2, gauges=GAUGES) as w:
+        for step in range(1, STEPS + 1):
+            x = batch(step)[part]
+            loss = nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+            (loss * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.append(w.step(loss=loss))
+    return metrics
+
+
+def work(rank: int, kind: str, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        if kind == "shards":
+            result = shards()
+        else:
+            model = build()
+            if kind == "ddp":
+                model = nn.parallel.DistributedDataParallel(model)
+            else:
+                from torch.distributed.fsdp import fully_shard
+
+                for block in model.blocks:
+                    fully_shard(block)
+                fully_shard(model)
+            # 3 and 2 of the 5 sequences: what is reduced are sums over queries, not means over processes
+            part, share = (slice(0, 3), 3 / 5) if rank == 0 else (slice(3, 5), 2 / 5)
+            result = train(model, Path(folder) / "run", part, 2 * share)
+        (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+    finally:
+        dist.destroy_process_group()
+
+
+def shards() -> dict[str, float]:
+    """Stable rank of matrices sharded by rows, by columns, unevenly, replicated; zero and not finite."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(1)
+    w = torch.randn(301, 150) @ torch.diag(torch.linspace(2, 0.1, 150))
+    result = {}
+    for name, placement in (("rows", Shard(0)), ("columns", Shard(1)), ("whole", Replicate())):
+        for turned in (False, True):
+            matrix = w.T.contiguous() if turned else w
+            result[f"{name} {turned}"] = top_singular(distribute_tensor(matrix, mesh, [placement])).stable_rank
+    result["one row"] = top_singular(distribute_tensor(w[:1], mesh, [Shard(0)])).stable_rank
+    result["zero"] = top_singular(distribute_tensor(0 * w, mesh, [Shard(0)])).stable_rank
+    w[300, 3] = torch.nan
+    result["nan"] = top_singular(distribute_tensor(w, mesh, [Shard(0)])).stable_rank
+    return result
+
+
+def run_two(kind: str, folder: Path) -> list:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, args=(kind, port, str(folder)), nprocs=2)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_give_what_one_gives(kind, tmp_path):
+    first, second = run_two(kind, tmp_path)
+    expected = train(build(), None, slice(None), 1.0)
+    assert [bool(m) for m in first] == [True, True, False]
+    for mine, other, truth in zip(first, second, expected, strict=True):
+        assert mine == other  # every process may log
+        assert mine.keys() == truth.keys()
+        for name, value in truth.items():
+            assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+    run = joma.Run(tmp_path / "run")
+    assert run.done
+    assert len([row for row in run.rows() if row["gauge"] == "loss"]) == 2  # one process writes
+
+
+def test_stable_rank_of_shards(tmp_path):
+    first, second = run_two("shards", tmp_path)
+    torch.manual_seed(1)
+    sigma = torch.linalg.svdvals((torch.randn(301, 150) @ torch.diag(torch.linspace(2, 0.1, 150))).double())
+    truth = float((sigma**2).sum() / sigma[0] ** 2)
+    for result in (first, second):
+        assert result.pop("zero") == 0.0
+        assert math.isnan(result.pop("nan"))
+        assert result.pop("one row") == pytest.approx(1.0)
+        assert list(result.values()) == pytest.approx([truth] * 6, rel=1e-5)
