@@ -9,21 +9,31 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from joma._gauges.attention import AttentionStats
-from joma._gauges.matrices import Matrix, find_matrices, plain_name
+from joma._gauges.matrices import plain_name
 from joma._gauges.rank import top_singular
-from joma._gauges.registry import PARTS, Gauge, get
+from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import calls
 from joma._watch.capture import Capture, NotWatchable, Padding, looks_like_attention
 from joma._watch.display import LiveLine, html
+from joma._watch.inputs import (
+    Every,
+    batch,
+    check_has_attention,
+    check_model,
+    find,
+    no_attention,
+    schedule,
+    to_device,
+)  # fmt: skip
 from joma._watch.phases import PHASES, Phase, nonsink_of_layer
 from joma._watch.processes import Processes
 from joma._watch.tally import Tally
@@ -33,7 +43,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-Every = int | str | Callable[[int], bool]
 DEFAULT_GAUGES = ("entropy", "stable_rank")
 _watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -103,24 +112,24 @@ class Watch:
         live: bool | None, overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
-        _check_model(model)
-        self._due = _schedule(every)
+        check_model(model)
+        self._due = schedule(every)
         chosen = get(DEFAULT_GAUGES if gauges is None else gauges)
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model, self.path = model, run
-        self._matrices = _find(model, chosen, mlp, lenient=gauges is None)
+        self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         self._weight_gauges = [g for g in self._gauges if g.on == "weight"]
         self._attends = any(g.on != "weight" for g in self._gauges)
         if self._attends:
-            _check_has_attention(model)
+            check_has_attention(model)
         self._processes = Processes(model)
         attention = [g for g in self._gauges if g.on == "attention"]
         self._tally = Tally([*attention, *_FOR_PHASES], [g for g in self._gauges if g.on == "hidden"])
         names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
         self._capture = Capture(model, names, self._tally, padding)
-        self._probe = None if probe is None else _batch(probe)
+        self._probe = None if probe is None else batch(probe)
         self._starts: dict[str, list[Tensor | None]] = {}  # leading singular vectors, from the measurement before
         self._reported: set[object] = set()
         self._step = 0
@@ -290,7 +299,7 @@ class Watch:
             if not capture.ran:
                 self._once("idle", "the model did not run since the last step(): there is no attention to measure")
             elif not self._tally.layers:
-                raise NotWatchable(_no_attention(self.model, capture.ran))
+                raise NotWatchable(no_attention(self.model, capture.ran))
             return {}
         kinds = {type(m) for m, name in capture.names.items() if (name, 0) in self._tally.seen}
         closure = [
@@ -393,7 +402,7 @@ class Watch:
 
     def _run_probe(self) -> None:
         assert self._probe is not None
-        args, kwargs = _to_device(self._probe, self.model)
+        args, kwargs = to_device(self._probe, self.model)
         modes = {module: module.training for module in self.model.modules()}
         target = self.model
         if isinstance(target, nn.parallel.DistributedDataParallel):
@@ -470,96 +479,3 @@ class Watch:
 
 def _scalar(value: Any) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def _schedule(every: Every) -> Callable[[int], bool]:
-    if callable(every):
-        return every
-    if every == "log":
-        return lambda step: step == 1 or int(4 * math.log2(step)) > int(4 * math.log2(step - 1))
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return lambda step: step == 1 or step % every == 0
-    raise ValueError(f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}")
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a torch.nn.Module is watched, not {type(model).__name__}")
-    refused = {
-        "DataParallel": "use torch.nn.parallel.DistributedDataParallel",
-        "FullyShardedDataParallel": "its parameters are flattened; use torch.distributed.fsdp.fully_shard",
-    }
-    for module in model.modules():
-        if (kind := type(module).__name__) in refused:
-            raise NotWatchable(f"{kind} cannot be watched: {refused[kind]}")
-        kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if isinstance(kernel, str) and kernel not in ("eager", "sdpa"):
-            raise NotWatchable(
-                f"attn_implementation={kernel!r} of {type(module).__name__} is a kernel that cannot be watched; load "
-                "the model with attn_implementation='sdpa'"
-            )
-
-
-def _check_has_attention(model: nn.Module) -> None:
-    """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
-    kinds = {type(module) for module in model.modules()}
-    if all(kind.__module__.startswith("torch.nn.modules") for kind in kinds) and nn.MultiheadAttention not in kinds:
-        raise NotWatchable(_no_attention(model, {}))
-
-
-def _no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
-    kinds: dict[str, int] = {}
-    for module in model.modules():
-        kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    found = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
-    compiled = (
-        " If the whole training step is compiled, give a probe batch: it is measured outside of it."
-        if any(looks_like_attention(m) for m in model.modules())
-        else ""
-    )
-    return (
-        f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
-        f"product of two activations, nn.MultiheadAttention. Found: {found}"
-        + (f"; {len(ran)} modules ran." if ran else ".")
-        + compiled
-    )
-
-
-def _find(
-    model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
-) -> dict[str, list[Matrix]]:
-    found = {}
-    for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
-        matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
-        if matrices:
-            found[part] = matrices
-            continue
-        message = (
-            f"no matrix found for {part!r} ({PARTS[part]}). "
-            + ("Looked for two linear maps d → h → d outside attention; name them with mlp=[…]" if part[0] == "m" else
-               "Looked for the usual names of projections (q_proj, query_key_value, in_proj, …)")
-        )  # fmt: skip
-        if not lenient:
-            raise ValueError(message)
-        warnings.warn(f"joma.watch: {message}", stacklevel=4)
-    return found
-
-
-def _batch(probe: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(probe, Tensor):
-        return (probe,), {}
-    if isinstance(probe, Mapping):
-        return (), dict(probe)
-    if isinstance(probe, (tuple, list)):
-        return tuple(probe), {}
-    raise TypeError(f"probe must be a mapping, a sequence of arguments or a tensor, not {type(probe).__name__}")
-
-
-def _to_device(batch: tuple[tuple[Any, ...], dict[str, Any]], model: nn.Module) -> tuple[Any, Any]:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-
-    def move(x: Any) -> Any:
-        return x.to(device) if isinstance(x, Tensor) else x
-
-    args, kwargs = batch
-    return tuple(map(move, args)), {key: move(x) for key, x in kwargs.items()}
