@@ -76,7 +76,7 @@ def no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
 def find(
     model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
 ) -> dict[str, list[Matrix]]:
-    """The matrices of every part that weight gauges ask for; one without any is an error, or left out if ``lenient``."""
+    """The matrices of every part that weight gauges ask for; a part without any is an error, unless ``lenient``."""
     found = {}
     for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
