@@ -337,6 +337,9 @@ def test_nan_in_weights_is_said_and_training_goes_on():
         assert math.isnan(metrics["joma/entropy/layer_01"])
         assert math.isnan(metrics["joma/stable_rank/layer_01"])
         assert metrics["joma/entropy/layer_00"] > 0
+        heads = w.frame().query("gauge == 'entropy' and layer == 1")["value"]
+        assert len(heads) == 2
+        assert heads.isna().any()
         model(tokens())
         w.step(loss=math.nan)
 
@@ -488,6 +491,17 @@ def test_a_gauge_that_fails_does_not_stop_training():
                 w.step()
     finally:
         remove("broken")
+
+
+def test_layers_with_different_numbers_of_heads():
+    model = HandWrittenGPT("sdpa", heads=2)
+    model.blocks[1].attn.heads = 4
+    with joma.watch(model, every=1, gauges=("entropy", "stable_rank")) as w:
+        model(tokens())
+        w.step()
+    counts = w.frame().query("gauge == 'entropy'").groupby("layer").size()
+    assert counts.tolist() == [2, 4]
+    assert len(w.frame()) == 2 + 4 + 2 + 2  # heads, stable ranks, phases
 
 
 def test_what_it_shows():

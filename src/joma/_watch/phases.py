@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 PHASES = ("dense", "sparsifying", "bouncing", "collapsed")
 PATIENCE = 8
@@ -52,6 +53,16 @@ class Phase:
     def bounce(self) -> float:
         """How far entropy rose from its trough so far."""
         return max(0.0, self.crest - self.trough) if math.isfinite(self.trough) and math.isfinite(self.crest) else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain numbers."""
+        return {**vars(self), "_recent": list(self._recent), "_low": [list(pair) for pair in self._low]}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Phase:
+        """The phase that `state` told of."""
+        recent, low = deque(state["_recent"], maxlen=3), [(int(at), float(loss)) for at, loss in state["_low"]]
+        return cls(**{**state, "_recent": recent, "_low": low})
 
     def update(self, step: int, entropy: float, nonsink: float = math.nan, loss: float = math.nan) -> str:
         """Take one measurement; returns the phase."""

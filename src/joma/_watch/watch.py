@@ -36,7 +36,7 @@ from joma._watch.inputs import (
 )  # fmt: skip
 from joma._watch.phases import PHASES, Phase, nonsink_of_layer
 from joma._watch.processes import Processes
-from joma._watch.tally import Tally
+from joma._watch.tally import Layer, Tally
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,7 +62,7 @@ def _possible(stats: AttentionStats) -> Tensor:
 
 def watch(
     model: nn.Module,
-    run: str | os.PathLike[str] | None = None,
+    run: str | os.PathLike[str] | RunWriter | None = None,
     every: Every = 100,
     gauges: str | Sequence[str] | None = None,
     *,
@@ -95,6 +95,13 @@ def watch(
     return Watch(model, run, every, gauges, probe, padding, mlp, live, overwrite, resume)
 
 
+def axes_of(gauges: Sequence[Gauge]) -> dict[str, list[str]]:
+    """The axes of what a watch with these gauges writes."""
+    axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
+    axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
+    return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
+
+
 class Watch:
     """Gauges attached to a model; made by `joma.watch`.
 
@@ -107,7 +114,7 @@ class Watch:
     """
 
     def __init__(
-        self, model: nn.Module, run: str | os.PathLike[str] | None, every: Every,
+        self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every,
         gauges: str | Sequence[str] | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
         live: bool | None, overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
@@ -117,7 +124,9 @@ class Watch:
         chosen = get(DEFAULT_GAUGES if gauges is None else gauges)
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
-        self.model, self.path = model, run
+        self.model = model
+        self.path = run.path if isinstance(run, RunWriter) else run
+        self._owns_run = not isinstance(run, RunWriter)
         self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         self._weight_gauges = [g for g in self._gauges if g.on == "weight"]
@@ -137,15 +146,17 @@ class Watch:
         self._latest: dict[str, Tensor] = {}
         self._loss = math.nan
         self.phases: list[Phase] = []
-        self._writer = self._open(every, overwrite, resume)
+        self._writer = run if isinstance(run, RunWriter) else self._open(every, overwrite, resume)
+        self._note_layers(self._writer)
         if clash := next((m for m in model.modules() if m in _watched), None):
-            self._writer.finish("failed", "another watch")
+            if self._owns_run:
+                self._writer.finish("failed", "another watch")
             raise ValueError(
                 f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give "
                 "it more gauges"
             )
         for module in model.modules():
-            _watched[module] = f"run {run}" if run is not None else "without a run folder"
+            _watched[module] = f"run {self.path}" if self.path is not None else "without a run folder"
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
         self._closed = False
@@ -185,6 +196,31 @@ class Watch:
             self._capture.ran.clear()
             self._arm()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
+        starts = {f"{key}|{n}": x for key, all_ in self._starts.items() for n, x in enumerate(all_) if x is not None}
+        return {
+            "step": self._step,
+            "phases": [phase.state() for phase in self.phases],
+            "layers": [[layer.name, layer.keys] for layer in self._tally.layers],
+            "reported": [key for key in self._reported if isinstance(key, (str, tuple))],
+            "starts": starts,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self._step = int(state["step"])
+        self.phases = [Phase.restored(phase) for phase in state["phases"]]
+        self._tally.layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
+        self._reported = {tuple(key) if isinstance(key, list) else key for key in state["reported"]}
+        self._starts = {}
+        for name, vectors in state["starts"].items():
+            key, _, n = name.rpartition("|")
+            found = self._starts.setdefault(key, [])
+            found += [None] * (int(n) + 1 - len(found))
+            found[int(n)] = vectors
+        self._arm()
+
     def frame(self) -> pd.DataFrame:
         """The long table: step, layer, head, gauge, value, and the module or matrix that a layer is."""
         run = Run(self._writer.path)
@@ -197,7 +233,9 @@ class Watch:
             for axis in ("layer", "head"):
                 if axis in table:
                     table[axis] = table[axis].astype("Int64")
-            table = table.dropna(subset=["value"]) if len(table) else table
+            if "head" in table and (heads := run.info.get("heads")):  # rows that only pad a layer with fewer heads
+                own = table["layer"].map(dict(enumerate(heads))).astype("Int64")
+                table = table[(table["head"] < own).fillna(True)]
             order = [c for c in ("step", "layer", "head", "gauge", "value", "module") if c in table]
             table = table[[*order, *(c for c in table if c not in order)]].reset_index(drop=True)
         return table
@@ -213,7 +251,8 @@ class Watch:
         if self._line is not None:
             self._line.close()
         try:
-            self._writer.finish("done" if status == "done" else "failed", reason)
+            if self._owns_run:
+                self._writer.finish("done" if status == "done" else "failed", reason)
         except OSError as error:
             self._once("disk", f"the run {self._writer.path} could not be finished: {error}")
 
@@ -325,7 +364,8 @@ class Watch:
                 with torch.no_grad():
                     heads = matrix.read()
                     if gauge.given == "top" and key not in tops:
-                        starts = self._starts.get(key, [None] * len(heads))
+                        starts = self._starts.get(key, [])
+                        starts = starts + [None] * (len(heads) - len(starts))
                         tops[key] = [top_singular(w, start) for w, start in zip(heads, starts, strict=True)]
                         self._starts[key] = [top.vectors for top in tops[key]]
                     given = tops.get(key, [None] * len(heads)) if gauge.given == "top" else [None] * len(heads)
@@ -427,10 +467,6 @@ class Watch:
             "gauges": [g.name for g in self._gauges],
             "measured on": "training batches" if self._probe is None else "probe",
         }
-        axes = {g.name: ["layer", "head"] for g in self._gauges if g.on == "attention" or g.part == "qk"}
-        axes |= {g.name: ["layer"] for g in self._gauges if g.name not in axes}
-        if self._attends:
-            axes["phase"] = ["layer"]
         path: str | os.PathLike[str] | None = self.path if self._processes.first else None
         if path is None:
             temporary = tempfile.mkdtemp(prefix="joma-watch-")
@@ -445,7 +481,7 @@ class Watch:
             path,
             kind="watch",
             config=config,
-            axes=axes,
+            axes=axes_of(self._gauges),
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
@@ -457,7 +493,9 @@ class Watch:
         if self.layers:
             layers["phase"] = self.layers
         if writer.info.get("layers") != layers:
-            writer.note(layers=layers, phases=list(PHASES))
+            heads = [self._tally.heads(n, "_entropy") for n in range(len(self.layers))]
+            heads = [n or max(heads) for n in heads]  # a layer that this pass skipped
+            writer.note(layers=layers, heads=heads, phases=list(PHASES))
 
     def _write(self, values: dict[str, Tensor], scalars: dict[str, float]) -> None:
         rows: dict[str, Any] = dict(scalars)
