@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,7 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from joma.integrations.lightning import WatchCallback  # noqa: E402
 
-pytestmark = [
+pytestmark = [  # what Lightning says of its own code and of tests that are small
+    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
 ]
@@ -138,7 +139,7 @@ def test_values_are_those_of_a_plain_loop_and_accumulated_batches_are_one_step(t
         (sum(losses) / accumulate).backward()  # Lightning divides by four there too
         optimiser.step()
         optimiser.zero_grad()
-        plain.step(float(sum(losses)) / len(losses))
+        plain.step(float(sum(losses).detach()) / len(losses))
     plain.close()
 
     mine, theirs = watched.frame(), plain.frame()
@@ -158,7 +159,9 @@ def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize(("error", "leaves"), [(RuntimeError("the disk is gone"), RuntimeError), (KeyboardInterrupt(), SystemExit)])
+@pytest.mark.parametrize(
+    ("error", "leaves"), [(RuntimeError("the disk is gone"), RuntimeError), (KeyboardInterrupt(), SystemExit)]
+)
 def test_a_fit_that_fails_leaves_a_failed_run_with_the_reason(tmp_path, monkeypatch, error, leaves):
     monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning would ignore Ctrl-C from then on
     watched = WatchCallback(run=tmp_path / "run", every=1)

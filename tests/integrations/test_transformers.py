@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch.utils.data import Dataset
 
 import joma
