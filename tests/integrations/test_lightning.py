@@ -197,7 +197,7 @@ def test_two_optimisers_by_hand_make_one_step_a_batch(tmp_path):
     frame = watched.frame()
     assert frame.step.unique().tolist() == [1, 2, 4, 6]
     first = frame[(frame.gauge == "loss") & (frame.step == 1)].value.item()
-    assert first == pytest.approx(float(loss_of(Model(), tokens(24)[:4])), rel=1e-6)
+    assert first == pytest.approx(loss_of(Model(), tokens(24)[:4]).item(), rel=1e-6)
 
 
 def test_the_callback_serves_pytorch_lightning_too(tmp_path, monkeypatch):
