@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._gauges.registry import get
 from joma._watch.watch import Every, Watch, _schedule, watch
@@ -90,6 +90,3 @@ class Deferred:
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" if self._watch is None else self._watch._repr_html_()
-
-
-__all__ = ["Deferred", "Every", "Options", "Unpack"]

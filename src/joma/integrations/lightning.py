@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 
-from joma.integrations._deferred import Deferred, Every, Options
+from joma._watch.watch import Every
+from joma.integrations._deferred import Deferred, Options
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -12,7 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from joma.integrations._deferred import Deferred, Every, Options
+from joma._watch.watch import Every
+from joma.integrations._deferred import Deferred, Options
 
 try:
     from transformers import TrainerCallback
