@@ -30,7 +30,7 @@ def joma(*arguments, cwd=None, check=None, **environment):
 
 def test_help_names_the_commands():
     out = joma("--help", check=0).stdout
-    assert all(command in out for command in ("claims", "reproduce", "simulate"))
+    assert all(command in out for command in ("claims", "reproduce", "simulate", "plot", "gauges"))
 
 
 def test_claims_as_json_carry_what_was_promised():
@@ -64,6 +64,7 @@ def test_output_into_a_pipe_has_no_control_characters():
         (("simulate", "two-token"), "Did you mean 'two-tokens'"),
         (("simulate", "missing.npz"), "no file missing.npz"),
         (("simulate",), "which task?"),
+        (("plot", "nowhere"), "nowhere is not a run: it does not exist"),
     ],
 )
 def test_bad_input_names_the_value_and_leaves_nothing(tmp_path, arguments, message):

@@ -28,6 +28,11 @@ def test_theory_does_not_need_torch_or_pictures():
     assert not {"torch", "altair", "vl_convert", "pandas"} & loaded_by("import joma.theory, joma.theory.claims")
 
 
+def test_integrations_do_not_load_their_libraries_before_they_are_used():
+    trainers = {"transformers", "accelerate", "lightning", "pytorch_lightning"}
+    assert not (trainers | {"torch"}) & loaded_by("import joma; joma.integrations.__all__")
+
+
 def test_public_names_are_exactly_what_is_listed_and_stay_the_same_object():
     assert dir(joma) == sorted(joma.__all__)
     for name in joma.__all__:

@@ -37,6 +37,7 @@ __all__ = [
     "embedding_coherence",
     "gauge",
     "gauges",
+    "integrations",
     "spectral_norm",
     "stable_rank",
     "theory",
@@ -47,8 +48,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _API:
         value = getattr(importlib.import_module(_API[name]), name)
-    elif name == "theory":
-        value = importlib.import_module("joma.theory")
+    elif name in ("integrations", "theory"):
+        value = importlib.import_module(f"joma.{name}")
     else:
         raise AttributeError(f"module 'joma' has no attribute {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value

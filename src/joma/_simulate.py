@@ -161,5 +161,5 @@ def simulate(
                 writer.write(i, gauges, t=float(path.t[i]))
             if not path.done:
                 writer.finish("done", reason=path.status)
-        _figures.save(simulation.draw(Run(folder).frame(), f"{source}: {attention} attention, {activation}"), folder)
+        _figures.save(simulation.draw_run(Run(folder)), folder)
     return path

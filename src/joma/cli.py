@@ -302,6 +302,40 @@ def simulate(
     console.print(f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)", soft_wrap=True)
 
 
+@app.command()
+def plot(
+    run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the figure.  [default: RUN]")] = None,
+) -> None:
+    """Draw a run: of a watched training, each gauge over the steps, a line a layer, with phases and the loss."""
+    from rich.console import Console
+
+    from joma._plot import plot as draw
+
+    folder = draw(run, out)
+    Console(highlight=False).print(f"{folder}/figure.svg, figure.png, figure.json", soft_wrap=True)
+
+
+@app.command()
+def gauges() -> None:
+    """List the gauges by name, and the parts of a model that weight gauges can be measured on."""
+    from rich.console import Console
+
+    from joma._gauges.registry import PARTS
+    from joma._gauges.registry import gauges as registered
+
+    console = Console(highlight=False)
+    table = _table("gauge", "measured on", "*what it is")
+    for gauge in registered().values():
+        table.add_row(gauge.name, gauge.on, _escape(gauge.help))
+    console.print(table)
+    console.print("\n[bold]Parts[/bold] for gauges measured on weights, as stable_rank.qk; mlp_in if none is named\n")
+    table = _table("part", "*matrix")
+    for part, what in PARTS.items():
+        table.add_row(part, _escape(what))
+    console.print(table)
+
+
 def main() -> None:
     """Entry point: errors are for the user, without a traceback."""
     from joma._run import RunError

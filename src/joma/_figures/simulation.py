@@ -8,6 +8,13 @@ import altair as alt
 import pandas as pd
 
 from joma._figures.style import Chart
+from joma._run import Run
+
+
+def draw_run(run: Run) -> Chart:
+    """From a ``simulate`` run."""
+    config = run.info["config"]
+    return draw(run.frame(), f"{config['task']}: {config['attention']} attention, {config['activation']}")
 
 
 def draw(frame: pd.DataFrame, title: str) -> Chart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import altair as alt
 
 from joma._run import write_atomic
 
-Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
+Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart | alt.FacetChart
 
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, GRID = "#24292f", "#e7eaee"
@@ -61,7 +62,11 @@ def save(chart: Chart, folder: Path) -> None:
     """Write ``figure.svg``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
     import vl_convert
 
-    specification = styled(chart).to_json(indent=None)
+    with alt.data_transformers.disable_max_rows():  # the limit is for pages that hold many charts
+        specification = styled(chart).to_json(indent=None)
     write_atomic(folder / "figure.json", specification)
-    write_atomic(folder / "figure.svg", vl_convert.vegalite_to_svg(specification))
+    svg = vl_convert.vegalite_to_svg(specification)
+    # browsers show a <title> on hovering: the names of layers
+    svg = re.sub(r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)
+    write_atomic(folder / "figure.svg", svg)
     write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(specification, scale=2))

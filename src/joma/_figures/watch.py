@@ -1,0 +1,182 @@
+"""A watched training: each gauge over the steps, one line a layer, phases marked, and the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from joma._figures.style import INK, Chart
+from joma._run import Run, RunError
+
+MOST_OF_LINE, MOST_OF_PANEL = 400, 10_000  # points that are drawn at most: what a picture can show
+TITLES = {
+    "entropy": "attention entropy (nats)",
+    "normalised_entropy": "attention entropy / uniform",
+    "nonsink_entropy": "non-sink entropy (nats)",
+    "sink_mass": "attention on the first token",
+    "max_logsumexp": "largest logsumexp of scores",
+}
+SHAPES = {"dense": "circle", "sparsifying": "triangle-down", "bouncing": "triangle-up", "collapsed": "cross"}
+FEW = 12  # layers that can be told apart by colour
+ALARM = "#d40000"  # of a collapse; other phases differ by shape alone, since colour is depth
+
+
+def draw(run: Run) -> Chart:
+    """A panel for each gauge that has layers, and one for the loss; steps over more than two decades on a log axis."""
+    info, frame = run.info, run.frame()
+    if frame.empty:
+        raise RunError(f"{run.path} has no measurements yet; the first comes after the first step")
+    axes = [axis for axis in ("layer", "head") if axis in frame]
+    frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of a stretch that was run again
+    means = _means(frame, info) if "layer" in frame else {}
+    x = _axis(frame.step)
+    layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
+    colour = _colour(set(layers.values()))
+    changes = _changes(frame, info)
+    bearer = next((g for g in means if "head" in info["axes"][g]), None)  # phases are of attention
+    panels: list[Any] = []
+    for gauge, table in means.items():
+        lines = _lines(table, x, colour, _title(gauge), layers[gauge])
+        marked = gauge == bearer and len(changes)
+        panels.append(lines + _marks(changes, table, x) if marked else lines)
+    loss = frame[frame.gauge == "loss"]
+    if len(loss):
+        panels.append(_loss(loss, x))
+    if not panels:
+        raise RunError(f"{run.path} has nothing to draw: neither a gauge with layers nor a loss")
+    wide = 2 if len(panels) in (2, 4) else 3
+    return alt.concat(*panels, columns=wide, spacing=24, title=_heading(run, frame))
+
+
+def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]:
+    """Gauge -> its mean over heads: step, layer, value, module; entropy and stable rank first."""
+    names = [g for g, axes in info["axes"].items() if "layer" in axes and g != "phase"]
+    order = [g for g in info["config"].get("gauges", []) if g in names]
+    first = [g for g in ("entropy", "stable_rank") if g in names]
+    result = {}
+    for gauge in dict.fromkeys([*first, *order, *names]):
+        rows = frame[frame.gauge == gauge]
+        if rows.value.notna().any():
+            table = rows.groupby(["layer", "step"], as_index=False)["value"].mean()
+            table["layer"] = table.layer.astype(int)
+            modules = info.get("layers", {}).get(gauge, [])
+            table["module"] = [modules[n] if n < len(modules) else "" for n in table.layer]
+            result[gauge] = table
+    return result
+
+
+def _axis(steps: pd.Series[Any]) -> alt.X:
+    log = bool(steps.min() > 0 and steps.max() > 100 * steps.min())
+    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(type="linear", nice=False, zero=False)
+    axis = alt.Axis(format="~s", grid=not log, tickCount=5, labelOverlap="greedy", labelFlush=False)
+    return alt.X("step:Q", title="step", scale=scale, axis=axis)
+
+
+def _thinned(table: pd.DataFrame, x: alt.X, lines: int = 1) -> pd.DataFrame:
+    """The rows of as many steps as can be shown, evenly over the axis, with both ends."""
+    steps = np.sort(table.step.unique())
+    most = max(100, min(MOST_OF_LINE, MOST_OF_PANEL // lines))
+    if len(steps) <= most:
+        return table
+    places = np.log(steps) if x["scale"]["type"] == "log" else steps.astype(float)
+    wanted = np.linspace(places[0], places[-1], most)
+    return table[table.step.isin(steps[np.searchsorted(places, wanted).clip(0, len(steps) - 1)])]
+
+
+def _colour(counts: set[int]) -> alt.Color:
+    """By depth, dark to light: by number where all gauges have as many layers, else by the relative depth."""
+    scheme = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])
+    if len(counts) > 1:
+        legend = alt.Legend(title="depth", values=[0, 1], labelExpr="datum.value ? 'last layer' : 'first'")
+        return alt.Color("depth:Q", scale=alt.Scale(scheme=scheme, domain=[0, 1]), legend=legend)
+    layers = next(iter(counts), 1)
+    if layers <= FEW:
+        return alt.Color("layer:O", title="layer", scale=alt.Scale(scheme=scheme, domain=list(range(layers))))
+    legend = alt.Legend(title="layer", format="d", gradientLength=150, tickMinStep=1)
+    return alt.Color("layer:Q", scale=alt.Scale(scheme=scheme, domain=[0, layers - 1]), legend=legend)
+
+
+def _title(gauge: str) -> str:
+    name, _, part = gauge.partition(".")
+    return TITLES.get(name, name.replace("_", " ")) + (f" ({part})" if part else "")
+
+
+def _lines(table: pd.DataFrame, x: alt.X, colour: alt.Color, title: str, layers: int) -> alt.Chart:
+    table = _thinned(table, x, layers)
+    label = [f"layer {n}: {module}" for n, module in zip(table.layer, table.module, strict=True)]
+    table = table.assign(depth=table.layer / max(1, layers - 1), label=label)
+    return (
+        alt.Chart(table)
+        .mark_line(strokeWidth=1.8 if layers <= FEW else 1.2, strokeJoin="round")
+        .encode(
+            x,
+            alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+            colour,
+            detail="layer:N",
+            description="label:N",
+            tooltip=[alt.Tooltip("layer:Q"), alt.Tooltip("module:N")],
+        )
+        .properties(width=270, height=210)
+    )
+
+
+def _changes(frame: pd.DataFrame, info: dict[str, Any]) -> pd.DataFrame:
+    """Where a layer's phase became another: step, layer, phase."""
+    names, rows = info.get("phases", []), frame[frame.gauge == "phase"]
+    found = []
+    for layer in sorted(set(rows.layer)) if len(rows) and names else []:
+        of_layer = rows[rows.layer == layer]
+        codes, steps = of_layer.value.to_numpy(), of_layer.step.to_numpy()
+        found += [(int(steps[n]), int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
+    return pd.DataFrame(found, columns=["step", "layer", "phase"])
+
+
+def _marks(changes: pd.DataFrame, table: pd.DataFrame, x: alt.X) -> alt.Chart:
+    """A mark where a phase begins, on the line of its layer."""
+    few = table.layer.max() < FEW
+    at = changes.merge(table, on=["step", "layer"], how="left")
+    parts = zip(at.layer, at.module, at.phase, at.step, strict=True)
+    at["label"] = [f"layer {n}: {module}: {phase} at step {step}" for n, module, phase, step in parts]
+    phases = [phase for phase in SHAPES if phase in set(at.phase)]
+    phases += sorted(set(at.phase) - set(phases))
+    fill = alt.Scale(domain=phases, range=[ALARM if phase == "collapsed" else INK for phase in phases])
+    shape = alt.Scale(domain=phases, range=[SHAPES.get(phase, "square") for phase in phases])
+    return (
+        alt.Chart(at)
+        .mark_point(size=70 if few else 25, stroke="white", strokeWidth=1 if few else 0.4, opacity=1)
+        .encode(
+            x,
+            alt.Y("value:Q"),
+            alt.Fill("phase:N", title="phase begins", scale=fill),
+            alt.Shape("phase:N", title="phase begins", scale=shape),
+            description="label:N",
+            tooltip=["phase", "step", "layer", "module"],
+        )
+    )
+
+
+def _loss(loss: pd.DataFrame, x: alt.X) -> alt.Chart:
+    y = alt.Y("value:Q", title="loss", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    line = alt.Chart(_thinned(loss[["step", "value"]], x)).mark_line(strokeWidth=1.8, strokeJoin="round", color=INK)
+    return line.encode(x, y).properties(width=270, height=210)
+
+
+def _heading(run: Run, frame: pd.DataFrame) -> alt.Title:
+    info = run.info
+    config, steps = info["config"], int(frame.step.max())
+    parts = [f"{config['model']}" if "model" in config else "", f"step {steps:,}"]
+    if isinstance(number := config.get("parameters"), int):
+        parts.insert(1, f"{_short(number)} parameters")
+    if info["status"] != "done":
+        parts.append(info["status"] + (f": {info['reason']}" if info.get("reason") else ""))
+    return alt.Title(str(info.get("name", run.path.name)), subtitle=", ".join(filter(None, parts)))
+
+
+def _short(number: int) -> str:
+    """1,234,567 as 1.2M."""
+    power = min(4, int(math.log10(max(number, 1)) // 3))
+    return f"{number / 1000**power:.3g}{['', 'k', 'M', 'B', 'T'][power]}"

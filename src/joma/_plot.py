@@ -1,0 +1,51 @@
+"""``joma plot``: the picture of a run folder, from nothing but what is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joma._run import Run, RunError
+
+if TYPE_CHECKING:
+    from joma._figures import Chart
+
+
+def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Draw the run in ``path`` and save its figure into ``out``, by default the run folder; returns that folder."""
+    from joma import _figures
+
+    run = Run(path)
+    kind = str(run.info["kind"])
+    if kind not in _DRAW:
+        raise RunError(f"{path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
+    if next(run.rows(), None) is None:
+        raise RunError(f"{path} has no measurements yet (status: {run.info['status']})")
+    chart = _DRAW[kind](run)
+    folder = Path(path if out is None else out)
+    folder.mkdir(parents=True, exist_ok=True)
+    _figures.save(chart, folder)
+    return folder
+
+
+def _watch(run: Run) -> Chart:
+    from joma._figures import watch
+
+    return watch.draw(run)
+
+
+def _simulation(run: Run) -> Chart:
+    from joma._figures import simulation
+
+    return simulation.draw_run(run)
+
+
+def _exhibit(run: Run) -> Chart:
+    from joma._exhibits import get
+
+    return get([run.info["config"]["exhibit"]])[0].module.draw(run)
+
+
+_DRAW: dict[str, Callable[[Run], Any]] = {"watch": _watch, "simulate": _simulation, "exhibit": _exhibit}

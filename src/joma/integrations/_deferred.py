@@ -1,0 +1,92 @@
+"""A watch that begins when training does: trainers move and wrap the model before their first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from joma._gauges.registry import get
+from joma._watch.watch import Every, Watch, _schedule, watch
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from joma._watch.capture import Padding
+    from joma._watch.phases import Phase
+
+
+class Options(TypedDict, total=False):
+    """The options of `joma.watch` besides run, every and gauges."""
+
+    probe: Any
+    padding: Padding | None
+    mlp: str | Sequence[str] | None
+    live: bool | None
+    overwrite: bool
+    resume: bool
+
+
+class Deferred:
+    """Takes the options of `joma.watch` now and makes the `Watch` later; what can be wrong with them is said now.
+
+    ``live`` is False unless asked for: trainers draw a progress bar in the same terminal.
+    """
+
+    def __init__(
+        self, run: str | os.PathLike[str] | None, every: Every, gauges: str | Sequence[str] | None, options: Options
+    ) -> None:
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
+        _schedule(every)
+        if gauges is not None:
+            get(gauges)
+        self.path = run
+        self._every, self._gauges = every, gauges
+        self._options: Options = {"live": False, **options}
+        self._watch: Watch | None = None
+        self._open = False
+
+    @property
+    def watch(self) -> Watch:
+        """The `Watch`, once training has begun; it stays readable after the end."""
+        if self._watch is None:
+            raise RuntimeError("training has not begun: the model is watched from its first step on")
+        return self._watch
+
+    @property
+    def phases(self) -> list[Phase]:
+        """One `Phase` a layer, after the first measurement."""
+        return self.watch.phases
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention layers, by number."""
+        return self.watch.layers
+
+    def frame(self) -> pd.DataFrame:
+        """The long table of all measurements so far, as `Watch.frame`."""
+        return self.watch.frame()
+
+    def _begin(self, model: nn.Module) -> None:
+        """Training begins; a beginning without an end is one that the trainer gave up to try again."""
+        options: Options = {**self._options}
+        if self._open:
+            self.watch.close("failed", "training was started again")
+            options |= {"overwrite": True, "resume": False}
+        self._watch = watch(model, self.path, self._every, self._gauges, **options)
+        self._open = True
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._open:
+            self._open = False
+            self.watch.__exit__(None if error is None else type(error), error, None)
+
+    def __repr__(self) -> str:
+        where = f"run {self.path}" if self.path is not None else "no run folder"
+        inside = f"{where}, training has not begun" if self._watch is None else repr(self._watch)
+        return f"{type(self).__name__}({inside})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>" if self._watch is None else self._watch._repr_html_()

@@ -1,0 +1,104 @@
+"""`WatchCallback` for the Trainer of Lightning, imported as ``lightning`` or as ``pytorch_lightning``.
+
+>>> from joma.integrations.lightning import WatchCallback  # doctest: +SKIP
+>>> Trainer(callbacks=[WatchCallback(run="runs/mine", every=100)])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from torch import Tensor, nn
+
+from joma._watch.watch import Every
+from joma.integrations._deferred import Deferred, Options
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+            from pytorch_lightning import Callback
+        else:
+            try:
+                from lightning.pytorch import Callback
+            except ModuleNotFoundError:
+                from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError(
+            f"joma.integrations.lightning needs Lightning ({error}): pip install 'joma[lightning]'"
+        ) from error
+
+__all__ = ["WatchCallback"]
+
+
+class WatchCallback(Deferred, Callback):
+    """Watches the module that a Lightning Trainer fits, from the first step to the last.
+
+    Measurements go to the run folder and to all loggers of the trainer, under the number of optimiser steps made
+    (``trainer.global_step``; Lightning's own metrics of that step are logged under one less). Accumulated batches are
+    one step, and its loss is their mean. The run is finished when fitting ends; if it fails, with the reason.
+
+    Arguments:
+        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default.
+
+    Attributes:
+        watch: the `Watch`, once training has begun.
+        path: the run folder, if there is one.
+    """
+
+    def __init__(
+        self, run: str | os.PathLike[str] | None = None, every: Every = 100,
+        gauges: str | Sequence[str] | None = None, **options: Unpack[Options],
+    ) -> None:  # fmt: skip
+        super().__init__(run, every, gauges, options)
+        self._losses: list[Tensor] = []  # of the batches since the last optimiser step
+        self._seen = self._steps = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The module is where it trains, and wrapped."""
+        wrapped = trainer.strategy.model
+        self._losses.clear()
+        self._seen = self._steps = trainer.global_step
+        self._begin(wrapped if isinstance(wrapped, nn.Module) else pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch was trained on; an optimiser step was made unless gradients are accumulated."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._losses.append(loss.detach())
+        if trainer.global_step == self._seen:
+            return
+        self._seen = trainer.global_step
+        self._steps += 1  # batches with a step: global_step counts each of several optimisers
+        metrics = self.watch.step(self._mean_loss(trainer, pl_module), step=self._steps)
+        self._losses.clear()
+        for logger in trainer.loggers if metrics else []:
+            logger.log_metrics(metrics, step=self._steps)
+
+    def _mean_loss(self, trainer: Trainer, pl_module: LightningModule) -> Tensor | None:
+        """Over the batches of this step; Lightning has divided them by how many it accumulates."""
+        if not self._losses:
+            return None
+        divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        total = self._losses[0]
+        for loss in self._losses[1:]:
+            total = total + loss
+        return total * (divided / len(self._losses))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fitting came to its end."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Fitting failed or was interrupted."""
+        self._end(exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Whatever happened."""
+        self._end()

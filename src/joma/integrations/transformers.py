@@ -1,0 +1,131 @@
+"""`watch` for the Trainer of Hugging Face Transformers.
+
+>>> from joma.integrations.transformers import watch  # doctest: +SKIP
+>>> watch(trainer, run="runs/mine", every=100)  # doctest: +SKIP
+>>> trainer.train()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from joma._watch.watch import Every
+from joma.integrations._deferred import Deferred, Options
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        f"joma.integrations.transformers needs Transformers and Accelerate ({error}): pip install 'joma[hf]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import Trainer
+
+__all__ = ["TrainerWatch", "watch"]
+
+
+def watch(
+    trainer: Trainer,
+    run: str | os.PathLike[str] | None = None,
+    every: Every = 100,
+    gauges: str | Sequence[str] | None = None,
+    **options: Unpack[Options],
+) -> TrainerWatch:
+    """Watch the model of a Hugging Face ``trainer`` from the beginning of ``trainer.train()`` to its end.
+
+    Measurements go to the run folder and, through ``trainer.log``, to whatever ``report_to`` names: next to
+    ``train/loss`` as ``train/joma/entropy/layer_00``. Steps are optimiser steps, as the Trainer counts them, and the
+    loss is the one that it logs. The run is finished when training ends; if it fails, with the reason.
+
+    Arguments:
+        trainer: the Trainer, before ``train()``.
+        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default.
+    """
+    return TrainerWatch(trainer, run, every, gauges, **options)
+
+
+class TrainerWatch(Deferred, TrainerCallback):
+    """A watch on a Trainer; made by `joma.integrations.transformers.watch`.
+
+    Attributes:
+        watch: the `Watch`, once training has begun.
+        path: the run folder, if there is one.
+    """
+
+    def __init__(
+        self, trainer: Trainer, run: str | os.PathLike[str] | None, every: Every, gauges: str | Sequence[str] | None,
+        **options: Unpack[Options],
+    ) -> None:  # fmt: skip
+        if not hasattr(trainer, "callback_handler"):
+            raise TypeError(f"a transformers.Trainer is watched, not {type(trainer).__name__}")
+        if other := next((cb for cb in trainer.callback_handler.callbacks if isinstance(cb, TrainerWatch)), None):
+            raise ValueError(f"this trainer is watched already ({other!r}); close() that watch first")
+        super().__init__(run, every, gauges, options)
+        self._trainer: Any = trainer
+        self._loss: Tensor | None = None  # of this step so far
+        self._train = trainer.train
+        trainer.train = self._watched_train
+        trainer.add_callback(self)
+
+    def close(self) -> None:
+        """Take the watch off the trainer, and finish the run if training is under way."""
+        self._end()
+        if self in self._trainer.callback_handler.callbacks:
+            self._trainer.remove_callback(self)
+            _put_back(self._trainer, "train", self._train)
+
+    def _watched_train(self, *args: Any, **kwargs: Any) -> Any:
+        """``trainer.train``; callbacks do not hear of an exception, and of the loss only when it is logged."""
+        trainer = self._trainer
+        training_step = trainer.training_step
+
+        @functools.wraps(training_step)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            # scaled for accumulation whichever way the model does that: what the Trainer sums up and logs
+            loss = training_step(*args, **kwargs)
+            self._loss = loss if self._loss is None else self._loss + loss
+            return loss
+
+        trainer.training_step = heard
+        try:
+            result = self._train(*args, **kwargs)
+        except BaseException as error:
+            self._end(error)
+            raise
+        finally:
+            _put_back(trainer, "training_step", training_step)
+        self._end()
+        return result
+
+    # What the Trainer calls
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The model is where it trains, and wrapped."""
+        self._loss = None
+        self._begin(self._trainer.model_wrapped)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An optimiser step was made."""
+        loss, self._loss = self._loss, None
+        metrics = self.watch.step(loss, step=state.global_step)
+        if metrics:
+            should_log = control.should_log
+            self._trainer.log(metrics)
+            control.should_log = should_log  # logging resets it, and the Trainer's own numbers are still to come
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training came to its end."""
+        self._end()
+
+
+def _put_back(trainer: Any, name: str, method: Any) -> None:
+    """Undo ``trainer.name = …``, which hides the method of the class or what another library put there before."""
+    if getattr(method, "__self__", None) is trainer:
+        delattr(trainer, name)
+    else:
+        setattr(trainer, name, method)
