@@ -4,10 +4,10 @@ The query is a word, its context the known words among the ``window`` before it,
 
     a = Σ_l b_l v_l + ξ_q,     o = ReLU(a) W + c,     cross-entropy on o
 
-The first integrals hold for any gradients from above, so W and c train too, and for any minibatches. The state is that of
-``joma.theory.queries`` (one head); context words are kept as indices, so a step costs what its words cost. Beside the
-weights the block keeps ``part``, what each query's samples have brought to v, and ``law``, what the exact per-step law
-says that the summed invariant has drifted.
+The first integrals hold for any gradients from above, so W and c train too, and for any minibatches. The state is that
+of ``joma.theory.queries`` (one head); context words are kept as indices, so a step costs what its words cost. Beside
+the weights the block keeps ``part``, what each query's samples have brought to v, and ``law``, what the exact per-step
+law says that the summed invariant has drifted.
 """
 
 from __future__ import annotations

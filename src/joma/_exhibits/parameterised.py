@@ -8,8 +8,9 @@ trained   free logits, embeddings that train
 both      z = U_Cᵀ W_K W_Qᵀ u_m, embeddings that train
 
 Each runs until a logit has moved by 2. ``gap`` is ‖Δz − ½ ΔΣv²‖ / ‖Δz‖, the share of the logits' motion that Theorem 1
-misses; ``scaled`` the same with the best single factor in front of Σv²; ``start`` with the matrix ‖q‖² I + K Kᵀ of the start
-(product logits); ``nc`` the correlation over tokens of Δz and ΔΣv². ``exact`` is the drift of what does stay conserved.
+misses; ``scaled`` the same with the best single factor in front of Σv²; ``start`` with the matrix ‖q‖² I + K Kᵀ of the
+start (product logits); ``nc`` the correlation over tokens of Δz and ΔΣv². ``exact`` is the drift of what does stay
+conserved.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def draw(run: Run) -> Chart:
     """Against how far the logits have moved: what Theorem 1 misses, the correlation, and what stays conserved."""
     frame = run.frame()
     keys = ["case", "draw", "step"]
-    wide = frame.pivot(index=keys, columns="gauge", values="value").reset_index()  # noqa: PD010
+    wide = frame.pivot(index=keys, columns="gauge", values="value").reset_index()
     wide["case"] = wide.case.map(CASES)
     wide["exact"] = wide.exact.clip(lower=1e-17)
     wide["gap"] = wide.gap.clip(lower=1e-17)
@@ -152,7 +153,7 @@ def judge(run: Run) -> Verdict:
     """When each case first misses 5 %, how far it goes, and whether the exact replacements hold."""
     frame = run.frame()
     keys = ["case", "draw", "step"]
-    wide = frame.pivot(index=keys, columns="gauge", values="value").reset_index()  # noqa: PD010
+    wide = frame.pivot(index=keys, columns="gauge", values="value").reset_index()
     numbers: dict[str, Any] = {}
     for case in CASES:
         rows = wide[wide.case == case].sort_values("step")
@@ -175,8 +176,8 @@ def judge(run: Run) -> Verdict:
         }
     exact = max(n["exact"] for n in numbers.values())
     rule = (
-        "Theorem 1 misses ≤ 5 % of the logits' motion in all four cases and all seeds; else what replaces it is conserved to "
-        "1e-8: W_QᵀW_Q − W_KᵀW_K (product), z − ½‖u‖² (trained), UUᵀ − wwᵀ − W_QW_Qᵀ − W_KW_Kᵀ (both)"
+        "Theorem 1 misses ≤ 5 % of the logits' motion in all four cases and all seeds; else what replaces it is "
+        "conserved to 1e-8: W_QᵀW_Q − W_KᵀW_K (product), z − ½‖u‖² (trained), UUᵀ − wwᵀ − W_QW_Qᵀ − W_KW_Kᵀ (both)"
     )
 
     def span(values: list[float], digits: int = 2) -> str:
@@ -184,7 +185,8 @@ def judge(run: Run) -> Verdict:
 
     start = [m for m in numbers["product"]["motion_at_5_percent"]["start"] if m is not None]
     text = "; ".join(
-        f"{case}: misses {span(n['gap_first'])} of the motion at once, {span(n['gap_end'])} in the end, NC {span(n['nc_end'])}"
+        f"{case}: misses {span(n['gap_first'])} of the motion at once, {span(n['gap_end'])} in the end, "
+        f"NC {span(n['nc_end'])}"
         for case, n in numbers.items()
         if case != "free"
     )

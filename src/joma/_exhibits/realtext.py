@@ -1,9 +1,9 @@
 """Many queries on real text: a block trained by SGD to predict the next word (500 most frequent words, ReLU).
 
-Every word is a query; all share one MLP. Three things are measured: the drift of the invariant summed over queries beside
-what its exact per-step law says; the correlation over context words between each query's learned logits and those that
-the theory predicts from the part of v that this query's samples brought (under softmax the counterpart of Eqn. 18); and
-the words that a few queries attend to most, learned and predicted.
+Every word is a query; all share one MLP. Three things are measured: the drift of the invariant summed over queries
+beside what its exact per-step law says; the correlation over context words between each query's learned logits and
+those that the theory predicts from the part of v that this query's samples brought (under softmax the counterpart of
+Eqn. 18); and the words that a few queries attend to most, learned and predicted.
 
 The text is Python's own documentation at quick, WikiText-2 (from $JOMA_DATA) beyond.
 """
@@ -107,8 +107,9 @@ def draw(run: Run) -> Chart:
         "value:Q", title="relative to the summed logits", axis=alt.Axis(format=".0e", tickCount=6),
         scale=alt.Scale(type="log", domain=[1e-17, 1]),
     )  # fmt: skip
-    title = alt.Title("Drift of the summed invariant", subtitle="line: measured; rings: exact law; dashed: their difference")
-    tip = ["case", "step", alt.Tooltip("value", format=".2e")]
+    note = "line: measured; rings: exact law; dashed: their difference"
+    title = alt.Title("Drift of the summed invariant", subtitle=note)
+    tip: list[Any] = ["case", "step", alt.Tooltip("value", format=".2e")]
     base = alt.Chart(law).encode(x, y, colour, tooltip=tip)
     left = alt.layer(
         base.transform_filter("datum.gauge == 'drift'").mark_line(),
@@ -122,13 +123,13 @@ def draw(run: Run) -> Chart:
         "nc_other": "control: another query's part",
     }
     nc = frame[frame.gauge.isin(list(names)) & (frame.case == "softmax")]
-    bands = nc.groupby(["step", "gauge"]).value.quantile([0.25, 0.5, 0.75]).unstack()
-    bands.columns = pd.Index(["low", "mid", "high"])
-    bands = bands.reset_index()
+    grouped = nc.groupby(["step", "gauge"]).value
+    quartiles = {name: grouped.quantile(q) for name, q in (("low", 0.25), ("mid", 0.5), ("high", 0.75))}
+    bands = pd.DataFrame(quartiles).reset_index()
     bands["prediction"] = bands.gauge.map(names)
-    shade = alt.Chart(bands, title=alt.Title("Softmax: predicted and learned logits", subtitle="median over queries, and quartiles"))
+    title = alt.Title("Softmax: predicted and learned logits", subtitle="median over queries, and quartiles")
     legend = alt.Color("prediction:N", title=None, sort=list(names.values()), legend=alt.Legend(symbolOpacity=1))
-    shade = shade.encode(x, legend)
+    shade = alt.Chart(bands, title=title).encode(x, legend)
     right = alt.layer(
         shade.mark_area(opacity=0.18).encode(
             alt.Y("low:Q", title="NC over context words", scale=alt.Scale(domain=[-0.4, 1])), alt.Y2("high:Q")
@@ -136,23 +137,32 @@ def draw(run: Run) -> Chart:
         shade.mark_line().encode(alt.Y("mid:Q"), tooltip=["prediction", "step", alt.Tooltip("mid", format=".3f")]),
     ).properties(width=330, height=220)
     top = frame[(frame.gauge == "logit") & (frame.case == "softmax")][["query", "side", "rank", "word", "value"]]
-    both = top.merge(top[["query", "side", "word"]].drop_duplicates().groupby(["query", "word"]).side.nunique().rename("n").reset_index())
-    both = both.assign(hit=np.where(both.n == 2, "in both lists", "in one"), place=both.side)
-    heads = list(dict.fromkeys(top["query"]))
+    lists = top.groupby(["query", "word"]).side.transform("nunique")
+    hits = {"in both lists": "#0072b2", "in one": "#9aa3ad"}
+    top = top.assign(hit=np.where(lists == 2, *hits))
+    above = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
     words = (
-        alt.Chart(both)
+        alt.Chart(top)
         .mark_text(fontSize=12)
         .encode(
-            alt.X("place:N", title=None, axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False), sort=["learned", "predicted"]),
+            alt.X("side:N", title=None, axis=above, sort=["learned", "predicted"]),
             alt.Y("rank:O", title="rank", axis=alt.Axis(domain=False, ticks=False)),
             text="word:N",
-            color=alt.Color("hit:N", title=None, scale=alt.Scale(domain=["in both lists", "in one"], range=["#0072b2", "#9aa3ad"])),
+            color=alt.Color("hit:N", title=None, scale=alt.Scale(domain=list(hits), range=list(hits.values()))),
             tooltip=["query", "side", "word", alt.Tooltip("value", format=".3f")],
         )
         .properties(width=170, height=110)
-        .facet(alt.Column("query:N", title="Softmax: words with the largest logits, by query", sort=heads))
+        .facet(
+            alt.Column(
+                "query:N",
+                title="Softmax: words with the largest logits, by query",
+                sort=list(dict.fromkeys(top["query"])),
+                header=alt.Header(labelOrient="bottom", labelAnchor="middle"),
+            )
+        )
     )
-    return alt.vconcat(alt.hconcat(left, right).resolve_scale(color="independent"), words).resolve_scale(color="independent")
+    curves = alt.hconcat(left, right).resolve_scale(color="independent")
+    return alt.vconcat(curves, words).resolve_scale(color="independent")
 
 
 def judge(run: Run) -> Verdict:
@@ -178,8 +188,9 @@ def judge(run: Run) -> Verdict:
     worst = max(n["law_error"] for n in numbers.values())
     soft = numbers["softmax"]
     rule = (
-        "drift of the summed invariant equals its per-step law to 1e-10, all three attentions; for softmax the median NC of "
-        "predicted and learned logits is ≥ 0.7, and larger than with another query's part and with Σv² of all queries"
+        "drift of the summed invariant equals its per-step law to 1e-10, all three attentions; for softmax the median "
+        "NC of predicted and learned logits is ≥ 0.7, and larger than with another query's part and with Σv² of all "
+        "queries"
     )
     drift = ", ".join(f"{case} {numbers[case]['drift']:.1e}" for case in CASES)
     text = (
@@ -191,4 +202,6 @@ def judge(run: Run) -> Verdict:
         return Verdict("fails", rule, text, numbers)
     if soft["nc"] >= 0.7 and soft["nc"] > max(soft["nc_other"], soft["nc_shared"]):
         return Verdict("holds", rule, text, numbers)
-    return Verdict("holds under", rule, f"{text}. Exact for the sum; one query's logits are not predicted well", numbers)
+    return Verdict(
+        "holds under", rule, f"{text}. Exact for the sum; one query's logits are not predicted well", numbers
+    )

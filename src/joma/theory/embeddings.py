@@ -9,9 +9,11 @@ that are either free or z = U_Cᵀ W_K W_Qᵀ u_m. With B = E[s b] (M, K), σ = 
 What is conserved (η = η_u = η_z = T = 1 where not said):
 
     frozen orthonormal U, free z    Theorem 1:  z − ½ Σ_k v_k²
-    trained U, free z               z_l − (η_z/2T η_u) ‖u_l‖²  (exp),   z_l² − (η_z/η_u) ‖u_l‖²  (linear),   for any U:
-                                    u_lᵀu̇_l = η_u w_lᵀ… = η_u Σ_k v_lk B_lk, and ζ_l = Σ_k v_lk B_lk / T;   and U Uᵀ − w wᵀ
-    z = U_Cᵀ W_K W_Qᵀ u_m           W_QᵀW_Q − W_KᵀW_K, for any U; and where U trains too U Uᵀ − w wᵀ − W_Q W_Qᵀ − W_K W_Kᵀ
+    trained U, free z, any U        z_l − (η_z/2Tη_u) ‖u_l‖² (exp), z_l² − (η_z/η_u) ‖u_l‖² (linear); and U Uᵀ − w wᵀ
+    z = U_Cᵀ W_K W_Qᵀ u_m           W_QᵀW_Q − W_KᵀW_K, for any U
+    … where U trains too            also U Uᵀ − w wᵀ − W_Q W_Qᵀ − W_K W_Kᵀ
+
+(the second line since u_lᵀu̇_l = η_u Σ_k v_lk B_lk and, for exp attention, ζ_l = Σ_k v_lk B_lk / T).
 
 Under product logits and frozen orthonormal U, ż = (‖q‖² I + K Kᵀ) ζ, ζ = ½ d/dt Σ_k v_k² (exp): attention still follows
 Σ v², through a positive definite matrix that itself grows. To first order it is that of the start.
@@ -167,7 +169,9 @@ class EmbeddingFlow:
 
         room.terminal = True  # type: ignore[attr-defined]
         y0, t = np.concatenate([array.ravel() for array in start]), np.linspace(0.0, t_end, times)
-        solution = solve_ivp(slope, (0.0, t_end), y0, "DOP853", t, rtol=rtol, atol=atol, events=room if np.isfinite(until) else None)
+        solution = solve_ivp(
+            slope, (0.0, t_end), y0, "DOP853", t, rtol=rtol, atol=atol, events=room if np.isfinite(until) else None
+        )
         states = [unpack(y) for y in solution.y.T]
         w_all, U_all = np.stack([s[0] for s in states]), np.stack([s[1] for s in states])
         status = "done" if solution.status >= 0 else f"the integrator stopped: {solution.message}"

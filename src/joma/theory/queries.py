@@ -19,9 +19,11 @@ then Σ_m ż_mh = (r/T) Σ_k v_hk ∘ v̇_hk: one integral a head, summed over q
 If z_m moves with E_{q=m} (the paper's convention) instead of the joint expectation, query m counts with weight P(m).
 The sums hold step by step for SGD on any minibatches, with the same exact laws as for one query.
 
-What one query's logits do is not a function of v: with the part V_m of v that query m's samples brought, v = v(0) + Σ_m V_m,
+What one query's logits do is not a function of v. With V_m, the part of v that query m's samples brought,
+v = v(0) + Σ_m V_m, and
 
-    z_m − z_m(0) = (r/T) Σ_k ∫ v_k ∘ dV_mk = (r/2T) Σ_k V_mk ∘ (v_k + v_k(0)) + (r/2T) Σ_k ∫ ((v_k − v_k(0)) ∘ dV_mk − V_mk ∘ dv_k).
+    z_m − z_m(0) = (r/T) Σ_k ∫ v_k ∘ dV_mk
+                 = (r/2T) Σ_k V_mk ∘ (v_k + v_k(0)) + (r/2T) Σ_k ∫ ((v_k − v_k(0)) ∘ dV_mk − V_mk ∘ dv_k).
 
 The last term is the area between V_m and v − v(0), zero if query m's share of v stays what it is. ``predicted_logits``
 is the first term; summed over queries it is the exact integral.
@@ -30,7 +32,7 @@ is the first term; summed over queries it is the exact integral.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -88,7 +90,7 @@ class BlockFlow(JointFlow):
             raise ValueError(f"query must be {task.samples} integers ≥ 0, one a sample; got shape {number.shape}")
         self.query = number.astype(int)
         self.queries = int(self.query.max()) + 1
-        weight = np.bincount(self.query, self.task.p, self.queries)
+        weight = np.bincount(self.query, self.task.p, self.queries).astype(np.float64)
         if (weight == 0).any():
             raise ValueError(f"query {int(weight.argmin())} has no sample with positive weight; number them 0 … Q − 1")
         if int(heads) != heads or heads < 1:
@@ -211,6 +213,14 @@ class BlockFlow(JointFlow):
             start.append(np.tile(array, (self.heads, 1)) if name == "v0" and self.shared else array)
         return np.concatenate([array.ravel() for array in start])
 
+    def integrate(self, *args: Any, **kwargs: Any) -> BlockTrajectory:
+        """As ``JointFlow.integrate``, from v0 (H·M, K) (one map for all heads: (M, K)), xi0 (Q, K), z0 (Q, H·M)."""
+        return cast(BlockTrajectory, super().integrate(*args, **kwargs))
+
+    def descend(self, *args: Any, **kwargs: Any) -> BlockTrajectory:
+        """As ``JointFlow.descend``, from the same starts as ``integrate``."""
+        return cast(BlockTrajectory, super().descend(*args, **kwargs))
+
     def _trajectory(self, solution: Solution) -> BlockTrajectory:
         slides = tuple(Slide(int(self._first[i]), k, a, b) for i, k, a, b in solution.slides)
         v, xi, z = np.stack(solution.v), np.stack(solution.xi), np.stack(solution.z)
@@ -244,7 +254,7 @@ class BlockTrajectory(Trajectory):
         return out
 
     def parts(self) -> Array:
-        """V_m (Q, H·M, K): what each query's samples have brought to v, for gradient descent (they add up to v − v(0))."""
+        """V_m (Q, H·M, K): what each query's samples brought to v under gradient descent; they add up to v − v(0)."""
         flow = self.flow
         if self.step is None or flow._gram is not None:
             raise ValueError("parts are kept track of for gradient descent with orthonormal separate embeddings")
@@ -292,7 +302,7 @@ class BlockTrajectory(Trajectory):
         import pandas as pd
 
         H, M = self.flow.heads, self.flow.task.tokens
-        T, R, K = self.v.shape
+        T, _, K = self.v.shape
         axes = {
             "v": (self.v.reshape(T, H, M, K), ("t", "head", "token", "node")),
             "xi": (self.xi, ("t", "query", "node")),

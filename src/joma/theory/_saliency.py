@@ -5,8 +5,8 @@ before it, the target y is the token after it, and g_k = 1[y = k] − π_k. Then
 
     Δ_lk = E_{q=m}[g_k x_l] = P(l|m) · E_{l,q=m}[g_k]      frequency × discriminancy (a vector over k)
 
-π is P(k|m) ("query": the bias ξ, which sees m alone, has been learned, as it soon is), so that a token that says nothing
-about y has Δ = 0; or 1/K ("uniform": the very first step, all outputs equal).
+π is P(k|m) ("query": the bias ξ, which sees m alone, has been learned, as it soon is), so that a token that says
+nothing about y has Δ = 0; or 1/K ("uniform": the very first step, all outputs equal).
 
 Few occurrences look discriminative by chance. If x_l and y were independent, ‖Δ_l‖² would have mean τ_l tr Σ and
 variance 2 τ_l² tr Σ² (τ_l = Var x_l / N, Σ = diag π − π πᵀ); ``score`` is how many standard deviations ‖Δ_l‖² lies
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from joma.theory.setting import nearest
+from joma.theory.setting import Array, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,9 @@ def saliency(
     at = np.flatnonzero(code == found[0])
     at = at[(at > 0) & (at + 1 < len(code))]  # with a context and a target
     if len(at) < 2:
-        raise ValueError(f"query {query!r} has {len(at)} place(s) with a context and a next token; at least 2 are needed")
+        raise ValueError(
+            f"query {query!r} has {len(at)} place(s) with a context and a next token; at least 2 are needed"
+        )
     N, V = len(at), len(names)
 
     place = at[:, None] - np.arange(1, window + 1)  # (N, window)
@@ -86,16 +88,21 @@ def saliency(
     target = sparse.csr_array((np.ones(N), (np.arange(N), y)), shape=(N, V))
 
     frequency = np.asarray(x.sum(axis=0)) / N  # (V,)
-    joint = sparse.csr_array(x.T @ target) / N  # (V, V), sparse: E[x_l 1[y = k]]
-    if baseline == "uniform":
-        pi = np.where(pi > 0, 1.0 / np.count_nonzero(pi), 0.0)
-    # ‖Δ_l‖² = Σ_k (J_lk − f_l π_k)²: the sum over the k seen with l, and f_l² π_k² for all others
+    joint: Any = sparse.csr_array(x.T @ target) / N  # (V, V), sparse: E[x_l 1[y = k]]
     joint.sort_indices()
     l = np.repeat(np.arange(V), np.diff(joint.indptr))
-    expected = frequency[l] * pi[joint.indices]
-    delta = joint.data - expected
-    unseen = np.maximum(frequency**2 * (pi @ pi) - np.bincount(l, expected**2, V), 0.0)
-    square = np.bincount(l, delta**2, V) + unseen
+
+    def square(pi: Array) -> tuple[Array, Array]:
+        """Δ_lk where l and k are seen together, and ‖Δ_l‖² (V,) = Σ_k (J_lk − f_l π_k)² over all k."""
+        expected = frequency[l] * pi[joint.indices]
+        delta = joint.data - expected
+        unseen = np.maximum(frequency**2 * (pi @ pi) - np.bincount(l, expected**2, V), 0.0)
+        return delta, np.asarray(np.bincount(l, delta**2, V) + unseen, dtype=np.float64)
+
+    delta, squared = square(pi)
+    centred = squared  # what chance is measured by
+    if baseline == "uniform":
+        delta, squared = square(np.where(pi > 0, 1.0 / np.count_nonzero(pi), 0.0))
 
     best = np.full(V, -1)
     order = np.lexsort((-joint.indices, delta, l))  # the last of each l has the largest Δ; the first word among equals
@@ -105,11 +112,11 @@ def saliency(
 
     variance = np.asarray(x.multiply(x).sum(axis=0)) / N - frequency**2
     tau = np.maximum(variance, 0.0)[keep] / N
-    p2, p3 = pi @ pi, (pi**2) @ pi
+    p2, p3 = float(pi @ pi), float(pi**2 @ pi)
     mean, spread = tau * (1 - p2), tau * np.sqrt(2 * max(p2 - 2 * p3 + p2**2, 0.0))
     floor = 1e-24 * frequency[keep] ** 2  # a token in every context to the same extent: Δ is rounding
-    score = np.where(spread > floor, (square[keep] - mean) / np.maximum(spread, 1e-300), 0.0)
-    size = np.sqrt(square[keep])
+    score = np.where(spread > floor, (centred[keep] - mean) / np.maximum(spread, 1e-300), 0.0)
+    size = np.sqrt(squared[keep])
     frame = pd.DataFrame(
         {
             "token": names[keep],
