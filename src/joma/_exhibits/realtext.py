@@ -23,7 +23,7 @@ from joma._figures import Chart
 from joma._run import Run, RunWriter
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"text": "pydoc", "V": 500, "K": 48, "window": 16, "steps": 2000, "batch": 256, "queries": 50},
+    "quick": {"text": "pydoc", "V": 500, "K": 48, "window": 16, "steps": 1500, "batch": 256, "queries": 50},
     "laptop": {"text": "wikitext-2", "V": 500, "K": 64, "window": 32, "steps": 20_000, "batch": 256, "queries": 100},
     "paper": {"text": "wikitext-2", "V": 500, "K": 128, "window": 35, "steps": 100_000, "batch": 256, "queries": 200},
 }
