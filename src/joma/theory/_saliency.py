@@ -9,8 +9,9 @@ before it, the target y is the token after it, and g_k = 1[y = k] − π_k. Then
 nothing about y has Δ = 0; or 1/K ("uniform": the very first step, all outputs equal).
 
 Few occurrences look discriminative by chance. If x_l and y were independent, ‖Δ_l‖² would have mean τ_l tr Σ and
-variance 2 τ_l² tr Σ² (τ_l = Var x_l / N, Σ = diag π − π πᵀ); ``score`` is how many standard deviations ‖Δ_l‖² lies
-above that mean.
+variance 2 τ_l² tr Σ² (τ_l = Var x_l / N, Σ = diag π − π πᵀ), about those of a χ² with ν = (tr Σ)²/tr Σ² degrees of
+freedom. ``score`` is where ‖Δ_l‖² lies in that distribution, in standard deviations of a normal one (Wilson and
+Hilferty's cube root).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from joma.theory.setting import Array, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-DISTINCT, COMMON = 5.0, 2.0  # scores
+DISTINCT, COMMON = 4.0, 2.0  # scores
 
 
 def saliency(
@@ -50,7 +51,7 @@ def saliency(
     Returns:
         a frame with ``token``, ``count`` (in contexts), ``frequency`` P(l|m), ``discriminancy`` ‖E_l[g]‖₂, ``saliency``
         ‖Δ_l‖₂ = their product, ``favours`` (the next token k with the largest Δ_lk), ``lift`` (that Δ_lk), ``score``,
-        and ``kind``: "distinct" (score > 5), "common" (score ≤ 2: Δ ≈ 0 as far as the text can tell), or "between".
+        and ``kind``: "distinct" (score > 4), "common" (score ≤ 2: Δ ≈ 0 as far as the text can tell), or "between".
 
     >>> text = "red apple is sweet green apple is sour".split() * 50
     >>> frame = saliency(text, "is", window=2)
@@ -113,9 +114,10 @@ def saliency(
     variance = np.asarray(x.multiply(x).sum(axis=0)) / N - frequency**2
     tau = np.maximum(variance, 0.0)[keep] / N
     p2, p3 = float(pi @ pi), float(pi**2 @ pi)
-    mean, spread = tau * (1 - p2), tau * np.sqrt(2 * max(p2 - 2 * p3 + p2**2, 0.0))
-    floor = 1e-24 * frequency[keep] ** 2  # a token in every context to the same extent: Δ is rounding
-    score = np.where(spread > floor, (centred[keep] - mean) / np.maximum(spread, 1e-300), 0.0)
+    mean, freedom = tau * (1 - p2), (1 - p2) ** 2 / max(p2 - 2 * p3 + p2**2, 1e-300)
+    tell = mean > 1e-24 * frequency[keep] ** 2  # not one next token only, nor a token in all contexts alike
+    root = np.cbrt(centred[keep] / np.where(tell, mean, 1.0))
+    score = np.where(tell, (root - 1) * np.sqrt(4.5 * freedom) + np.sqrt(2 / (9 * freedom)), 0.0)
     size = np.sqrt(squared[keep])
     frame = pd.DataFrame(
         {
