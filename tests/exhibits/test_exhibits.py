@@ -16,7 +16,7 @@ EXPECTED = {"folding": "holds under", "fig2": "holds as corrected", "fig3": "hol
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("exhibits")
-    return {exhibit.id: reproduce(exhibit, out=out) for exhibit in EXHIBITS.values()}
+    return {exhibit.id: reproduce(exhibit, out=out) for exhibit in get(EXPECTED)}
 
 
 @pytest.mark.parametrize("id", EXPECTED)

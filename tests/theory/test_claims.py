@@ -16,6 +16,9 @@ EXPECTED = {
     "T1.zero_init": "holds under",
     "T1.softmax_hypothesis": "holds as corrected",
     "T1.descent_law": "holds",
+    "T1.queries.exp": "holds as corrected",
+    "T1.queries.linear": "holds as corrected",
+    "T1.heads": "holds under",
     "T2.invariant": "holds as corrected",
     "T2.winner": "holds under",
     "T2.softmax_remark": "fails",
@@ -27,6 +30,8 @@ EXPECTED = {
     "T4.linear_attention": "holds",
     "L6": "holds",
     "L7": "holds",
+    "S7.dimension": "holds as corrected",
+    "S7.trained": "holds as corrected",
 }
 
 

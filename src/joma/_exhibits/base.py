@@ -56,6 +56,26 @@ _ALL = (
         "Figure 4: sparse, then dense",
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
     ),
+    Exhibit(
+        "orthogonality",
+        "Almost orthogonal embeddings",
+        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
+    ),
+    Exhibit(
+        "parameterised",
+        "Attention through embeddings, embeddings that train",
+        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
+    ),
+    Exhibit(
+        "saliency",
+        "Saliency on real text",
+        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
+    ),
+    Exhibit(
+        "realtext",
+        "Many queries on real text",
+        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
+    ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 

@@ -1,16 +1,23 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
+from joma.theory._saliency import saliency
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
+from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
 from joma.theory.invariants import Invariant
+from joma.theory.queries import BlockFlow, BlockTrajectory, predicted_logits
 from joma.theory.setting import Attention, Saliency, Task
 from joma.theory.trajectory import Slide, Trajectory
 from joma.theory.winner import WinnerTakeAll, winner_take_all
 
 __all__ = [
     "Attention",
+    "BlockFlow",
+    "BlockTrajectory",
     "Bounce",
+    "EmbeddingFlow",
+    "EmbeddingPath",
     "FoldedFlow",
     "Invariant",
     "JointFlow",
@@ -19,6 +26,8 @@ __all__ = [
     "Task",
     "Trajectory",
     "WinnerTakeAll",
+    "predicted_logits",
+    "saliency",
     "solve_bounce",
     "solve_linear_bounce",
     "solve_softmax_bounce",

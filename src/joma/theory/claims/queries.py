@@ -1,0 +1,159 @@
+"""Claims beyond Theorem 1: many queries that share the MLP, and many heads."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from joma.theory.claims._registry import claim
+from joma.theory.queries import BlockFlow, BlockTrajectory
+from joma.theory.setting import Array
+from joma.theory.tasks import random_gradients
+
+ACTIVATIONS = ("linear", "gelu", "relu", "leaky_relu")
+SAMPLES, TOKENS, NODES, QUERIES = 20, 6, 3, 3
+
+
+@functools.cache
+def _paths(attention: str) -> tuple[BlockTrajectory, ...]:
+    """Flows with three queries of unequal probability; z_m moves with the joint expectation or with E_{q=m}."""
+    rng = np.random.default_rng(7)
+    out = []
+    for activation in ACTIVATIONS:
+        for conditional in (False, True):
+            task = random_gradients(rng, samples=SAMPLES, tokens=TOKENS, nodes=NODES)
+            query = np.concatenate([[0, 1, 2], rng.choice(3, size=SAMPLES - 3, p=[0.6, 0.3, 0.1])])
+            flow = BlockFlow(
+                task, query, attention, activation, attention_lr=1.7, temperature=0.8, conditional=conditional
+            )
+            v0, z0 = 0.5 * rng.standard_normal((TOKENS, NODES)), 0.3 * rng.standard_normal((QUERIES, TOKENS))
+            z0 += 1.0 if attention == "linear" else -1.5  # off the fixed point; no blow-up
+            path = flow.integrate(2.0, v0, None, z0, times=21)
+            if not path.done:
+                raise ArithmeticError(path.status)
+            out.append(path)
+    return tuple(out)
+
+
+def _drift(path: BlockTrajectory, summed: Array, factor: float) -> float:
+    """Drift of ``summed`` (T, …, M) − factor Σ_k v_k²."""
+    square = (path.v**2).sum(axis=2)
+    value = summed - factor * (square if summed.ndim == 2 else square[:, None])
+    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(path.z).max()))
+
+
+def _queries(attention: str, variant: str) -> float:
+    worst = 0.0
+    for path in _paths(attention):
+        flow = path.flow
+        factor = flow.ratio / (2 * flow.attention.temperature) if attention == "exp" else flow.ratio
+        z = path.z if attention == "exp" else path.z**2  # (T, Q, M)
+        probability = np.bincount(flow.query, flow.task.p)
+        weight = probability if flow.conditional != (variant == "control") else np.ones(QUERIES)
+        summed = z if variant == "printed" else (weight[:, None] * z).sum(axis=1)
+        worst = max(worst, _drift(path, summed, factor))
+    return worst
+
+
+_MEASURES = (
+    "largest drift over four activations and both conventions (joint gradient, E_{q=m}), three queries with "
+    "probabilities about 0.6, 0.3, 0.1, relative to max(1, max|z|)"
+)
+
+
+@claim(
+    "T1.queries.exp",
+    source="Theorem 1, for a block with many queries",
+    statement="Exp attention: z_m(t) = ½ Σ_k v_k²(t) + c for the query m, also where queries share the MLP.",
+    tolerance=1e-9,
+    measures=_MEASURES,
+    correction="Σ_m z_m = (r/2T) Σ_k v_k² + c, where z_m moves with the joint gradient; Σ_m P(m) z_m under the paper's "
+    "E_{q=m}. It needs context embeddings that are orthonormal and orthogonal to all query embeddings (d ≥ M_C + M_Q)",
+    control="the weights of the other convention",
+    derivation="v̇_k = η Σ_m B_mk with B_mk = E[s_k b 1(q = m)], and ż_m = (η_z/T) Σ_k v_k ∘ B_mk meets the v that all "
+    "queries made: only Σ_m ż_m = (r/T) Σ_k v_k ∘ v̇_k is a total derivative",
+    latex=r"z_m=\tfrac12\sum_k v_k^2+c",
+    latex_corrected=r"\sum_m z_m=\tfrac{r}{2T}\sum_k v_k^2+c",
+)
+def t1_queries_exp(variant: str) -> float:
+    """Drift per query, summed, and summed with the wrong weights."""
+    return _queries("exp", variant)
+
+
+@claim(
+    "T1.queries.linear",
+    source="Theorem 1, for a block with many queries",
+    statement="Linear attention: z_m²(t) = Σ_k v_k²(t) + c for the query m, also where queries share the MLP.",
+    tolerance=1e-9,
+    measures=_MEASURES,
+    correction="Σ_m z_m² = r Σ_k v_k² + c, where z_m moves with the joint gradient; Σ_m P(m) z_m² under the paper's "
+    "E_{q=m}. Same embeddings as for exp attention",
+    control="the weights of the other convention",
+    derivation="z_m ∘ ż_m = η_z Σ_k v_k ∘ B_mk with B_mk = E[s_k b 1(q = m)], b = x ∘ z_m/T, and v̇_k = η Σ_m B_mk, so "
+    "Σ_m z_m ∘ ż_m = r Σ_k v_k ∘ v̇_k",
+    latex=r"z_m^2=\sum_k v_k^2+c",
+    latex_corrected=r"\sum_m z_m^2=r\sum_k v_k^2+c",
+)
+def t1_queries_linear(variant: str) -> float:
+    """Drift per query, summed, and summed with the wrong weights."""
+    return _queries("linear", variant)
+
+
+def _heads(embedding: str, attention: str, rng: np.random.Generator) -> float:
+    """Drift of the per-head integral (of the sum over heads for "shared, summed") in a block of two heads."""
+    M, Q, H = TOKENS, 2, 2
+    task = random_gradients(rng, samples=SAMPLES, tokens=M, nodes=NODES)
+    query = np.arange(SAMPLES) % Q
+    v0, z0 = 0.5 * rng.standard_normal((H * M, NODES)), 0.3 * rng.standard_normal((Q, H * M)) + 1.0
+    if attention == "exp":
+        z0 -= 2.5
+    if embedding == "orthonormal":
+        flow = BlockFlow(task, query, attention, "gelu", heads=H)
+    elif embedding in ("shared", "shared, summed"):
+        flow, v0 = BlockFlow(task, query, attention, "gelu", heads=H, values="shared"), v0[:M]
+    else:
+        E = np.eye(H * M + Q)
+        if embedding == "orthogonal subspaces":  # each head projects the tokens to M/2 dimensions of its own
+            for h in range(H):
+                cut = np.linalg.qr(rng.standard_normal((M, M)))[0][:, : M // 2]
+                E[h * M : (h + 1) * M, h * M : (h + 1) * M] = cut @ cut.T
+        else:  # both heads orthonormal, at an angle to each other: U₁ᵀU₂ = 0.3 I
+            E[:M, M : 2 * M], E[M : 2 * M, M : 2 * M] = 0.3 * np.eye(M), np.sqrt(1 - 0.09) * np.eye(M)
+        flow = BlockFlow(task, query, attention, "gelu", heads=H, values=E)
+        v0 = (E.T @ np.vstack([v0, np.zeros((Q, NODES))]))[: H * M]
+    path = flow.integrate(2.0, v0, None, z0, times=21)
+    if not path.done:
+        raise ArithmeticError(path.status)
+    if embedding != "shared":
+        return path.invariant().max_drift
+    summed = (path.z if attention == "exp" else path.z**2).sum(axis=1)
+    return _drift(path, summed, 0.5 if attention == "exp" else 1.0)
+
+
+@claim(
+    "T1.heads",
+    source="Theorem 1, for a block with many heads",
+    statement="Each head h has its own integral, Σ_m z_mh = ½ Σ_k v_hk² + c_h (exp), Σ_m z_mh² = Σ_k v_hk² + c_h (linear), "
+    "v_h = U_hᵀw.",
+    tolerance=1e-9,
+    measures="largest drift, linear and exp attention, two heads and two queries: as stated for heads that share a value map and "
+    "for heads in orthogonal subspaces of half the dimension; under the condition; and of the sum over heads for a shared map",
+    condition="U_hᵀU_h′ = δ_hh′ I, orthogonal to the queries and frozen (d ≥ H·M_C + M_Q). Orthogonal subspaces of lower rank are "
+    "not enough. With one shared value map only the sum over heads is conserved: Σ_mh z_mh = ½ Σ_k v_k² + c",
+    control="U_hᵀU_h = I for each head, but U₁ᵀU₂ = 0.3 I",
+    derivation="v̇_hk = η Σ_h′ U_hᵀU_h′ Σ_m B_mh′k, and Σ_m ż_mh = (η_z/T) Σ_k v_hk ∘ Σ_m B_mhk; they match token by token for all "
+    "B only if U_hᵀU_h′ = δ_hh′ I. If all U_h = U, then v̇_k = η Σ_mh B_mhk",
+    latex=r"\sum_m z_{mh}=\tfrac12\sum_k v_{hk}^2+c_h",
+    latex_corrected=r"U_h^\top U_{h'}=\delta_{hh'}I,\quad\text{or}\quad\sum_{m,h} z_{mh}=\tfrac12\sum_k v_k^2+c\ \ (U_h=U)",
+)
+def t1_heads(variant: str) -> float:
+    """Drift of the integrals of a two-head block."""
+    embeddings = {
+        "printed": ("shared", "orthogonal subspaces"),
+        "condition": ("orthonormal", "shared, summed"),
+        "control": ("at an angle",),
+    }[variant]
+    rng = np.random.default_rng(8)
+    drifts = [_heads(embedding, attention, rng) for embedding in embeddings for attention in ("linear", "exp")]
+    return min(drifts) if variant in ("printed", "control") else max(drifts)  # every one of the wrong ones is seen

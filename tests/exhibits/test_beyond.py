@@ -1,0 +1,172 @@
+"""Exhibits beyond orthonormal embeddings and one query, at tiny settings; the text block against autograd."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from joma import Run, _figures
+from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext, saliency
+from joma._exhibits._block import Samples, TextBlock, samples
+from joma._run import RunWriter
+
+TINY = {
+    "orthogonality": {"M": 6, "seeds": 2, "d": [4, 16, 48, 96, 192], "tokens": [4, 8], "fixed_d": 64},
+    "parameterised": {"seeds": 2, "half": 3, "classes": 6, "d": 8, "times": 201},
+    "saliency": {"text": "pydoc", "queries": ["is", "of"], "window": 8, "min_count": 20},
+    "realtext": {"text": "pydoc", "V": 60, "K": 8, "window": 8, "steps": 300, "batch": 64, "queries": 10},
+}
+MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = {}
+    for id, module in MODULES.items():
+        folder = tmp_path_factory.mktemp(id)
+        with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.AXES) as writer:
+            module.run(writer, TINY[id], 0, lambda share, what: None)
+        out[id] = Run(folder / "run")
+    return out
+
+
+@pytest.mark.parametrize("id", TINY)
+def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
+    (exhibit,) = get([id])
+    assert set(exhibit.module.SETTINGS) == set(PRESETS)
+    verdict = exhibit.module.judge(made[id])
+    assert verdict.summary
+    _figures.save(exhibit.module.draw(made[id]), tmp_path)
+    svg = (tmp_path / "figure.svg").read_text()
+    assert svg.count("<path") > 20
+    assert "NaN" not in svg
+
+
+def doctored(run, module, folder, change):
+    with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.AXES) as writer:
+        for row in run.rows():
+            extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}
+            writer.write(row["step"], {row["gauge"]: change(row)}, **extra)
+    return Run(folder / "run")
+
+
+def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_path):
+    numbers = orthogonality.judge(made["orthogonality"]).numbers
+    for attention in ("linear", "exp"):
+        assert abs(numbers[attention]["exponent_epsilon"][0] - 1) < 0.05
+    assert numbers["control"] < 1e-8
+    table = orthogonality.table(made["orthogonality"])
+    assert (table.drift > 100 * table.control).all()
+    broken = doctored(
+        made["orthogonality"], orthogonality, tmp_path, lambda r: 1e-3 if r["gauge"] == "control" else r["value"]
+    )
+    assert orthogonality.judge(broken).verdict == "fails"
+
+
+def test_exponent_finds_a_power_law_and_its_uncertainty():
+    rng = np.random.default_rng(0)
+    x = np.tile([1.0, 2.0, 4.0, 8.0], 20)
+    draw = np.repeat(np.arange(20), 4)
+    y = 3 * x**-0.5 * np.exp(0.2 * rng.standard_normal(80) + rng.standard_normal(20)[draw])  # draws differ in height
+    slope, low, high = orthogonality.exponent(pd.DataFrame({"draw": draw, "x": x, "drift": y}), "x")
+    assert low < -0.5 < high
+    assert high - low < 0.15
+    assert low < slope < high
+
+
+def test_tilted_vectors_have_the_coherence_asked_for():
+    U = orthogonality.tilted(20, 0.03, np.random.default_rng(0))
+    G = U.T @ U
+    np.testing.assert_allclose(np.diag(G), 1.0)
+    np.testing.assert_allclose(np.abs(G - np.eye(20)).max(), 0.03)
+
+
+def test_parameterised_breaks_where_it_should_and_nowhere_else(made, tmp_path):
+    verdict = parameterised.judge(made["parameterised"])
+    numbers = verdict.numbers
+    assert verdict.verdict == "holds as corrected"
+    assert max(numbers["free"]["gap_end"]) < 1e-8
+    for case in ("product", "trained", "both"):
+        assert min(numbers[case]["gap_end"]) > 0.1
+        assert numbers[case]["exact"] < 1e-8
+    first = numbers["product"]["motion_at_5_percent"]
+    for start, gap in zip(first["start"], first["gap"], strict=True):
+        assert start is None or start > 5 * gap
+    broken = doctored(
+        made["parameterised"], parameterised, tmp_path, lambda r: 1e-3 if r["gauge"] == "exact" else r["value"]
+    )
+    assert parameterised.judge(broken).verdict == "fails"
+
+
+def test_saliency_knows_chance(made, tmp_path):
+    verdict = saliency.judge(made["saliency"])
+    assert verdict.verdict == "holds"
+    for numbers in verdict.numbers.values():
+        assert abs(numbers["shuffled_mean_score"]) < 0.4
+    source = made["saliency"]
+    with RunWriter.create(tmp_path / "run", kind="exhibit", config={}) as writer:
+        for row in source.rows():
+            extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}
+            writer.write(row["step"], {row["gauge"]: row["value"]}, **extra | {"kind": "distinct"})
+    assert saliency.judge(Run(tmp_path / "run")).verdict == "fails"
+
+
+def test_realtext_follows_the_law_and_learns(made, tmp_path):
+    verdict = realtext.judge(made["realtext"])
+    for case, numbers in verdict.numbers.items():
+        assert numbers["law_error"] < 1e-12
+        assert (numbers["drift"] > 1e-6) == (case != "softmax")
+        assert numbers["loss_end"] < numbers["loss_start"]
+        assert numbers["nc"] > numbers["nc_other"]
+    off = doctored(
+        made["realtext"], realtext, tmp_path / "a", lambda r: 1e-6 if r["gauge"] == "law_error" else r["value"]
+    )
+    assert realtext.judge(off).verdict == "fails"
+    blind = doctored(made["realtext"], realtext, tmp_path / "b", lambda r: 0.0 if r["gauge"] == "nc" else r["value"])
+    assert realtext.judge(blind).verdict == "holds under"
+
+
+def small_batch(rng, V=7, window=4, count=6):
+    context = rng.integers(-1, V, size=(count, window))
+    context[:, 0] = rng.integers(V, size=count)
+    return Samples(rng.integers(V, size=count), context, rng.integers(V, size=count))
+
+
+@pytest.mark.parametrize("attention", realtext.CASES)
+def test_a_step_is_the_gradient_step_of_autograd(attention):
+    rng = np.random.default_rng(0)
+    block = TextBlock(attention, 7, 5, rng, lr=0.3, attention_lr=0.8)
+    block.z += 0.3 * rng.standard_normal(block.z.shape)
+    block.xi += 0.1 * rng.standard_normal(block.xi.shape)
+    batch = small_batch(rng)
+    leaf = {n: torch.tensor(getattr(block, n).copy(), requires_grad=True) for n in ("v", "xi", "z", "W", "c")}
+    outputs = []
+    for query, context in zip(batch.query, batch.context, strict=True):
+        x = torch.tensor(np.bincount(context[context >= 0], minlength=7) / (context >= 0).sum())
+        z = leaf["z"][query]
+        b = x * (z if attention == "linear" else z.exp())
+        b = b / b.sum() if attention == "softmax" else b
+        outputs.append(torch.relu(b @ leaf["v"] + leaf["xi"][query]) @ leaf["W"] + leaf["c"])
+    loss = torch.nn.functional.cross_entropy(torch.stack(outputs), torch.tensor(batch.target))
+    loss.backward()
+    before = {n: getattr(block, n).copy() for n in leaf}
+    assert block.step(batch) == pytest.approx(loss.item(), abs=1e-12)
+    for name, tensor in leaf.items():
+        rate = 0.8 if name == "z" else 0.3
+        np.testing.assert_allclose(getattr(block, name), before[name] - rate * tensor.grad.numpy(), atol=1e-13)
+
+
+def test_parts_of_all_queries_add_up_to_the_motion_of_v():
+    rng = np.random.default_rng(1)
+    block = TextBlock("softmax", 7, 5, rng, lr=0.3, attention_lr=0.8)
+    for _ in range(20):
+        block.step(small_batch(rng))
+    np.testing.assert_allclose(block.part.reshape(7, 7, 5).sum(axis=0), block.v - block.v0, atol=1e-13)
+
+
+def test_samples_keep_known_words_only():
+    found = samples(np.array([0, -1, 1, 2, -1, 3, 0]), 2)
+    assert found.query.tolist() == [1, 3]
+    assert found.context.tolist() == [[-1, 0], [-1, 2]]
+    assert found.target.tolist() == [2, 0]
+    np.testing.assert_allclose(found.mean_context(1, 4), [1, 0, 0, 0])
