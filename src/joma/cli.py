@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from joma._train.cli import register as register_training
+
 app = typer.Typer(
     name="joma",
     help="Training dynamics of Transformers: the JoMA theory, checked, and its gauges on your own models.",
@@ -334,6 +336,9 @@ def gauges() -> None:
     for part, what in PARTS.items():
         table.add_row(part, _escape(what))
     console.print(table)
+
+
+register_training(app)
 
 
 def main() -> None:

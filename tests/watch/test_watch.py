@@ -8,6 +8,8 @@ import gc
 import io
 import math
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -374,6 +376,37 @@ def test_run_folders(tmp_path):
         model(tokens())
         w.step(loss=1.0)
     assert sorted(w.frame().step.unique()) == [1]
+
+
+def test_going_on_from_before_the_last_row(tmp_path):
+    model = HandWrittenGPT("sdpa")
+    with joma.watch(model, run=tmp_path / "a", every=1) as w:
+        for _ in range(5):
+            model(tokens())
+            w.step(loss=1.0)
+    with joma.watch(model, run=tmp_path / "a", every=1, resume=True) as w:
+        for step in (3, 4):
+            model(tokens())
+            w.step(loss=2.0, step=step)
+    assert w.frame().query("gauge == 'loss'")["value"].tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_script_that_ends_without_close(tmp_path, fails):
+    script = f"""
+import torch, joma
+from torch import nn
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+w = joma.watch(model, run={str(tmp_path / "run")!r}, every=1)
+model(torch.randn(2, 5, 8))
+w.step(loss=1.0)
+{"1 / 0" if fails else ""}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "AttributeError" not in done.stderr
+    info = joma.Run(tmp_path / "run").info
+    assert info["status"] == ("failed" if fails else "done")
+    assert not fails or "ZeroDivisionError" in info["reason"]
 
 
 def test_a_full_disk(tmp_path, monkeypatch):

@@ -187,7 +187,18 @@ class RunWriter:
         os.ftruncate(self._metrics, offset)
         self._offset = offset
 
-    def finish(self, status: Literal["done", "failed"] = "done", reason: str | None = None) -> None:
+    def drop_from(self, step: int) -> None:
+        """Drop the measurements of ``step`` and all after it in the file: a run that went back goes on from there."""
+        self._check_open()
+        at = 0
+        with (self.path / METRICS).open("rb") as stream:
+            for line in stream:
+                if json.loads(line)["step"] >= step:
+                    break
+                at += len(line)
+        self.truncate(at)
+
+    def finish(self, status: Literal["done", "failed", "diverged"] = "done", reason: str | None = None) -> None:
         """Record how the run ended and release the folder; a second call does nothing."""
         if not self._open:
             return

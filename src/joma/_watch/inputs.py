@@ -28,6 +28,16 @@ def schedule(every: Every) -> Callable[[int], bool]:
     raise ValueError(f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}")
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    while True:
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        inner = getattr(inner, "_orig_mod", inner)
+        if inner is model:
+            return model
+        model = inner
+
+
 def check_model(model: object) -> None:
     """Refuse what cannot be watched, by name."""
     if not isinstance(model, nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import shutil
@@ -33,6 +34,7 @@ from joma._watch.inputs import (
     no_attention,
     schedule,
     to_device,
+    unwrapped,
 )  # fmt: skip
 from joma._watch.phases import PHASES, Phase, nonsink_of_layer
 from joma._watch.processes import Processes
@@ -45,6 +47,17 @@ if TYPE_CHECKING:
 
 DEFAULT_GAUGES = ("entropy", "stable_rank")
 _watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+_open: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script that ends without `close` leaves a finished run all the same."""
+    error = getattr(sys, "last_value", None)  # of the exception that ended it
+    for watch in list(_open):
+        watch.close(*(("done",) if error is None else ("failed", f"{type(error).__name__}: {error}")))
+
 
 # what the phases are told from, measured whatever gauges are asked for: they are almost free
 _FOR_PHASES = (
@@ -142,6 +155,7 @@ class Watch:
         self._starts: dict[str, list[Tensor | None]] = {}  # leading singular vectors, from the measurement before
         self._reported: set[object] = set()
         self._step = 0
+        self._resumed = False
         self._armed = False
         self._latest: dict[str, Tensor] = {}
         self._loss = math.nan
@@ -160,6 +174,7 @@ class Watch:
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
         self._closed = False
+        _open.add(self)
         self._arm()
 
     # The user's side
@@ -188,6 +203,9 @@ class Watch:
         if self._closed:
             raise RuntimeError("this watch is closed")
         self._step = self._step + 1 if step is None else int(step)
+        if self._resumed:  # from a checkpoint that is older than the last row
+            self._writer.drop_from(self._step)
+            self._resumed = False
         try:
             return self._measure(loss, numbers) if self._armed else {}
         finally:
@@ -245,6 +263,7 @@ class Watch:
         if self._closed:
             return
         self._closed = True
+        _open.discard(self)
         calls.uninstall(self._capture)
         for module in self.model.modules():
             _watched.pop(module, None)
@@ -268,7 +287,7 @@ class Watch:
             self.close("failed", f"{type(error).__name__}: {error}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
             calls.uninstall(self._capture)
             for module in self.model.modules():
                 _watched.pop(module, None)
@@ -444,9 +463,7 @@ class Watch:
         assert self._probe is not None
         args, kwargs = to_device(self._probe, self.model)
         modes = {module: module.training for module in self.model.modules()}
-        target = self.model
-        if isinstance(target, nn.parallel.DistributedDataParallel):
-            target = target.module
+        target = self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
         calls.install(self._capture, list(self._capture.names))
         try:
             for module in modes:
@@ -461,7 +478,7 @@ class Watch:
 
     def _open(self, every: Every, overwrite: bool, resume: bool) -> RunWriter:
         config = {
-            "model": type(self.model).__name__,
+            "model": type(unwrapped(self.model)).__name__,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
             "gauges": [g.name for g in self._gauges],
@@ -474,8 +491,8 @@ class Watch:
             path = os.path.join(temporary, "run")
         elif resume and os.path.exists(os.path.join(path, "run.json")):
             writer = RunWriter.resume(path, config)
-            steps = [row["step"] for row in Run(path).rows()]
-            self._step = max(steps, default=0)
+            self._step = max((row["step"] for row in Run(path).rows()), default=0)
+            self._resumed = True
             return writer
         writer = RunWriter.create(
             path,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._gauges.registry import get
-from joma._watch.watch import Every, Watch, _schedule, watch
+from joma._watch.inputs import Every, Watch, _schedule, watch
 
 if TYPE_CHECKING:
     import pandas as pd

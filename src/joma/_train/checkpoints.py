@@ -1,0 +1,100 @@
+"""Checkpoints of a run: `checkpoints/step-00001000/`, whole or not there at all.
+
+model.safetensors   the weights, by the names of the model's own parameters
+state.safetensors   optimiser, random states, warm-start vectors
+state.json          step, offset in metrics.jsonl, phases, and the hashes of both files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from joma._run import staged, write_json
+
+_NAME = re.compile(r"step-(\d{8,})")
+_FILES = ("model.safetensors", "state.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything that a run needs to go on."""
+
+    step: int
+    offset: int  # of metrics.jsonl
+    model: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    facts: Mapping[str, Any]  # plain JSON
+
+
+def folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps(run: Path) -> list[int]:
+    """The steps of which there are checkpoints, in order."""
+    found = (_NAME.fullmatch(entry.name) for entry in (run / "checkpoints").glob("step-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def save(run: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; it appears under its name when it is whole."""
+    from safetensors.torch import save_file
+
+    target = folder(run, checkpoint.step)
+    if target.exists():  # of a run that was killed after it, and went on from before
+        shutil.rmtree(target)
+    with staged(target) as fresh:
+        for name, tensors in zip(_FILES, (checkpoint.model, checkpoint.state), strict=True):
+            save_file({key: value.detach().contiguous() for key, value in tensors.items()}, fresh / name)
+        hashes = {name: _hash(fresh / name) for name in _FILES}
+        write_json(
+            fresh / "state.json",
+            {"step": checkpoint.step, "offset": checkpoint.offset, "sha256": hashes, **checkpoint.facts},
+        )
+
+
+def load_latest(run: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is intact; damaged ones are told of and passed over."""
+    for step in reversed(steps(run)):
+        try:
+            return _load(folder(run, step))
+        except (OSError, ValueError, KeyError) as error:
+            say(f"checkpoint {folder(run, step)} is damaged ({error}): going back to the one before it")
+    return None
+
+
+def _load(path: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    facts = json.loads((path / "state.json").read_text())
+    for name in _FILES:
+        if _hash(path / name) != facts["sha256"][name]:
+            raise ValueError(f"{name} is not what was written")
+    model, state = (load_file(path / name) for name in _FILES)
+    return Checkpoint(facts["step"], facts["offset"], model, state, facts)
+
+
+def prune(run: Path, keep: int, every: int | None) -> None:
+    """Remove all but the newest ``keep`` checkpoints and those of multiples of ``every``."""
+    for step in _surplus(steps(run), keep, every):
+        shutil.rmtree(folder(run, step), ignore_errors=True)
+
+
+def _surplus(found: Iterable[int], keep: int, every: int | None) -> list[int]:
+    older = sorted(found)[:-keep] if keep > 0 else sorted(found)
+    return [step for step in older if not every or step % every]
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

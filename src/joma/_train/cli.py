@@ -1,0 +1,194 @@
+"""`joma train` and `joma sweep`: the options are the settings, each told once."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from joma._train.settings import Settings
+
+_OUT = Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/train-…]")]
+
+
+def with_settings(function: Callable[..., None], *, lists: bool = False) -> Callable[..., None]:
+    """``function(**settings)`` with one option a setting; with ``lists`` each takes "1,2,5" or "0..2"."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())
+    own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = typing.get_type_hints(Settings)
+    options = []
+    for item in fields(Settings):
+        many = lists or item.name == "gauges"
+        kind = str if many else hints[item.name]
+        default = ",".join(item.default) if item.name == "gauges" else item.default
+        shown = None if lists else default
+        annotation = Annotated[kind | None if lists else kind, typer.Option(help=item.metadata["help"] + ".")]
+        options.append(
+            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
+        )
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.default is not inspect.Parameter.empty]
+    first = [p for p in own if p.default is inspect.Parameter.empty]
+
+    def command(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature([*first, *keyword, *options])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*first, *keyword, *options)}
+    return command
+
+
+def _train(
+    out: _OUT = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
+    keep: Annotated[int, typer.Option(help="Newest checkpoints to keep.")] = 2,
+    keep_every: Annotated[int | None, typer.Option(help="Keep the checkpoints of multiples of this, too.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
+    **settings: Any,
+) -> None:
+    """Train the paper's language model with a watch attached. The same command again goes on where it stopped."""
+    from rich.console import Console
+
+    from joma._train.language import train
+    from joma._train.processes import joined
+    from joma._train.show import progress_bar
+
+    settings["gauges"] = _names(settings["gauges"])
+    chosen = Settings(**settings).checked()
+    folder = out or Path("runs") / _default_name(chosen)
+    with joined() as rank:
+        console = Console(stderr=True, quiet=rank > 0)
+        with progress_bar(console, chosen.steps) as show:
+            run = train(
+                chosen, folder, device=_device(device), checkpoint_every=checkpoint_every, keep=keep,
+                keep_every=keep_every, force=force, say=lambda line: console.print(line, highlight=False), show=show,
+            )  # fmt: skip
+    if rank > 0:
+        return
+    info = run.info
+    last = {row["gauge"]: row["value"] for row in run.rows()}
+    print = Console(highlight=False).print
+    print(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""), soft_wrap=True)
+    if "valid_loss" in last:
+        print(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
+    for n, code in enumerate(last.get("phase", [])):
+        print(
+            f"layer {n}: {info['phases'][int(code)]}, entropy {sum(last['entropy'][n]) / len(last['entropy'][n]):.3f}"
+        )
+    print(f"picture: joma plot {folder}", soft_wrap=True)
+    if info["status"] == "diverged":
+        raise typer.Exit(1)
+
+
+def _sweep_train(
+    out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/sweep"),
+    workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    engine: Annotated[str, typer.Option(help="loky (this machine) or ray.")] = "loky",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Do failed runs again.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
+    **choices: Any,
+) -> None:
+    """Train a grid: options take several values, as --layers 1,2,5 --seed 0..2. Complete runs are not done again."""
+    from rich.console import Console
+
+    from joma._train.sweep import grid, sweep
+
+    hints = typing.get_type_hints(Settings)
+    base: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {}
+    for name, text in choices.items():
+        if text is None:
+            continue
+        if name == "gauges":
+            base[name] = _names(text)
+        else:
+            lists[name] = _values(name, text, hints[name])
+    runs = grid(Settings(**base), lists)
+    console = Console(stderr=True, highlight=False)
+
+    def report(outcome: Any, n: int, total: int) -> None:
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        console.print(f"{n}/{total}  {outcome.path.name}  {outcome.status}{reason}", soft_wrap=True)
+
+    outcomes = sweep(
+        runs, out, workers=workers, engine=engine, address=address, retry=retry, checkpoint_every=checkpoint_every,
+        report=report,
+    )  # fmt: skip
+    _print_status(out)
+    if any(outcome.status == "failed" for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _sweep_status(folder: Annotated[Path, typer.Argument(help="Folder of the run folders.")]) -> None:
+    """A table of the runs of a sweep, at any time."""
+    _print_status(folder)
+
+
+def _print_status(folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from joma._train.sweep import status
+
+    frame = status(folder)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in frame.columns:
+        table.add_column(column, no_wrap=column == "run")
+    for row in frame.itertuples(index=False):
+        table.add_row(*("" if x is None or x != x else f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
+    Console().print(table)
+
+
+def _values(name: str, text: str, kind: Any) -> list[Any]:
+    """ "1,2,5" or "0..2" as values of a setting."""
+    types = [t for t in (typing.get_args(kind) or (kind,)) if t is not type(None)]
+    out: list[Any] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        try:
+            if dots:
+                out += range(int(first), int(last) + 1)
+            elif types[0] is bool:
+                out.append({"true": True, "false": False}[part.lower()])
+            else:
+                out.append(types[0](part))
+        except (ValueError, KeyError):
+            raise ValueError(f"--{name.replace('_', '-')}: {part!r} is not {_article(types[0])}") from None
+    return out
+
+
+def _article(kind: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _default_name(settings: Settings) -> str:
+    data = Path(settings.data).name.replace(":", "-")
+    return f"train-{data}-layers={settings.layers},lr={settings.lr:g},seed={settings.seed}"
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("train")(with_settings(_train))
+    group = typer.Typer(help="Train a grid of settings; see how a sweep stands.", no_args_is_help=True)
+    group.command("train")(with_settings(_sweep_train, lists=True))
+    group.command("status")(_sweep_status)
+    app.add_typer(group, name="sweep")

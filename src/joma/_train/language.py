@@ -1,0 +1,245 @@
+"""Training the paper's language model, with a watch attached; killed at any moment, it goes on to the same bits."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from joma._gauges.registry import get
+from joma._run import Run
+from joma._run.folder import existing
+from joma._run.writer import RunWriter
+from joma._train import checkpoints
+from joma._train.checkpoints import Checkpoint
+from joma._train.corpora import Corpus, corpus
+from joma._train.model import LanguageModel
+from joma._train.settings import Settings
+from joma._train.step import Stepper
+from joma._train.windows import epoch, streams, window
+from joma._watch.watch import Watch, axes_of, watch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for whoever shows it."""
+
+    step: int
+    steps: int
+    loss: float
+    entropy: float  # mean over layers, of the last measurement
+    seconds: float  # a step
+
+
+def train(
+    settings: Settings,
+    out: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    checkpoint_every: int = 500,
+    keep: int = 2,
+    keep_every: int | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = print,
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> Run:
+    """Train, or go on where a run of the same settings stopped; a run that is done is returned as it is.
+
+    Arguments:
+        settings: what to train.
+        out: the run folder.
+        device: "cpu", "cuda", … (not part of the settings: but bits are promised on one machine only).
+        checkpoint_every: steps between checkpoints.
+        keep: how many of the newest checkpoints to keep; and, with ``keep_every``, those of its multiples.
+        force: start again even if there is a run.
+        say: told what is worth a line.
+        show: told the progress.
+    """
+    lab = _Lab(settings.checked(), Path(out), torch.device(device), say, force)
+    if lab.done:
+        say(f"{out} is complete: nothing to do (force starts it again)")
+        return Run(out)
+    lab.run(checkpoint_every, keep, keep_every, show)
+    return Run(out)
+
+
+class _Lab:
+    """One run in one process."""
+
+    def __init__(
+        self, settings: Settings, out: Path, device: torch.device, say: Callable[[str], None], force: bool
+    ) -> None:
+        self.settings, self.out, self.say, self.device = settings, out, say, device
+        many = dist.is_available() and dist.is_initialized()
+        self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
+        if settings.batch % self.processes:
+            raise ValueError(f"{settings.batch} streams cannot be shared evenly by {self.processes} processes")
+        self.done = False
+        self.first = 0  # the step to begin with
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        text = corpus(settings.data, tokeniser=settings.tokeniser, vocabulary=settings.vocabulary, say=say)
+        self._check_lengths(text)
+        self.model = LanguageModel(
+            text.size, layers=settings.layers, d=settings.d, hidden=settings.hidden, heads=settings.heads,
+            dropout=settings.dropout, activation=settings.activation, norm_first=settings.norm_first,
+            init=settings.init, length=settings.length,
+        ).to(device)  # fmt: skip
+        self.stepper = Stepper(self.model, settings.lr, settings.clip, settings.weight_decay)
+        self.train_streams = streams(text.train, settings.batch)
+        valid = streams(text.valid, settings.batch)
+        windows = min(settings.valid_windows, epoch(valid, settings.length))
+        self.valid = [self._tensors(window(valid, n, settings.length)) for n in range(windows)]
+        torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
+        self.writer = self._open(text, force)
+        if self.done:
+            return
+        probe = torch.cat([inputs for inputs, _ in self.valid[: settings.probe_windows]])
+        self.watch: Watch = watch(
+            self.model, run=self.writer, every=settings.every, gauges=settings.gauges,
+            probe={"tokens": probe, "project": False}, live=False,
+        )  # fmt: skip
+        self._restore()
+
+    def run(self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[Progress], None]) -> None:
+        """All steps that are left."""
+        status: Any = "failed"
+        reason: str | None = None
+        try:
+            with self.watch:
+                status, reason = self._steps(checkpoint_every, keep, keep_every, show)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            if self.writer is not None:
+                self.writer.finish(status, reason)
+
+    def _steps(
+        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[Progress], None]
+    ) -> tuple[str, str | None]:
+        settings = self.settings
+        share = settings.batch // self.processes
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        entropy, began = math.nan, time.perf_counter()
+        self.model.train()
+        for step in range(self.first + 1, settings.steps + 1):
+            inputs, targets = self._tensors(window(self.train_streams, step - 1, settings.length))
+            loss = self.stepper.step(inputs[mine], targets[mine])
+            if not math.isfinite(loss):
+                return "diverged", f"the loss is {loss} at step {step}"
+            due = step == 1 or step % settings.every == 0
+            extra = {"valid_loss": self._valid_loss(), "seconds": time.perf_counter() - began} if due else {}
+            metrics = self.watch.step(loss=loss, step=step, **extra)
+            if metrics:
+                layers = [value for name, value in metrics.items() if name.startswith("joma/entropy/")]
+                entropy = sum(layers) / len(layers) if layers else math.nan
+            if step % checkpoint_every == 0 or step == settings.steps:
+                self._save(step)
+                if self.rank == 0:
+                    checkpoints.prune(self.out, keep, keep_every)
+            show(Progress(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
+        return "done", None
+
+    def _valid_loss(self) -> float:
+        return sum(self.stepper.loss(*pair) for pair in self.valid) / len(self.valid)
+
+    # Going on
+
+    def _open(self, text: Corpus, force: bool) -> RunWriter | None:
+        if self.rank > 0:
+            return None
+        config = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.settings).items()
+        }
+        config |= {"corpus": text.digest, "words": text.size, "processes": self.processes}
+        old = existing(self.out)
+        if old is not None and not force:
+            writer = RunWriter.resume(self.out, config)  # names what differs
+            if old["status"] in ("done", "diverged"):
+                writer.finish(old["status"], old.get("reason"))
+                self.done = True
+            return writer
+        return RunWriter.create(
+            self.out, kind="train", config=config, seed=self.settings.seed, axes=axes_of(get(self.settings.gauges)),
+            packages=("joma", "torch"), overwrite=force,
+        )  # fmt: skip
+
+    def _restore(self) -> None:
+        found = checkpoints.load_latest(self.out, self.say)
+        if self.rank == 0:
+            assert self.writer is not None
+            self.writer.truncate(found.offset if found else 0)
+        if found is None:
+            return
+        self.model.load_state_dict(found.model)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in found.state.items():
+            kind, _, rest = key.partition(".")
+            if kind == "optimizer":
+                n, _, name = rest.partition(".")
+                moments.setdefault(int(n), {})[name] = value.to(self.device) if name != "step" else value
+        groups = self.stepper.optimizer.state_dict()["param_groups"]
+        self.stepper.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        torch.set_rng_state(found.state[f"rng.{self.rank}"].cpu())
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(found.state[f"cuda.{self.rank}"].cpu())
+        starts = {key.removeprefix("watch."): x for key, x in found.state.items() if key.startswith("watch.")}
+        self.watch.load_state_dict({**found.facts["watch"], "starts": starts})
+        self.first = found.step
+        self.say(f"going on from step {found.step}")
+
+    def _save(self, step: int) -> None:
+        state: dict[str, Tensor] = {}
+        for n, moments in self.stepper.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{n}.{name}": value for name, value in moments.items()}
+        state |= self._random_states()
+        if self.rank > 0:
+            return
+        assert self.writer is not None
+        watch_state = self.watch.state_dict()
+        state |= {f"watch.{key}": x for key, x in watch_state.pop("starts").items()}
+        offset = self.writer.offset
+        checkpoints.save(
+            self.out, Checkpoint(step, offset, self.model.state_dict(), state, {"watch": _spelt(watch_state)})
+        )
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """Of every process."""
+        own = {"rng": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            own["cuda"] = torch.cuda.get_rng_state()
+        if self.processes == 1:
+            return {f"{name}.0": value for name, value in own.items()}
+        found: dict[str, Tensor] = {}
+        for name, value in own.items():
+            every = [torch.empty_like(value) for _ in range(self.processes)]
+            dist.all_gather(every, value)
+            found |= {f"{name}.{n}": x for n, x in enumerate(every)}
+        return found
+
+    def _check_lengths(self, text: Corpus) -> None:
+        for part in (text.train, text.valid):
+            epoch(streams(part, self.settings.batch), self.settings.length)
+
+    def _tensors(self, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(pair[0]).to(self.device), torch.from_numpy(pair[1]).to(self.device)
+
+
+def _spelt(value: Any) -> Any:
+    """Infinities and NaN as strings, which JSON has not; `float` reads them back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _spelt(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelt(item) for item in value]
+    return value

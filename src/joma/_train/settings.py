@@ -1,0 +1,72 @@
+"""What decides a training run. No torch here: the command line reads it to know its options."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides a run's outcome. The defaults are the paper's."""
+
+    data: str = _setting("pydoc", "wikitext-2, wikitext-103, pydoc, hf:NAME, a text file or a folder of them")
+    tokeniser: str = _setting("words", "words (the paper's) or bpe")
+    vocabulary: int | None = _setting(None, "keep so many words")
+    layers: int = _setting(1, "Transformer layers")
+    d: int = _setting(200, "width of the model")
+    hidden: int = _setting(200, "hidden neurons of the MLP")
+    heads: int = _setting(1, "attention heads")
+    dropout: float = _setting(0.2, "dropout")
+    activation: str = _setting("relu", "relu or gelu")
+    norm_first: bool = _setting(False, "layer norm before attention and MLP instead of after")
+    init: float = _setting(0.1, "embedding and decoder start uniform between ± this")
+    length: int = _setting(35, "tokens a window")
+    batch: int = _setting(20, "parallel streams")
+    lr: float = _setting(1e-4, "Adam's learning rate")
+    clip: float = _setting(0.5, "largest norm of the gradient; 0 for none")
+    weight_decay: float = _setting(0.0, "weight decay")
+    steps: int = _setting(6000, "optimiser steps")
+    every: int = _setting(50, "steps between measurements")
+    gauges: tuple[str, ...] = _setting(("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas")
+    probe_windows: int = _setting(4, "validation windows that attention is measured on")
+    valid_windows: int = _setting(10, "validation windows of the validation loss")
+    seed: int = _setting(0, "seed")
+    threads: int = _setting(0, "0 for as many as there are; recorded, since it changes the last bits")
+
+    def checked(self) -> Settings:
+        """These settings, with the number of threads decided; what makes no sense is an error."""
+        whole = (
+            "layers",
+            "d",
+            "hidden",
+            "heads",
+            "length",
+            "batch",
+            "steps",
+            "every",
+            "probe_windows",
+            "valid_windows",
+        )
+        for name in whole:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not self.lr > 0 or not math.isfinite(self.lr):
+            raise ValueError(f"the learning rate must be positive, got {self.lr!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        from joma._gauges.registry import get
+
+        get(self.gauges)
+        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or _cores()})
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,33 @@
+"""The progress bar of a run: loss, entropy, time left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from joma._train.language import Progress
+
+
+@contextmanager
+def progress_bar(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
+    """A function to be told the progress."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("", total=steps)
+
+        def show(progress: Progress) -> None:
+            entropy = "" if math.isnan(progress.entropy) else f"  entropy {progress.entropy:.3f}"
+            text = f"loss {progress.loss:.3f}{entropy}  {1000 * progress.seconds:.0f} ms/step"
+            bars.update(task, completed=progress.step, description=text)
+
+        yield show

@@ -1,0 +1,189 @@
+"""Many runs: a grid of settings, each run in its own folder, on this machine or on a Ray cluster.
+
+Each run can be resumed, so a worker that is killed costs no more than the steps since its last checkpoint: what is not
+complete is simply started again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joma._run import Run, RunError, RunInUse
+from joma._train.language import train
+from joma._train.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ATTEMPTS = 3  # how often workers may die before a sweep gives up
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of a sweep ended."""
+
+    path: Path
+    status: str  # done, diverged, failed
+    reason: str | None = None
+
+
+def grid(base: Settings, choices: Mapping[str, Sequence[Any]]) -> dict[str, Settings]:
+    """Folder name -> settings, for every combination; the name has what varies: "layers=2,lr=0.001"."""
+    names = [name for name, values in choices.items() if len(values) > 1]
+    runs = {}
+    for combination in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, combination, strict=True))
+        label = ",".join(f"{name}={chosen[name]:g}" if isinstance(chosen[name], float) else f"{name}={chosen[name]}"
+                         for name in names)  # fmt: skip
+        runs[label.replace("/", "_") or "run"] = replace(base, **chosen).checked()
+    return runs
+
+
+def sweep(
+    runs: Mapping[str, Settings],
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    engine: str = "loky",
+    address: str | None = None,
+    retry: bool = False,
+    checkpoint_every: int = 500,
+    report: Callable[[Outcome, int, int], None] = lambda outcome, n, total: None,
+) -> list[Outcome]:
+    """Do every run that is not complete; one that fails does not stop the others.
+
+    Arguments:
+        runs: folder name -> settings, as `grid` gives them.
+        out: the folder of the run folders.
+        workers: how many runs at a time; each has its share of the cores.
+        engine: "loky" (processes on this machine) or "ray".
+        address: of a Ray cluster; a local one is started without.
+        retry: also do again what failed before.
+        checkpoint_every: steps between checkpoints.
+        report: told of each outcome, with how many there are and are to be.
+    """
+    if workers < 1:
+        raise ValueError(f"at least one worker is needed, got {workers}")
+    if engine not in ("loky", "ray"):
+        raise ValueError(f"unknown engine {engine!r}: loky or ray")
+    out = Path(out)
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    left = {name: replace(settings, threads=threads) for name, settings in runs.items()}
+    outcomes: dict[str, Outcome] = {}
+    for name in list(left):
+        known = _known(out / name)
+        if known is not None and (known.status != "failed" or not retry) and known.status != "running":
+            outcomes[name] = known
+            report(known, len(outcomes), len(runs))
+            del left[name]
+    for attempt in range(1, _ATTEMPTS + 1):
+        if not left:
+            break
+        try:
+            for name, outcome in _parallel(left, out, workers, engine, address, checkpoint_every):
+                outcomes[name] = outcome
+                report(outcome, len(outcomes), len(runs))
+        except Exception as error:
+            if not _is_dead_worker(error):
+                raise
+            reason = f"its worker died {attempt} times ({type(error).__name__})"
+            if attempt == _ATTEMPTS:
+                outcomes |= {name: Outcome(out / name, "failed", reason) for name in left if name not in outcomes}
+        left = {name: settings for name, settings in left.items() if name not in outcomes}
+    return [outcomes[name] for name in runs]
+
+
+def _parallel(
+    runs: Mapping[str, Settings], out: Path, workers: int, engine: str, address: str | None, checkpoint_every: int
+) -> Iterator[tuple[str, Outcome]]:
+    from joblib import Parallel, delayed
+
+    tasks = [
+        delayed(_one)(name, asdict(settings), str(out / name), checkpoint_every) for name, settings in runs.items()
+    ]
+    if engine == "loky" and workers == 1:
+        yield from (_one(name, asdict(settings), str(out / name), checkpoint_every) for name, settings in runs.items())
+    elif engine == "loky":
+        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
+    else:
+        with _ray(address):
+            yield from Parallel(n_jobs=workers)(tasks)
+
+
+@contextmanager
+def _ray(address: str | None) -> Iterator[None]:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise ImportError("engine='ray' needs Ray: pip install 'joma[ray]'") from error
+    from joblib import parallel_backend
+
+    started = not ray.is_initialized()
+    if started:
+        options = {"address": address} if address else {"include_dashboard": False}
+        ray.init(log_to_driver=False, **options)
+    register_ray()
+    try:
+        with parallel_backend("ray"):
+            yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _one(name: str, settings: dict[str, Any], path: str, checkpoint_every: int) -> tuple[str, Outcome]:
+    """One run, in a worker: whatever happens is an outcome."""
+    try:
+        run = train(Settings(**settings), path, checkpoint_every=checkpoint_every, say=lambda message: None)
+        return name, Outcome(Path(path), run.info["status"], run.info.get("reason"))
+    except RunInUse as error:
+        return name, Outcome(Path(path), "failed", str(error))
+    except Exception as error:
+        return name, Outcome(Path(path), "failed", f"{type(error).__name__}: {error}")
+
+
+def _is_dead_worker(error: Exception) -> bool:
+    return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "WorkerCrashedError", "RayTaskError")
+
+
+def _known(path: Path) -> Outcome | None:
+    try:
+        info = Run(path).info
+    except (RunError, OSError):
+        return None
+    return Outcome(path, info["status"], info.get("reason"))
+
+
+def status(out: str | os.PathLike[str]) -> pd.DataFrame:
+    """A table of the runs below a folder: what varies, status, steps, losses, entropy, phases."""
+    import pandas as pd
+
+    out = Path(out)
+    found = sorted(path.parent for path in out.glob("*/run.json"))
+    if not found:
+        raise RunError(f"there are no runs in {out}")
+    rows = []
+    for path in found:
+        run = Run(path)
+        info = run.info
+        row: dict[str, Any] = {"run": path.name, "status": info["status"], "steps": info["config"].get("steps")}
+        last: dict[str, Any] = {}
+        for line in run.rows():
+            row["step"] = line["step"]
+            last[line["gauge"]] = line["value"]
+        row["loss"], row["valid_loss"] = last.get("loss"), last.get("valid_loss")
+        entropy = pd.Series([x for layer in last.get("entropy", []) for x in layer], dtype=float)
+        row["entropy"] = entropy.mean() if len(entropy) else None
+        codes = info.get("phases", [])
+        row["phases"] = " ".join(codes[int(code)] for code in last.get("phase", []))
+        row["reason"] = info.get("reason")
+        rows.append(row)
+    columns = ["run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "reason"]
+    return pd.DataFrame(rows, columns=columns)
