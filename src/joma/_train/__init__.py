@@ -1,0 +1,1 @@
+"""Training the paper's models: corpora, tokenisers, the position in the data."""
