@@ -23,11 +23,11 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
     hints = typing.get_type_hints(Settings)
     options = []
     for item in fields(Settings):
-        many = lists or item.name == "gauges"
-        kind = str if many else hints[item.name]
-        default = ",".join(item.default) if item.name == "gauges" else item.default
+        default: Any = item.default
+        default = ",".join(default) if item.name == "gauges" else default
         shown = None if lists else default
-        annotation = Annotated[kind | None if lists else kind, typer.Option(help=item.metadata["help"] + ".")]
+        kind: Any = str | None if lists else str if item.name == "gauges" else hints[item.name]
+        annotation = Annotated[kind, typer.Option(help=item.metadata["help"] + ".")]
         options.append(
             inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
         )

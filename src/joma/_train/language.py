@@ -89,7 +89,7 @@ class _Lab:
         text = corpus(settings.data, tokeniser=settings.tokeniser, vocabulary=settings.vocabulary, say=say)
         self._check_lengths(text)
         self.model = LanguageModel(
-            text.size, layers=settings.layers, d=settings.d, hidden=settings.hidden, heads=settings.heads,
+            text.size, layers=settings.layers, d=settings.width, hidden=settings.hidden, heads=settings.heads,
             dropout=settings.dropout, activation=settings.activation, norm_first=settings.norm_first,
             init=settings.init, length=settings.length,
         ).to(device)  # fmt: skip

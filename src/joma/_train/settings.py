@@ -20,7 +20,7 @@ class Settings:
     tokeniser: str = _setting("words", "words (the paper's) or bpe")
     vocabulary: int | None = _setting(None, "keep so many words")
     layers: int = _setting(1, "Transformer layers")
-    d: int = _setting(200, "width of the model")
+    width: int = _setting(200, "width of the model")
     hidden: int = _setting(200, "hidden neurons of the MLP")
     heads: int = _setting(1, "attention heads")
     dropout: float = _setting(0.2, "dropout")
@@ -44,7 +44,7 @@ class Settings:
         """These settings, with the number of threads decided; what makes no sense is an error."""
         whole = (
             "layers",
-            "d",
+            "width",
             "hidden",
             "heads",
             "length",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._gauges.registry import get
-from joma._watch.inputs import Every, Watch, _schedule, watch
+from joma._watch.inputs import Every, schedule
+from joma._watch.watch import Watch, watch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ class Deferred:
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
-        _schedule(every)
+        schedule(every)
         if gauges is not None:
             get(gauges)
         self.path = run

@@ -1,0 +1,261 @@
+"""The language-model lab: same arithmetic as the plain loop, resumable to the bit, honest about what goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import joma
+from joma._run import RunError
+from joma._train import checkpoints
+from joma._train.language import train
+from joma._train.model import LanguageModel, sinusoids
+from joma._train.projection import ROWS, Projection
+from joma._train.settings import Settings
+from joma._train.step import Stepper
+
+TINY = {"vocabulary": 300, "width": 16, "hidden": 24, "layers": 2, "heads": 2, "length": 12, "batch": 4, "lr": 1e-3,
+        "every": 5, "threads": 1, "valid_windows": 2, "probe_windows": 1}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+# The step
+
+
+@pytest.mark.parametrize("scale", [1.0, 400.0])  # with large logits, rows are shifted before exp
+@pytest.mark.parametrize("rows", [1, ROWS, 2 * ROWS + 17])
+def test_projection_is_cross_entropy(rows, scale):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(509, 20) * 0.1)
+    bias = nn.Parameter(torch.randn(509) * 0.1)
+    x, y = scale * torch.randn(rows, 20), torch.randint(509, (rows,))
+    twin = [t.detach().double().requires_grad_() for t in (weight, bias, x)]
+    truth = nn.functional.cross_entropy(twin[2] @ twin[0].T + twin[1], y)
+    truth.backward()
+    projection = Projection(weight, bias)
+    for _ in range(2):  # buffers are used again
+        loss, dx = projection.loss(x, y)
+        assert float(loss) == pytest.approx(float(truth.detach()), rel=1e-6)
+        assert float(projection.value(x, y)) == pytest.approx(float(truth.detach()), rel=1e-6)
+        largest = float((twin[2] @ twin[0].T).detach().abs().max())  # a logit in float32 is known to this times 6e-8
+        for mine, other in ((weight.grad, twin[0].grad), (bias.grad, twin[1].grad), (dx, twin[2].grad)):
+            error = float((mine.double() - other).abs().max() / other.abs().max())
+            assert error < 1e-6 + 2e-7 * largest
+
+
+def plain_step(model, optimizer, inputs, targets, clip):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def test_steps_are_those_of_the_plain_loop():
+    torch.manual_seed(0)
+    model = LanguageModel(700, layers=2, d=16, hidden=24, heads=2, dropout=0.0, length=12)
+    twin = copy.deepcopy(model)
+    fast = Stepper(model, lr=1e-3, clip=0.05)  # clips
+    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(100):
+        x = torch.randint(700, (4, 13), generator=generator)
+        inputs, targets = x[:, :-1], x[:, 1:]
+        if step == 0:
+            fast.gradients(inputs, targets)
+            nn.functional.cross_entropy(twin(inputs).flatten(0, 1), targets.flatten()).backward()
+            for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+                assert torch.allclose(mine.grad, other.grad, atol=1e-5 * float(other.grad.abs().max())), name
+        assert fast.step(inputs, targets) == pytest.approx(plain_step(twin, optimizer, inputs, targets, 0.05), abs=1e-4)
+
+
+def test_positions():
+    table = sinusoids(7, 6)
+    for p in range(7):
+        for i in range(3):
+            angle = torch.tensor(p / 10000 ** (2 * i / 6))
+            assert table[p, 2 * i] == pytest.approx(float(angle.sin()), abs=1e-6)
+            assert table[p, 2 * i + 1] == pytest.approx(float(angle.cos()), abs=1e-6)
+
+
+def test_the_model_is_causal():
+    torch.manual_seed(0)
+    model = LanguageModel(50, layers=2, d=16, heads=2, length=12).eval()
+    x = torch.randint(50, (2, 12))
+    y = x.clone()
+    y[:, 8:] = 0
+    assert torch.allclose(model(x)[:, :8], model(y)[:, :8], atol=1e-6)
+    assert not torch.allclose(model(x)[:, 8:], model(y)[:, 8:], atol=1e-3)
+
+
+# Runs
+
+
+def outcome(path):
+    """Weights and rows of a run, timings aside."""
+    rows = [row for row in joma.Run(path).rows() if row["gauge"] != "seconds"]
+    from safetensors.torch import load_file
+
+    last = checkpoints.steps(path)[-1]
+    return rows, load_file(checkpoints.folder(path, last) / "model.safetensors")
+
+
+def same(one, other):
+    (rows, weights), (other_rows, other_weights) = one, other
+    assert rows == other_rows
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def test_a_run(tmp_path):
+    said = []
+    run = train(Settings(**TINY, steps=20), tmp_path / "run", say=said.append)
+    frame = run.frame()
+    assert run.done
+    assert sorted(frame.step.unique()) == [1, 5, 10, 15, 20]
+    assert {"loss", "valid_loss", "entropy", "stable_rank", "nonsink_entropy", "phase"} <= set(frame.gauge)
+    losses = frame[frame.gauge == "valid_loss"]["value"]
+    assert losses.iloc[-1] < losses.iloc[0]
+    assert checkpoints.steps(run.path) == [20]
+    train(Settings(**TINY, steps=20), tmp_path / "run", say=said.append)
+    assert "complete" in said[-1]
+    with pytest.raises(RunError, match=r"lr: 0.001 in the run, 0.01 asked"):
+        train(Settings(**{**TINY, "lr": 0.01}, steps=20), tmp_path / "run")
+
+
+SCRIPT = """
+import sys, json
+from joma._train.language import train
+from joma._train.settings import Settings
+train(Settings(**json.loads(sys.argv[1])), sys.argv[2], checkpoint_every=7, say=lambda line: print(line, flush=True),
+      show=lambda progress: print("step", progress.step, flush=True))
+"""
+
+
+def start(settings, path):
+    command = [sys.executable, "-c", SCRIPT, json.dumps(settings), str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_killed_at_random_it_ends_in_the_same_bits(tmp_path):
+    settings = {**TINY, "steps": 60, "dropout": 0.3}
+    whole = start(settings, tmp_path / "whole")
+    whole.communicate()
+    assert whole.returncode == 0
+    choose = random.Random(3)
+    stops = sorted(choose.sample(range(2, 58), 3))
+    for stop in stops:
+        process = start(settings, tmp_path / "killed")
+        for line in process.stdout:
+            if line.startswith("step") and int(line.split()[1]) >= stop:
+                break
+        time.sleep(choose.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    last = start(settings, tmp_path / "killed")
+    out, _ = last.communicate()
+    assert last.returncode == 0
+    assert "going on from step" in out
+    same(outcome(tmp_path / "whole"), outcome(tmp_path / "killed"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    settings = Settings(**TINY, steps=30)
+    train(settings, tmp_path / "whole", checkpoint_every=10, keep=3, say=lambda line: None)
+    shutil.copytree(tmp_path / "whole", tmp_path / "hurt")
+    info = json.loads((tmp_path / "hurt/run.json").read_text())
+    (tmp_path / "hurt/run.json").write_text(json.dumps({**info, "status": "running"}))
+    for step, name in ((30, "model.safetensors"), (20, "state.safetensors")):
+        path = checkpoints.folder(tmp_path / "hurt", step) / name
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1
+        path.write_bytes(data if step == 30 else data[:-10])
+    said = []
+    train(settings, tmp_path / "hurt", checkpoint_every=10, keep=3, say=said.append)
+    assert sum("damaged" in line for line in said) == 2
+    assert "going on from step 10" in said[-1]
+    same(outcome(tmp_path / "whole"), outcome(tmp_path / "hurt"))
+
+
+def test_retention(tmp_path):
+    train(
+        Settings(**TINY, steps=30), tmp_path / "run", checkpoint_every=5, keep=1, keep_every=10, say=lambda line: None
+    )
+    assert checkpoints.steps(tmp_path / "run") == [10, 20, 30]
+
+
+@pytest.mark.filterwarnings("ignore:joma.watch")
+def test_divergence_is_an_outcome(tmp_path):
+    run = train(Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50), tmp_path / "run", say=lambda line: None)
+    assert run.info["status"] == "diverged"
+    assert "the loss is" in run.info["reason"]
+    assert len(run.frame()) > 0
+    said = []
+    train(Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50), tmp_path / "run", say=said.append)
+    assert "complete" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": 1.5}, "layers must be a whole number"),
+        ({"layers": 0}, "layers must be a whole number"),
+        ({"vocabulary": 0}, "capped at 0"),
+        ({"lr": -1.0}, "learning rate must be positive"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"heads": 3}, "not a multiple of 3 heads"),
+        ({"gauges": ("entropi",)}, "Did you mean"),
+        ({"length": 100_000}, "shorter than a window"),
+        ({"data": "no-such-thing"}, "unknown corpus"),
+    ],
+)
+def test_bad_settings(wrong, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(Settings(**{**TINY, "steps": 5, **wrong}), tmp_path / "run", say=lambda line: None)
+
+
+def test_an_empty_corpus(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match="empty"):
+        train(Settings(**{**TINY, "steps": 5, "data": str(tmp_path / "empty.txt")}), tmp_path / "run")
+
+
+def test_two_processes_of_torchrun(tmp_path):
+    """Without dropout, two processes do what one does."""
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    one = [sys.executable, "-m", "joma", "train", *options, f"--out={tmp_path / 'one'}"]
+    two = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+        "--rdzv-endpoint=localhost:0", "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
+    ]  # fmt: skip
+    for command in (one, two):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    rows, weights = outcome(tmp_path / "one")
+    other_rows, other_weights = outcome(tmp_path / "two")
+    assert len(rows) == len(other_rows)
+    for mine, other in zip(rows, other_rows, strict=True):
+        assert mine["gauge"] == other["gauge"]
+        assert torch.allclose(torch.tensor(mine["value"]), torch.tensor(other["value"]), atol=1e-4), mine["gauge"]
+    assert all(torch.allclose(weights[name], other_weights[name], atol=1e-4) for name in weights)
