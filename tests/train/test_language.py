@@ -159,7 +159,7 @@ def start(settings, path):
 def test_killed_at_random_it_ends_in_the_same_bits(tmp_path):
     settings = {**TINY, "steps": 60, "dropout": 0.3}
     whole = start(settings, tmp_path / "whole")
-    whole.communicate()
+    whole.communicate(timeout=120)
     assert whole.returncode == 0
     choose = random.Random(3)
     stops = sorted(choose.sample(range(2, 58), 3))
@@ -173,7 +173,7 @@ def test_killed_at_random_it_ends_in_the_same_bits(tmp_path):
         process.wait()
         process.stdout.close()
     last = start(settings, tmp_path / "killed")
-    out, _ = last.communicate()
+    out, _ = last.communicate(timeout=120)
     assert last.returncode == 0
     assert "going on from step" in out
     same(outcome(tmp_path / "whole"), outcome(tmp_path / "killed"))
@@ -246,11 +246,10 @@ def test_two_processes_of_torchrun(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     one = [sys.executable, "-m", "joma", "train", *options, f"--out={tmp_path / 'one'}"]
     two = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-        "--rdzv-endpoint=localhost:0", "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
     ]  # fmt: skip
     for command in (one, two):
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert done.returncode == 0, done.stderr
     rows, weights = outcome(tmp_path / "one")
     other_rows, other_weights = outcome(tmp_path / "two")
