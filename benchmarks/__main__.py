@@ -7,9 +7,15 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, figure2, gauges, watch
+from benchmarks import bounce, encoding, figure2, gauges, watch
 
-BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run, "gauges": gauges.run, "watch": watch.run}
+BENCHMARKS = {
+    "figure2": figure2.run,
+    "bounce": bounce.run,
+    "gauges": gauges.run,
+    "watch": watch.run,
+    "encoding": encoding.run,
+}
 
 
 def main() -> None:

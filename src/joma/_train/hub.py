@@ -29,8 +29,10 @@ def fetch(name: str, cache: Path, say: Callable[[str], None]) -> Path:
 
     def fill(folder: Path) -> None:
         say(f"streaming {name} from the Hugging Face hub, once")
-        load_dataset = _loader()
+        load_dataset, info = _loader()
         try:
+            if not Path(dataset).exists():
+                info(dataset, timeout=10)  # fails at once where streaming would try again for half a minute
             _write_parts(folder, load_dataset(dataset, config or None, streaming=True))
         except Exception as error:  # many kinds: no network, no such data set, gated, a config is needed
             raise ValueError(f"cannot load {name} from the hub ({type(error).__name__}: {error})") from error
@@ -51,12 +53,13 @@ def _read(folder: Path) -> Path | None:
     return folder if (folder / "train.txt").is_file() else None
 
 
-def _loader() -> Callable[..., Mapping[str, Rows]]:
+def _loader() -> tuple[Callable[..., Mapping[str, Rows]], Callable[..., Any]]:
     try:
         from datasets import load_dataset
+        from huggingface_hub import dataset_info
     except ImportError as error:
         raise ValueError("the hub needs the library datasets: pip install 'joma[hf]'") from error
-    return load_dataset
+    return load_dataset, dataset_info
 
 
 def _write_parts(folder: Path, parts: Mapping[str, Rows]) -> None:

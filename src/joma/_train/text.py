@@ -106,28 +106,35 @@ class Text:
 
     def split(self, share: float) -> tuple[Text, Text]:
         """Return the text up to the first line end after `share` of its bytes, and the rest."""
-        target = share * self.size()
-        before = 0
+        left = int(share * self.size())
         for i, span in enumerate(self.spans):
             length = span.end() - span.start
-            if before + length > target:
-                cut = _line_end(span, span.start + int(target - before))
+            if left < length:
+                cut = _cut(span, span.start + left, first=i == 0, last=i == len(self.spans) - 1)
                 head = Span(span.source, span.data, span.start, cut)
                 tail = Span(span.source, span.data, cut, span.end())
                 return Text((*self.spans[:i], head)), Text((tail, *self.spans[i + 1 :]))
-            before += length
+            left -= length
         return self, Text(())
 
 
-def _line_end(span: Span, position: int) -> int:
-    """Return the place after the next end of a line at or after `position`, else after the next space."""
+def _cut(span: Span, position: int, first: bool, last: bool) -> int:
+    """Return the place after the next end of a line, else the next space, else the last space before `position`.
+
+    The first span is not left empty, and the last one not taken whole, if there is another way.
+    """
+    begin, end = max(span.start, position - LINE), min(position + LINE, span.end())
     with span.open() as stream:
-        stream.seek(position)
-        ahead = stream.read(min(LINE, span.end() - position))
+        stream.seek(begin)
+        near = stream.read(end - begin)
     for white in (b"\n", b" "):
-        if (at := ahead.find(white)) >= 0 and position + at + 1 < span.end():
-            return position + at + 1
-    return span.end()
+        at = near.find(white, position - begin) + 1
+        if at and begin + at < span.end():
+            return begin + at
+    if not last:
+        return span.end()
+    before = max(near.rfind(white, 0, position - begin) for white in (b"\n", b" ")) + 1
+    return begin + before if before else span.end() if first else span.start
 
 
 def _between_words(block: bytes) -> int:

@@ -28,7 +28,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 UNKNOWN = "<unk>"
 BYTES = 256  # the smallest vocabulary of byte-pair encoding
-CHUNK = 1 << 20  # tokens renumbered at a time
+CHUNK = 1 << 16  # tokens renumbered at a time
 
 # in torchtext's order: quotes go before `<br />` is looked for
 _RULES = (
