@@ -56,6 +56,11 @@ _ALL = (
         "Figure 4: sparse, then dense",
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
     ),
+    Exhibit(
+        "fig9",
+        "Figure 9: the function G(y)",
+        "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
+    ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 

@@ -1,5 +1,6 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
+from joma.theory import isotropic
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
@@ -19,6 +20,7 @@ __all__ = [
     "Task",
     "Trajectory",
     "WinnerTakeAll",
+    "isotropic",
     "solve_bounce",
     "solve_linear_bounce",
     "solve_softmax_bounce",

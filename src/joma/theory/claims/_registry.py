@@ -82,7 +82,7 @@ class Result:
 
 
 _CLAIMS: dict[str, Claim] = {}
-_MODULES = ("theorem1", "theorem2", "theorem4")
+_MODULES = ("theorem1", "theorem2", "isotropic", "critical_points", "theorem3", "theorem4")
 
 
 def claim(id: str, **fields: Any) -> Callable[[Check], Check]:

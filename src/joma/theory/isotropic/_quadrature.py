@@ -48,10 +48,11 @@ def adaptive(density: Density, kernel: Kernel, x: Array, end: float) -> Array:
     def one(x: float) -> float:
         if x >= end:
             return 0.0
-        at = np.float64(x)
 
         def f(r: float) -> float:
-            return float(density(np.float64(r)) * kernel(at, np.float64(r - x), np.float64(r)))
+            where = np.asarray(r)
+            value: Array = density(where) * kernel(np.asarray(x), np.asarray(r - x), where)
+            return float(value)
 
         edges = np.unique(np.minimum(x + np.array([0.0, 0.25, 1.0, 3.0, 10.0]), end))
         total = sum(_quad(f, a, b) for a, b in pairwise(edges))

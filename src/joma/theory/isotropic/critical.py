@@ -12,7 +12,7 @@ scan along the curve of the first equation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,7 +69,7 @@ class CriticalRays:
     @property
     def separations(self) -> tuple[float, ...]:
         """Where they exist."""
-        return tuple(sorted({found.separation for found in (*self.rays, *self.continua)}))
+        return tuple(sorted({ray.separation for ray in self.rays} | {run.separation for run in self.continua}))
 
 
 def critical_rays(
@@ -109,13 +109,14 @@ def critical_rays(
         return CriticalRays((), reason=reason, dead_below=dead)
     if separation is None:
         return CriticalRays(rays, continua, dead_below=dead)
-    near = [tuple(found for found in group if abs(found.separation - separation) <= rtol * separation)
-            for group in (rays, continua)]  # fmt: skip
-    known = sorted({found.separation for found in (*rays, *continua)})
-    reason = "" if any(near) else (
-        f"none at separation {separation:.8g}: critical rays need {', '.join(f'{D:.8g}' for D in known)}"
-    )  # fmt: skip
-    return CriticalRays(near[0], near[1], reason, dead)  # type: ignore[arg-type]
+    every = CriticalRays(rays, continua, dead_below=dead)
+    here = CriticalRays(
+        tuple(ray for ray in rays if abs(ray.separation - separation) <= rtol * separation),
+        tuple(run for run in continua if abs(run.separation - separation) <= rtol * separation),
+        dead_below=dead,
+    )
+    needed = ", ".join(f"{D:.8g}" for D in every.separations)
+    return here if here else replace(here, reason=f"none at separation {separation:.8g}: critical rays need {needed}")
 
 
 def critical_points(mixture: Mixture, *, rtol: float = 1e-8) -> CriticalRays:

@@ -79,7 +79,9 @@ class StudentT(Radial):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (np.isfinite(self.nu) and self.nu > 1):
-            raise ValueError(f"nu must be a number > 1: Student-t has no mean at nu ≤ 1 and θ₂ needs one; got {self.nu!r}")
+            raise ValueError(
+                f"nu must be a number > 1: Student-t has no mean at nu ≤ 1 and θ₂ needs one; got {self.nu!r}"
+            )
 
     @property
     def _constant(self) -> float:
@@ -88,8 +90,8 @@ class StudentT(Radial):
 
     def _density(self, r: Array) -> Array:
         nu, n = self.nu, self.n
-        log = gammaln((nu + n) / 2) - gammaln(nu / 2) - n / 2 * np.log(nu * np.pi)
-        return np.exp(log - (nu + n) / 2 * np.log1p(np.square(r) / nu))
+        log = float(gammaln((nu + n) / 2) - gammaln(nu / 2) - n / 2 * np.log(nu * np.pi))
+        return np.exp(log - (nu + n) / 2 * np.log1p(r * r / nu))
 
     def _marginal(self, x: Array) -> Array:
         return self._constant * np.exp(-(self.nu + 1) / 2 * np.log1p(x * x / self.nu))
@@ -102,10 +104,12 @@ class StudentT(Radial):
         return self._constant * nu / (nu - 1) * np.exp(-(nu - 1) / 2 * np.log1p(x * x / nu))
 
     def _isf(self, q: Array) -> Array:
-        x = -stdtrit(self.nu, q)
-        for _ in range(2):  # stdtrit is good to 5 digits in far tails: Newton in ln x
-            x = x * np.exp(np.where(x > 0, np.log(self._upper(x) / q) * self._upper(x) / (np.maximum(x, 1e-300) * self._marginal(x)), 0.0))
-        return x
+        x: Array = np.asarray(-stdtrit(self.nu, q), float)
+        safe = np.maximum(x, 1e-300)
+        for _ in range(2):  # stdtrit is good to five digits in far tails: Newton in (ln x, ln q)
+            upper = self._upper(safe)
+            safe = safe * np.exp(np.log(upper / q) * upper / (safe * self._marginal(safe)))
+        return np.where(x > 1e-6, safe, x)
 
     def sample(self, size: int, rng: np.random.Generator) -> Array:
         """(size, n) independent draws."""

@@ -35,7 +35,7 @@ class Linearisation:
     s_mu: int  # sgn(μ·x̄₊)
 
     @property
-    def C(self) -> Array:
+    def C(self) -> Array:  # noqa: N802
         """−∂v̇/∂v with ξ held, (M, M), by differentiation."""
         return -self.jacobian[:-1, :-1]
 
@@ -94,7 +94,9 @@ def linearise(mixture: Mixture, mu: ArrayLike, xi: float) -> Linearisation:
     v_dot, xi_dot = mixture.field(mu, xi)
     size = float(np.abs(mixture.a).sum() * (np.abs(mixture.centres).max() + mixture.family.scale))
     if max(np.abs(v_dot).max(), abs(xi_dot)) > 1e-7 * size:
-        raise ValueError(f"(μ, ξ) is not critical: v̇ and ξ̇ there have sizes {np.abs(v_dot).max():.2g}, {abs(xi_dot):.2g}")
+        raise ValueError(
+            f"(μ, ξ) is not critical: v̇ and ξ̇ there have sizes {np.abs(v_dot).max():.2g}, {abs(xi_dot):.2g}"
+        )
     rho, thetas, a, norm = mixture.rho(mu, xi), mixture.thetas, mixture.a, float(np.linalg.norm(mu))
     D, s = float(np.linalg.norm(mixture.centres[0])), int(np.sign(mu @ mixture.centres[0]))
     theta1, slope = float(thetas.theta1(rho[0])), thetas.density(rho)
@@ -139,8 +141,6 @@ def fate(mixture: Mixture, v0: ArrayLike, xi0: float, *, horizon: float = 1e4, t
     end /= np.linalg.norm(end)
     v, xi = end[:-1], float(end[-1])
     rate, firing = mixture.objective(v, xi), mixture.family.cdf(mixture.rho(v, xi))
-    if rate > tolerance:
-        kind = "grows"
-    else:
-        kind = "rests" if firing.max() > 0.01 and rate > -tolerance else "dies"
+    quiet = "rests" if rate > -tolerance and firing.max() > 0.01 else "dies"
+    kind = "grows" if rate > tolerance else quiet
     return Fate(v, xi, rate, kind, firing)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -59,7 +61,7 @@ class Thetas:
         """∫ s φ′(s + r) p_n(s) ds."""
         return self.jump * self.family.tail_mean(r)
 
-    def F(self, r: ArrayLike) -> Array:
+    def F(self, r: ArrayLike) -> Array:  # noqa: N802
         """E[φ(s + r)] = θ₂(r) + r θ₁(r), whose derivative is θ₁ (Lemma 3)."""
         return self.theta2(r) + np.asarray(r) * self.theta1(r)
 
@@ -73,7 +75,7 @@ class Thetas:
             raise ValueError(f"θ₁ is constant for a linear activation (both slopes {self.slopes[0]:g})")
         return self.family.ppf((np.asarray(y, float) - self.slopes[0]) / self.jump)
 
-    def G(self, y: ArrayLike) -> Array:
+    def G(self, y: ArrayLike) -> Array:  # noqa: N802
         """F(θ₁⁻¹(y)), Eqn. 57."""
         return self.F(self.inverse(y))
 
@@ -91,7 +93,7 @@ class Thetas:
 
 
 def expectation(
-    family: Radial, psi: Callable[[float], float], v: ArrayLike, xi: float, mean: ArrayLike, *,
+    family: Radial, psi: Callable[[Any], Any], v: ArrayLike, xi: float, mean: ArrayLike, *,
     basis: ArrayLike | None = None, kinks: tuple[float, ...] = (0.0,),
 ) -> tuple[float, Array]:  # fmt: skip
     """E[ψ(v·x + ξ)] and E[x ψ(v·x + ξ)] for x isotropic about ``mean``: Lemma 1, for any ‖v‖ and any ψ.
@@ -113,8 +115,8 @@ def expectation(
     edges = [-family.radius, *(c for c in cuts if abs(c) < family.radius), family.radius]
 
     def integral(weight: Callable[[float], float]) -> float:
-        f = lambda s: weight(s) * psi(norm * s + r) * float(family.marginal(s))  # noqa: E731
-        parts = [quad(f, *ends, epsabs=1e-13, epsrel=1e-12, limit=200, full_output=1)[0] for ends in zip(edges, edges[1:])]  # noqa: B905, RUF007
+        f = lambda s: weight(s) * float(psi(norm * s + r)) * float(family.marginal(s))  # noqa: E731
+        parts = (quad(f, *ends, epsabs=1e-13, epsrel=1e-12, limit=200, full_output=1)[0] for ends in pairwise(edges))
         return float(sum(parts))
 
     first = integral(lambda s: 1.0)
@@ -237,15 +239,16 @@ class Mixture:
 
         size.terminal = True  # type: ignore[attr-defined]
         y0 = np.append(start, float(xi0))
-        span, tight = (0.0, float(t_end)), {"rtol": 1e-10, "atol": 1e-12 * float(np.linalg.norm(y0))}
-        solution = solve_ivp(slope, span, y0, "DOP853", out, events=size, **tight)
-        died = solution.t_events[0]
-        status = "done" if solution.success and not len(died) else f"dies at t = {died[0]:.10g}" if len(died) else solution.message
+        tiny = 1e-12 * float(np.linalg.norm(y0))
+        solution = solve_ivp(slope, (0.0, float(t_end)), y0, "DOP853", out, events=size, rtol=1e-10, atol=tiny)
+        died = solution.t_events[0] if solution.t_events else []
+        status = "done" if solution.success else str(solution.message)
+        status = f"dies at t = {died[0]:.10g}" if len(died) else status
         return Path(solution.t, solution.y[:-1].T, solution.y[-1], status)
 
     def task(self, samples: int, rng: np.random.Generator) -> Task:
         """``samples`` draws a component as a ``Task`` whose gradients are constant in each component."""
-        C, M = self.centres.shape
+        C = len(self.a)
         noise = self.family.sample(C * samples, rng)
         x = np.repeat(self.centres, samples, axis=0) + (noise if self.basis is None else noise @ self.basis.T)
         return Task(x, C * np.repeat(self.a, samples)[:, None], signed=True)

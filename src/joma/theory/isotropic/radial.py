@@ -12,9 +12,11 @@ puts them in the place of these three; ``by_quadrature`` leads back to the integ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -89,7 +91,7 @@ class Radial:
 
     def by_quadrature(self) -> Density:
         """The same distribution known by its density alone."""
-        return Density(self.n, density=self.density)
+        return Density(self.n, p0=self.density)
 
     # -- at unit scale, x ≥ 0 ------------------------------------------------------------------------------
 
@@ -110,7 +112,9 @@ class Radial:
         n = self.n
 
         def share(x: Array, step: Array, r: Array) -> Array:
-            return 0.5 * (betainc((n - 1) / 2, 0.5, np.clip(step / r * (1 + x / r), 0.0, 1.0)) if n > 1 else 1.0)
+            if n == 1:
+                return np.asarray(0.5)
+            return 0.5 * betainc((n - 1) / 2, 0.5, np.clip(step / r * (1 + x / r), 0.0, 1.0))
 
         return sphere(n) * self._integral(lambda x, step, r: r ** (n - 1) * share(x, step, r), x)
 
@@ -141,15 +145,19 @@ class Radial:
         if q >= 0.5:
             return 0.0
         high = 1.0
-        while high < self._end and self._upper(np.float64(high)) > q:
+        while high < self._end and self._upper(np.asarray(high)) > q:
             high *= 2
-        gap = lambda x: float(np.log(max(self._upper(np.float64(x)), 1e-320)) - np.log(q))  # noqa: E731
+        gap = lambda x: math.log(max(float(self._upper(np.asarray(x))), 1e-320)) - math.log(q)  # noqa: E731
         return float(brentq(gap, 0.0, min(high, self._end), xtol=1e-300, rtol=1e-14))
 
     @cached_property
     def _quantiles(self) -> tuple[Array, Array]:
         """ln x and ln P(s > x) on a grid."""
-        x = np.exp(np.linspace(-12, 18, 241)) if np.isinf(self._end) else self._end * (1 - np.exp(-np.linspace(1e-5, 20, 241)))
+        x = (
+            np.exp(np.linspace(-12, 18, 241))
+            if np.isinf(self._end)
+            else self._end * (1 - np.exp(-np.linspace(1e-5, 20, 241)))
+        )
         upper = self._upper(x)
         keep = np.concatenate([[True], np.diff(upper) < 0]) & (upper > 1e-300)
         return np.log(x[keep]), np.log(upper[keep])
@@ -188,23 +196,21 @@ class Density(Radial):
 
     ``scale`` is found (the median distance, in which all integrals are done), and so is ``radius``.
 
-    >>> heavy = Density(3, density=lambda r: (1 + r**2) ** -4.0)
+    >>> heavy = Density(3, p0=lambda r: (1 + r**2) ** -4.0)
     >>> print(f"{heavy.cdf(0.5):.6f}")
     0.842814
     """
 
     scale: float = field(default=1.0, init=False)
-    density: Callable[[ArrayLike], Array] = field(kw_only=True)
-    _given: Callable[[ArrayLike], Array] = field(init=False, repr=False)
+    p0: Callable[[Any], Any] = field(kw_only=True)
     _norm: float = field(default=1.0, init=False, repr=False)
     _radius: float = field(default=np.inf, init=False, repr=False)
     _is_smooth: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.density):
-            raise TypeError(f"density must be a callable p₀(r) of the distance r ≥ 0, got {self.density!r}")
-        object.__setattr__(self, "_given", self.density)
+        if not callable(self.p0):
+            raise TypeError(f"p0 must be a callable density p₀(r) of the distance r ≥ 0, got {self.p0!r}")
         with np.errstate(all="ignore"):
             values = self._raw(np.exp(_LOG_RADII))
             bad = ~np.isfinite(values) | (values < 0)
@@ -219,12 +225,11 @@ class Density(Radial):
             mass = np.concatenate([[0.0], cumulative_trapezoid(values * np.exp(self.n * _LOG_RADII), _LOG_RADII)])
             object.__setattr__(self, "_radius", self._find_radius(values))
         object.__setattr__(self, "scale", float(np.exp(np.interp(0.5 * mass[-1], mass, _LOG_RADII))))
-        norm = 2 * float(self._upper(np.float64(0.0)))  # adaptive, as is all until the rules have been compared
+        norm = 2 * float(self._upper(np.zeros(())))  # adaptive, as is all until the rules have been compared
         if not (np.isfinite(norm) and norm > 0):
             raise ValueError(f"the density does not normalise: its integral over R^{self.n} came out as {norm:g}")
         object.__setattr__(self, "_norm", norm)
         object.__setattr__(self, "_is_smooth", self._agrees())
-        object.__setattr__(self, "density", super().density)
 
     @property
     def radius(self) -> float:
@@ -234,10 +239,10 @@ class Density(Radial):
     def _raw(self, r: ArrayLike) -> Array:
         r = np.asarray(r, float)
         try:
-            value = np.asarray(self._given(r), float)
+            value = np.asarray(self.p0(r), float)
         except (TypeError, ValueError):  # a function of one number
             value = np.empty(0)
-        return value if value.shape == r.shape else _each(lambda t: float(np.asarray(self._given(t))), r)
+        return value if value.shape == r.shape else _each(lambda t: float(self.p0(t)), r)
 
     def _integral(self, kernel: _quadrature.Kernel, x: Array) -> Array:
         rule = _quadrature.smooth if self._is_smooth else _quadrature.adaptive
@@ -258,7 +263,9 @@ class Density(Radial):
         slope = np.log(far[1] / far[0]) / ratio + 0.0 if far.min() > 0 else -np.inf  # p₀ ~ r^slope
         text = f"at large r the density behaves like r^{slope:.4g}"
         if slope + self.n >= -1e-9:
-            raise ValueError(f"the density does not normalise: {text}; in R^{self.n} it must fall faster than r^-{self.n}")
+            raise ValueError(
+                f"the density does not normalise: {text}; in R^{self.n} it must fall faster than r^-{self.n}"
+            )
         if slope + self.n >= -1 - 1e-9:
             raise ValueError(f"no mean distance: {text}; θ₂ needs a fall faster than r^-{self.n + 1} in R^{self.n}")
 
