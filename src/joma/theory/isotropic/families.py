@@ -97,7 +97,7 @@ class StudentT(Radial):
         return self._constant * np.exp(-(self.nu + 1) / 2 * np.log1p(x * x / self.nu))
 
     def _upper(self, x: Array) -> Array:
-        return stdtr(self.nu, -x)
+        return np.asarray(stdtr(self.nu, -x), np.float64)
 
     def _tail(self, x: Array) -> Array:
         nu = self.nu

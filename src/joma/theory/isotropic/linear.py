@@ -11,6 +11,7 @@ only grows along the flow, and ½ d(‖v‖² + ξ²)/dt equals it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,28 +61,59 @@ class Linearisation:
         values = np.sort(np.linalg.eigvalsh(self.jacobian - np.outer(self.null, self.null)))
         return bool(values.max() < 0)
 
-    def neighbourhood(self, tolerance: float = 0.05, angles: int = 61) -> float:
+    def neighbourhood(self, tolerance: float = 0.05, angles: int = 31) -> float:
         """γ/‖μ‖: the largest ball about μ in which Eqn. 5 gives v̇ to ``tolerance`` of ‖C(μ − v)‖, with ξ held."""
-        norm = float(np.linalg.norm(self.mu))
-        along = self.mu / norm
-        across = np.linalg.svd(along[None, :])[2][-1] if len(along) > 1 else np.zeros_like(along)
-        C, best = self.C, np.inf
 
-        def excess(gamma: float, direction: Array) -> float:
-            step = gamma * norm * direction
+        def off(gamma: float, direction: Array) -> float:
+            step = gamma * float(np.linalg.norm(self.mu)) * direction
             v_dot, _ = self.mixture.field(self.mu + step, self.xi)
-            return float(np.linalg.norm(v_dot + C @ step) / np.linalg.norm(C @ step) - tolerance)
+            return float(np.linalg.norm(v_dot + self.C @ step) / np.linalg.norm(self.C @ step))
 
-        for angle in np.linspace(0.0, np.pi, angles if len(along) > 1 else 2):  # the flow is symmetric about μ
-            direction = np.cos(angle) * along + np.sin(angle) * across
-            radii = np.geomspace(1e-7, 0.999, 60)
-            outside = [excess(gamma, direction) > 0 for gamma in radii]
-            first = int(np.argmax(outside)) if any(outside) else len(radii) - 1
-            if first == 0:
-                return 0.0
-            if outside[first]:
-                best = min(best, float(brentq(excess, radii[first - 1], radii[first], args=(direction,))))
-        return min(best, 1.0)
+        return _reach(off, self._directions(angles), tolerance, np.geomspace(1e-6, 0.999, 40), 1e-6)
+
+    def flow_neighbourhood(self, tolerance: float = 0.05, angles: int = 9) -> float:
+        """γ/‖μ‖: from the largest ball about μ in which Eqn. 5 keeps v(t) to ``tolerance`` of ‖v(0) − μ‖, for all t."""
+        values, vectors = np.linalg.eigh(self.C)
+        if values.min() <= 0:
+            raise ValueError(f"C is not positive definite (least eigenvalue {values.min():.3g}): the flow leaves μ")
+        times = np.concatenate([[0.0], np.geomspace(0.05, 8.0, 40) / values.min()])
+
+        def off(gamma: float, direction: Array) -> float:
+            step = gamma * float(np.linalg.norm(self.mu)) * direction
+            path = self.mixture.integrate(
+                times[-1], self.mu + step, self.xi, times=times, freeze_xi=True, rtol=1e-7, method="LSODA"
+            )
+            linear = (np.exp(-np.outer(path.t, values)) * (vectors.T @ step)) @ vectors.T
+            return float(np.linalg.norm(path.v - self.mu - linear, axis=1).max() / np.linalg.norm(step))
+
+        return _reach(off, self._directions(angles), tolerance, np.geomspace(0.01, 0.999, 8), 1e-3)
+
+    def _directions(self, angles: int) -> list[Array]:
+        """Unit vectors at angles 0 … π from μ; the flow is symmetric about μ."""
+        along = self.mu / np.linalg.norm(self.mu)
+        if len(along) == 1:
+            return [along, -along]
+        across = np.linalg.svd(along[None, :])[2][-1]
+        return [np.cos(angle) * along + np.sin(angle) * across for angle in np.linspace(0.0, np.pi, angles)]
+
+
+def _reach(
+    off: Callable[[float, Array], float], directions: list[Array], tolerance: float, radii: Array, rtol: float
+) -> float:
+    """The least γ at which off(γ, direction) passes the tolerance in any direction; 1 if none does."""
+    best = 1.0
+    for direction in directions:
+        if best < 1 and max(off(best, direction), off(best / 2, direction)) <= tolerance:
+            continue
+        low = 0.0
+        for gamma in radii:
+            if off(gamma, direction) > tolerance:
+                if low == 0:
+                    return 0.0
+                best = min(best, float(brentq(lambda g, d=direction: off(g, d) - tolerance, low, gamma, rtol=rtol)))
+                break
+            low = gamma
+    return best
 
 
 def linearise(mixture: Mixture, mu: ArrayLike, xi: float) -> Linearisation:
