@@ -56,17 +56,17 @@ def t3_form(variant: str) -> float:
 @claim(
     "T3.stability",
     source="Theorem 3, last sentence",
-    statement="If C(μ) is positive definite, μ is a stable critical point: the flow returns to it.",
+    statement="If C(μ) is positive definite, μ is a stable critical point: by Eqn. 5 the flow returns to it.",
     tolerance=1e-3,
     measures="distance from (μ, ξ*) left at the end of the flow, as a share of a perturbation of 1 % (eight directions; the corrected "
     "statement: distance from the ray, and from μ with ξ held)",
     correction="the ray {c(μ, ξ*)} attracts if C is positive definite; along it the flow is neutral, since (v, ξ) is a null vector of the "
-    "Jacobian, and it comes back to another point of the ray. With ξ held at ξ*, as the proof does, it returns to μ",
+    "Jacobian, and it comes back to another point of the ray: μ is stable, but not asymptotically. With ξ held at ξ*, as the proof does, it returns to μ",
     control="the ray of a = (0.6, −0.4), where C is negative definite",
     paper_formula=r"$C(\mu)\succ0\;\Rightarrow\;\mu$ is a stable critical point",
     corrected_formula=r"$C(\mu)\succ0\;\Rightarrow\;$ the ray $\{c(\mu,\xi^*):c>0\}$ attracts; $\mu$ itself only with $\xi=\xi^*$ held",
     derivation=r"The field is 0-homogeneous, so $J(\mu,\xi^*)^\top=0$ in the direction of the ray. Its other eigenvalues are $-\beta_1$ on $\mu^\perp$ and "
-    r"$\frac{\kappa}{\|\mu\|}(1+\xi^{*2}/\|\mu\|^2)$, $\kappa=a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)$; $C\succ0$ iff $\beta_1>0$ and $\kappa<0$.",
+    r"$\frac{\kappa}{\|\mu\|}(1+\xi^{*2}/\|\mu\|^2)$, $\kappa=a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)$; $C\succ0$ iff $\beta_1>0$, $\kappa<0$ and $\xi^*\ne0$.",
 )
 def t3_stability(variant: str) -> float:
     """Perturb a critical point and follow the flow."""
