@@ -311,6 +311,12 @@ def test_the_level_increases_for_log_concave_marginals_and_not_for_heavy_tails(f
     assert (np.diff(Thetas(StudentT(3, nu=3.0)).level(r)) < 0).any()
 
 
+def test_noise_in_the_far_tail_of_a_density_is_not_taken_for_a_ray():
+    assert not critical_rays(ExpNorm(40).by_quadrature(), [1.0, -2.0])
+    found = critical_rays(StudentT(20, nu=2.5).by_quadrature(), [1.0, -2.0])
+    assert found.separations == pytest.approx(critical_rays(StudentT(1, nu=2.5), [1.0, -2.0]).separations, rel=1e-9)
+
+
 @pytest.mark.parametrize(("family", "rate"), [(Laplace(3, 2.0), np.sqrt(2) / 2), (ExpNorm(1), 1.0)])
 def test_exponential_tails_have_a_continuum_at_log_ratio_over_rate(family, rate):
     (run,) = critical_rays(family, [0.4, -0.6]).continua

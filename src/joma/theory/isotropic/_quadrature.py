@@ -51,15 +51,16 @@ def adaptive(density: Density, kernel: Kernel, x: Array, end: float) -> Array:
 
         def f(r: float) -> float:
             where = np.asarray(r)
-            value: Array = density(where) * kernel(np.asarray(x), np.asarray(r - x), where)
-            return float(value)
+            value = float(density(where) * kernel(np.asarray(x), np.asarray(r - x), where))
+            return value if np.isfinite(value) else 0.0  # p₀ = 0 where the kernel overflows
 
         edges = np.unique(np.minimum(x + np.array([0.0, 0.25, 1.0, 3.0, 10.0]), end))
         total = sum(_quad(f, a, b) for a, b in pairwise(edges))
         far = float(edges[-1])  # beyond, r = far · t: algebraic tails begin at 1 whatever the units
         return total + (far * _quad(lambda t: f(far * t), 1.0, end / far) if far < end else 0.0)
 
-    return np.vectorize(one, otypes=[float])(x)
+    with np.errstate(all="ignore"):
+        return np.vectorize(one, otypes=[float])(x)
 
 
 def _quad(f: Callable[[float], float], low: float, high: float) -> float:

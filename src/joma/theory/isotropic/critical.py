@@ -78,7 +78,8 @@ def critical_rays(
 ) -> CriticalRays:  # fmt: skip
     """All critical rays of two components with weights a = (a₁, a₂) and centres ``separation`` apart.
 
-    Without a separation, all separations that have one. With one, those within ``rtol`` of it.
+    Without a separation, all separations that have one. With one, those within ``rtol`` of it. Looked for are
+    rays with |ρ| below 10⁷ E|s| of nodes that fire for more than ``family.floor`` of each component.
 
     >>> from joma.theory.isotropic import Gaussian, StudentT
     >>> print(critical_rays(Gaussian(3), [0.4, -0.6]).reason)
@@ -140,7 +141,7 @@ def _scan(thetas: Thetas, a: Array) -> tuple[tuple[CriticalRay, ...], tuple[Cont
     def other(rho: Array) -> Array:
         """ρ of the other component, NaN where there is none."""
         share = (ratio * thetas.theta1(rho) - thetas.slopes[0]) / thetas.jump
-        valid = (share > 1e-300) & (share < 1)
+        valid = (share > thetas.family.floor) & (share < 1)
         return np.where(valid, thetas.family.ppf(np.where(valid, share, 0.5)), np.nan)
 
     def gap(rho: Array) -> Array:
@@ -169,7 +170,7 @@ def _scan(thetas: Thetas, a: Array) -> tuple[tuple[CriticalRay, ...], tuple[Cont
             high = _edge(at, _GRID[last], _GRID[min(last + 1, len(_GRID) - 1)])
             _, separation, sign = solution(0.5 * (max(low, -3.0) + high))
             ends = [solution(u)[0][0] for u in (low, high)]
-            if abs(thetas.theta1(unit * np.sinh(low))) < 1e-100:  # float64 ends there, the run does not
+            if thetas.family.cdf(unit * np.sinh(low)) < 1e8 * thetas.family.floor:  # sight ends there, the run does not
                 ends[0] = -mirror * np.inf
             continua.append(Continuum((min(ends), max(ends)), separation, sign))
         rays = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import betainc, betaincinv, gammaln, kv, kve, ndtr, ndtri, stdtr, stdtrit
@@ -14,6 +15,8 @@ from joma.theory.setting import Array
 @dataclass(frozen=True)
 class Gaussian(Radial):
     """Independent normal coordinates with standard deviation ``scale``."""
+
+    floor: ClassVar[float] = 1e-300
 
     def _density(self, r: Array) -> Array:
         return np.exp(-0.5 * r * r) / (2 * np.pi) ** (self.n / 2)
@@ -38,6 +41,8 @@ class Gaussian(Radial):
 @dataclass(frozen=True)
 class UniformBall(Radial):
     """Uniform in the ball of radius ``scale``: (1 + s)/2 has a beta law with both parameters (n + 1)/2."""
+
+    floor: ClassVar[float] = 1e-300
 
     @property
     def radius(self) -> float:
@@ -73,6 +78,8 @@ class UniformBall(Radial):
 @dataclass(frozen=True)
 class StudentT(Radial):
     """Multivariate Student-t with ν > 1 degrees of freedom: a normal vector over √(χ²_ν/ν). Its marginal is t_ν."""
+
+    floor: ClassVar[float] = 1e-300
 
     nu: float = field(default=np.nan, kw_only=True)
 
@@ -123,6 +130,8 @@ class Laplace(Radial):
 
     In every dimension its marginal is the one-dimensional Laplace e^{−√2|s|}/√2.
     """
+
+    floor: ClassVar[float] = 1e-300
 
     def _density(self, r: Array) -> Array:
         r, n = np.asarray(r, float), self.n
