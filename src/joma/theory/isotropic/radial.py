@@ -265,7 +265,7 @@ class Density(Radial):
         x = np.array([0.0, 0.1, 0.5, 1.0, 2.0]) * min(1.0, 0.4 * self._end)
         kernel: _quadrature.Kernel = lambda x, step, r: r * (step * (x + r)) ** ((self.n - 1) / 2)  # noqa: E731
         fast, safe = (rule(self._density, kernel, x, self._end) for rule in (_quadrature.smooth, _quadrature.adaptive))
-        return bool(np.abs(fast - safe).max() <= 1e-7 * safe.max())  # p₀ itself underflows in far tails
+        return bool(np.abs(fast - safe).max() <= 1e-9 * safe.max())
 
     def _judge_ends(self, values: Array) -> None:
         """Refuse densities whose integral, or whose mean distance, diverges: by their powers of r at both ends."""
