@@ -1,7 +1,7 @@
 """``make figures``: the pictures and tables of README and docs, made again by the program itself.
 
 Runs all exhibits at the quick preset, copies their pictures to ``docs/figures``, and writes the table of claims into
-``docs/claims.md`` and, shortened, into the README between its markers.
+``docs/claims.md``, those that differ from the paper into ``docs/errata.md``, and a short one into the README.
 """
 
 from __future__ import annotations
@@ -56,6 +56,28 @@ def full_table(results: list[tuple[Claim, Result]]) -> str:
     return "\n".join(lines)
 
 
+def errata(results: list[tuple[Claim, Result]]) -> str:
+    """docs/errata.md: where the printed formula and the derivation differ, and the number that decides."""
+    lines = [
+        "# Errata",
+        "",
+        "Made by `make figures` from the claims: every place where the paper's formula and the derivation differ. The "
+        "numbers come from one and the same check, applied to both formulas.",
+        "",
+    ]
+    for claim, r in results:
+        if r.verdict == "holds" or not claim.paper_formula:
+            continue
+        lines += [f"## {r.source} (`{r.id}`): {r.verdict}", ""]
+        lines += [f"**Printed.** {claim.paper_formula}", "", f"**Derived.** {claim.corrected_formula}", ""]
+        lines += [f"**Derivation.** {claim.derivation}", ""]
+        decides = f"{r.measures}: as printed **{r.printed_value:.2g}**, tolerance {r.tolerance:.2g}"
+        if r.verdict != "fails":
+            decides += f", as derived **{r.value:.2g}**"
+        lines += [f"**Decides.** {decides}.", ""]
+    return "\n".join(lines)
+
+
 def short_table(results: list[tuple[Claim, Result]]) -> str:
     """The README's table."""
     lines = ["| claim | the paper says | verdict | error / tolerance |", "|---|---|---|--:|"]
@@ -71,6 +93,7 @@ def main() -> None:
         pictures(Path(folder))
     results = [(claim, check(claim)) for claim in claims()]
     (ROOT / "docs/claims.md").write_text(full_table(results))
+    (ROOT / "docs/errata.md").write_text(errata(results))
     readme = ROOT / "README.md"
     table = f"<!-- claims -->\n{short_table(results)}\n<!-- /claims -->"
     readme.write_text(re.sub(r"<!-- claims -->.*<!-- /claims -->", lambda _: table, readme.read_text(), flags=re.S))

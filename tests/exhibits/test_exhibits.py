@@ -7,10 +7,16 @@ import pandas as pd
 import pytest
 
 from joma import Run
-from joma._exhibits import EXHIBITS, PRESETS, fig2, fig3, fig4, folding, get, reproduce
+from joma._exhibits import EXHIBITS, PRESETS, fig2, fig3, fig4, fig9, folding, get, reproduce
 from joma._run import RunError, RunWriter
 
-EXPECTED = {"folding": "holds under", "fig2": "holds as corrected", "fig3": "holds", "fig4": "holds under"}
+EXPECTED = {
+    "folding": "holds under",
+    "fig2": "holds as corrected",
+    "fig3": "holds",
+    "fig4": "holds under",
+    "fig9": "holds under",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,14 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
         lambda r: [r["step"] * 1.0] * 20 if r["gauge"] == "v0" else r["value"],
     )
     assert fig3.judge(even).verdict == "fails"
+    for gauge, value in (("pairs", 0.0), ("level", [1.0] * 161), ("norm", 1.0)):
+        wrong = doctored(
+            made["fig9"].path,
+            tmp_path / f"e-{gauge}",
+            fig9.AXES,
+            lambda r, gauge=gauge, value=value: value if r["gauge"] == gauge else r["value"],
+        )
+        assert fig9.judge(wrong).verdict == "fails"
 
 
 def test_dips_reads_depth_and_rebound():

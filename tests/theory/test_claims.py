@@ -1,6 +1,8 @@
 """The claims: every one decides, every control is rejected, and the rule behind the verdicts."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,17 @@ EXPECTED = {
     "T2.invariant": "holds as corrected",
     "T2.winner": "holds under",
     "T2.softmax_remark": "fails",
+    "L1": "holds as corrected",
+    "L2": "holds as corrected",
+    "L3": "holds under",
+    "L4": "holds as corrected",
+    "L5": "holds as corrected",
+    "E56": "holds as corrected",
+    "E56.sufficiency": "holds as corrected",
+    "E58": "holds as corrected",
+    "E59.range": "holds under",
+    "T3.form": "holds as corrected",
+    "T3.stability": "holds as corrected",
     "E6": "holds as corrected",
     "T4.ratio": "holds",
     "T4.order": "holds under",
@@ -48,8 +61,22 @@ def test_the_verdict_is_the_derived_one_and_the_control_is_rejected(id):
     assert result.verdict == EXPECTED[id]
     if result.verdict in ("holds as corrected", "fails"):
         assert claim.correction
+        assert all("$" in text for text in (claim.paper_formula, claim.corrected_formula))  # for docs/errata.md
+        assert claim.derivation
     if result.verdict == "holds under":
         assert claim.condition
+
+
+def test_the_errata_hold_what_differs_from_the_paper_and_nothing_else():
+    path = Path(__file__).parents[2] / "docs/make_figures.py"
+    spec = importlib.util.spec_from_file_location("make_figures", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.errata([(claim, check(claim)) for claim in registry.get(["T2.invariant", "L6"])])
+    (differs,) = registry.get(["T2.invariant"])
+    assert "`L6`" not in text
+    for part in (differs.paper_formula, differs.corrected_formula, differs.derivation, "as derived"):
+        assert part in text
 
 
 def made_up(values, tolerance=1.0, **fields):

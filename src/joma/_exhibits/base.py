@@ -76,6 +76,11 @@ _ALL = (
         "Many queries on real text",
         "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
     ),
+    Exhibit(
+        "fig9",
+        "Figure 9: the function G(y)",
+        "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
+    ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 

@@ -1,6 +1,7 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
 from joma.theory._saliency import saliency
+from joma.theory import isotropic
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.flows import JointFlow
@@ -28,6 +29,7 @@ __all__ = [
     "WinnerTakeAll",
     "predicted_logits",
     "saliency",
+    "isotropic",
     "solve_bounce",
     "solve_linear_bounce",
     "solve_softmax_bounce",

@@ -17,7 +17,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 from joma.theory.setting import nearest
@@ -38,10 +38,11 @@ class Claim:
     check: Check = field(repr=False)
     correction: str | None = None
     condition: str | None = None
-    derivation: str | None = None
     reference: str | None = None
-    latex: str | None = None  # the printed formula
-    latex_corrected: str | None = None
+    _: KW_ONLY
+    paper_formula: str = ""  # Markdown with LaTeX in $...$, as are the next two
+    corrected_formula: str = ""
+    derivation: str = ""  # two lines
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Result:
 
 
 _CLAIMS: dict[str, Claim] = {}
-_MODULES = ("theorem1", "queries", "theorem2", "theorem4", "section7")
+_MODULES = ("theorem1", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "theorem4", "section7")
 
 
 def claim(id: str, **fields: Any) -> Callable[[Check], Check]:

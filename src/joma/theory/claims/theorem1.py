@@ -119,8 +119,8 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
     control="Eqn. 18 with a plus sign, as the main text is often read",
     derivation="ḃ̄ = E[diag b − b bᵀ] ż/T. The kernel of the Laplacian holds only vectors constant on connected sets "
     "of tokens; ż is orthogonal to them since 1ᵀ(diag b − b bᵀ) = 0. So ḃ̄ = 0 implies ż = 0.",
-    latex=r"z_m(t)=\tfrac12\sum_k v_k^2(t)-\|v_k(t)\|_2^2\,\bar b_m+c",
-    latex_corrected=r"\mathbf 1^\top z_m(t)=\text{const}",
+    paper_formula=r"$z_m(t)=\tfrac12\sum_k v_k^2(t)-\|v_k(t)\|_2^2\,\bar b_m+c$",
+    corrected_formula=r"$\mathbf 1^\top z_m(t)=\text{const}$",
 )
 def t1_softmax(variant: str) -> float:
     """Distance of Eqn. 18 from the softmax flow."""
@@ -153,9 +153,9 @@ def t1_softmax(variant: str) -> float:
     control="Eqn. 17 with + b̄ v̇ᵀv on the same task",
     derivation="ż = Σ_k (diag E[g_k h′ b] − E[g_k h′ b bᵀ]) v_k. Cross-entropy with linear nodes has Σ_k g_k = 0, so "
     "the summed hypothesis holds as 0 = 0, yet Σ_k E[g_k b bᵀ] v_k ≠ b̄ Σ_k v̇_kᵀ v_k.",
-    latex=r"\mathbb E[\textstyle\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[\textstyle\sum_k g_{h_k}h_k' b]",
-    latex_corrected=r"\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[g_{h_k}h_k' b]^\top\ \forall k"
-    r"\;\Rightarrow\;\dot v_k=\bar b_m\dot\xi_k",
+    paper_formula=r"$\mathbb E[\textstyle\sum_k g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[\textstyle\sum_k g_{h_k}h_k' b]$",
+    corrected_formula=r"$\mathbb E[g_{h_k}h_k' bb^\top]=\bar b_m\,\mathbb E[g_{h_k}h_k' b]^\top\ \forall k"
+    r"\;\Rightarrow\;\dot v_k=\bar b_m\dot\xi_k$",
 )
 def t1_softmax_hypothesis(variant: str) -> float:
     """Eqn. 17 against the true ż where the hypothesis holds, summed or node by node."""
@@ -190,8 +190,8 @@ _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature
     correction="With r = attention_lr / mlp_lr and temperature T: z² = r Σ v² + c (linear), z = (r/2T) Σ v² + c (exp)",
     control="1/r in the place of r",
     derivation="exp: ż = (η_z/T) Σ v_k ∘ E[s_k b] = (r/T) Σ v_k ∘ v̇_k. Linear: z ∘ ż = r Σ v_k ∘ v̇_k, both sides hold E[s_k x] ∘ z/T.",
-    latex=r"z_m=\tfrac12\sum_k v_k^2+c,\quad z_m^2=\sum_k v_k^2+c",
-    latex_corrected=r"z_m=\tfrac{r}{2T}\sum_k v_k^2+c,\quad z_m^2=r\sum_k v_k^2+c,\quad r=\eta_z/\eta_w",
+    paper_formula=r"$z_m=\tfrac12\sum_k v_k^2+c,\quad z_m^2=\sum_k v_k^2+c$",
+    corrected_formula=r"$z_m=\tfrac{r}{2T}\sum_k v_k^2+c,\quad z_m^2=r\sum_k v_k^2+c,\quad r=\eta_z/\eta_w$",
 )
 def t1_rates(variant: str) -> float:
     """Drift with the rates left out, put in, and put in upside down."""
@@ -217,6 +217,10 @@ def t1_rates(variant: str) -> float:
     condition="exp or softmax attention. Under linear attention w = z = 0 is a fixed point for (v, z) (ẇ ∝ z, ż ∝ v; only "
     "ξ moves), so there is nothing for the invariant to say: start with z ≠ 0",
     control="a start with v(0) ≠ 0",
+    paper_formula=r"$w_k(0)=0,\ z_m(0)=0\;\Rightarrow\; c=0$ for linear, exp and softmax attention",
+    corrected_formula=r"the same for exp and softmax; for linear attention $w_k=0,\ z_m=0$ is a fixed point",
+    derivation=r"Linear attention has $b=z\circ x$: $\dot v_k=z\circ\mathbb E[g_kh_k'x]$ and $\dot z=\sum_k v_k\circ\mathbb E[g_kh_k'x]$. "
+    r"Both vanish at $v=z=0$ and stay there.",
 )
 def t1_zero_init(variant: str) -> float:
     """|z − fold(v)| from zero start, and whether anything moves."""

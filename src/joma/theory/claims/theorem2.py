@@ -26,8 +26,8 @@ def _spread(v: Array, delta: Array, divisor: float) -> float:
     correction="erf(v_l/√2)/Δ_lm",
     control="v_l/Δ_lm, as without attention",
     derivation="v̇_l = Δ_l exp(v_l²/2)/A, so ∫ exp(−v²/2) dv = Δ_l t/A, and ∫₀^v exp(−u²/2) du = √(π/2) erf(v/√2).",
-    latex=r"\frac{\operatorname{erf}(v_l(t)/2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/2)}{\Delta_{l'm}}",
-    latex_corrected=r"\frac{\operatorname{erf}(v_l(t)/\sqrt2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/\sqrt2)}{\Delta_{l'm}}",
+    paper_formula=r"$\frac{\operatorname{erf}(v_l(t)/2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/2)}{\Delta_{l'm}}$",
+    corrected_formula=r"$\frac{\operatorname{erf}(v_l(t)/\sqrt2)}{\Delta_{lm}}=\frac{\operatorname{erf}(v_{l'}(t)/\sqrt2)}{\Delta_{l'm}}$",
 )
 def t2_invariant(variant: str) -> float:
     """Spread of the ratio along the joint flow."""
@@ -52,6 +52,11 @@ def t2_invariant(variant: str) -> float:
     condition="the largest |Δ_lm| is unique; tokens that tie blow up together. The blow-up comes in finite time, at "
     "t* = A √(π/2)/max|Δ_lm|",
     control="the token with the second largest |Δ_lm| wins",
+    paper_formula=r"$v_{l^*}(t)\to\operatorname{sign}(\Delta_{l^*m})\cdot\infty$ for the one $l^*=\arg\max_l|\Delta_{lm}|$",
+    corrected_formula=r"every $l$ with $|\Delta_{lm}|=\max_{l'}|\Delta_{l'm}|$ blows up, at $t^*=A\sqrt{\pi/2}/\max_l|\Delta_{lm}|$; "
+    r"the others stop at $\sqrt2\operatorname{erfinv}(\Delta_{lm}/\max|\Delta_{lm}|)$",
+    derivation=r"$\sqrt{\pi/2}\operatorname{erf}(v_l/\sqrt2)=\Delta_{lm}t/A$. The left side is below $\sqrt{\pi/2}$, so $v_l$ is infinite "
+    r"when $|\Delta_{lm}|t/A$ gets there: first, and together, for all tokens with the largest $|\Delta_{lm}|$.",
 )
 def t2_winner(variant: str) -> float:
     """Joint flow at its blow-up against the closed form."""
@@ -84,6 +89,10 @@ def t2_winner(variant: str) -> float:
     correction="Both conditions for all time force x̄_l e^{z_l} = A/M with Σ_l z_l constant, so z is constant and v_l/Δ_l is "
     "common to all tokens, not the erf ratio; fulfilled at the start only, they are lost as soon as attention learns",
     control="the printed erf(v/2) on the exp flow",
+    paper_formula=r"$A[i]=A,\ \bar b_m=\mathbf 1/M\;\Rightarrow\;\operatorname{erf}(v_l/2)/\Delta_{lm}$ is common to all $l$",
+    corrected_formula=r"$A[i]=A,\ \bar b_m(t)=\mathbf 1/M\ \forall t\;\Rightarrow\;\dot z_m=0$ and $v_l/\Delta_{lm}$ is common to all $l$",
+    derivation=r"$\bar b_l=\bar x_l e^{z_l}/A=1/M$ fixes $z_l$ up to $\ln A$, and $\sum_l z_l$ is constant under softmax, so $z$ is "
+    r"constant. Then $\dot v_l=\Delta_{lm}e^{z_l}/A$ with constant factors: linear growth, no erf.",
     reference="exp attention on the same task",
 )
 def t2_softmax_remark(variant: str) -> float:

@@ -48,8 +48,8 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     control="v̇ = (μ − v ∘ exp(v²/2)), without attention on the outside",
     derivation="a = Σ_l v_l x_l e^{z_l}, so E[g x] = μ − v ∘ e^z for orthogonal inputs with squared loss, and v̇ = E[g b] = "
     "E[g x] ∘ e^z with z = v²/2.",
-    latex=r"\dot v=(\mu-v)\circ e^{v^2/2}",
-    latex_corrected=r"\dot v=(\mu-v\circ e^{v^2/2})\circ e^{v^2/2}",
+    paper_formula=r"$\dot v=(\mu-v)\circ e^{v^2/2}$",
+    corrected_formula=r"$\dot v=(\mu-v\circ e^{v^2/2})\circ e^{v^2/2}$",
 )
 def e6(variant: str) -> float:
     """The joint exp flow beside Eqn. 6."""
@@ -129,6 +129,10 @@ def t4_ratio(variant: str) -> float:
     measures="share of pairs and times with δ_j ≥ δ_k, for components of either sign",
     condition="|μ_j| > |μ_k|: the sign of μ plays no part, v²/2 does not see it",
     control="attention reversed, exp(−v²/2)",
+    paper_formula=r"$\mu_j>\mu_k\;\Rightarrow\;\delta_j(t)<\delta_k(t)$",
+    corrected_formula=r"$|\mu_j|>|\mu_k|\;\Rightarrow\;\delta_j(t)<\delta_k(t)$ for all $t>0$",
+    derivation=r"With $s=\ln(1/\delta)$: $\dot s=e^{v^2/2}$, $v^2=\mu^2(1-e^{-s})^2$. The right side increases in $\mu^2$ and does not see "
+    r"the sign of $\mu$, so by comparison $s_j>s_k$ from the start.",
 )
 def t4_order(variant: str) -> float:
     """Share of violations of the order."""
@@ -175,8 +179,8 @@ def t4_bound(variant: str) -> float:
     correction="δ_k ≪ exp[−(√(2π) + 2) exp(+μ_k²/2)]",
     control="exp(−μ_k²/2) in the exponent",
     derivation="|Λ| = |λ| e^{μ_k²/2}/ln(1/δ_k) is small when ln(1/δ_k) is large against (√(2π) + 2) e^{+μ_k²/2}.",
-    latex=r"\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(-\mu_k^2)]",
-    latex_corrected=r"\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(\mu_k^2/2)]",
+    paper_formula=r"$\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(-\mu_k^2)]$",
+    corrected_formula=r"$\delta_k(t)\ll\exp[-(\sqrt{2\pi}+2)\exp(\mu_k^2/2)]$",
 )
 def t4_threshold(variant: str) -> float:
     """|Λ| at a tenth power of the threshold."""
