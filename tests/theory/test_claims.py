@@ -27,6 +27,13 @@ EXPECTED = {
     "T4.linear_attention": "holds",
     "L6": "holds",
     "L7": "holds",
+    "L8": "holds",
+    "L9": "holds as corrected",
+    "E103": "holds as corrected",
+    "T5": "holds",
+    "T5.rho0": "holds as corrected",
+    "T5.class": "holds as corrected",
+    "E8": "holds as corrected",
 }
 
 

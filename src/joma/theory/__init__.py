@@ -3,15 +3,18 @@
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
+from joma.theory.hierarchy import HBLT, HBLTSamples
 from joma.theory.invariants import Invariant
 from joma.theory.setting import Attention, Saliency, Task
 from joma.theory.trajectory import Slide, Trajectory
 from joma.theory.winner import WinnerTakeAll, winner_take_all
 
 __all__ = [
+    "HBLT",
     "Attention",
     "Bounce",
     "FoldedFlow",
+    "HBLTSamples",
     "Invariant",
     "JointFlow",
     "Saliency",
