@@ -34,6 +34,10 @@ EXPECTED = {
     "T5.rho0": "holds as corrected",
     "T5.class": "holds as corrected",
     "E8": "holds as corrected",
+    "CDAG.T1": "holds under",
+    "CDAG.recursion": "holds under",
+    "CDAG.E2": "holds",
+    "CDAG.E3": "holds under",
 }
 
 

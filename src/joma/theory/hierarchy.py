@@ -257,6 +257,12 @@ class HBLT:
         c = self.ancestors()
         return self.depth[self.tokens][:, None] - np.where(c == CLASS, 0, self.depth[c])
 
+    def posterior(self, tokens: ArrayLike) -> tuple[Array, Array]:
+        """P[class | tokens] (n, C) and P[y = 1 | tokens] of all variables (n, N): all that tokens (n, M) can tell."""
+        from joma.theory._posterior import posterior
+
+        return posterior(self, tokens)
+
     def sample(self, n: int, rng: np.random.Generator | int | None = None) -> HBLTSamples:
         """``n`` independent samples: the class and all variables."""
         if n < 1:

@@ -81,7 +81,7 @@ class Result:
 
 
 _CLAIMS: dict[str, Claim] = {}
-_MODULES = ("theorem1", "theorem2", "theorem4", "hierarchy")
+_MODULES = ("theorem1", "theorem2", "theorem4", "hierarchy", "cdag")
 
 
 def claim(id: str, **fields: Any) -> Callable[[Check], Check]:
