@@ -56,6 +56,16 @@ _ALL = (
         "Figure 4: sparse, then dense",
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
     ),
+    Exhibit(
+        "fig5",
+        "Figure 5: hierarchical data",
+        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow.",
+    ),
+    Exhibit(
+        "cdag",
+        "Learning a hierarchy",
+        "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
+    ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 

@@ -25,12 +25,16 @@ def posterior(tree: HBLT, tokens: ArrayLike) -> tuple[Array, Array]:
     given_class = np.stack([tree.q, 1 - tree.q])  # (2, C, n₁)
     up = np.empty((tree.size, 2, n))
     for i in reversed(range(tree.size)):
-        below[i] /= below[i].sum(axis=0)
+        total = below[i].sum(axis=0)
+        below[i] /= np.where(total > 0, total, 1.0)
         if i >= top:
             up[i] = below[i].mean(axis=0) + tree.rho[i] * (below[i] - below[i, ::-1]) / 2
             below[tree.parent[i]] *= up[i]
     from_top = [given_class[:, :, i].T @ below[i] for i in range(top)]  # (C, n) each
     of_class = tree.prior[:, None] * np.prod(from_top, axis=0)
+    impossible = np.flatnonzero(of_class.sum(axis=0) == 0)
+    if impossible.size:
+        raise ValueError(f"tokens[{impossible[0]}] has probability 0 in this tree; it says nothing about the latents")
     # down: what the rest of the tree says; dividing by one's own message could divide by zero, so multiply the others
     above = np.empty((tree.size, 2, n))
     for i in range(top):
