@@ -7,9 +7,9 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, figure2, gauges
+from benchmarks import bounce, figure2, gauges, hierarchy
 
-BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run, "gauges": gauges.run}
+BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run, "gauges": gauges.run, "hierarchy": hierarchy.run}
 
 
 def main() -> None:

@@ -3,14 +3,24 @@
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.integrate import solve_ivp
+from scipy.special import lambertw
 
 from joma import Run
-from joma._exhibits import EXHIBITS, PRESETS, fig2, fig3, fig4, folding, get, reproduce
+from joma._exhibits import EXHIBITS, PRESETS, cdag, fig2, fig3, fig4, fig5, folding, get, reproduce
 from joma._run import RunError, RunWriter
 
-EXPECTED = {"folding": "holds under", "fig2": "holds as corrected", "fig3": "holds", "fig4": "holds under"}
+EXPECTED = {
+    "folding": "holds under",
+    "fig2": "holds as corrected",
+    "fig3": "holds",
+    "fig4": "holds under",
+    "fig5": "holds under",
+    "cdag": "holds under",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,44 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
         lambda r: [r["step"] * 1.0] * 20 if r["gauge"] == "v0" else r["value"],
     )
     assert fig3.judge(even).verdict == "fails"
+
+
+def test_the_judges_of_hierarchies_reject_what_they_should(made, tmp_path):
+    def swapped(row):  # what is near takes as long as what is far
+        return 9.0 if row["gauge"] == "association" and row["pair"] == "m–l" else row["value"]
+
+    assert fig5.judge(doctored(made["fig5"].path, tmp_path / "a", fig5.AXES, swapped)).verdict == "fails"
+
+    def biased(row):
+        return row["value"] + 0.1 if row.get("source") == "sampled" else row["value"]
+
+    assert fig5.judge(doctored(made["fig5"].path, tmp_path / "b", fig5.AXES, biased)).verdict == "fails"
+
+    def failing(row):  # one case against the theorem under its condition is one too many
+        return 1 if row["gauge"] == "failed" and row["kind"] == "persistent" else row["value"]
+
+    assert cdag.judge(doctored(made["cdag"].path, tmp_path / "c", cdag.AXES, failing)).verdict == "fails"
+
+    def top_down(row):
+        return (1000.0 - np.array(row["value"])).tolist() if row["gauge"] == "learned" else row["value"]
+
+    assert cdag.judge(doctored(made["cdag"].path, tmp_path / "d", cdag.AXES, top_down)).verdict == "fails"
+
+
+def test_association_times_are_those_of_an_ode_solver():
+    level = 0.99
+    for dynamics, end in (("eqn6", 2.0), ("joint", np.sqrt(lambertw(4.0).real))):
+
+        def field(_, v, dynamics=dynamics):
+            e = np.exp(v * v / 2)
+            return (2.0 - (v * e if dynamics == "joint" else v)) * e
+
+        def reached(_, v, end=end):
+            return v[0] - level * end
+
+        reached.terminal = True
+        path = solve_ivp(field, (0, 50), [0.0], "DOP853", events=reached, rtol=1e-11, atol=1e-12)
+        assert fig5.association_time(2.0, level, dynamics) == pytest.approx(path.t[-1], rel=1e-8)
 
 
 def test_dips_reads_depth_and_rebound():
