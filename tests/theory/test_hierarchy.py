@@ -134,6 +134,12 @@ def test_eqn_8_is_the_limit_and_its_remainder_the_slope():
         assert np.abs(exact - eqn8(H, L)).max() > 0.3 * epsilon
 
 
+def test_a_weak_edge_does_not_weaken_co_occurrence():
+    for weak in (0.9, 0.5, 0.0):
+        tree = HBLT(2, [[2]], [weak, 0.9], class_to_latent=[[0.95]])  # ρ₀ = ρ_m = 0.9
+        assert tree.cooccurrence()[0, 1] == pytest.approx(0.5, abs=1e-14)
+
+
 def test_a_networkx_tree_is_the_same_tree():
     graph = nx.DiGraph()
     graph.add_edges_from([("class", "a"), ("class", "b")])
@@ -182,6 +188,7 @@ def graph_with(*edges):
         (lambda: HBLT(2, 2, class_to_latent=[[-0.1]]), r"must lie in \[0, 1\]"),
         (lambda: HBLT(2, 2, class_to_latent=np.empty((3, 0))), "tree is empty"),
         (lambda: HBLT(0, 2, class_to_latent=Q), "depth = 0"),
+        (lambda: HBLT(2.5, 2, class_to_latent=Q), "depth = 2.5"),
         (lambda: HBLT(3, [2], class_to_latent=Q), "children has 1 entries"),
         (lambda: HBLT(2, [[1, -1]], class_to_latent=Q), r"children\[0\] = \[1, -1\]"),
         (lambda: HBLT(2, [[1, 2, 3]], class_to_latent=Q), "one for each of 2 latents"),

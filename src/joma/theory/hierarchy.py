@@ -96,8 +96,8 @@ class HBLT:
         class_prior: ArrayLike | None = None,
     ) -> None:
         q = finite(class_to_latent, "class_to_latent", 2)
-        if depth < 1:
-            raise ValueError(f"depth = {depth}: a tree has at least one edge from the class to a token")
+        if depth < 1 or depth != int(depth):
+            raise ValueError(f"depth = {depth}: a tree has at least one edge from the class to a token, and whole ones")
         if q.shape[1] == 0:
             raise ValueError("the tree is empty: class_to_latent has no column, so nothing hangs below the class")
         per_layer = [children] * (depth - 1) if isinstance(children, int | np.integer) else list(children)

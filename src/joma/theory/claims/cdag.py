@@ -110,7 +110,7 @@ def cdag_t1(variant: str) -> float:
     source="multi-layer appendix, after Theorem 1",
     statement="From corr(z_β, f_k) > C₂ and corr(z_β, g_k) > C₄ it follows that corr(z_β, σ_k′g_k) is also large, and the recursion continues.",
     tolerance=0.0,
-    measures="share of 60,000 draws (8 samples; ReLU, leaky ReLU and linear nodes) with the premises and corr(z_β, σ_k′g_k) ≤ 0",
+    measures="share of 60,000 draws (8 samples; ReLU, leaky ReLU and linear nodes; the sharp ones among them) with the premises and corr(z_β, σ_k′g_k) ≤ 0",
     condition="corr(z_β, g_k) > r Σ_i |z_β g_k| with r = (max σ′ − min σ′)/(max σ′ + min σ′): always for linear nodes, never for ReLU",
     control="corr(z_β, g_k) > 0.9 r Σ_i |z_β g_k|",
     derivation="Write σ′ = s + d with s the middle of its range and |d| ≤ rs. Then ⟨z, σ′g⟩ ≥ s⟨z, g⟩ − rs Σ|z g|, with equality when "
@@ -127,6 +127,10 @@ def cdag_recursion(variant: str) -> float:
         z = np.sign(rng.standard_normal((15_000, 8)))
         a = rng.standard_normal(z.shape) + 0.3 * z
         g = z * (rng.standard_normal(z.shape) + rng.uniform(0, 2, size=(len(z), 1)))
+        if 0 < low < 1:  # the sharp case: small slopes where z g > 0, large ones where z g < 0, 5 % below the threshold
+            share = (1 + 0.95 * (1 - low) / (1 + low)) / 2
+            z[0], a[0] = [-1, 1] * 4, [-1, 1] * 4
+            g[0] = z[0] * np.array([share, share - 1] * 4)
         slope = np.where(a > 0, 1.0, low)
         f = slope * a
         with_z = (z * g).sum(axis=1)
