@@ -29,7 +29,7 @@ from joma.theory.hierarchy import eqn8, theorem5
 
 _COMMON = {"classes": 20, "depth": 5, "children": 2, "epsilon": 0.1, "scale": 5.0, "level": 0.99}
 SETTINGS = {
-    "quick": {**_COMMON, "samples": 50_000, "draws": 5, "scales": 25},
+    "quick": {**_COMMON, "samples": 50_000, "draws": 5, "scales": 100},
     "laptop": {**_COMMON, "samples": 500_000, "draws": 10, "scales": 100},
     "paper": {**_COMMON, "samples": 1_000_000, "draws": 20, "scales": 100},
 }
