@@ -93,26 +93,92 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
     assert fig3.judge(even).verdict == "fails"
 
 
-def test_the_judges_of_hierarchies_reject_what_they_should(made, tmp_path):
-    def swapped(row):  # what is near takes as long as what is far
-        return 9.0 if row["gauge"] == "association" and row["pair"] == "m–l" else row["value"]
+def changed(made, tmp_path, name, gauge, change):
+    """The verdict on fig5 or cdag when ``change(row, array)`` stands in for the values of one gauge."""
 
-    assert fig5.judge(doctored(made["fig5"].path, tmp_path / "a", fig5.AXES, swapped)).verdict == "fails"
+    def one(row):
+        return change(row, np.array(row["value"])).tolist() if row["gauge"] == gauge else row["value"]
 
-    def biased(row):
-        return row["value"] + 0.1 if row.get("source") == "sampled" else row["value"]
+    module = {"fig5": fig5, "cdag": cdag}[name]
+    return module.judge(doctored(made[name].path, tmp_path, module.AXES, one))
 
-    assert fig5.judge(doctored(made["fig5"].path, tmp_path / "b", fig5.AXES, biased)).verdict == "fails"
 
-    def failing(row):  # one case against the theorem under its condition is one too many
-        return 1 if row["gauge"] == "failed" and row["kind"] == "persistent" else row["value"]
+def test_the_judge_of_figure_5_needs_order_and_good_samples(made, tmp_path):
+    def near_is_slow(row, times):
+        return times + 9 if row["pair"] == "m–l" else times
 
-    assert cdag.judge(doctored(made["cdag"].path, tmp_path / "c", cdag.AXES, failing)).verdict == "fails"
+    def latents_last(row, times):
+        return times + 9 if row["pair"] == "β–β′" else times
 
-    def top_down(row):
-        return (1000.0 - np.array(row["value"])).tolist() if row["gauge"] == "learned" else row["value"]
+    def biased(row, value):
+        return value + 0.1 if row["source"] == "sampled" else value
 
-    assert cdag.judge(doctored(made["cdag"].path, tmp_path / "d", cdag.AXES, top_down)).verdict == "fails"
+    assert changed(made, tmp_path / "a", "fig5", "association", near_is_slow).verdict == "fails"
+    assert changed(made, tmp_path / "b", "fig5", "association", latents_last).verdict == "fails"
+    assert changed(made, tmp_path / "c", "fig5", "cooccurrence", biased).verdict == "fails"
+
+
+def test_the_judge_of_figure_5_names_the_part_of_the_grid(made, tmp_path):
+    def far_is_slow(row, times):
+        return times + 1e3 if row["pair"] == "m–l′" else times
+
+    assert changed(made, tmp_path / "a", "fig5", "association", far_is_slow).verdict == "holds"
+
+    def but_for_one_cell_of_one_draw(row, times):
+        times = far_is_slow(row, times)
+        if row["pair"] == "m–l′" and row["case"] == "deep" and row["draw"] == 3:
+            times[1, 4] = 0.0
+        return times
+
+    verdict = changed(made, tmp_path / "b", "fig5", "association", but_for_one_cell_of_one_draw)
+    assert verdict.verdict == "holds under"
+    assert "scale 1–12 at level 50.0%; 1–4, 6–12 at level 90.0%;" in verdict.summary
+    assert verdict.numbers["cells in order"][fig5.PAPER] == "47 of 48"
+
+
+def test_the_judge_of_graphs_needs_order_shares_and_the_theorem(made, tmp_path):
+    def one_failure(row, value):  # against the theorem under its condition: one too many
+        return value * 0 + 1 if row["kind"] == "persistent" else value
+
+    def top_down(row, times):
+        return 1000.0 - times
+
+    def by_outputs(row, owner):
+        return owner * 0 + cdag.NODES.index("c0")
+
+    assert changed(made, tmp_path / "a", "cdag", "failed", one_failure).verdict == "fails"
+    assert changed(made, tmp_path / "b", "cdag", "learned", top_down).verdict == "fails"
+    assert changed(made, tmp_path / "c", "cdag", "owner", by_outputs).verdict == "fails"
+
+
+@pytest.mark.parametrize("missing", [None, "order", "held"])
+def test_the_judge_of_graphs_names_the_levels(made, tmp_path, missing):
+    rank = np.array([{"β": 1.0, "α": 2.0, "class": 3.0}[layer] for layer in cdag.LAYER])
+
+    def learned(row, times):
+        times = np.tile(rank, (len(cdag.LEVELS), 1))
+        if missing == "order" and row["draw"] == 1:  # in one draw, at one level
+            times[1] = 4 - rank
+        return times
+
+    def best(row, value):
+        value = value * 0 + 2.0
+        if missing == "held":  # one β of twelve: less than 95 % of its layer
+            value[6] = 0.96 * ceiling[row["draw"]][6] if row["draw"] == 0 else 2.0
+        return value
+
+    def one(row):
+        change = {"learned": learned, "best": best}.get(row["gauge"])
+        if row["gauge"] == "failed":
+            return 0
+        return change(row, np.array(row["value"])).tolist() if change else row["value"]
+
+    ceiling = {row["draw"]: row["value"] for row in Run(made["cdag"].path).rows() if row["gauge"] == "ceiling"}
+    verdict = cdag.judge(doctored(made["cdag"].path, tmp_path, cdag.AXES, one))
+    good = [level for level, row in verdict.numbers["tanh"]["levels"].items() if row["good"]]
+    assert good == {None: ["90%", "95%", "97%"], "order": ["90%", "97%"], "held": ["90%", "95%"]}[missing]
+    assert verdict.verdict == ("holds under" if missing else "holds")
+    assert f"means {' or '.join(good)} of" in verdict.summary
 
 
 def test_association_times_are_those_of_an_ode_solver():
