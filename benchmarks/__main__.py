@@ -7,13 +7,14 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, encoding, figure2, gauges, watch
+from benchmarks import bounce, encoding, figure2, gauges, hierarchy, watch
 
 BENCHMARKS = {
     "figure2": figure2.run,
     "bounce": bounce.run,
     "gauges": gauges.run,
     "watch": watch.run,
+    "hierarchy": hierarchy.run,
     "encoding": encoding.run,
 }
 

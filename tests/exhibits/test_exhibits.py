@@ -3,11 +3,14 @@
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.integrate import solve_ivp
+from scipy.special import lambertw
 
 from joma import Run
-from joma._exhibits import EXHIBITS, PRESETS, fig2, fig3, fig4, fig9, folding, get, reproduce
+from joma._exhibits import EXHIBITS, PRESETS, cdag, fig2, fig3, fig4, fig5, fig9, folding, get, reproduce
 from joma._run import RunError, RunWriter
 
 EXPECTED = {
@@ -16,6 +19,8 @@ EXPECTED = {
     "fig3": "holds",
     "fig4": "holds under",
     "fig9": "holds under",
+    "fig5": "holds under",
+    "cdag": "holds under",
 }
 
 
@@ -95,6 +100,110 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
             lambda r, gauge=gauge, value=value: value if r["gauge"] == gauge else r["value"],
         )
         assert fig9.judge(wrong).verdict == "fails"
+
+
+def changed(made, tmp_path, name, gauge, change):
+    """The verdict on fig5 or cdag when ``change(row, array)`` stands in for the values of one gauge."""
+
+    def one(row):
+        return change(row, np.array(row["value"])).tolist() if row["gauge"] == gauge else row["value"]
+
+    module = {"fig5": fig5, "cdag": cdag}[name]
+    return module.judge(doctored(made[name].path, tmp_path, module.AXES, one))
+
+
+def test_the_judge_of_figure_5_needs_order_and_good_samples(made, tmp_path):
+    def near_is_slow(row, times):
+        return times + 9 if row["pair"] == "m–l" else times
+
+    def latents_last(row, times):
+        return times + 9 if row["pair"] == "β–β′" else times
+
+    def biased(row, value):
+        return value + 0.1 if row["source"] == "sampled" else value
+
+    assert changed(made, tmp_path / "a", "fig5", "association", near_is_slow).verdict == "fails"
+    assert changed(made, tmp_path / "b", "fig5", "association", latents_last).verdict == "fails"
+    assert changed(made, tmp_path / "c", "fig5", "cooccurrence", biased).verdict == "fails"
+
+
+def test_the_judge_of_figure_5_names_the_part_of_the_grid(made, tmp_path):
+    def far_is_slow(row, times):
+        return times + 1e3 if row["pair"] == "m–l′" else times
+
+    assert changed(made, tmp_path / "a", "fig5", "association", far_is_slow).verdict == "holds"
+
+    def but_for_one_cell_of_one_draw(row, times):
+        times = far_is_slow(row, times)
+        if row["pair"] == "m–l′" and row["case"] == "deep" and row["draw"] == 3:
+            times[1, 4] = 0.0
+        return times
+
+    verdict = changed(made, tmp_path / "b", "fig5", "association", but_for_one_cell_of_one_draw)
+    assert verdict.verdict == "holds under"
+    assert "scale 1–12 at level 50.0%; 1–4, 6–12 at level 90.0%;" in verdict.summary
+    assert verdict.numbers["cells in order"][fig5.PAPER] == "47 of 48"
+
+
+def test_the_judge_of_graphs_needs_order_shares_and_the_theorem(made, tmp_path):
+    def one_failure(row, value):  # against the theorem under its condition: one too many
+        return value * 0 + 1 if row["kind"] == "persistent" else value
+
+    def top_down(row, times):
+        return 1000.0 - times
+
+    def by_outputs(row, owner):
+        return owner * 0 + cdag.NODES.index("c0")
+
+    assert changed(made, tmp_path / "a", "cdag", "failed", one_failure).verdict == "fails"
+    assert changed(made, tmp_path / "b", "cdag", "learned", top_down).verdict == "fails"
+    assert changed(made, tmp_path / "c", "cdag", "owner", by_outputs).verdict == "fails"
+
+
+@pytest.mark.parametrize("missing", [None, "order", "held"])
+def test_the_judge_of_graphs_names_the_levels(made, tmp_path, missing):
+    rank = np.array([{"β": 1.0, "α": 2.0, "class": 3.0}[layer] for layer in cdag.LAYER])
+
+    def learned(row, times):
+        times = np.tile(rank, (len(cdag.LEVELS), 1))
+        if missing == "order" and row["draw"] == 1:  # in one draw, at one level
+            times[1] = 4 - rank
+        return times
+
+    def best(row, value):
+        value = value * 0 + 2.0
+        if missing == "held":  # one β of twelve: less than 95 % of its layer
+            value[6] = 0.96 * ceiling[row["draw"]][6] if row["draw"] == 0 else 2.0
+        return value
+
+    def one(row):
+        change = {"learned": learned, "best": best}.get(row["gauge"])
+        if row["gauge"] == "failed":
+            return 0
+        return change(row, np.array(row["value"])).tolist() if change else row["value"]
+
+    ceiling = {row["draw"]: row["value"] for row in Run(made["cdag"].path).rows() if row["gauge"] == "ceiling"}
+    verdict = cdag.judge(doctored(made["cdag"].path, tmp_path, cdag.AXES, one))
+    good = [level for level, row in verdict.numbers["tanh"]["levels"].items() if row["good"]]
+    assert good == {None: ["90%", "95%", "97%"], "order": ["90%", "97%"], "held": ["90%", "95%"]}[missing]
+    assert verdict.verdict == ("holds under" if missing else "holds")
+    assert f"means {' or '.join(good)} of" in verdict.summary
+
+
+def test_association_times_are_those_of_an_ode_solver():
+    level = 0.99
+    for dynamics, end in (("eqn6", 2.0), ("joint", np.sqrt(lambertw(4.0).real))):
+
+        def field(_, v, dynamics=dynamics):
+            e = np.exp(v * v / 2)
+            return (2.0 - (v * e if dynamics == "joint" else v)) * e
+
+        def reached(_, v, end=end):
+            return v[0] - level * end
+
+        reached.terminal = True
+        path = solve_ivp(field, (0, 50), [0.0], "DOP853", events=reached, rtol=1e-11, atol=1e-12)
+        assert fig5.association_time(2.0, level, dynamics) == pytest.approx(path.t[-1], rel=1e-8)
 
 
 def test_dips_reads_depth_and_rebound():

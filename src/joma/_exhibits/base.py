@@ -81,6 +81,16 @@ _ALL = (
         "Figure 9: the function G(y)",
         "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
     ),
+    Exhibit(
+        "fig5",
+        "Figure 5: hierarchical data",
+        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow.",
+    ),
+    Exhibit(
+        "cdag",
+        "Learning a hierarchy",
+        "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
+    ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
 

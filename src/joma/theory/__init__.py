@@ -1,11 +1,13 @@
 """The theory of JoMA: integrate, solve and check the paper's dynamics. NumPy and SciPy only, float64."""
 
-from joma.theory._saliency import saliency
 from joma.theory import isotropic
+from joma.theory._saliency import saliency
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
+from joma.theory.cdag import CDAG, CDAGPath
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
+from joma.theory.hierarchy import HBLT, HBLTSamples
 from joma.theory.invariants import Invariant
 from joma.theory.queries import BlockFlow, BlockTrajectory, predicted_logits
 from joma.theory.setting import Attention, Saliency, Task
@@ -13,13 +15,17 @@ from joma.theory.trajectory import Slide, Trajectory
 from joma.theory.winner import WinnerTakeAll, winner_take_all
 
 __all__ = [
+    "CDAG",
+    "HBLT",
     "Attention",
     "BlockFlow",
     "BlockTrajectory",
     "Bounce",
+    "CDAGPath",
     "EmbeddingFlow",
     "EmbeddingPath",
     "FoldedFlow",
+    "HBLTSamples",
     "Invariant",
     "JointFlow",
     "Saliency",
@@ -27,9 +33,9 @@ __all__ = [
     "Task",
     "Trajectory",
     "WinnerTakeAll",
+    "isotropic",
     "predicted_logits",
     "saliency",
-    "isotropic",
     "solve_bounce",
     "solve_linear_bounce",
     "solve_softmax_bounce",

@@ -73,8 +73,8 @@ _MEASURES = (
     control="the weights of the other convention",
     derivation="v̇_k = η Σ_m B_mk with B_mk = E[s_k b 1(q = m)], and ż_m = (η_z/T) Σ_k v_k ∘ B_mk meets the v that all "
     "queries made: only Σ_m ż_m = (r/T) Σ_k v_k ∘ v̇_k is a total derivative",
-    latex=r"z_m=\tfrac12\sum_k v_k^2+c",
-    latex_corrected=r"\sum_m z_m=\tfrac{r}{2T}\sum_k v_k^2+c",
+    paper_formula=r"$z_m=\tfrac12\sum_k v_k^2+c$",
+    corrected_formula=r"$\sum_m z_m=\tfrac{r}{2T}\sum_k v_k^2+c$",
 )
 def t1_queries_exp(variant: str) -> float:
     """Drift per query, summed, and summed with the wrong weights."""
@@ -92,8 +92,8 @@ def t1_queries_exp(variant: str) -> float:
     control="the weights of the other convention",
     derivation="z_m ∘ ż_m = η_z Σ_k v_k ∘ B_mk with B_mk = E[s_k b 1(q = m)], b = x ∘ z_m/T, and v̇_k = η Σ_m B_mk, so "
     "Σ_m z_m ∘ ż_m = r Σ_k v_k ∘ v̇_k",
-    latex=r"z_m^2=\sum_k v_k^2+c",
-    latex_corrected=r"\sum_m z_m^2=r\sum_k v_k^2+c",
+    paper_formula=r"$z_m^2=\sum_k v_k^2+c$",
+    corrected_formula=r"$\sum_m z_m^2=r\sum_k v_k^2+c$",
 )
 def t1_queries_linear(variant: str) -> float:
     """Drift per query, summed, and summed with the wrong weights."""
@@ -144,8 +144,8 @@ def _heads(embedding: str, attention: str, rng: np.random.Generator) -> float:
     control="U_hᵀU_h = I for each head, but U₁ᵀU₂ = 0.3 I",
     derivation="v̇_hk = η Σ_h′ U_hᵀU_h′ Σ_m B_mh′k, and Σ_m ż_mh = (η_z/T) Σ_k v_hk ∘ Σ_m B_mhk; they match token by token for all "
     "B only if U_hᵀU_h′ = δ_hh′ I. If all U_h = U, then v̇_k = η Σ_mh B_mhk",
-    latex=r"\sum_m z_{mh}=\tfrac12\sum_k v_{hk}^2+c_h",
-    latex_corrected=r"U_h^\top U_{h'}=\delta_{hh'}I,\quad\text{or}\quad\sum_{m,h} z_{mh}=\tfrac12\sum_k v_k^2+c\ \ (U_h=U)",
+    paper_formula=r"$\sum_m z_{mh}=\tfrac12\sum_k v_{hk}^2+c_h$",
+    corrected_formula=r"$U_h^\top U_{h'}=\delta_{hh'}I,\quad\text{or}\quad\sum_{m,h} z_{mh}=\tfrac12\sum_k v_k^2+c\ \ (U_h=U)$",
 )
 def t1_heads(variant: str) -> float:
     """Drift of the integrals of a two-head block."""

@@ -40,8 +40,8 @@ def welch(d: int, M: int) -> float:
     control="d = ε⁻² ln M, random unit vectors",
     derivation="P(|uᵀu′| > ε) ≤ 2 e^{−dε²/2} for random unit vectors, so M²/2 pairs give M² e^{−dε²/2}: below 1 for "
     "d > 4 ε⁻² ln M, and at most M⁻² for d ≥ 8 ε⁻² ln M. Welch: ε² ≥ (M − d)/(d (M − 1)) ≈ 1/d",
-    latex=r"d\le 8\epsilon^{-2}\log M",
-    latex_corrected=r"d\ge 8\epsilon^{-2}\ln M\ \text{suffices}",
+    paper_formula=r"$d\le 8\epsilon^{-2}\log M$",
+    corrected_formula=r"$d\ge 8\epsilon^{-2}\ln M\ \text{suffices}$",
 )
 def s7_dimension(variant: str) -> float:
     """Coherence over ε at the dimension that the statement gives."""
@@ -81,8 +81,8 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
     control="the query's share left in: ‖u_l‖² + ‖u_q‖²",
     derivation="u̇_l = η_u Σ_k B_lk w_k, so u_lᵀu̇_l = η_u Σ_k v_lk B_lk, v_lk = u_lᵀw_k; and ż_l = (η_z/T) Σ_k v_lk B_lk under exp "
     "attention, z_l ż_l = η_z Σ_k v_lk B_lk under linear. No inner product of two embeddings enters",
-    latex=r"z_m=\tfrac12\sum_k v_k^2+c",
-    latex_corrected=r"z_{ml}=\tfrac{\eta_z}{2T\eta_u}\|u_l\|^2+c_l",
+    paper_formula=r"$z_m=\tfrac12\sum_k v_k^2+c$",
+    corrected_formula=r"$z_{ml}=\tfrac{\eta_z}{2T\eta_u}\|u_l\|^2+c_l$",
 )
 def s7_trained(variant: str) -> float:
     """Drift of the printed invariant and of the one with embedding norms."""
