@@ -2,7 +2,7 @@
 
 An exhibit is a module with ``SETTINGS`` (preset -> settings), ``AXES`` (array gauges and their axes) and three
 functions: ``run(writer, settings, seed, progress)`` measures and writes rows, ``draw(run)`` and ``judge(run)`` read
-nothing but the run folder. Its folder appears whole or not at all.
+nothing but the run folder, as does ``tables(run)`` (file name -> text) where there is one. Its folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from joma._run import Run, RunError, RunWriter, staged, write_json
+from joma._run import Run, RunError, RunWriter, staged, write_atomic, write_json
 
 PRESETS = ("quick", "laptop", "paper")
 Progress = Callable[[float, str], None]  # the share done, and what is being done
@@ -55,6 +55,11 @@ _ALL = (
         "fig4",
         "Figure 4: sparse, then dense",
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
+    ),
+    Exhibit(
+        "table1",
+        "Table 1: latents and hidden nodes",
+        "After training, each latent of a hierarchy has a hidden node of the same layer that correlates with it.",
     ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
@@ -155,6 +160,8 @@ def reproduce(
             module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
         _figures.save(module.draw(run), folder)
+        for name, text in module.tables(run).items() if hasattr(module, "tables") else ():
+            write_atomic(folder / name, text)
         verdict: Verdict = module.judge(run)
         write_json(
             folder / "verdict.json",

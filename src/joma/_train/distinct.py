@@ -115,21 +115,24 @@ def distinct_positions(x: Ints, pad: int) -> Distinct:
 def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
     """Logits of the distinct sequences, (r, C)."""
     h = model.embed(distinct.words)  # (m, d)
-    query, bias = distinct.word, distinct.word_bias
+    final = len(model.blocks) - 1
     for n, block in enumerate(model.blocks):
-        if n == len(model.blocks) - 1:
-            query, bias = query[distinct.last], bias[distinct.last]
+        query = distinct.word if n == 0 else None  # None: every row of h is a query
+        bias = distinct.node_bias if n else distinct.word_bias
+        if n == final:
+            query, bias = distinct.last if query is None else query[distinct.last], bias[distinct.last]
         h = block.mlp(_attend(block, h, query, bias))[0]  # (n, d); in the last block (r, d)
-        query, bias = torch.arange(len(h), device=h.device), distinct.node_bias
     return model.classes(h)
 
 
-def _attend(block: Block, h: Tensor, query: Tensor, bias: Tensor) -> Tensor:
+def _attend(block: Block, h: Tensor, query: Tensor | None, bias: Tensor) -> Tensor:
     """Attention plus residual of the rows ``query`` of ``h`` (n, d), which see the rows of ``h`` under ``bias``."""
     scale = h.shape[1] ** -0.5
-    if len(query) < len(h):
-        rows = h[query]
+    if query is not None and len(query) < len(h):
+        rows = h.index_select(0, query)
         scores = (block.query(rows) @ block.key.weight) @ h.T  # (r, n)
-        return rows + block.value(torch.softmax(scores * scale + bias, dim=1) @ h)
-    scores = (block.query(h) @ block.key(h).T)[query]  # (rows, n)
-    return h[query] + torch.softmax(scores * scale + bias, dim=1) @ block.value(h)
+        return rows + block.value(torch.softmax(torch.add(bias, scores, alpha=scale), dim=1) @ h)
+    scores, rows = block.query(h) @ block.key(h).T, h  # (n, n)
+    if query is not None:
+        scores, rows = scores.index_select(0, query), h.index_select(0, query)
+    return rows + torch.softmax(torch.add(bias, scores, alpha=scale), dim=1) @ block.value(h)
