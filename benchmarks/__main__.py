@@ -7,9 +7,15 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, figure2, gauges, watch
+from benchmarks import bounce, figure2, gauges, table1, watch
 
-BENCHMARKS = {"figure2": figure2.run, "bounce": bounce.run, "gauges": gauges.run, "watch": watch.run}
+BENCHMARKS = {
+    "figure2": figure2.run,
+    "bounce": bounce.run,
+    "gauges": gauges.run,
+    "table1": table1.run,
+    "watch": watch.run,
+}
 
 
 def main() -> None:

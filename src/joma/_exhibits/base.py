@@ -2,7 +2,8 @@
 
 An exhibit is a module with ``SETTINGS`` (preset -> settings), ``AXES`` (array gauges and their axes) and three
 functions: ``run(writer, settings, seed, progress)`` measures and writes rows, ``draw(run)`` and ``judge(run)`` read
-nothing but the run folder, as does ``tables(run)`` (file name -> text) where there is one. Its folder appears whole or not at all.
+nothing but the run folder. Where there is a ``tables(run)``, it gives the texts of more files (name -> text). The
+folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _ALL = (
     Exhibit(
         "table1",
         "Table 1: latents and hidden nodes",
-        "After training, each latent of a hierarchy has a hidden node of the same layer that correlates with it.",
+        "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",
     ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}

@@ -7,7 +7,7 @@ paper's d = 1024 and fewer steps, and ``quick`` half of the columns and a larger
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import numpy as np
@@ -42,8 +42,9 @@ AXES = {"ncorr": ["s"]}
 STATES = {
     "trained": "trained",
     "untrained": "untrained",
-    "permuted": "latents permuted over sequences",
-    "permuted draws": "latents permuted over 1,280 draws",
+    "permuted": "trained, latents permuted",
+    "untrained permuted": "untrained, latents permuted",
+    "permuted draws": "trained, latents permuted over 1,280 draws",  # takes copies of C sequences for evidence
 }
 LAYERS = (0, 1)
 RULE = (
@@ -86,6 +87,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 "untrained": before.value,
                 "trained": after.value,
                 "permuted": after.permuted,
+                "untrained permuted": before.permuted,
                 "permuted draws": after.permuted_draws,
             }.items():
                 writer.write(training.steps, {"ncorr": values}, state=state, **where)
@@ -123,15 +125,15 @@ def summary(run: Run) -> pd.DataFrame:
 
 def tables(run: Run) -> dict[str, str]:
     """``table.md`` and ``table.tex``: the paper's columns as rows, mean ± sd over seeds beside the paper's numbers."""
-    table = summary(run).set_index(["column", "s", "state"])
-    names = list(dict.fromkeys(table.index.get_level_values("column")))
+    table = {(row.column, row.s, row.state): row for row in summary(run).itertuples()}
+    names = list(dict.fromkeys(name for name, _, _ in table))
     states = ["paper", *STATES]
     header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in states), "accuracy"]
     accuracy = run.frame("accuracy").groupby(["C", "N_ch", "N0", "N1"], sort=False).value.mean()
 
     def cells(name: str, sign: str) -> list[str]:
-        rows = [table.loc[(name, s, state)] for s in LAYERS for state in states]
-        return [f"{row['mean']:.2f} {sign} {row['sd']:.2f}" for row in rows]
+        rows = [table[name, s, state] for s in LAYERS for state in states]
+        return [f"{row.mean:.2f} {sign} {row.sd:.2f}" for row in rows]
 
     shown = dict(zip(names, accuracy, strict=True))
     markdown = [
@@ -162,8 +164,7 @@ def tables(run: Run) -> dict[str, str]:
 
 
 def _latex(name: str) -> str:
-    C, N_ch, *rest = name.split(" ", 2)
-    return rf"{C},\ {N_ch.replace('N_ch', r'N_{\rm ch}')},\ {rest[0]}"
+    return name.replace(" ", r",\ ", 2).replace("N_ch", r"N_{\rm ch}")
 
 
 def _settings(run: Run) -> str:
@@ -187,7 +188,9 @@ def _share(run: Run) -> str:
 def draw(run: Run) -> Chart:
     """NCorr over columns for both layers: the paper's value, trained, and the baselines; bars are ± 1 sd."""
     table = summary(run)
-    table = table[table.state != "permuted draws"].assign(low=lambda t: t["mean"] - t.sd, high=lambda t: t["mean"] + t.sd)
+    table = table[~table.state.isin(["untrained permuted", "permuted draws"])].assign(
+        low=lambda t: t["mean"] - t.sd, high=lambda t: t["mean"] + t.sd
+    )
     labels = {"paper": "the paper's value", **STATES}
     table["what"] = [labels[state] for state in table.state]
     order = [labels[state] for state in ("paper", "trained", "untrained", "permuted")]
@@ -222,22 +225,29 @@ def judge(run: Run) -> Verdict:
     wide = frame.pivot_table(index=["C", "N_ch", "N0", "N1", "draw", "s"], columns="state", values="value")
     numbers: dict[str, Any] = {"columns": []}
     passed: dict[int, list[bool]] = {s: [] for s in LAYERS}
-    for (C, N_ch, N0, N1, s), part in wide.groupby(["C", "N_ch", "N0", "N1", "s"], sort=False):
-        entry: dict[str, Any] = {"C": int(C), "N_ch": int(N_ch), "N0": int(N0), "N1": int(N1), "s": int(s)}
+    names = ["C", "N_ch", "N0", "N1", "s"]
+    for key, part in wide.groupby(names, sort=False):
+        C, N_ch, N0, N1, s = cast("tuple[int, ...]", key)
+        entry: dict[str, Any] = dict(zip(names, map(int, (C, N_ch, N0, N1, s)), strict=True))
         entry |= {"paper": PAPER[C, N_ch, N0, N1][s][0]} | {state: float(part[state].mean()) for state in STATES}
         for baseline in ("untrained", "permuted"):
             gain = part.trained - part[baseline]
             entry[f"above {baseline}"] = bool(gain.mean() > 2 * gain.std())
         passed[s].append(entry["above untrained"] and entry["above permuted"])
         numbers["columns"].append(entry)
-    gains = frame.groupby(["s", "state"]).value.mean().unstack()
+    gains = frame.pivot_table(index="s", columns="state", values="value")
+    chance = gains.assign(
+        trained=gains.trained - gains.permuted, untrained=gains.untrained - gains["untrained permuted"]
+    )
     parts = []
     for s in LAYERS:
         count = f"{sum(passed[s])} of {len(passed[s])} columns"
         parts.append(
             f"s = {s}: {gains.trained[s]:.2f} trained, {gains.untrained[s]:.2f} untrained, {gains.permuted[s]:.2f} "
-            f"permuted, above both in {count}"
+            f"permuted, above both in {count} (above its own chance level: trained by "
+            f"{chance.trained[s]:.2f}, untrained by {chance.untrained[s]:.2f})"
         )
+        numbers[f"above chance at s = {s}"] = {state: float(chance[state][s]) for state in ("trained", "untrained")}
         numbers[f"passed at s = {s}"] = sum(passed[s])
     numbers["accuracy"] = float(run.frame("accuracy").value.mean())
     numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from torch import Tensor
 from joma._train.hierarchy_data import Hierarchy, Ints
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from joma._train.hierarchy import Block, HierarchyTransformer
 
 
@@ -116,7 +118,7 @@ def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
     """Logits of the distinct sequences, (r, C)."""
     h = model.embed(distinct.words)  # (m, d)
     final = len(model.blocks) - 1
-    for n, block in enumerate(model.blocks):
+    for n, block in enumerate(cast("Iterable[Block]", model.blocks)):
         query = distinct.word if n == 0 else None  # None: every row of h is a query
         bias = distinct.node_bias if n else distinct.word_bias
         if n == final:

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from joma._train.distinct import Distinct, distinct_logits, find_distinct
 from joma._train.hierarchy_data import Hierarchy
@@ -39,12 +39,12 @@ class Block(nn.Module):
     def mlp(self, mixed: Tensor) -> tuple[Tensor, Tensor]:
         """Output and hidden activations, from attention plus residual."""
         normed = self.norm1(mixed)
-        hidden = F.relu(self.lower(normed))
+        hidden = functional.relu(self.lower(normed))
         return self.norm2(normed + self.upper(hidden)), hidden
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, d) -> output (B, T, d) and hidden activations (B, T, hidden)."""
-        mixed = F.scaled_dot_product_attention(self.query(h), self.key(h), self.value(h), is_causal=True)
+        mixed = functional.scaled_dot_product_attention(self.query(h), self.key(h), self.value(h), is_causal=True)
         return self.mlp(h + mixed)
 
 
@@ -117,12 +117,12 @@ class Trained(NamedTuple):
 
 def plain_loss(model: HierarchyTransformer, x: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of a minibatch."""
-    return F.cross_entropy(model(x), labels)
+    return functional.cross_entropy(model(x), labels)
 
 
 def distinct_loss(model: HierarchyTransformer, distinct: Distinct, labels: Tensor) -> Tensor:
     """The same number, from the distinct positions and how often each class was drawn."""
-    of_class = F.log_softmax(distinct_logits(model, distinct), dim=1)[distinct.sequence]  # (C, C)
+    of_class = functional.log_softmax(distinct_logits(model, distinct), dim=1)[distinct.sequence]  # (C, C)
     counts = torch.bincount(labels, minlength=len(of_class))
     return -(of_class.diagonal() * counts).sum() / len(labels)
 

@@ -48,12 +48,12 @@ class Hierarchy:
     rho: float
 
     @property
-    def M(self) -> int:
+    def M(self) -> int:  # noqa: N802
         """Size of the vocabulary, padding included."""
         return self.owns[0].shape[1] + 1
 
     @property
-    def C(self) -> int:
+    def C(self) -> int:  # noqa: N802
         """Number of classes."""
         return self.owns[2].shape[0]
 
@@ -119,7 +119,8 @@ def _fits(tokens: Bools, T: int) -> Bools:
 
 
 def make_hierarchy(
-    N0: int = 10, N1: int = 20, N_ch: int = 2, C: int = 20, *, M: int = 100, T: int = 30, rho: float = 1.0, seed: int = 0
+    N0: int = 10, N1: int = 20, N_ch: int = 2, C: int = 20, *, M: int = 100, T: int = 30, rho: float = 1.0,
+    seed: int = 0,
 ) -> Hierarchy:  # fmt: skip
     """Draw the combinations of a hierarchy.
 
