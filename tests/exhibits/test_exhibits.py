@@ -10,7 +10,13 @@ from joma import Run
 from joma._exhibits import EXHIBITS, PRESETS, fig2, fig3, fig4, folding, get, reproduce
 from joma._run import RunError, RunWriter
 
-EXPECTED = {"folding": "holds under", "fig2": "holds as corrected", "fig3": "holds", "fig4": "holds under"}
+EXPECTED = {
+    "folding": "holds under",
+    "fig2": "holds as corrected",
+    "fig3": "holds",
+    "fig4": "holds under",
+    "table1": "fails",
+}
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def reproduce(
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
     module = exhibit.module
     with staged(path, overwrite=True) as folder:
-        packages = ("joma", "numpy", "scipy", "altair")
+        packages = ("joma", "numpy", "scipy", "torch", "altair")
         writer = RunWriter.create(
             folder,
             kind="exhibit",

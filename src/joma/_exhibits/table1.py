@@ -33,7 +33,7 @@ PAPER = {
     (50, 3, 20, 30): ((0.95, 0.03), (0.61, 0.04)),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 150, "lr": 1e-3},
+    "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": 1e-3},
     "laptop": {"columns": 12, "seeds": 5, "d": 128, "steps": 2000, "lr": 1e-4},
     "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": 1e-4},
 }
@@ -125,7 +125,7 @@ def summary(run: Run) -> pd.DataFrame:
 
 def tables(run: Run) -> dict[str, str]:
     """``table.md`` and ``table.tex``: the paper's columns as rows, mean ± sd over seeds beside the paper's numbers."""
-    table = {(row.column, row.s, row.state): row for row in summary(run).itertuples()}
+    table = {(str(row.column), row.s, row.state): row for row in summary(run).itertuples()}
     names = list(dict.fromkeys(name for name, _, _ in table))
     states = ["paper", *STATES]
     header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in states), "accuracy"]
@@ -179,40 +179,43 @@ def _share(run: Run) -> str:
     means = summary(run).pivot_table(index=["column", "s"], columns="state", values="mean")
     share = means.div(means["paper"], axis=0).groupby("s").mean()
     parts = [
-        f"s = {s}: {share.untrained[s]:.0%} by the untrained network, {share.permuted[s]:.0%} by permuted latents"
+        f"at s = {s} {share.untrained[s]:.0%} by the untrained network and {share.permuted[s]:.0%} by permuted latents"
         for s in LAYERS
     ]
-    return f"Of the paper's numbers are reached at {'; at '.join(parts)}."
+    return f"Of the paper's numbers, baselines reach {', '.join(parts)}."
 
 
 def draw(run: Run) -> Chart:
-    """NCorr over columns for both layers: the paper's value, trained, and the baselines; bars are ± 1 sd."""
-    table = summary(run)
-    table = table[~table.state.isin(["untrained permuted", "permuted draws"])].assign(
-        low=lambda t: t["mean"] - t.sd, high=lambda t: t["mean"] + t.sd
-    )
+    """NCorr over columns for both layers: the paper's value, trained, untrained and chance; bars are ± 1 sd."""
     labels = {"paper": "the paper's value", **STATES}
-    table["what"] = [labels[state] for state in table.state]
-    order = [labels[state] for state in ("paper", "trained", "untrained", "permuted")]
+    shown = {
+        "paper": ("#24292f", "diamond"), "trained": ("#d55e00", "circle"), "untrained": ("#0072b2", "circle"),
+        "permuted": ("#eaaa7a", "cross"), "untrained permuted": ("#7fb8d8", "cross"),
+    }  # fmt: skip
+    order = [labels[state] for state in shown]
+    table = summary(run)
+    table = table[table.state.isin(list(shown))]
+    table = table.assign(
+        low=table["mean"] - table.sd, high=table["mean"] + table.sd, what=[labels[state] for state in table.state]
+    )
+    colours, shapes = zip(*shown.values(), strict=True)
+    scale = alt.Scale(domain=[0.3, 1.05])
     rows: list[Any] = []
-    for s in LAYERS:
+    for s, title in zip(LAYERS, ("s = 0: latents that own tokens", "s = 1: latents that own latents"), strict=True):
         base = alt.Chart(
             table[table.s == s][["column", "what", "mean", "sd", "low", "high"]],
-            title=alt.Title(f"s = {s}: {'latents that own tokens' if s == 0 else 'latents that own latents'}"),
+            title=alt.Title(
+                title, subtitle="mean over latents of the best node's correlation; bars: ± 1 sd over seeds"
+            ),
         ).encode(
             alt.X("column:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30, labelLimit=200)),
             alt.XOffset("what:N", sort=order),
-            alt.Color(
-                "what:N",
-                sort=order,
-                title=None,
-                scale=alt.Scale(domain=order, range=["#24292f", "#d55e00", "#0072b2", "#7f7f7f"]),
-            ),
+            alt.Color("what:N", sort=order, title=None, scale=alt.Scale(domain=order, range=list(colours))),
         )
-        bars = base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+        bars = base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", title="NCorr", scale=scale), alt.Y2("high:Q"))
         points = base.mark_point(filled=True, size=55, opacity=1).encode(
-            alt.Y("mean:Q", title="NCorr", scale=alt.Scale(domain=[0.3, 1.05], clamp=True)),
-            alt.Shape("what:N", sort=order, title=None),
+            alt.Y("mean:Q", title="NCorr", scale=scale),
+            alt.Shape("what:N", sort=order, title=None, scale=alt.Scale(domain=order, range=list(shapes))),
             tooltip=["column", "what", alt.Tooltip("mean", format=".3f"), alt.Tooltip("sd", format=".3f")],
         )
         rows.append((bars + points).properties(width=640, height=200))
