@@ -137,14 +137,14 @@ def tables(run: Run) -> dict[str, str]:
 
     shown = dict(zip(names, accuracy, strict=True))
     markdown = [
-        f"{_settings(run)} {_share(run)}",
+        f"NCorr, mean ± sd over seeds. {_settings(run)} {_share(run)}",
         "",
         "| " + " | ".join(header) + " |",
         "|---|" + "--:|" * (len(header) - 1),
         *(f"| {name} | " + " | ".join(cells(name, "±")) + f" | {shown[name]:.2f} |" for name in names),
     ]
     latex = [
-        "% " + _settings(run) + " " + _share(run),
+        "% NCorr, mean and sd over seeds. " + (_settings(run) + " " + _share(run)).replace("%", " percent"),
         r"\begin{tabular}{l" + "c" * (len(header) - 1) + "}",
         r"\hline",
         "& " + " & ".join(rf"\multicolumn{{{len(states)}}}{{c}}{{NCorr $(s={s})$}}" for s in LAYERS) + r" & \\",
@@ -171,7 +171,7 @@ def _settings(run: Run) -> str:
     settings = run.info["config"]["settings"]
     paper = SETTINGS["paper"]
     smaller = [f"{key} {settings[key]:g} (paper {paper[key]:g})" for key in paper if settings[key] != paper[key]]
-    return f"NCorr, mean ± sd over seeds; {', '.join(smaller) if smaller else 'at the scale of the paper'}."
+    return f"With {', '.join(smaller)}." if smaller else "At the scale of the paper."
 
 
 def _share(run: Run) -> str:
