@@ -34,7 +34,7 @@ PAPER = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": 1e-3},
-    "laptop": {"columns": 12, "seeds": 5, "d": 128, "steps": 2000, "lr": 1e-4},
+    "laptop": {"columns": 12, "seeds": 5, "d": 128, "steps": 1000, "lr": 1e-4},
     "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": 1e-4},
 }
 AXES = {"ncorr": ["s"]}
