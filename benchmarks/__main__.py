@@ -7,7 +7,7 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, watch
+from benchmarks import bounce, encoding, figure2, gauges, hierarchy, table1, watch
 
 BENCHMARKS = {
     "figure2": figure2.run,
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "watch": watch.run,
     "hierarchy": hierarchy.run,
     "encoding": encoding.run,
+    "table1": table1.run,
 }
 
 

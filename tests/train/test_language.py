@@ -246,7 +246,8 @@ def test_two_processes_of_torchrun(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     one = [sys.executable, "-m", "joma", "train", *options, f"--out={tmp_path / 'one'}"]
     two = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
     ]  # fmt: skip
     for command in (one, two):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

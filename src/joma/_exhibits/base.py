@@ -2,7 +2,8 @@
 
 An exhibit is a module with ``SETTINGS`` (preset -> settings), ``AXES`` (array gauges and their axes) and three
 functions: ``run(writer, settings, seed, progress)`` measures and writes rows, ``draw(run)`` and ``judge(run)`` read
-nothing but the run folder. Its folder appears whole or not at all.
+nothing but the run folder. Where there is a ``tables(run)``, it gives the texts of more files (name -> text). The
+folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from joma._run import Run, RunError, RunWriter, staged, write_json
+from joma._run import Run, RunError, RunWriter, staged, write_atomic, write_json
 
 PRESETS = ("quick", "laptop", "paper")
 Progress = Callable[[float, str], None]  # the share done, and what is being done
@@ -47,6 +48,11 @@ _ALL = (
         "ẑ from the first integral correlates highly with the true logits z; its two components do not.",
     ),
     Exhibit(
+        "saliency",
+        "Saliency on real text",
+        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
+    ),
+    Exhibit(
         "fig3",
         "Figure 3: growth of the components",
         "With linear activation some components of v₀ keep growing while the others saturate.",
@@ -55,26 +61,6 @@ _ALL = (
         "fig4",
         "Figure 4: sparse, then dense",
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
-    ),
-    Exhibit(
-        "orthogonality",
-        "Almost orthogonal embeddings",
-        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
-    ),
-    Exhibit(
-        "parameterised",
-        "Attention through embeddings, embeddings that train",
-        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
-    ),
-    Exhibit(
-        "saliency",
-        "Saliency on real text",
-        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
-    ),
-    Exhibit(
-        "realtext",
-        "Many queries on real text",
-        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
     ),
     Exhibit(
         "fig9",
@@ -90,6 +76,26 @@ _ALL = (
         "cdag",
         "Learning a hierarchy",
         "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
+    ),
+    Exhibit(
+        "table1",
+        "Table 1: latents and hidden nodes",
+        "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",
+    ),
+    Exhibit(
+        "orthogonality",
+        "Almost orthogonal embeddings",
+        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
+    ),
+    Exhibit(
+        "parameterised",
+        "Attention through embeddings, embeddings that train",
+        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
+    ),
+    Exhibit(
+        "realtext",
+        "Many queries on real text",
+        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
     ),
 )
 EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
@@ -176,7 +182,7 @@ def reproduce(
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
     module = exhibit.module
     with staged(path, overwrite=True) as folder:
-        packages = ("joma", "numpy", "scipy", "altair")
+        packages = ("joma", "numpy", "scipy", "torch", "altair")
         writer = RunWriter.create(
             folder,
             kind="exhibit",
@@ -190,6 +196,8 @@ def reproduce(
             module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
         _figures.save(module.draw(run), folder)
+        for name, text in module.tables(run).items() if hasattr(module, "tables") else ():
+            write_atomic(folder / name, text)
         verdict: Verdict = module.judge(run)
         write_json(
             folder / "verdict.json",

@@ -1,0 +1,91 @@
+"""NCorr (Section 6): how well single hidden nodes of an MLP represent the latents of the same layer.
+
+For each latent of layer s the best hidden node of block s: the largest normalised correlation, over samples and after
+centring, between the latent and the node's maximal activation over the sequence; then the mean over latents.
+
+A best of hundreds of nodes over few distinct samples is large for any features at all, so a value means something
+only beside two baselines: the untrained network, and latents permuted over samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from joma._train.hierarchy import HierarchyTransformer
+from joma._train.hierarchy_data import Hierarchy, Samples
+
+SAMPLES = 1280  # the authors' number of test samples
+LAYERS = (0, 1)  # of latents: s = 0 next to the tokens
+
+Floats = NDArray[np.float64]
+
+
+def best_correlation(latents: ArrayLike, activations: ArrayLike) -> Floats:
+    """The largest correlation of each latent with any node: (N, n), (N, H) -> (n,).
+
+    NaN for a latent that is the same in all samples: it has no correlation. A node that is constant correlates 0.
+    """
+    y, a = np.asarray(latents, dtype=np.float64), np.asarray(activations, dtype=np.float64)
+    if y.ndim != 2 or a.ndim != 2 or len(y) != len(a) or len(y) < 2 or not a.shape[1]:
+        raise ValueError(
+            f"latents (N, n) and activations (N, H) need the same N ≥ 2 and H ≥ 1, got shapes {y.shape} and {a.shape}"
+        )
+    return np.asarray(np.max(_directions(y).T @ np.nan_to_num(_directions(a)), axis=1))
+
+
+def _directions(x: Floats) -> Floats:
+    """Columns centred and of unit length; NaN where constant."""
+    centred = x - x.mean(axis=0)
+    constant = np.ptp(x, axis=0) == 0
+    norm = np.where(constant, np.nan, np.linalg.norm(centred, axis=0))
+    return np.asarray(centred / norm)
+
+
+def _mean(values: Floats) -> float:
+    """Mean over the latents that vary; NaN if none does."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+class NCorr(NamedTuple):
+    """NCorr of each layer of latents, (2,) each, and what it is to be compared with."""
+
+    value: Floats
+    permuted: Floats  # latents permuted over the distinct samples: the mean over permutations
+    permuted_draws: Floats  # latents permuted over `SAMPLES` draws; without noise it takes copies for evidence
+
+
+def maximal_activations(model: HierarchyTransformer, x: NDArray[np.int64]) -> list[Floats]:
+    """Of each block, the maximal activation over the sequence: (N, T) -> (N, hidden) each."""
+    device = model.embed.weight.device
+    with torch.no_grad():
+        parts = [model.hidden(torch.from_numpy(part).to(device))[1] for part in np.array_split(x, 1 + len(x) // 128)]
+    return [torch.cat([a.amax(dim=1) for a in block]).double().cpu().numpy() for block in zip(*parts, strict=True)]
+
+
+def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, permutations: int = 20) -> NCorr:
+    """NCorr of a model and its permuted nulls.
+
+    Without noise the samples are the C sequences, once each: what `SAMPLES` draws tend to. With noise they are drawn.
+    """
+    if len(model.blocks) < len(LAYERS):
+        raise ValueError(f"NCorr compares {len(LAYERS)} layers of latents, the model has {len(model.blocks)} block")
+    if permutations < 1:
+        raise ValueError(f"permutations must be ≥ 1, got {permutations}")
+    rng = np.random.default_rng((seed, 2))
+    labels = data.draw_labels(SAMPLES, rng)
+    samples: Samples = data.distinct() if data.rho == 1 else data.sample(labels, rng)
+    draws = labels if data.rho == 1 else np.arange(SAMPLES)  # rows of samples
+    activations = maximal_activations(model, samples.x)
+    value, permuted, permuted_draws = [], [], []
+    for s in LAYERS:
+        y, a = samples.latents[s], activations[s]
+        value.append(_mean(best_correlation(y, a)))
+        nulls = [_mean(best_correlation(y[rng.permutation(len(y))], a)) for _ in range(permutations)]
+        permuted.append(float(np.mean(nulls)))
+        permuted_draws.append(_mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws])))
+    return NCorr(np.array(value), np.array(permuted), np.array(permuted_draws))
