@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 OUT ?= runs/reproduce
 REPORT ?= report.html
+EXHIBITS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -19,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 reproduce: $(READY) ## reproduce the paper at the quick preset and write report.html
-	$(BIN)/joma reproduce --preset quick --out $(OUT) --report $(REPORT)
+	$(BIN)/joma reproduce $(EXHIBITS) --preset quick --out $(OUT) --report $(REPORT)
 
 test: $(READY) ## run the tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
@@ -30,6 +31,7 @@ lint: $(READY) ## ruff (lint and format) and mypy
 	$(BIN)/mypy
 
 bench: $(READY) ## benchmarks against what one would use instead, side by side
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 figures: $(READY) ## make the pictures and tables of README and docs again

@@ -48,4 +48,9 @@ def _exhibit(run: Run) -> Chart:
     return get([run.info["config"]["exhibit"]])[0].module.draw(run)
 
 
-_DRAW: dict[str, Callable[[Run], Any]] = {"watch": _watch, "simulate": _simulation, "exhibit": _exhibit}
+_DRAW: dict[str, Callable[[Run], Any]] = {
+    "watch": _watch,
+    "train": _watch,
+    "simulate": _simulation,
+    "exhibit": _exhibit,
+}
