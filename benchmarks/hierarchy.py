@@ -25,7 +25,7 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
             y = above ^ (rng.random(above.shape) < (1 - 0.9) / 2)
         return y
 
-    fast, slow, sample, tokens = alternate(lambda: tree.sample(SAMPLES, rng).tokens, plain, rounds)
+    (fast, sample), (slow, tokens) = alternate(lambda: tree.sample(SAMPLES, rng).tokens, plain, rounds=rounds)
     exact = tree.joint()
     errors = [float(np.abs(t.T.astype(np.float32) @ t / SAMPLES - exact).max()) for t in (sample, tokens)]
     row = {

@@ -468,6 +468,36 @@ def test_what_cannot_be_watched_is_refused_by_name():
         joma.watch(model)
 
 
+def test_sharded_attention_is_refused_by_name():
+    class Sharded(torch.Tensor):
+        to_local = None  # what tells a DTensor
+
+    class Parallel(HandWrittenGPT):
+        def forward(self, x):
+            q = torch.randn(1, 2, 5, 4).as_subclass(Sharded)
+            nn.functional.scaled_dot_product_attention(q, q, q)
+            return super().forward(x)
+
+    model = Parallel("sdpa")
+    with joma.watch(model, every=1) as w:
+        model(tokens())
+        with pytest.raises(NotWatchable, match=r"Parallel.*context or tensor parallelism"):
+            w.step()
+
+
+def test_coherence_is_between_different_tokens():
+    torch.manual_seed(0)
+    model, x = HandWrittenGPT("sdpa"), tokens()
+    with joma.watch(model, every=1, gauges="coherence") as w:
+        model(x)
+        metrics = w.step()
+    kinds = x.unique()
+    rows = nn.functional.normalize(model.embed.weight.detach()[kinds], dim=1)
+    largest = (rows @ rows.T).fill_diagonal_(0).abs().max()
+    assert len(kinds) < x.numel()  # some tokens occur twice: their cosine of 1 must not count
+    assert metrics["joma/coherence/layer_00"] == pytest.approx(float(largest), rel=1e-5)
+
+
 def test_attention_that_ran_unseen_is_named():
     class SecretAttention(nn.Module):
         def forward(self, x):

@@ -78,6 +78,16 @@ _ALL = (
         "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
     ),
     Exhibit(
+        "fig6",
+        "Figure 6: attention of a language model in training",
+        "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed.",
+    ),
+    Exhibit(
+        "fig8",
+        "Figure 8: learning rates",
+        "The attention patterns that match the theory come with the lowest validation loss.",
+    ),
+    Exhibit(
         "table1",
         "Table 1: latents and hidden nodes",
         "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",

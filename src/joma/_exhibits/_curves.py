@@ -1,0 +1,112 @@
+"""Entropy curves of trained language models, for Figures 6 and 8: training, and what a curve did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from joma._exhibits.base import Progress
+from joma._run import Run, RunWriter
+
+AXES = {"entropy": ["layer"], "stable_rank": ["layer"], "phase": ["layer"]}
+
+
+def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed: int, progress: Progress) -> None:
+    """Train each of ``runs`` (settings that differ from the defaults) and copy its curves into the exhibit.
+
+    The runs themselves are kept beside the exhibit, in ``<name>-runs/``: a killed exhibit goes on where it was.
+    """
+    from joma._train.language import train
+    from joma._train.settings import Settings
+
+    runs = list(runs)
+    for n, chosen in enumerate(runs):
+        label = f"{chosen['layers']} layers, lr {chosen['lr']:g}"
+
+        def show(state: Any, n: int = n, label: str = label) -> None:
+            progress((n + state.step / state.steps) / len(runs), label)
+
+        settings = Settings(**chosen, seed=seed)
+        out = (
+            writer.path.parent
+            / f"{name}-runs"
+            / f"{_safe(settings.data)},layers={settings.layers},lr={settings.lr:g},seed={seed}"
+        )
+        run = train(settings, out, say=lambda line: None, show=show)
+        _copy(run, writer, settings.layers, settings.lr)
+
+
+def _copy(run: Run, writer: RunWriter, layers: int, lr: float) -> None:
+    steps: dict[int, dict[str, Any]] = {}
+    for row in run.rows():
+        value = row["value"]
+        if row["gauge"] == "entropy":
+            value = [float(np.mean(heads)) for heads in value]
+        if row["gauge"] in (*AXES, "loss", "valid_loss"):
+            steps.setdefault(row["step"], {})[row["gauge"]] = value
+    for step, values in steps.items():
+        writer.write(step, values, layers=layers, lr=lr, status=run.info["status"])
+
+
+def _safe(name: str) -> str:
+    return Path(name).name.replace(":", "-")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one layer's entropy did, on the median of five measurements."""
+
+    start: float
+    trough: float
+    trough_step: int
+    end: float
+
+    @property
+    def depth(self) -> float:
+        """How far it fell from its start, in nats."""
+        return self.start - self.trough
+
+    @property
+    def bounce(self) -> float:
+        """How far it rose again."""
+        return self.end - self.trough
+
+    @property
+    def dipped(self) -> bool:
+        """The rule of the watch's phase `sparsifying`."""
+        return self.depth >= max(0.1, 0.05 * self.start)
+
+    @property
+    def bounced(self) -> bool:
+        """The rule of the watch's phase `bouncing`."""
+        return self.dipped and self.bounce >= max(0.05, 0.1 * self.depth)
+
+    @property
+    def pattern(self) -> str:
+        """In words."""
+        return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
+
+
+def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64]) -> Curve:
+    """The shape of a curve: the highest value before the trough is its start."""
+    smooth = pd.Series(entropy).rolling(5, center=True, min_periods=1).median().to_numpy()
+    low = int(np.argmin(smooth))
+    return Curve(float(smooth[: low + 1].max()), float(smooth[low]), int(steps[low]), float(smooth[-1]))
+
+
+def curves(run: Run) -> dict[tuple[int, float, int], Curve]:
+    """(layers, lr, layer) -> what its entropy did."""
+    frame = run.frame("entropy")
+    groups = frame.groupby(["layers", "lr", "layer"], sort=True)
+    return {key: curve(g.step.to_numpy(), g.value.to_numpy()) for key, g in groups}
+
+
+def best_loss(run: Run) -> dict[tuple[int, float], float]:
+    """(layers, lr) -> the lowest validation loss."""
+    return run.frame("valid_loss").groupby(["layers", "lr"]).value.min().to_dict()

@@ -1,0 +1,103 @@
+"""Figure 6: attention entropy per layer of the paper's language model over training, for several depths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from joma._exhibits._curves import AXES, best_loss, curves, train_all
+from joma._exhibits.base import Progress, Verdict
+from joma._figures import Chart
+from joma._run import Run, RunWriter
+
+__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+
+# the paper's best validation losses, by depth
+PAPER = {
+    "wikitext-2": {1: 5.357, 2: 5.255, 5: 5.169, 10: 5.110},
+    "wikitext-103": {1: 5.047, 2: 4.912, 5: 4.762, 10: 4.679},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": 1e-3, "steps": 2500, "every": 25},
+    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": 7500, "every": 50},
+    "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4, "steps": 30_000,
+              "every": 100},
+}  # fmt: skip
+RULE = (
+    "on the median of five measurements, the entropy of the top layer dips by max(0.1 nats, 5 %) below its start and "
+    "rises again by max(0.05 nats, 10 % of the dip), at every depth; in models of several layers the bottom layer ends "
+    "below the top one (suppressed); holds: both; holds under: the first at some depth; fails: at none"
+)
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Train one model a depth."""
+    common = {key: settings[key] for key in ("data", "vocabulary", "lr", "steps", "every")}
+    train_all(writer, "fig6", [{**common, "layers": layers} for layers in settings["layers"]], seed, progress)
+
+
+def draw(run: Run) -> Chart:
+    """Entropy above, stable rank below; one column a depth, one line a layer coloured by depth."""
+    settings = run.info["config"]["settings"]
+    losses = best_loss(run)
+    paper = PAPER.get(settings["data"], {}) if settings["vocabulary"] is None else {}
+    columns = []
+    for layers in settings["layers"]:
+        loss = losses[layers, settings["lr"]]
+        beside = f" (paper {paper[layers]:.3f})" if layers in paper else ""
+        title = f"{layers} layer{'s' if layers > 1 else ''}: validation loss {loss:.3f}{beside}"
+        panels = [
+            _panel(run, gauge, name, layers, title if gauge == "entropy" else None)
+            for gauge, name in (
+                ("entropy", "attention entropy (nats)"),
+                ("stable_rank", "stable rank of the lower MLP"),
+            )
+        ]
+        columns.append(alt.vconcat(*panels))
+    return alt.hconcat(*columns)
+
+
+def _panel(run: Run, gauge: str, name: str, layers: int, title: str | None) -> alt.Chart:
+    frame = run.frame(gauge)
+    frame = frame[frame.layers == layers][["step", "layer", "value"]]
+    colour = alt.Color("layer:Q", scale=alt.Scale(scheme="plasma", domain=[0, max(1, layers)]),
+                       legend=alt.Legend(title="layer", tickMinStep=1, format="d") if layers > 1 else None)  # fmt: skip
+    chart = (
+        alt.Chart(frame, width=320, height=190)
+        .mark_line(strokeWidth=1.8)
+        .encode(
+            alt.X("step:Q", title="minibatch"),
+            alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)),
+            colour,
+            detail="layer:N",
+            tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
+        )
+    )
+    return chart.properties(title=title) if title else chart
+
+
+def judge(run: Run) -> Verdict:
+    """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
+    found = curves(run)
+    settings = run.info["config"]["settings"]
+    lr = settings["lr"]
+    shown = [n for n in settings["layers"] if found[n, lr, n - 1].bounced]
+    deep = [n for n in settings["layers"] if n > 1]
+    suppressed = [n for n in deep if found[n, lr, 0].end < found[n, lr, n - 1].end]
+    whole = shown == settings["layers"] and suppressed == deep
+    verdict = "holds" if whole else "holds under" if shown else "fails"
+    words = [f"{n} layers, layer {k}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for (n, _, k), c in found.items()]
+    summary = (
+        f"top layer dips and bounces at depths {shown or 'none'} of {settings['layers']}, bottom layer below it at "
+        f"{suppressed or 'none'} of {deep}; " + "; ".join(words)
+    )
+    numbers = {
+        "curves": {
+            f"{n} layers, layer {k}": {**vars(c), "depth": c.depth, "bounce": c.bounce, "pattern": c.pattern}
+            for (n, _, k), c in found.items()
+        },
+        "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run).items()},
+        "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(settings["data"], {}).items()},
+    }
+    return Verdict(verdict, RULE, summary, numbers)

@@ -1,0 +1,76 @@
+"""Figure 8: attention entropy over training for several learning rates, with validation losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from joma._exhibits._curves import AXES, best_loss, curves, train_all
+from joma._exhibits.base import Progress, Verdict
+from joma._figures import Chart
+from joma._run import Run, RunWriter
+
+__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"data": "pydoc", "vocabulary": None, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 1500,
+              "every": 15},
+    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": 2, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 7500,
+               "every": 50},
+    "paper": {"data": "wikitext-2", "vocabulary": None, "layers": 2, "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
+              "steps": 30_000, "every": 100},
+}  # fmt: skip
+RULE = (
+    "a run matches the theory if the entropy of its top layer dips and bounces (the rule of fig6); holds: the run with "
+    "the lowest validation loss matches, and every run that does not match has a higher loss than every one that does; "
+    "holds under: the best run matches; fails: it does not"
+)
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Train one model a learning rate."""
+    common = {key: settings[key] for key in ("data", "vocabulary", "layers", "steps", "every")}
+    train_all(writer, "fig8", [{**common, "lr": lr} for lr in settings["lr"]], seed, progress)
+
+
+def draw(run: Run) -> Chart:
+    """One panel a learning rate, its best validation loss in the title."""
+    frame, losses = run.frame("entropy"), best_loss(run)
+    layers = run.info["config"]["settings"]["layers"]
+
+    def panel(lr: float) -> alt.Chart:
+        title = [f"lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
+        legend = alt.Legend() if layers > 1 else None
+        return (
+            alt.Chart(frame[frame.lr == lr][["step", "layer", "value"]], width=230, height=170, title=title)
+            .mark_line(strokeWidth=1.8)
+            .encode(
+                alt.X("step:Q", title="minibatch", axis=alt.Axis(tickCount=4)),
+                alt.Y("value:Q", title="attention entropy (nats)", scale=alt.Scale(domain=[0, 2.7])),
+                alt.Color("layer:O", scale=alt.Scale(scheme="plasma"), legend=legend),
+                tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
+            )
+        )
+
+    return alt.hconcat(*map(panel, sorted(frame.lr.unique())))
+
+
+def judge(run: Run) -> Verdict:
+    """Do the patterns that match the theory give the lowest loss?"""
+    found, losses = curves(run), best_loss(run)
+    matches = {key: found[*key, key[0] - 1].bounced for key in losses}
+    best = min(losses, key=lambda key: losses[key])
+    with_, without = ([losses[key] for key in losses if matches[key] is which] for which in (True, False))
+    apart = not without or (with_ and max(with_) < min(without))
+    verdict = "fails" if not matches[best] else "holds" if apart else "holds under"
+    words = [
+        f"lr {lr:g}: {losses[n, lr]:.3f}, "
+        + ", ".join(c.pattern for (m, r, _), c in found.items() if (m, r) == (n, lr))
+        for n, lr in losses
+    ]
+    numbers = {
+        "validation loss": {f"lr {lr:g}": loss for (_, lr), loss in losses.items()},
+        "matches": {f"lr {lr:g}": match for (_, lr), match in matches.items()},
+    }
+    return Verdict(verdict, RULE, "; ".join(words), numbers)
