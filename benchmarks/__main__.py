@@ -56,8 +56,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `make bench`: all sides alternately in one run, medians. Times depend on the machine; the ratio is what "
-        "counts (how many times as long the other side takes). `python -m benchmarks NAME` measures one again.",
+        "Made by `make bench`: all sides alternately in one run, medians. Times depend on the machine; the ratio is "
+        "what counts (how many times as long the other side takes). `python -m benchmarks NAME` measures one again.",
         "",
         "| what | joma | against | time | time | ratio | accuracy, memory |",
         "|---|---|---|--:|--:|--:|---|",

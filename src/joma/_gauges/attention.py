@@ -306,9 +306,9 @@ def _fused_as(
     k = k - centre
     attended, lse = _kernel(q, k, mask, is_causal, scale)
     lse = lse.to(q.dtype)
-    expected = torch.einsum("bhqd,bhqd->bhq", q, attended) * scale
-    at_sink = _score_at(q, k, sink) * scale
-    shift = torch.einsum("bhqd,bhd->bhq", q, centre[:, :, 0]) * scale
+    expected = attended.mul_(q).sum(dim=-1).mul_(scale)
+    # scores at two keys, the sink and the centre, in one product
+    at_sink, shift = (q @ torch.cat([_key_at(k, sink), centre], dim=2).mT).mul_(scale).unbind(dim=-1)
     sink_mass = (at_sink - lse).exp()
     if is_causal is False and mask is not None:
         sees = mask.gather(-1, sink.expand(*mask.shape[:3], 1))[..., 0] if isinstance(sink, Tensor) else mask[..., 0]
@@ -317,14 +317,12 @@ def _fused_as(
     return torch.stack([lse - expected, lse + shift, sink_mass]), seen.abs().amax(dim=2)
 
 
-def _score_at(q: Tensor, k: Tensor, sink: Tensor | int) -> Tensor:
-    """q·k at the sink key, (b, h, Tq)."""
+def _key_at(k: Tensor, sink: Tensor | int) -> Tensor:
+    """The sink's key, (b, h, 1, d)."""
     if isinstance(sink, int):
-        key = k[:, :, sink]
-    else:
-        index = sink[..., 0].expand(k.shape[0], k.shape[1], 1)[..., None].expand(-1, -1, 1, k.shape[3])
-        key = k.gather(2, index)[:, :, 0]
-    return torch.einsum("bhqd,bhd->bhq", q, key)
+        return k[:, :, sink : sink + 1]
+    index = sink[..., 0].expand(k.shape[0], k.shape[1], 1)[..., None].expand(-1, -1, 1, k.shape[3])
+    return k.gather(2, index)
 
 
 def _row_stats(s: Tensor, sink: int | Tensor) -> Tensor:
