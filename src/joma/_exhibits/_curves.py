@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -102,11 +102,14 @@ def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64]) -> Curve:
 
 def curves(run: Run) -> dict[tuple[int, float, int], Curve]:
     """(layers, lr, layer) -> what its entropy did."""
-    frame = run.frame("entropy")
-    groups = frame.groupby(["layers", "lr", "layer"], sort=True)
-    return {key: curve(g.step.to_numpy(), g.value.to_numpy()) for key, g in groups}
+    found = {}
+    for key, group in run.frame("entropy").groupby(["layers", "lr", "layer"], sort=True):
+        layers, lr, layer = cast(tuple[int, float, int], key)
+        found[int(layers), float(lr), int(layer)] = curve(group.step.to_numpy(), group.value.to_numpy())
+    return found
 
 
 def best_loss(run: Run) -> dict[tuple[int, float], float]:
     """(layers, lr) -> the lowest validation loss."""
-    return run.frame("valid_loss").groupby(["layers", "lr"]).value.min().to_dict()
+    lowest = run.frame("valid_loss").groupby(["layers", "lr"], as_index=False).value.min()
+    return {(int(row.layers), float(row.lr)): float(row.value) for row in lowest.itertuples()}  # type: ignore[arg-type]

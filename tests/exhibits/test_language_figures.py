@@ -1,0 +1,96 @@
+"""Figures 6 and 8: what a curve did, and the exhibits at tiny settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from joma import Run
+from joma._exhibits import fig6, fig8, get, reproduce
+from joma._exhibits._curves import curve
+from joma._run.writer import RunWriter
+
+STEPS = np.arange(0, 1000, 10)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def shape(*corners: float) -> np.ndarray:
+    return np.interp(STEPS, np.linspace(0, STEPS[-1], len(corners)), corners)
+
+
+@pytest.mark.parametrize(
+    ("values", "pattern"),
+    [
+        (shape(2.53, 1.61, 1.87), "dip and bounce"),
+        (shape(2.6, 1.6, 1.6), "dip"),
+        (shape(2.6, 0.1), "dip"),
+        (shape(2.6, 2.58, 2.6), "flat"),
+        (shape(1.0, 2.5, 2.5), "flat"),
+    ],
+)
+def test_what_a_curve_did(values, pattern):
+    found = curve(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)))
+    assert found.pattern == pattern
+    if pattern == "dip and bounce":
+        assert found.depth == pytest.approx(0.92, abs=0.03)
+        assert found.bounce == pytest.approx(0.26, abs=0.03)
+        assert abs(found.trough_step - 500) <= 30
+
+
+def made_up(path, settings, curves, losses):
+    """A run with these curves: (layers, lr) -> one a layer."""
+    writer = RunWriter.create(path, kind="exhibit", config={"settings": settings}, axes=fig6.AXES)
+    with writer:
+        for (layers, lr), lines in curves.items():
+            for n, step in enumerate(STEPS):
+                values = {"entropy": [line[n] for line in lines], "valid_loss": losses[layers, lr]}
+                writer.write(int(step), values, layers=layers, lr=lr, status="done")
+    return Run(path)
+
+
+GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("bottom", "top", "single", "verdict"),
+    [
+        (LOW, GOOD, GOOD, "holds"),
+        (GOOD, LOW, GOOD, "holds under"),  # the bottom layer is not suppressed
+        (LOW, DIP, GOOD, "holds under"),
+        (LOW, DIP, DIP, "fails"),
+    ],
+)
+def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
+    settings = {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": 1e-3}
+    curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
+    run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
+    assert fig6.judge(run).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"), [((6.0, 5.0, 7.0), "holds"), ((4.9, 5.0, 7.0), "fails"), ((6.0, 5.0, 4.0), "fails")]
+)
+def test_the_judge_of_figure_8(losses, verdict, tmp_path):
+    rates = (1e-4, 1e-3, 1e-2)
+    settings = {"data": "pydoc", "vocabulary": None, "layers": 1, "lr": list(rates)}
+    curves = dict(zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [DIP]), strict=True))
+    run = made_up(tmp_path / "run", settings, curves, dict(zip(curves, losses, strict=True)))
+    assert fig8.judge(run).verdict == verdict
+
+
+@pytest.mark.parametrize("name", ["fig6", "fig8"])
+def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
+    module = {"fig6": fig6, "fig8": fig8}[name]
+    tiny = {**module.SETTINGS["quick"], "steps": 10, "every": 5, "vocabulary": 200}
+    monkeypatch.setitem(module.SETTINGS, "quick", tiny)
+    outcome = reproduce(get([name])[0], out=tmp_path)
+    assert outcome.verdict.verdict == "fails"  # ten steps do nothing
+    assert (outcome.path / "figure.svg").stat().st_size > 5_000
+    runs = sorted(path.name for path in (tmp_path / f"{name}-runs").iterdir())
+    assert len(runs) == len(tiny["layers"] if name == "fig6" else tiny["lr"])
+    again = reproduce(get([name])[0], out=tmp_path, force=True)  # the runs are there: only drawn and judged
+    assert again.verdict == outcome.verdict
