@@ -14,8 +14,6 @@ from pathlib import Path
 from joma._exhibits import EXHIBITS, reproduce
 from joma._plot import plot
 from joma._simulate import simulate
-from joma._train.language import train
-from joma._train.settings import Settings
 from joma.theory.claims import Claim, Result, check, claims
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +25,7 @@ def pictures(folder: Path) -> None:
     for exhibit in EXHIBITS.values():
         outcome = reproduce(exhibit, out=folder)
         shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{exhibit.id}.png")
-    run = train(Settings(layers=2, lr=1e-3, steps=2500, every=25), folder / "watch")
-    plot(run.path, folder / "watch-figure")
+    plot(next((folder / "fig6-runs").glob("*layers=2*")), folder / "watch-figure")
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
     simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0)
     shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")

@@ -112,4 +112,4 @@ def curves(run: Run) -> dict[tuple[int, float, int], Curve]:
 def best_loss(run: Run) -> dict[tuple[int, float], float]:
     """(layers, lr) -> the lowest validation loss."""
     lowest = run.frame("valid_loss").groupby(["layers", "lr"], as_index=False).value.min()
-    return {(int(row.layers), float(row.lr)): float(row.value) for row in lowest.itertuples()}  # type: ignore[arg-type]
+    return {(int(row.layers), float(row.lr)): float(row.value) for row in lowest.itertuples()}
