@@ -43,7 +43,7 @@ def test_a_sweep(tmp_path):
     assert [o.status for o in outcomes] == ["done", "diverged", "done", "diverged"]
     assert reported == [(n, 4) for n in range(1, 5)]
     table = status(tmp_path)
-    assert table["status"].tolist() == ["done", "done", "diverged", "diverged"] or len(table) == 4
+    assert sorted(table["status"]) == ["diverged", "diverged", "done", "done"]
     assert table[table.status == "done"].step.tolist() == [12, 12]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
     again = sweep(runs, tmp_path, workers=2)

@@ -104,7 +104,7 @@ class _Lab:
             return
         probe = torch.cat([inputs for inputs, _ in self.valid[: settings.probe_windows]])
         self.watch: Watch = watch(
-            self.model, run=self.writer, every=settings.every, gauges=settings.gauges,
+            self.model, run=self.writer, every=self._due, gauges=settings.gauges,
             probe={"tokens": probe, "project": False}, live=False,
         )  # fmt: skip
         self._restore()
@@ -136,8 +136,9 @@ class _Lab:
             loss = self.stepper.step(inputs[mine], targets[mine])
             if not math.isfinite(loss):
                 return "diverged", f"the loss is {loss} at step {step}"
-            due = step == 1 or step % settings.every == 0
-            extra = {"valid_loss": self._valid_loss(), "seconds": time.perf_counter() - began} if due else {}
+            extra = {}
+            if self._due(step):
+                extra = {"valid_loss": self._valid_loss(), "seconds": time.perf_counter() - began}
             metrics = self.watch.step(loss=loss, step=step, **extra)
             if metrics:
                 layers = [value for name, value in metrics.items() if name.startswith("joma/entropy/")]
@@ -148,6 +149,10 @@ class _Lab:
                     checkpoints.prune(self.out, keep, keep_every)
             show(Progress(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
         return "done", None
+
+    def _due(self, step: int) -> bool:
+        """Measure the first step, every so many, and the last."""
+        return step in (1, self.settings.steps) or step % self.settings.every == 0
 
     def _valid_loss(self) -> float:
         return sum(self.stepper.loss(*pair) for pair in self.valid) / len(self.valid)

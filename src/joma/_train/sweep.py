@@ -150,7 +150,9 @@ def _one(name: str, settings: dict[str, Any], path: str, checkpoint_every: int) 
 
 
 def _is_dead_worker(error: Exception) -> bool:
-    return type(error).__name__ in ("TerminatedWorkerError", "BrokenProcessPool", "WorkerCrashedError", "RayTaskError")
+    # by name: neither loky's nor Ray's exceptions need be importable here
+    dead = {"TerminatedWorkerError", "BrokenProcessPool", "WorkerCrashedError", "ActorDiedError", "RayActorError"}
+    return any(kind.__name__ in dead for kind in type(error).__mro__)
 
 
 def _known(path: Path) -> Outcome | None:
