@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from joma import _corpus
+from joma._exhibits._text import most_frequent, words_of
 from joma.theory import Task, saliency
 
 
@@ -115,16 +115,11 @@ def test_bad_options_are_named():
         saliency(["a", "b"], "a", baseline="queries")
 
 
-def test_word_rules():
-    assert _corpus.words('It\'s "so"; (very): OK!?') == ["it", "'", "s", "so", "(", "very", ")", "ok", "!", "?"]
-    assert _corpus.words("a.b,  C\n\td") == ["a", ".", "b", ",", "c", "d"]
-
-
 def test_pydoc_is_text_on_every_machine():
-    words = _corpus.pydoc_words()
+    words = words_of("pydoc")
     assert len(words) > 50_000
     assert not any('"' in word or word != word.lower() for word in words)
-    code, vocabulary = _corpus.most_frequent(words, 500)
+    code, vocabulary = most_frequent(words, 500)
     assert len(vocabulary) == len(set(vocabulary)) == 500
     assert code.max() == 499
     first = int(np.flatnonzero(code < 0)[0])
@@ -132,15 +127,3 @@ def test_pydoc_is_text_on_every_machine():
     assert all(words[i] == vocabulary[code[i]] for i in range(1000) if code[i] >= 0)
     counts = np.bincount(code[code >= 0])
     assert (np.diff(counts) <= 0).all()
-
-
-def test_wikitext_comes_from_a_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("JOMA_DATA", raising=False)
-    with pytest.raises(ValueError, match="set JOMA_DATA"):
-        _corpus.wikitext_words()
-    with pytest.raises(ValueError, match=r"no wiki\.train\.tokens"):
-        _corpus.wikitext_words(tmp_path)
-    (tmp_path / "wikitext-2").mkdir()
-    (tmp_path / "wikitext-2/wiki.train.tokens").write_text("The cat .\n")
-    monkeypatch.setenv("JOMA_DATA", str(tmp_path))
-    assert _corpus.wikitext_words() == ["the", "cat", "."]

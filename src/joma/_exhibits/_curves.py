@@ -32,7 +32,7 @@ def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed
         def show(state: Any, n: int = n, label: str = label) -> None:
             progress((n + state.step / state.steps) / len(runs), label)
 
-        settings = Settings(**chosen, seed=seed)
+        settings = Settings(**chosen, valid_windows=4, probe_windows=2, seed=seed)
         out = (
             writer.path.parent
             / f"{name}-runs"
@@ -94,10 +94,14 @@ class Curve:
 
 
 def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64]) -> Curve:
-    """The shape of a curve: the highest value before the trough is its start."""
+    """The shape of a curve: the highest value before the trough is its start.
+
+    The first value is taken as it is: a fast fall right after it is no noise.
+    """
     smooth = pd.Series(entropy).rolling(5, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
-    return Curve(float(smooth[: low + 1].max()), float(smooth[low]), int(steps[low]), float(smooth[-1]))
+    start = max(float(entropy[0]), float(smooth[: low + 1].max()))
+    return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]))
 
 
 def curves(run: Run) -> dict[tuple[int, float, int], Curve]:

@@ -19,7 +19,7 @@ PAPER = {
     "wikitext-103": {1: 5.047, 2: 4.912, 5: 4.762, 10: 4.679},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": 1e-3, "steps": 2500, "every": 25},
+    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": 1200, "every": 20},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": 7500, "every": 50},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4, "steps": 30_000,
               "every": 100},

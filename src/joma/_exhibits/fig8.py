@@ -14,8 +14,8 @@ from joma._run import Run, RunWriter
 __all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": None, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 1500,
-              "every": 15},
+    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
+              "every": 20},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": 2, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 7500,
                "every": 50},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": 2, "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],

@@ -16,8 +16,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._corpus import most_frequent, pydoc_words, wikitext_words
 from joma._exhibits._block import Samples, TextBlock, samples
+from joma._exhibits._text import most_frequent, words_of
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
@@ -45,7 +45,7 @@ def correlation(a: Any, b: Any) -> float:
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train with each attention on the same minibatches and record all three things."""
     V, steps, Q = settings["V"], settings["steps"], settings["queries"]
-    text = pydoc_words() if settings["text"] == "pydoc" else wikitext_words()
+    text = words_of(settings["text"])
     code, vocabulary = most_frequent(text, V)
     V = len(vocabulary)
     data = samples(code, settings["window"])

@@ -12,7 +12,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._corpus import pydoc_words, wikitext_words
+from joma._exhibits._text import words_of
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
@@ -31,7 +31,7 @@ GAUGES = ("frequency", "discriminancy", "saliency", "score")
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """The saliency of each query, on the text and on the text with shuffled targets."""
-    words = np.array(pydoc_words() if settings["text"] == "pydoc" else wikitext_words(), dtype=object)
+    words = np.array(words_of(settings["text"]), dtype=object)
     rng = np.random.default_rng((seed, 0))
     for n, query in enumerate(settings["queries"]):
         progress(n / len(settings["queries"]), f"query {query!r}")

@@ -3,9 +3,10 @@
 The rules, on the median s of the last three entropies (nats, mean over heads and queries):
 
     dense → sparsifying     s fell by max(0.1, 5 % of the peak) below the peak
-    sparsifying → bouncing  s rose by max(0.05, 10 % of the depth) above the trough; depth = peak − trough
+    sparsifying → bouncing  s rose by max(0.05, 10 % of the deepest dip so far) above the trough
     bouncing → dense        s is back within 10 % of the depth of the peak
-    bouncing → sparsifying  s fell below the trough, or by max(0.1, 5 % of the crest) below the crest: a second dip
+    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by max(0.1, 5 % of the crest, 25 %
+                            of the deepest dip so far)
     any → collapsed         non-sink entropy below 0.1 nats at the last `PATIENCE` measurements, and over the last
                             quarter of the run (these measurements at least) the loss did not fall by 0.5 %
     collapsed → sparsifying non-sink entropy above 0.2 nats
@@ -38,6 +39,7 @@ class Phase:
     peak: float = -math.inf  # before the dip
     trough: float = math.inf
     crest: float = -math.inf  # since the trough
+    deepest: float = 0.0  # dip so far
     entropy: float = math.nan  # smoothed
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=3), repr=False)
     _low: list[tuple[int, float]] = field(
@@ -84,11 +86,12 @@ class Phase:
                 self.name, self.trough, self.crest = "sparsifying", s, -math.inf
             elif s >= self.peak - 0.1 * (self.peak - self.trough):
                 self.name, self.peak = "dense", s
-            elif s <= self.crest - max(0.1, 0.05 * self.crest):
+            elif s <= self.crest - max(0.1, 0.05 * self.crest, 0.25 * self.deepest):
                 self.name, self.peak, self.trough, self.crest = "sparsifying", self.crest, s, -math.inf
         else:  # sparsifying; and a collapsed layer's trough is followed as well
             self.trough = min(self.trough, s)
-            if self.name == "sparsifying" and s >= self.trough + max(0.05, 0.1 * (self.peak - self.trough)):
+            self.deepest = max(self.deepest, self.peak - self.trough)
+            if self.name == "sparsifying" and s >= self.trough + max(0.05, 0.1 * self.deepest):
                 self.name, self.crest = "bouncing", s
 
     def _judge_collapse(self, step: int, nonsink: float, loss: float) -> None:
