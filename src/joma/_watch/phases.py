@@ -5,8 +5,8 @@ The rules, on the median s of the last three entropies (nats, mean over heads an
     dense → sparsifying     s fell by max(0.1, 5 % of the peak) below the peak
     sparsifying → bouncing  s rose by max(0.05, 10 % of the deepest dip so far) above the trough
     bouncing → dense        s is back within 10 % of the depth of the peak
-    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by max(0.1, 5 % of the crest, 25 %
-                            of the deepest dip so far)
+    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by max(0.1, 5 % of the crest,
+                            25 % of the deepest dip so far)
     any → collapsed         non-sink entropy below 0.1 nats at the last `PATIENCE` measurements, and over the last
                             quarter of the run (these measurements at least) the loss did not fall by 0.5 %
     collapsed → sparsifying non-sink entropy above 0.2 nats
