@@ -17,6 +17,7 @@ from joma._gauges.sharded import Shard
 
 # matrices up to this size are decomposed directly: cheaper than a Lanczos loop
 _DIRECT = 128
+_ROWS = 512  # of W at a time
 _BLOCK = 8  # vectors a step; a product with eight costs hardly more than with one, memory being the limit
 
 
@@ -36,7 +37,7 @@ class TopSingular:
         return (self.frobenius / self.sigma) ** 2 if self.sigma > 0 else self.sigma
 
 
-def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 1e-7, max_steps: int = 400) -> TopSingular:
+def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 1e-6, max_steps: int = 400) -> TopSingular:
     """σ_max of one matrix (m, n) to relative accuracy ``rtol`` (limited by float32 sums), by block Lanczos.
 
     ``start`` are the ``vectors`` of an earlier call on a similar matrix. Low precision is accumulated in float32. Of a
@@ -78,13 +79,15 @@ def _block_lanczos(
     limit = max(1, min(max_steps, n // p))
     Q = w.new_empty(limit * p, n)  # the basis
     A = w.new_empty(limit * p, n)  # its image under WᵀW
+    T = torch.empty(limit * p, limit * p, dtype=torch.float64)  # Q Aᵀ
     theta, ritz, steps = 0.0, block, 0
     for steps in range(1, limit + 1):
         k = steps * p
         Q[k - p : k] = block
-        A[k - p : k] = shard.sum_(block @ w.T @ w)
-        T = (Q[:k] @ A[:k].T).double().cpu()
-        values, vectors = torch.linalg.eigh((T + T.T) / 2)
+        A[k - p : k] = shard.sum_(_gram(block, w))
+        rows = (A[k - p : k] @ Q[:k].T).double().cpu()
+        T[k - p : k, :k], T[:k, k - p : k] = rows, rows.T
+        values, vectors = torch.linalg.eigh(T[:k, :k])
         theta = float(values[-1])
         top = vectors[:, -p:].flip(1).T.to(w)  # (p, k), the leading one first
         ritz = top @ Q[:k]
@@ -97,6 +100,14 @@ def _block_lanczos(
         for _ in range(3):  # again after QR: where little is left, its rows are anything, also inside Q
             block = _orthonormal(block - (block @ Q[:k].T) @ Q[:k])
     return theta, ritz, steps
+
+
+def _gram(block: Tensor, w: Tensor) -> Tensor:
+    """X WᵀW with W read from memory once, which is what it costs: a few rows of W stay in cache for both products."""
+    out = torch.zeros_like(block)
+    for rows in w.split(_ROWS):
+        out.addmm_(block @ rows.T, rows)
+    return out
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
