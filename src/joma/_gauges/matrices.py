@@ -39,6 +39,7 @@ class Matrix:
 
     name: str
     read: Callable[[], list[Tensor]]  # one matrix, or one a head
+    heads: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +208,8 @@ def _projections(model: nn.Module, part: str) -> list[Matrix]:
         if getattr(module, "in_proj_weight", None) is not None or _child(module, "q") or _child(module, "fused"):
             reader = _reader(model, name, module, part)
             if reader is not None:
-                found.append(Matrix(f"{name}.{part}" if name else part, reader))
+                heads = (_heads(module) or (1, 1))[0] if part == "qk" else 1
+                found.append(Matrix(f"{name}.{part}" if name else part, reader, heads))
     return found
 
 

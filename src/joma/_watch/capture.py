@@ -38,9 +38,9 @@ _PADDED = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 _MAX_TOKENS = 1024  # rows that a hidden-state gauge is given at most
 
 
-def looks_like_attention(module: nn.Module) -> bool:
-    """By the name of its class; used for messages and for layers that a pass may skip, never to decide what is seen."""
-    return bool(_ATTENTION.search(type(module).__name__))
+def looks_like_attention(kind: type[nn.Module]) -> bool:
+    """By the name of the class; used for messages and for layers that a pass may skip, never to decide what is seen."""
+    return bool(_ATTENTION.search(kind.__name__))
 
 
 class NotWatchable(ValueError):

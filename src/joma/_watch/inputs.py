@@ -72,7 +72,7 @@ def no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
     found = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
     compiled = (
         " If the whole training step is compiled, give a probe batch: it is measured outside of it."
-        if any(looks_like_attention(m) for m in model.modules())
+        if any(looks_like_attention(type(m)) for m in model.modules())
         else ""
     )
     return (

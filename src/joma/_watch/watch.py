@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from joma._gauges.attention import AttentionStats
 from joma._gauges.matrices import plain_name
-from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
@@ -39,6 +38,7 @@ from joma._watch.inputs import (
 from joma._watch.phases import PHASES, Phase, nonsink_of_layer
 from joma._watch.processes import Processes
 from joma._watch.tally import Layer, Tally
+from joma._watch.weights import Weights
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -142,17 +142,21 @@ class Watch:
         self._owns_run = not isinstance(run, RunWriter)
         self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
-        self._weight_gauges = [g for g in self._gauges if g.on == "weight"]
         self._attends = any(g.on != "weight" for g in self._gauges)
         if self._attends:
             check_has_attention(model)
         self._processes = Processes(model)
+        self._weights = Weights(self._gauges, self._matrices, self._processes)
         attention = [g for g in self._gauges if g.on == "attention"]
         self._tally = Tally([*attention, *_FOR_PHASES], [g for g in self._gauges if g.on == "hidden"])
         names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
+        if clash := next((module for module in names if module in _watched), None):
+            raise ValueError(
+                f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give "
+                "it more gauges"
+            )
         self._capture = Capture(model, names, self._tally, padding)
         self._probe = None if probe is None else batch(probe)
-        self._starts: dict[str, list[Tensor | None]] = {}  # leading singular vectors, from the measurement before
         self._reported: set[object] = set()
         self._step = 0
         self._resumed = False
@@ -162,14 +166,7 @@ class Watch:
         self.phases: list[Phase] = []
         self._writer = run if isinstance(run, RunWriter) else self._open(every, overwrite, resume)
         self._note_layers(self._writer)
-        if clash := next((m for m in model.modules() if m in _watched), None):
-            if self._owns_run:
-                self._writer.finish("failed", "another watch")
-            raise ValueError(
-                f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give "
-                "it more gauges"
-            )
-        for module in model.modules():
+        for module in names:
             _watched[module] = f"run {self.path}" if self.path is not None else "without a run folder"
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
@@ -216,13 +213,12 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
-        starts = {f"{key}|{n}": x for key, all_ in self._starts.items() for n, x in enumerate(all_) if x is not None}
         return {
             "step": self._step,
             "phases": [phase.state() for phase in self.phases],
             "layers": [[layer.name, layer.keys] for layer in self._tally.layers],
             "reported": [key for key in self._reported if isinstance(key, (str, tuple))],
-            "starts": starts,
+            "starts": self._weights.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -231,12 +227,7 @@ class Watch:
         self.phases = [Phase.restored(phase) for phase in state["phases"]]
         self._tally.layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
         self._reported = {tuple(key) if isinstance(key, list) else key for key in state["reported"]}
-        self._starts = {}
-        for name, vectors in state["starts"].items():
-            key, _, n = name.rpartition("|")
-            found = self._starts.setdefault(key, [])
-            found += [None] * (int(n) + 1 - len(found))
-            found[int(n)] = vectors
+        self._weights.restore(state["starts"])
         self._arm()
 
     def frame(self) -> pd.DataFrame:
@@ -264,9 +255,7 @@ class Watch:
             return
         self._closed = True
         _open.discard(self)
-        calls.uninstall(self._capture)
-        for module in self.model.modules():
-            _watched.pop(module, None)
+        self._detach()
         if self._line is not None:
             self._line.close()
         try:
@@ -288,9 +277,13 @@ class Watch:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
-            calls.uninstall(self._capture)
-            for module in self.model.modules():
-                _watched.pop(module, None)
+            self._detach()
+
+    def _detach(self) -> None:
+        """Leave the model alone."""
+        calls.uninstall(self._capture)
+        for module in self._capture.names:
+            _watched.pop(module, None)
 
     def __repr__(self) -> str:
         where = f"run {self.path}" if self.path is not None else "no run folder"
@@ -318,7 +311,9 @@ class Watch:
             if self._probe is not None:
                 self._run_probe()
             values = self._attention()
-        values |= self._weights()
+        values |= self._weights.measure()
+        for (part, name), reason in self._weights.reasons.items():
+            self._once(("weight", part, name), f"step {self._step}: {name} ({part}): {reason}")
         mean_loss = self._mean_loss(loss)
         if "_entropy" in values:
             self._judge(values, mean_loss)
@@ -361,50 +356,11 @@ class Watch:
             return {}
         kinds = {type(m) for m, name in capture.names.items() if (name, 0) in self._tally.seen}
         closure = [
-            name for m, name in capture.names.items() if type(m) in kinds and looks_like_attention(m)
+            name for m, name in capture.names.items() if type(m) in kinds and looks_like_attention(type(m))
         ]  # layers that this pass happened to skip
         self._tally.settle_layers(list(capture.names.values()), closure)
         self._name_unseen()
         return self._tally.values(self._processes.sum_, self._processes.max_)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Weight gauges; each matrix once, from where the measurement before left off."""
-        if not self._processes.computes_weights:
-            result = {}
-            for gauge in self._weight_gauges:
-                result[gauge.name] = self._processes.sum_(torch.zeros(self._shape(gauge), dtype=torch.float64))
-            return result
-        tops: dict[str, list[Any]] = {}
-        result = {}
-        for gauge in self._weight_gauges:
-            rows = []
-            for matrix in self._matrices[gauge.part]:
-                key = f"{gauge.part}:{matrix.name}"
-                with torch.no_grad():
-                    heads = matrix.read()
-                    if gauge.given == "top" and key not in tops:
-                        starts = self._starts.get(key, [])
-                        starts = starts + [None] * (len(heads) - len(starts))
-                        tops[key] = [top_singular(w, start) for w, start in zip(heads, starts, strict=True)]
-                        self._starts[key] = [top.vectors for top in tops[key]]
-                    given = tops.get(key, [None] * len(heads)) if gauge.given == "top" else [None] * len(heads)
-                    rows.append([gauge.measure(w, top) for w, top in zip(heads, given, strict=True)])
-            wide = max(map(len, rows))
-            padded = [row + [math.nan] * (wide - len(row)) for row in rows]
-            value = torch.tensor(padded, dtype=torch.float64)
-            result[gauge.name] = self._processes.sum_whole_(value if gauge.part == "qk" else value[:, 0])
-        for key, found in tops.items():
-            for top in found:
-                if top.reason:
-                    part, _, name = key.partition(":")
-                    self._once(("weight", key), f"step {self._step}: {name} ({part}): {top.reason}")
-        return result
-
-    def _shape(self, gauge: Gauge) -> tuple[int, ...]:
-        matrices = self._matrices[gauge.part]
-        if gauge.part != "qk":
-            return (len(matrices),)
-        return len(matrices), max(len(matrix.read()) for matrix in matrices)
 
     def _mean_loss(self, loss: Any) -> float:
         if loss is None and self._capture.losses:
@@ -438,22 +394,17 @@ class Watch:
                     self._once((name, n), f"step {self._step}: {name} of layer {n} ({names[n]}) is NaN")
 
     def _was_seen(self, name: str, layer: int) -> bool:
-        if any(g.name == name for g in self._weight_gauges):
-            return True
-        return self._tally.heads(layer, name) > 0
+        return name in self._weights.names or self._tally.heads(layer, name) > 0
 
     def _names_of(self, gauge: str) -> list[str]:
-        for g in self._weight_gauges:
-            if g.name == gauge:
-                return [matrix.name for matrix in self._matrices[g.part]]
-        return self.layers
+        return self._weights.names.get(gauge, self.layers)
 
     def _name_unseen(self) -> None:
         """Attention modules that ran without any attention being seen in or around them."""
         seen = [name for name, _ in self._tally.seen]
         for name, kind in self._capture.ran.items():
             related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in seen)
-            if not related and "attention" in kind.__name__.lower():
+            if not related and looks_like_attention(kind):
                 self._once(
                     ("unseen", name),
                     f"{name} ({kind.__name__}) ran, but no attention was seen in it: a kernel that is not PyTorch's?",
@@ -494,7 +445,7 @@ class Watch:
             self._step = max((row["step"] for row in Run(path).rows()), default=0)
             self._resumed = True
             return writer
-        writer = RunWriter.create(
+        return RunWriter.create(
             path,
             kind="watch",
             config=config,
@@ -502,8 +453,6 @@ class Watch:
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
-        self._note_layers(writer)
-        return writer
 
     def _note_layers(self, writer: RunWriter) -> None:
         layers = {g.name: self._names_of(g.name) for g in self._gauges if g.on == "weight" or self.layers}
