@@ -39,7 +39,8 @@ _RULES = [
 ]
 
 
-def _split(line: str) -> list[str]:
+def basic_english(line: str) -> list[str]:
+    """torchtext's rules, as regular expressions in its order."""
     line = line.lower()
     for pattern, replacement in _RULES:
         line = pattern.sub(replacement, line)
@@ -49,12 +50,12 @@ def _split(line: str) -> list[str]:
 def _torchtext(path: Path) -> np.ndarray[Any, Any]:
     """Build the vocabulary from the lines, then encode them, all in memory."""
     with path.open() as lines:
-        counts = Counter(word for line in lines for word in _split(line))
+        counts = Counter(word for line in lines for word in basic_english(line))
     counts.pop("<unk>", None)
     words = ["<unk>", *sorted(counts, key=lambda word: (-counts[word], word))]
     numbers = {word: i for i, word in enumerate(words)}
     with path.open() as lines:
-        parts = [np.array([numbers[word] for word in _split(line)], np.int64) for line in lines]
+        parts = [np.array([numbers[word] for word in basic_english(line)], np.int64) for line in lines]
     return np.concatenate(parts)
 
 

@@ -17,7 +17,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from tests.integrations.events import scalars  # noqa: E402
 
 from joma.integrations.lightning import WatchCallback  # noqa: E402
 
@@ -95,16 +95,6 @@ def fit(module, folder, *callbacks, batches=6, **options):
     torch.manual_seed(1)
     trainer.fit(module, DataLoader(tokens(4 * batches), 4), DataLoader(tokens(8, seed=1), 8))
     return trainer
-
-
-def scalars(folder):
-    found = {}
-    for path in folder.rglob("events.out.tfevents.*"):
-        events = EventAccumulator(str(path))
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return found
 
 
 def test_metrics_reach_every_logger_with_the_step(tmp_path):

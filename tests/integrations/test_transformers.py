@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from tests.integrations.events import scalars  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from joma.integrations.transformers import watch  # noqa: E402
@@ -70,17 +70,6 @@ def trainer_for(model, out, data=None, **options):
     )  # fmt: skip
     trainer.batches = batches
     return trainer
-
-
-def scalars(folder):
-    """Tag -> {step: value} of all TensorBoard files in a folder."""
-    found = {}
-    for path in folder.rglob("events.out.tfevents.*"):
-        events = EventAccumulator(str(path))
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return found
 
 
 def means(frame):

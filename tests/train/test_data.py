@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.encoding import basic_english
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,27 +73,6 @@ PIECES = st.lists(
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JOMA_DATA", raising=False)
-
-
-def basic_english(line: str) -> list[str]:
-    """torchtext's `basic_english`, as regular expressions in its order."""
-    line = line.lower()
-    for pattern, replacement in [
-        (r"\'", " '  "),
-        (r"\"", ""),
-        (r"\.", " . "),
-        (r"<br \/>", " "),
-        (r",", " , "),
-        (r"\(", " ( "),
-        (r"\)", " ) "),
-        (r"\!", " ! "),
-        (r"\?", " ? "),
-        (r"\;", " "),
-        (r"\:", " "),
-        (r"\s+", " "),
-    ]:
-        line = re.sub(pattern, replacement, line)
-    return line.split()
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -33,11 +32,7 @@ def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed
             progress((n + state.step / state.steps) / len(runs), label)
 
         settings = Settings(**chosen, valid_windows=4, probe_windows=2, seed=seed)
-        out = (
-            writer.path.parent
-            / f"{name}-runs"
-            / f"{_safe(settings.data)},layers={settings.layers},lr={settings.lr:g},seed={seed}"
-        )
+        out = writer.path.parent / f"{name}-runs" / f"{settings.corpus_name},{settings.label}"
         run = train(settings, out, say=lambda line: None, show=show)
         _copy(run, writer, settings.layers, settings.lr)
 
@@ -52,10 +47,6 @@ def _copy(run: Run, writer: RunWriter, layers: int, lr: float) -> None:
             steps.setdefault(row["step"], {})[row["gauge"]] = value
     for step, values in steps.items():
         writer.write(step, values, layers=layers, lr=lr, status=run.info["status"])
-
-
-def _safe(name: str) -> str:
-    return Path(name).name.replace(":", "-")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def _train(
 
     settings["gauges"] = _names(settings["gauges"])
     chosen = Settings(**settings).checked()
-    folder = out or Path("runs") / _default_name(chosen)
+    folder = out or Path("runs") / f"train-{chosen.corpus_name}-{chosen.label}"
     with joined() as rank:
         console = Console(stderr=True, quiet=rank > 0)
         with progress_bar(console, chosen.steps) as show:
@@ -170,11 +170,6 @@ def _article(kind: type) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _default_name(settings: Settings) -> str:
-    data = Path(settings.data).name.replace(":", "-")
-    return f"train-{data}-layers={settings.layers},lr={settings.lr:g},seed={settings.seed}"
 
 
 def _device(name: str) -> str:

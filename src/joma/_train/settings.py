@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +40,16 @@ class Settings:
     valid_windows: int = _setting(10, "validation windows of the validation loss")
     seed: int = _setting(0, "seed")
     threads: int = _setting(0, "0 for as many as there are; recorded, since it changes the last bits")
+
+    @property
+    def corpus_name(self) -> str:
+        """The corpus, as part of a folder's name."""
+        return Path(self.data).name.replace(":", "-")
+
+    @property
+    def label(self) -> str:
+        """What runs are usually told apart by, as part of a folder's name."""
+        return f"layers={self.layers},lr={self.lr:g},seed={self.seed}"
 
     def checked(self) -> Settings:
         """These settings, with the number of threads decided; what makes no sense is an error."""
