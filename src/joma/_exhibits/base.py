@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,6 +119,8 @@ class Verdict:
     rule: str
     summary: str  # one line, with the deciding numbers
     numbers: dict[str, Any] = field(default_factory=dict)
+    measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
+    paper: str = ""  # the paper's number beside it, or "" where it gives none
 
 
 @dataclass(frozen=True)
@@ -221,4 +223,5 @@ def load_verdict(path: Path) -> Verdict:
     import json
 
     stored = json.loads((path / "verdict.json").read_text())
-    return Verdict(**{key: stored[key] for key in ("verdict", "rule", "summary", "numbers")})
+    names = [item.name for item in fields(Verdict)]
+    return Verdict(**{name: stored[name] for name in names if name in stored})
