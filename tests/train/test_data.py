@@ -223,6 +223,27 @@ def test_windows_that_do_not_exist(call, message):
 # --- where text comes from
 
 
+def test_hblt_has_the_trees_own_co_occurrence():
+    """Pairs of tokens occur together in the lines as often as the tree's closed form says."""
+    from joma._train import trees
+
+    spec = "samples=20000,depth=2,children=2,latents=3,classes=4,rho=0.7,seed=5"
+    lines = trees.text(spec).decode().splitlines()
+    occurs = np.zeros((len(lines), 6), dtype=bool)
+    for row, line in enumerate(lines):
+        first, *words, stop = line.split()
+        assert first[0] == "c"
+        assert stop == "."
+        assert words == sorted(words)
+        occurs[row, [int(word[1:]) for word in words]] = True
+    tree = trees.tree(trees.options(spec))
+    together = np.einsum("ni,nj->ij", occurs.astype(float), occurs.astype(float)) / len(lines)
+    assert np.abs(together - tree.joint(tree.tokens)).max() < 5 * 0.5 / np.sqrt(len(lines))
+    c = corpus(f"hblt:{spec}")
+    assert set(c.vocabulary) == {"<unk>", ".", *(f"c{k}" for k in range(4)), *(f"t{m}" for m in range(6))}
+    assert len(c.valid) / (len(c.train) + len(c.valid)) == pytest.approx(0.1, abs=0.01)
+
+
 def test_pydoc_is_the_standard_librarys_text_its_last_tenth_for_validation():
     from pydoc_data.topics import topics
 
@@ -496,7 +517,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("wikitext-3", {}, "unknown corpus 'wikitext-3': there is no file or folder .*wikitext-3.*pydoc, hf:NAME"),
+        ("wikitext-3", {}, "unknown corpus 'wikitext-3': there is no file or folder .*wikitext-3.*pydoc, hblt, hf:NAME"),
+        ("hblt:rh0=1", {}, "hblt has no option 'rh0'"),
+        ("hblt:depth=2.5", {}, "depth must be a whole number, got '2.5'"),
+        ("hblt:samples=0", {}, "samples must be at least 1"),
+        ("hblt:rho=-0.1", {}, r"rho must be in \[0, 1\]"),
         ("", {}, "no corpus was named"),
         ("hf:", {}, "hf: names no data set"),
         ("pydoc", {"vocabulary": 0}, "capped at 0 words"),

@@ -4,6 +4,7 @@
 |---|---|
 | `wikitext-2`, `wikitext-103` | from a folder in `$JOMA_DATA`, else from the hub |
 | `pydoc` | the standard library's own reference, about 80,000 words: on every machine, no download |
+| `hblt`, `hblt:rho=0.9,…` | samples of a hierarchical binary latent tree, one line each (`trees.py`) |
 | a path | a text file, or a folder of text files |
 | `hf:NAME`, `hf:NAME:CONFIG` | a data set of the Hugging Face hub, or a folder that `datasets` can load |
 """
@@ -134,6 +135,8 @@ def _find(source: str | os.PathLike[str], cache: Path, say: Callable[[str], None
         return str(source), *_wikitext(str(source), cache, say)
     if source == "pydoc":
         return "pydoc", *_pydoc()
+    if isinstance(source, str) and source.partition(":")[0] == "hblt":
+        return source, *_hblt(source.partition(":")[2])
     if isinstance(source, str) and source.startswith("hf:"):
         return source, *_folder(fetch(source.removeprefix("hf:"), cache, say))
     if not os.fspath(source):
@@ -147,7 +150,7 @@ def _find(source: str | os.PathLike[str], cache: Path, say: Callable[[str], None
 
 
 def _choices() -> str:
-    return f"{', '.join(WIKITEXT)}, pydoc, hf:NAME, or the path of a text file or a folder of them"
+    return f"{', '.join(WIKITEXT)}, pydoc, hblt, hf:NAME, or the path of a text file or a folder of them"
 
 
 def _pydoc() -> tuple[Text, Text]:
@@ -157,6 +160,12 @@ def _pydoc() -> tuple[Text, Text]:
         raise ValueError("this Python comes without pydoc_data.topics: give the path of a text instead") from error
     text = "\n".join(topics[name] for name in sorted(topics))
     return Text((Span("pydoc_data.topics", text.encode()),)).split(1 - VALID)
+
+
+def _hblt(spec: str) -> tuple[Text, Text]:
+    from joma._train.trees import text
+
+    return Text((Span("hblt", text(spec)),)).split(1 - VALID)
 
 
 def _wikitext(name: str, cache: Path, say: Callable[[str], None]) -> tuple[Text, Text]:
