@@ -16,6 +16,7 @@ from joma._plot import plot
 from joma._run import Run
 from joma._train.language import Progress, train
 from joma._train.settings import Settings
+from joma._watch.phases import PHASES
 
 DOCS = Path(__file__).parent
 OUT = Path("runs/wikitext")
@@ -44,8 +45,8 @@ def phases(run: Run) -> list[str]:
     found: list[str] = []
     name = None
     for row in run.frame("phase").sort_values("step").itertuples():
-        if row.value != name:
-            name = row.value
+        if PHASES[int(row.value)] != name:
+            name = PHASES[int(row.value)]
             found.append(f"{name} from step {row.step}")
     return found
 

@@ -7,8 +7,9 @@ import pytest
 
 from joma import Run
 from joma._exhibits import fig6, fig8, get, reproduce
-from joma._exhibits._curves import curve
+from joma._exhibits._curves import LEAST, curve
 from joma._run.writer import RunWriter
+from joma._watch.phases import PHASES
 
 STEPS = np.arange(0, 1000, 10)
 
@@ -33,7 +34,7 @@ def shape(*corners: float) -> np.ndarray:
     ],
 )
 def test_what_a_curve_did(values, pattern):
-    found = curve(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)))
+    found = curve(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)), LEAST["entropy"])
     assert found.pattern == pattern
     if pattern == "dip and bounce":
         assert found.depth == pytest.approx(0.92, abs=0.03)
@@ -47,7 +48,12 @@ def made_up(path, settings, curves, losses):
     with writer:
         for (layers, lr), lines in curves.items():
             for n, step in enumerate(STEPS):
-                values = {"entropy": [line[n] for line in lines], "valid_loss": losses[layers, lr]}
+                values = {
+                    "entropy": [line[n] for line in lines],
+                    "stable_rank": [30 * line[n] for line in lines],
+                    "phase": [PHASES.index("collapsed" if line[n] < 0.2 else "dense") for line in lines],
+                    "valid_loss": losses[layers, lr],
+                }
                 writer.write(int(step), values, layers=layers, lr=lr, status="done")
     return Run(path)
 
@@ -68,7 +74,13 @@ def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
     settings = {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": 1e-3}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
     run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
-    assert fig6.judge(run).verdict == verdict
+    said = fig6.judge(run)
+    assert said.verdict == verdict
+    # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
+    assert f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers" in said.summary
+    assert [c["pattern"] for c in said.numbers["entropy"].values()].count("collapse") == sum(
+        line is DIP for line in (bottom, top, single)
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,9 +98,10 @@ def test_the_judge_of_figure_8(losses, verdict, tmp_path):
 def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     module = {"fig6": fig6, "fig8": fig8}[name]
     tiny = {**module.SETTINGS["quick"], "steps": 10, "every": 5, "vocabulary": 200}
+    tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "quick", tiny)
     outcome = reproduce(get([name])[0], out=tmp_path)
-    assert outcome.verdict.verdict == "fails"  # ten steps do nothing
+    assert outcome.verdict.verdict == "fails"  # such steps do nothing
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
     runs = sorted(path.name for path in (tmp_path / f"{name}-runs").iterdir())
     assert len(runs) == len(tiny["layers"] if name == "fig6" else tiny["lr"])

@@ -517,7 +517,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("wikitext-3", {}, "unknown corpus 'wikitext-3': there is no file or folder .*wikitext-3.*pydoc, hblt, hf:NAME"),
+        (
+            "wikitext-3",
+            {},
+            "unknown corpus 'wikitext-3': there is no file or folder .*wikitext-3.*hblt, hf:NAME",
+        ),
         ("hblt:rh0=1", {}, "hblt has no option 'rh0'"),
         ("hblt:depth=2.5", {}, "depth must be a whole number, got '2.5'"),
         ("hblt:samples=0", {}, "samples must be at least 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
+from joma._watch.phases import PHASES
 
 AXES = {"entropy": ["layer"], "stable_rank": ["layer"], "phase": ["layer"]}
 
@@ -51,16 +52,18 @@ def _copy(run: Run, writer: RunWriter, layers: int, lr: float) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one layer's entropy did, on the median of five measurements."""
+    """What one gauge of one layer did, on the median of five measurements."""
 
     start: float
     trough: float
     trough_step: int
     end: float
+    least: float  # the smallest dip that counts, in the gauge's unit; half of it for a bounce
+    collapsed: bool = False  # the watch's phase at the end
 
     @property
     def depth(self) -> float:
-        """How far it fell from its start, in nats."""
+        """How far it fell from its start."""
         return self.start - self.trough
 
     @property
@@ -70,38 +73,71 @@ class Curve:
 
     @property
     def dipped(self) -> bool:
-        """The rule of the watch's phase `sparsifying`."""
-        return self.depth >= max(0.1, 0.05 * self.start)
+        """By 5 % of its start at least; the rule of the watch's phase `sparsifying`."""
+        return self.depth >= max(self.least, 0.05 * self.start)
 
     @property
     def bounced(self) -> bool:
-        """The rule of the watch's phase `bouncing`."""
-        return self.dipped and self.bounce >= max(0.05, 0.1 * self.depth)
+        """By 10 % of the dip at least; the rule of the watch's phase `bouncing`."""
+        return self.dipped and self.bounce >= max(self.least / 2, 0.1 * self.depth)
 
     @property
     def pattern(self) -> str:
         """In words."""
+        if self.collapsed:
+            return "collapse"
         return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
 
+    def __str__(self) -> str:
+        return f"{self.start:.2f} → {self.trough:.2f} (step {self.trough_step}) → {self.end:.2f}"
 
-def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64]) -> Curve:
+    def numbers(self) -> dict[str, Any]:
+        """All of it, for a verdict."""
+        return {**asdict(self), "depth": self.depth, "bounce": self.bounce, "pattern": self.pattern}
+
+
+LEAST = {"entropy": 0.1, "stable_rank": 0.0}  # nats; a rank's dip is relative alone
+
+
+def curve(steps: NDArray[np.int64], values: NDArray[np.float64], least: float, collapsed: bool = False) -> Curve:
     """The shape of a curve: the highest value before the trough is its start.
 
     The first value is taken as it is: a fast fall right after it is no noise.
     """
-    smooth = pd.Series(entropy).rolling(5, center=True, min_periods=1).median().to_numpy()
+    smooth = pd.Series(values).rolling(5, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
-    start = max(float(entropy[0]), float(smooth[: low + 1].max()))
-    return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]))
+    start = max(float(values[0]), float(smooth[: low + 1].max()))
+    return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]), least, collapsed)
 
 
-def curves(run: Run) -> dict[tuple[int, float, int], Curve]:
-    """(layers, lr, layer) -> what its entropy did."""
+def curves(run: Run, gauge: str = "entropy") -> dict[tuple[int, float, int], Curve]:
+    """(layers, lr, layer) -> what the gauge did; only entropy can collapse."""
+    phases = run.frame("phase").sort_values("step").groupby(["layers", "lr", "layer"]).value.last()
     found = {}
-    for key, group in run.frame("entropy").groupby(["layers", "lr", "layer"], sort=True):
+    for key, group in run.frame(gauge).groupby(["layers", "lr", "layer"], sort=True):
         layers, lr, layer = cast(tuple[int, float, int], key)
-        found[int(layers), float(lr), int(layer)] = curve(group.step.to_numpy(), group.value.to_numpy())
+        over = gauge == "entropy" and PHASES[int(phases.loc[key])] == "collapsed"
+        found[int(layers), float(lr), int(layer)] = curve(
+            group.step.to_numpy(), group.value.to_numpy(), LEAST[gauge], over
+        )
     return found
+
+
+def rank_story(run: Run) -> tuple[str, dict[str, Any]]:
+    """The stable rank of the lower MLPs: where it fell and rose again, in words and numbers."""
+    found = curves(run, "stable_rank")
+    done = [c for c in found.values() if c.bounced]
+    words = f"stable rank of the lower MLP falls and rises again in {len(done)} of {len(found)} layers"
+    return words, {_name(key): c.numbers() for key, c in found.items()}
+
+
+def entropy_story(run: Run) -> dict[str, Any]:
+    """The numbers of all entropy curves."""
+    return {_name(key): c.numbers() for key, c in curves(run).items()}
+
+
+def _name(key: tuple[int, float, int]) -> str:
+    return f"{key[0]} layers, lr {key[1]:g}, layer {key[2]}"
 
 
 def best_loss(run: Run) -> dict[tuple[int, float], float]:

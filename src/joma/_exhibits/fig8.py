@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from joma._exhibits._curves import AXES, best_loss, curves, train_all
+from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, rank_story, train_all
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
@@ -15,11 +15,11 @@ __all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
-              "every": 20},
+              "every": 20, "threads": 1},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": 2, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 7500,
-               "every": 50},
+               "every": 50, "threads": 0},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": 2, "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
-              "steps": 30_000, "every": 100},
+              "steps": 30_000, "every": 100, "threads": 0},
 }  # fmt: skip
 RULE = (
     "a run matches the theory if the entropy of its top layer dips and bounces (the rule of fig6); holds: the run with "
@@ -30,7 +30,7 @@ RULE = (
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train one model a learning rate."""
-    common = {key: settings[key] for key in ("data", "vocabulary", "layers", "steps", "every")}
+    common = {key: settings[key] for key in ("data", "vocabulary", "layers", "steps", "every", "threads")}
     train_all(writer, "fig8", [{**common, "lr": lr} for lr in settings["lr"]], seed, progress)
 
 
@@ -59,7 +59,7 @@ def draw(run: Run) -> Chart:
 def judge(run: Run) -> Verdict:
     """Do the patterns that match the theory give the lowest loss?"""
     found, losses = curves(run), best_loss(run)
-    matches = {key: found[*key, key[0] - 1].bounced for key in losses}
+    matches = {key: found[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
     best = min(losses, key=lambda key: losses[key])
     with_, without = ([losses[key] for key in losses if matches[key] is which] for which in (True, False))
     apart = not without or (with_ and max(with_) < min(without))
@@ -69,8 +69,19 @@ def judge(run: Run) -> Verdict:
         + ", ".join(c.pattern for (m, r, _), c in found.items() if (m, r) == (n, lr))
         for n, lr in losses
     ]
+    ranks, rank_numbers = rank_story(run)
     numbers = {
         "validation loss": {f"lr {lr:g}": loss for (_, lr), loss in losses.items()},
         "matches": {f"lr {lr:g}": match for (_, lr), match in matches.items()},
+        "entropy": entropy_story(run),
+        "stable rank": rank_numbers,
     }
-    return Verdict(verdict, RULE, "; ".join(words), numbers)
+    pattern = found[*best, best[0] - 1].pattern
+    return Verdict(
+        verdict,
+        RULE,
+        "; ".join([*words, ranks]),
+        numbers,
+        measured=f"lowest loss {losses[best]:.3f} at lr {best[1]:g}: {pattern}",
+        paper="lowest loss with dip and bounce",
+    )

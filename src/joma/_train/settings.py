@@ -34,7 +34,7 @@ class Settings:
     clip: float = _setting(0.5, "largest norm of the gradient; 0 for none")
     weight_decay: float = _setting(0.0, "weight decay")
     steps: int = _setting(6000, "optimiser steps")
-    every: int = _setting(50, "steps between measurements")
+    every: int = _setting(50, "steps between measurements; fewer at first, an eighth of the step")
     gauges: tuple[str, ...] = _setting(("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas")
     probe_windows: int = _setting(4, "validation windows that attention is measured on")
     valid_windows: int = _setting(10, "validation windows of the validation loss")
