@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._run import Run, RunError, RunInUse
+from joma._train.cluster import cluster
 from joma._train.language import train
 from joma._train.settings import Settings
 
@@ -118,24 +119,14 @@ def _parallel(
 
 @contextmanager
 def _ray(address: str | None) -> Iterator[None]:
-    try:
-        import ray
-        from ray.util.joblib import register_ray
-    except ImportError as error:
-        raise ImportError("engine='ray' needs Ray: pip install 'joma[ray]'") from error
     from joblib import parallel_backend
 
-    started = not ray.is_initialized()
-    if started:
-        options = {"address": address} if address else {"include_dashboard": False}
-        ray.init(log_to_driver=False, **options)
-    register_ray()
-    try:
+    with cluster(address):
+        from ray.util.joblib import register_ray
+
+        register_ray()
         with parallel_backend("ray"):
             yield
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def _one(name: str, settings: dict[str, Any], path: str, checkpoint_every: int) -> tuple[str, Outcome]:
