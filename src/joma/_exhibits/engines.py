@@ -136,18 +136,19 @@ class Processes:
 
     def events(self, timeout: float) -> list[Event]:
         """What has happened; waits for ``timeout`` seconds at most."""
-        found = []
-        for pipe in connection.wait(list(self._running), timeout):
+        found: list[Event] = []
+        pipes: list[Any] = connection.wait(list(self._running), timeout)
+        for pipe in pipes:
             id, process = self._running[pipe]
             try:
-                event: Event = pipe.recv()  # type: ignore[union-attr]
+                event = pipe.recv()
             except (EOFError, OSError):
                 process.join()
                 event = Event(id, "failed", text=_death(process.exitcode))
             if event.kind != "progress":
                 process.join()
                 del self._running[pipe]
-                pipe.close()  # type: ignore[union-attr]
+                pipe.close()
             found.append(event)
         return found
 
