@@ -208,8 +208,8 @@ def test_claims_are_checked_once_and_again_when_something_changed(tmp_path, monk
     assert stored_claims(tmp_path) is None
 
 
-def job(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0):
-    return Job(Task(fakes(id)[0], "quick", None, 0, False), expected, state, share, "at it", started, seconds, "holds")
+def job(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, what="at it"):
+    return Job(Task(fakes(id)[0], "quick", None, 0, False), expected, state, share, what, started, seconds, "holds")
 
 
 def test_time_left():
@@ -261,11 +261,16 @@ def test_the_last_table_is_readable_at_any_width(width):
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_live_table_has_a_line_a_job(width):
-    jobs = [job("fig3", 5), job("parameterised", 5, "running", 0.43), job("fig9", 5, "done", seconds=3)]
+    jobs = [
+        job("fig3", 5),
+        job("parameterised", 5, "running", 0.43),
+        job("fig9", 5, "done", seconds=3, what="words " * 40),
+    ]
     text = printed(width, lambda console: console.print(cli.live_table(jobs, 75.0, 9.0)))
     lines = text.splitlines()
     assert len(lines) == len(jobs) + 2
     assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines[:3]] == ["fig3", "parameterised", "fig9"]
     assert "waiting" in lines[0]
     assert "43%" in lines[1]
     assert "9.0 s" in lines[1]

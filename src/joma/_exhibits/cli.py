@@ -106,10 +106,10 @@ def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
 
     from joma._terminal import VERDICT_STYLE, escape
 
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = Table(box=None, pad_edge=False, show_header=False, expand=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, min_width=18)
-    table.add_column(no_wrap=True, justify="right", min_width=6)
+    table.add_column(no_wrap=True, justify="right", min_width=8)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
     for job in jobs:
         if job.state == "waiting":
