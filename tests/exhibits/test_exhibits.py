@@ -37,6 +37,7 @@ def made(tmp_path_factory):
 def test_quick_preset(made, id):
     outcome = made[id]
     assert outcome.verdict.verdict == EXPECTED[id]
+    assert re.search(r"\d", outcome.verdict.measured)
     svg = (outcome.path / "figure.svg").read_text()
     assert len(re.findall(r"<path", svg)) > 20
     assert "NaN" not in svg

@@ -19,12 +19,13 @@ import pytest
 from rich.console import Console
 
 from joma import Run
-from joma._exhibits import cli, engines, get
+from joma._exhibits import EXHIBITS, cli, engines, get
 from joma._exhibits.base import Exhibit, Outcome, Verdict
 from joma._exhibits.engines import Task, work
 from joma._exhibits.runner import Job, Reproduction, Runner, stored_claims, time_left
 from joma._report import write_report
 from joma._run import RunError, write_json
+from joma.cli import main
 from joma.theory import claims as registry
 from joma.theory.claims import Claim
 
@@ -206,6 +207,30 @@ def test_claims_are_checked_once_and_again_when_something_changed(tmp_path, monk
     assert stored_claims(tmp_path) is None  # what is wrong is not kept
     (tmp_path / "claims.json").write_text("[]")
     assert stored_claims(tmp_path) is None
+
+
+def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monkeypatch, capsys):
+    asked = {}
+
+    def run(self):
+        asked.update(vars(self))
+        broken = Outcome(self.exhibits[0], self.out, None, 0.0, error="ValueError: no")
+        return Reproduction(
+            [broken], [registry.check(Claim(id="A", check=lambda variant: variant == "control", **CLAIM))]
+        )
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(sys, "argv", ["joma", "reproduce", "--out", str(tmp_path), "--jobs", "3", "--seed", "2"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1  # one was not made
+    assert asked["claims"]
+    assert asked["exhibits"] == list(EXHIBITS.values())
+    assert (asked["preset"], asked["jobs"], asked["seed"], asked["force"]) == ("quick", 3, 2, False)
+    said = capsys.readouterr().out
+    assert "ValueError: no" in said
+    assert "1 claims" in said
+    assert (tmp_path / "report.html").exists()
 
 
 def job(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, what="at it"):
