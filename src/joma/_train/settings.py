@@ -78,7 +78,7 @@ class Settings:
         from joma._gauges.registry import get
 
         get(self.gauges)
-        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or _threads()})
+        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})
 
 
 def cores() -> int:
@@ -86,6 +86,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _threads() -> int:
+def threads(workers: int = 1) -> int:
+    """How many threads each of ``workers`` processes should have: OMP_NUM_THREADS, or its share of the cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else cores()
+    return int(asked) if asked.isdigit() and int(asked) > 0 else max(1, cores() // workers)

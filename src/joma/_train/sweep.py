@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from joma._run import Run, RunError, RunInUse
 from joma._train.cluster import cluster
 from joma._train.language import train
-from joma._train.settings import Settings
+from joma._train.settings import Settings, threads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +74,7 @@ def sweep(
     if engine not in ("loky", "ray"):
         raise ValueError(f"unknown engine {engine!r}: loky or ray")
     out = Path(out)
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    left = {name: replace(settings, threads=threads) for name, settings in runs.items()}
+    left = {name: replace(settings, threads=threads(workers)) for name, settings in runs.items()}
     outcomes: dict[str, Outcome] = {}
     for name in list(left):
         known = _known(out / name)
