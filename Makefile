@@ -23,7 +23,7 @@ reproduce: $(READY) ## reproduce the paper at the quick preset and write report.
 	$(BIN)/joma reproduce $(EXHIBITS) --preset quick --out $(OUT) --report $(REPORT)
 
 test: $(READY) ## run the tests on all cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 lint: $(READY) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

@@ -1,5 +1,7 @@
-"""The command line as a user meets it: real processes, exit codes, messages, and what is left on disk."""
+"""The command line as a user meets it: exit codes, messages, and what is left on disk."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -7,20 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from joma import Run
+from joma.cli import main
 
 
-def joma(*arguments, cwd=None, check=None, **environment):
+def process(*arguments, cwd=None, check=None):
+    """A real process, for what may differ there; it imports everything anew."""
     done = subprocess.run(
         [sys.executable, "-m", "joma", *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment},
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
     )
     assert "Traceback" not in done.stderr, done.stderr
     if check is not None:
@@ -28,8 +33,29 @@ def joma(*arguments, cwd=None, check=None, **environment):
     return done
 
 
+def joma(*arguments, cwd=None, check=None, columns=100):
+    """The entry point, called here: the same words and exit codes without the imports."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        mock.patch.object(sys, "argv", ["joma", *map(str, arguments)]),
+        mock.patch.dict(os.environ, COLUMNS=str(columns), NO_COLOR="1"),
+        contextlib.chdir(cwd or "."),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()  # any other exception would be a traceback
+        except SystemExit as end:
+            code = end.code or 0
+    done = subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
 def test_help_names_the_commands():
-    out = joma("--help", check=0).stdout
+    out = process("--help", check=0).stdout
     assert all(command in out for command in ("claims", "reproduce", "simulate", "plot", "gauges"))
 
 
@@ -48,14 +74,21 @@ def test_one_claim_is_explained_in_full():
 
 
 def test_output_into_a_pipe_has_no_control_characters():
-    assert "\x1b" not in joma("claims", "L6", "L7", check=0).stdout
+    assert "\x1b" not in process("claims", "L6", "L7", check=0).stdout
+
+
+def test_a_real_process_ends_with_a_message_and_2(tmp_path):
+    done = process("reproduce", "fig11", cwd=tmp_path, check=2)
+    assert "unknown exhibit 'fig11'. Did you mean 'fig" in done.stderr
+    assert "Known: folding, fig2, saliency" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("claims", "T2.invariance"), "Did you mean 'T2.invariant'"),
-        (("reproduce", "fig11"), "Known: folding, fig2"),
+        (("reproduce", "fig3", "--jobs", "0"), "at least one job at a time is needed, got 0"),
         (("reproduce", "fig3", "--preset", "quik"), "Did you mean 'quick'"),
         (("simulate", "two-tokens", "--attention", "sofmax"), "Did you mean 'softmax'"),
         (("simulate", "two-tokens", "--activation", "rleu"), "Did you mean 'relu'"),
@@ -151,11 +184,15 @@ def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
 
 def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_other_runs(tmp_path):
     out = tmp_path / "out"
-    first = joma("reproduce", "fig3", "--out", out, check=0)
+    first = joma("reproduce", "fig3", "--out", out, check=0, columns=60)
     promised = {"run.json", "metrics.jsonl", "figure.svg", "figure.png", "verdict.json"}
     assert promised <= {path.name for path in (out / "fig3").iterdir()}
-    assert json.loads((out / "fig3/verdict.json").read_text())["verdict"] == "holds"
-    assert "holds" in first.stdout
+    stored = json.loads((out / "fig3/verdict.json").read_text())
+    assert stored["verdict"] == "holds"
+    assert stored["measured"] in " ".join(first.stdout.split())
+    assert all(len(line) <= 60 for line in first.stdout.splitlines() if not line.startswith("report:"))
+    assert "\x1b" not in first.stdout + first.stderr
+    assert first.stderr.startswith("fig3: holds (")
     stamp = (out / "fig3/run.json").stat().st_mtime_ns
     assert "there" in joma("reproduce", "fig3", "--out", out, check=0).stdout
     assert (out / "fig3/run.json").stat().st_mtime_ns == stamp
@@ -166,21 +203,36 @@ def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_oth
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_ctrl_c_in_the_middle_leaves_no_half_written_exhibit(tmp_path):
+def test_the_list_of_exhibits_is_readable_in_60_columns():
+    out = joma("reproduce", "--list", check=0, columns=60).stdout
+    assert max(map(len, out.splitlines())) <= 60
+    assert "realtext" in out
+    assert "…" not in out
+
+
+def test_ctrl_c_in_the_middle_leaves_no_half_written_exhibit_and_no_process(tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "joma", "reproduce", "fig2", "--preset", "laptop", "--out", str(out)],
+        [sys.executable, "-m", "joma", "reproduce", "fig2", "fig3", "--preset", "laptop", "--jobs", "2", "--out", out],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
-    for _ in range(600):  # until it is at work in its staging folder
+    for _ in range(1200):  # until it is at work in its staging folder
         if list(out.glob(".fig2.partial-*/metrics.jsonl")):
             break
-        time.sleep(0.1)
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    assert [path.name for path in out.iterdir()] == []
+    assert {path.name for path in out.iterdir()} <= {"fig3", "times.json"}  # fig3 may have been done by then
+    for _ in range(600):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("something still runs")

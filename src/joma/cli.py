@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from joma._exhibits.cli import register as register_exhibits
+from joma._terminal import VERDICT_STYLE, escape, plain_table, styled
 from joma._train.cli import register as register_training
 
 app = typer.Typer(
@@ -36,15 +38,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-VERDICT_STYLE = {
-    "holds": "green",
-    "holds as corrected": "yellow",
-    "holds under": "yellow",
-    "fails": "red",
-    "error": "bold red",
-}
 
 
 @app.command()
@@ -80,31 +73,17 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
-def _table(*columns: str) -> Any:
-    """A plain table; a column that begins with ">" is flushed right, one with "*" takes what room there is."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        justify: Any = "right" if column[0] == ">" else "left"
-        table.add_column(
-            column.lstrip(">*"), justify=justify, no_wrap=column[0] != "*", ratio=1 if column[0] == "*" else None
-        )
-    return table
-
-
 def _claims_table(results: list[Any]) -> None:
     from rich.console import Console
 
-    table = _table("claim", "verdict", ">value", ">tolerance", "control")
-    notes = _table("claim", "*note")
+    table = plain_table("claim", "verdict", ">value", ">tolerance", "control")
+    notes = plain_table("claim", "*note")
     notes.show_header = False
     for r in results:
-        style = VERDICT_STYLE[r.verdict]
         control = "rejected" if r.control_rejected else "[red]NOT REJECTED[/red]"
-        table.add_row(r.id, f"[{style}]{r.verdict}[/{style}]", _number(r.value), _number(r.tolerance), control)
+        table.add_row(r.id, styled(r.verdict), _number(r.value), _number(r.tolerance), control)
         if r.note:
-            notes.add_row(r.id, _escape(r.note))
+            notes.add_row(r.id, escape(r.note))
     console = Console()
     console.print(table)
     if notes.row_count:
@@ -115,19 +94,12 @@ def _claims_table(results: list[Any]) -> None:
     console.print(f"{sum(r.seconds for r in results):.1f} s. One in full: joma claims {results[0].id}", highlight=False)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def _explain(claim: Any, result: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    style = VERDICT_STYLE[result.verdict]
-    console.print(f"[bold]{claim.id}[/bold]  [{style}]{result.verdict}[/{style}]   ({claim.source})\n")
+    console.print(f"[bold]{claim.id}[/bold]  {styled(result.verdict)}   ({claim.source})\n")
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
@@ -142,109 +114,8 @@ def _explain(claim: Any, result: Any) -> None:
     }  # fmt: skip
     for name, text in rows.items():
         if text:
-            table.add_row(name, _escape(text))
+            table.add_row(name, escape(text))
     console.print(table)
-
-
-@app.command()
-def reproduce(
-    exhibits: Annotated[
-        list[str] | None, typer.Argument(help="fig2, fig3, fig4, folding, … All, and the claims, by default.")
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(help="quick (minutes in all), laptop, or paper (the paper's own scale).")
-    ] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
-    report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Make exhibits again that are there already.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the exhibits and exit.")] = False,
-) -> None:
-    """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
-    from rich.console import Console
-
-    from joma._exhibits import EXHIBITS, PRESETS, get
-    from joma._exhibits.base import check_output
-
-    console = Console(highlight=False)
-    if list_:
-        table = _table("exhibit", "*the paper's statement")
-        for exhibit in EXHIBITS.values():
-            table.add_row(exhibit.id, exhibit.statement)
-        console.print(table)
-        return
-    if preset not in PRESETS:
-        from joma.theory.setting import nearest
-
-        raise ValueError(nearest(preset, PRESETS, "preset"))
-    chosen = get(exhibits) if exhibits else list(EXHIBITS.values())
-    check_output(chosen, preset, out, seed, force=force)
-    outcomes = _run_exhibits(chosen, preset, out, seed, force)
-    checked = None if exhibits else _check_claims(out)
-
-    from joma._report import write_report
-
-    page = write_report(out, chosen, checked, preset=preset, seed=seed, path=report)
-    table = _table("exhibit", "verdict", "*what decided it", ">time")
-    for outcome in outcomes:
-        verdict = "error" if outcome.verdict is None else outcome.verdict.verdict
-        text = outcome.error or (outcome.verdict.summary if outcome.verdict else "")
-        style = VERDICT_STYLE[verdict]
-        table.add_row(
-            outcome.exhibit.id,
-            f"[{style}]{verdict}[/{style}]",
-            _escape(text),
-            f"{outcome.seconds:.1f} s" if outcome.fresh else "there",
-        )
-    console.print(table)
-    if checked is not None:
-        console.print(f"\n{len(checked)} claims checked: joma claims")
-    console.print(f"report: {page}", soft_wrap=True)
-    if any(o.error for o in outcomes) or (checked is not None and not all(r.ok for r in checked)):
-        raise typer.Exit(1)
-
-
-def _run_exhibits(chosen: list[Any], preset: str, out: Path, seed: int, force: bool) -> list[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from joma._exhibits import Outcome
-    from joma._exhibits import reproduce as make
-
-    outcomes = []
-    columns = (
-        TextColumn("{task.fields[name]:8}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        for exhibit in chosen:
-            task = bars.add_task("", total=1.0, name=exhibit.id)
-
-            def progress(share: float, what: str, task: Any = task) -> None:
-                bars.update(task, completed=share, description=what)
-
-            try:
-                outcome = make(exhibit, preset, out, seed, force=force, progress=progress)
-            except Exception as error:  # one failing exhibit must not stop the others
-                outcome = Outcome(exhibit, out / exhibit.id, None, 0.0, error=f"{type(error).__name__}: {error}")
-            outcomes.append(outcome)
-            bars.update(task, completed=1.0, description=outcome.verdict.verdict if outcome.verdict else "error")
-    return outcomes
-
-
-def _check_claims(out: Path) -> list[Any]:
-    from rich.console import Console
-
-    from joma._run import write_json
-    from joma.theory import claims as registry
-
-    with Console(stderr=True).status("checking the claims"):
-        results = [registry.check(claim) for claim in registry.claims()]
-    write_json(out / "claims.json", [result.as_dict() for result in results])
-    return results
 
 
 @app.command()
@@ -327,17 +198,18 @@ def gauges() -> None:
     from joma._gauges.registry import gauges as registered
 
     console = Console(highlight=False)
-    table = _table("gauge", "measured on", "*what it is")
+    table = plain_table("gauge", "measured on", "*what it is")
     for gauge in registered().values():
-        table.add_row(gauge.name, gauge.on, _escape(gauge.help))
+        table.add_row(gauge.name, gauge.on, escape(gauge.help))
     console.print(table)
     console.print("\n[bold]Parts[/bold] for gauges measured on weights, as stable_rank.qk; mlp_in if none is named\n")
-    table = _table("part", "*matrix")
+    table = plain_table("part", "*matrix")
     for part, what in PARTS.items():
-        table.add_row(part, _escape(what))
+        table.add_row(part, escape(what))
     console.print(table)
 
 
+register_exhibits(app)
 register_training(app)
 
 

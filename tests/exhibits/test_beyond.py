@@ -36,6 +36,7 @@ def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
     assert set(exhibit.module.SETTINGS) == set(PRESETS)
     verdict = exhibit.module.judge(made[id])
     assert verdict.summary
+    assert any(character.isdigit() for character in verdict.measured)
     _figures.save(exhibit.module.draw(made[id]), tmp_path)
     svg = (tmp_path / "figure.svg").read_text()
     assert svg.count("<path") > 20

@@ -157,7 +157,9 @@ def test_soft_capping():
 
 def test_uniform_causal_attention_over_35_tokens():
     q = torch.zeros(1, 1, 35, 8)
-    assert abs(attention_stats(q, q, is_causal=True).mean().item() - math.lgamma(36) / 35) <= 1e-6
+    stats = attention_stats(q, q, is_causal=True)
+    assert abs(stats.mean().item() - math.lgamma(36) / 35) <= 1e-6
+    torch.testing.assert_close(stats.effective_tokens[0, 0], torch.arange(1.0, 36))
 
 
 def test_normalised_entropy_is_one_for_uniform_attention_and_left_out_for_a_single_key():

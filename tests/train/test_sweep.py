@@ -13,7 +13,7 @@ import pytest
 import joma
 from joma._run.folder import LOCK
 from joma._train.cli import _values
-from joma._train.settings import Settings
+from joma._train.settings import Settings, threads
 from joma._train.sweep import grid, status, sweep
 
 TINY = Settings(vocabulary=300, width=16, hidden=24, heads=2, length=12, batch=4, every=5, valid_windows=2,
@@ -104,3 +104,10 @@ def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
 def test_bad_options(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sweep(grid(TINY, {}), tmp_path, **options)
+
+
+@pytest.mark.parametrize(("asked", "workers", "expected"), [("3", 2, 3), ("", 2, 4), ("", 16, 1), ("none", 1, 8)])
+def test_threads_are_those_asked_for_or_a_share_of_the_cores(asked, workers, expected, monkeypatch):
+    monkeypatch.setattr("joma._train.settings.cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert threads(workers) == expected

@@ -9,6 +9,8 @@ folder appears whole or not at all.
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -19,6 +21,7 @@ from typing import Any
 from joma._run import Run, RunError, RunWriter, staged, write_atomic, write_json
 
 PRESETS = ("quick", "laptop", "paper")
+ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 Progress = Callable[[float, str], None]  # the share done, and what is being done
 
 
@@ -168,17 +171,46 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
     )
 
 
-def check_output(exhibits: Iterable[Exhibit], preset: str, out: Path, seed: int, *, force: bool) -> None:
-    """Refuse a bad output folder before any work is done."""
+def ready(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Verdict | None:
+    """The verdict of an exhibit that is there already, or None; a RunError if the folder holds something else."""
+    path = out / exhibit.id
+    return load_verdict(path) if _ready(path, _config(exhibit, preset), seed) else None
+
+
+def check_output(
+    exhibits: Iterable[Exhibit], preset: str, out: Path, seed: int, *, force: bool, report: Path | None = None
+) -> None:
+    """Refuse a bad output folder, or a bad place for the page, before any work is done."""
     if (out / "run.json").exists():
         raise RunError(f"{out} is itself a run folder; choose another --out")
+    if report is not None and report.is_dir():
+        raise RunError(f"--report {report} is a folder; name a file, as {report / 'report.html'}")
     if not force:
         for exhibit in exhibits:
             _ready(out / exhibit.id, _config(exhibit, preset), seed)
-    out.mkdir(parents=True, exist_ok=True)
-    probe = out / ".write-test"
-    probe.touch()
-    probe.unlink()
+    _check_writable(out, "--out")
+    if report is not None:
+        _check_writable(report.parent, "--report")
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    probe = folder / f".write-test-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("wb") as stream:
+                stream.write(bytes(1 << 20))
+                os.fsync(stream.fileno())
+            free = shutil.disk_usage(folder).free
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror or error}; choose another {option}") from None
+    if free < ROOM:
+        raise RunError(
+            f"cannot write to {folder}: {free / 1e6:.0f} MB are free on its disk, {ROOM / 1e6:.0f} MB may be needed; "
+            f"make room or choose another {option}"
+        )
 
 
 def reproduce(

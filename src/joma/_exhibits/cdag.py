@@ -290,8 +290,13 @@ def judge(run: Run) -> Verdict:
         f"{alpha:.0%} of the α (at {first}); linear nodes hold {classes:.0%} of the classes; Theorem 1 fails in "
         f"{fails['printed']:.0%} of cases as printed, {fails['persistent']:.0%} under its condition"
     )
+    measured = (
+        f"bottom-up at {len(good)} of {len(LEVELS)} levels; Theorem 1 fails in {fails['printed']:.0%}, under its "
+        f"condition {fails['persistent']:.0%}"
+    )
+    paper = "Theorem 1 fails in 0 %"
     if not good or own < SHARE or any(numbers[case]["Theorem 1 fails"]["persistent"] > 0 for case in CASES):
-        return Verdict("fails", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured, paper)
     printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
     whole = len(good) == len(LEVELS) and printed == 0
-    return Verdict("holds" if whole else "holds under", rule, text, numbers)
+    return Verdict("holds" if whole else "holds under", rule, text, numbers, measured, paper)

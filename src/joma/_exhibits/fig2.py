@@ -113,9 +113,11 @@ def judge(run: Run) -> Verdict:
     first = max(n["nc1_end"] for n in numbers.values())
     sizes = [n["size_end"] for n in numbers.values()]
     rule = "NC(ẑ, z) ≥ 0.9 at all times, both data sets, all seeds; and NC of each component < 0.9 at the end"
+    measured, paper = f"NC(ẑ, z) ≥ {lowest:.3f}; ẑ₁ alone {first:.3f} in the end", "“high”; its components “do not”"
     if lowest < 0.9:
-        return Verdict("fails", rule, f"NC(ẑ, z) falls to {lowest:.3f}", numbers)
+        return Verdict("fails", rule, f"NC(ẑ, z) falls to {lowest:.3f}", numbers, measured, paper)
     text = f"NC(ẑ, z) ≥ {lowest:.3f} throughout, but ẑ ends {min(sizes):.1f} to {max(sizes):.1f} times as large as z"
     if first < 0.9:
-        return Verdict("holds", rule, text, numbers)
-    return Verdict("holds as corrected", rule, f"{text}; ẑ₁ alone does as well in the end (NC {first:.3f})", numbers)
+        return Verdict("holds", rule, text, numbers, measured, paper)
+    text += f"; ẑ₁ alone does as well in the end (NC {first:.3f})"
+    return Verdict("holds as corrected", rule, text, numbers, measured, paper)

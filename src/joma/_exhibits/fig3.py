@@ -107,5 +107,9 @@ def judge(run: Run) -> Verdict:
         f"second half of training: {growing.sum()} of {late.size} components of v₀ grow, "
         f"{saturated.sum()} have saturated"
     )
+    measured, paper = (
+        f"{growing.sum()} of {late.size} grow, {saturated.sum()} saturated",
+        "“some” grow, the “remaining” saturate",
+    )
     ok = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
-    return Verdict("holds" if ok else "fails", rule, summary, numbers)
+    return Verdict("holds" if ok else "fails", rule, summary, numbers, measured, paper)

@@ -125,13 +125,11 @@ def judge(run: Run) -> Verdict:
     rule = "entropy falls by ≥ 10 % of its start and rises again by ≥ 20 % of that fall, in ≥ 90 % of the draws of μ"
     text = "; ".join(f"{case}: −{n['depth']:.2f}, then +{n['rebound']:.2f} nats" for case, n in numbers.items())
     bounces = {case: n["bounces"] >= 0.9 for case, n in numbers.items()}
+    measured = "; ".join(f"{case} −{n['depth']:.2f}, +{n['rebound']:.2f}" for case, n in numbers.items()) + " nats"
+    paper = "“drops”, “rebounces”"
     if not (bounces["paper"] and bounces["eqn6"]):
-        return Verdict("fails", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured, paper)
     if bounces["joint"]:
-        return Verdict("holds", rule, text, numbers)
-    return Verdict(
-        "holds under",
-        rule,
-        f"{text}. So: under Eqn. 6, which overstates it for the flow it approximates",
-        numbers,
-    )
+        return Verdict("holds", rule, text, numbers, measured, paper)
+    text += ". So: under Eqn. 6, which overstates it for the flow it approximates"
+    return Verdict("holds under", rule, text, numbers, measured, paper)

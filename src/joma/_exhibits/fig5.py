@@ -317,6 +317,7 @@ def judge(run: Run) -> Verdict:
             f"{VARIANTS[v]}: {int(t.good.sum())} of {len(t)}, {_where(t)}" for v, t in tables.items() if v != PAPER
         )
     )
+    measured = f"in order at {int(paper.good.sum())} of {len(paper)} (level, scale)"
     if error.max() > 4 or not paper.good.any():
-        return Verdict("fails", rule, text, numbers)
-    return Verdict("holds" if table.good.all() else "holds under", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured)
+    return Verdict("holds" if table.good.all() else "holds under", rule, text, numbers, measured)

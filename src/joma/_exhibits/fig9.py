@@ -190,10 +190,12 @@ def judge(run: Run) -> Verdict:
     with_pairs, without = (", ".join(name for name in has.index if bool(has[name]) == yes) for yes in (True, False))
     fates = change[0.8] < 0.75 and abs(change[1.0] - 1) < 0.25 and change[1.2] > 1.25
     summary = f"pairs: {with_pairs or 'none'}; none: {without or '–'}"
+    measured, paper = f"two crossings in {int(has.sum())} of {len(has)} families", "“twice”"
     if not has.any() or not fates:
-        return Verdict("fails", rule, summary, numbers)
+        return Verdict("fails", rule, summary, numbers, measured, paper)
     if has.all():
-        return Verdict("holds", rule, summary, numbers)
+        return Verdict("holds", rule, summary, numbers, measured, paper)
     consistent = all(has[name] == (steps[name] <= 1e-9) for name in has.index)
     under = f"{summary}. So: under tails that are exponential or heavier, at one separation D* of the centres"
-    return Verdict("holds under" if consistent else "fails", rule, under if consistent else summary, numbers)
+    verdict, text = ("holds under", under) if consistent else ("fails", summary)
+    return Verdict(verdict, rule, text, numbers, measured, paper)

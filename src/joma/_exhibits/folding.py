@@ -104,6 +104,8 @@ def judge(run: Run) -> Verdict:
     }
     rule = "largest difference of (v, ξ, z) ≤ 1e-7 for linear attention (through a sign change of z) and exp attention"
     text = f"linear {gap['linear']:.0e}, exp {gap['exp']:.0e}; softmax (Eqn. 18, approximate) {gap['softmax']:.2g}"
+    measured = f"difference ≤ {max(gap['linear'], gap['exp']):.0e} (softmax {gap['softmax']:.2g})"
+    paper = "0 (exact)"
     if max(gap["linear"], gap["exp"]) > 1e-7 or not numbers["z_changes_sign"]:
-        return Verdict("fails", rule, text, numbers)
-    return Verdict("holds under", rule, f"{text}; exact under linear and exp attention", numbers)
+        return Verdict("fails", rule, text, numbers, measured, paper)
+    return Verdict("holds under", rule, f"{text}; exact under linear and exp attention", numbers, measured, paper)

@@ -235,13 +235,11 @@ def judge(run: Run) -> Verdict:
         f"[{in_d[1][1]:.2f}, {in_d[1][2]:.2f}] · M^{power[0]:.2f} [{power[1]:.2f}, {power[2]:.2f}], about "
         f"{numbers['drift_per_root']:.2f} √(M/d); control {numbers['control']:.0e}"
     )
+    measured = f"drift ∝ ε^{slopes[1][0]:.3f}, random vectors {numbers['drift_per_root']:.2f} √(M/d)"
+    paper = "“ε-related terms”"
     linear_in_epsilon = all(abs(s[0] - 1) <= 0.05 for s in slopes)
     root = all(s[1] <= -0.5 <= s[2] for s in in_d)
     if not (linear_in_epsilon and root and numbers["control"] <= 1e-7):
-        return Verdict("fails", rule, text, numbers)
-    return Verdict(
-        "holds as corrected",
-        rule,
-        f"{text}. The extra terms are of order ε, but M of them add up: small drift takes d ≫ M, not d ~ ln M",
-        numbers,
-    )
+        return Verdict("fails", rule, text, numbers, measured, paper)
+    text += ". The extra terms are of order ε, but M of them add up: small drift takes d ≫ M, not d ~ ln M"
+    return Verdict("holds as corrected", rule, text, numbers, measured, paper)

@@ -193,9 +193,11 @@ def judge(run: Run) -> Verdict:
     if start:
         text += f"; with the matrix of the start product logits are predicted to 5 % until they moved by {span(start)}"
     text += f"; exact replacements drift by {exact:.0e}"
+    ends = [gap for case, n in numbers.items() if case != "free" for gap in n["gap_end"]]
+    measured, paper = f"misses {span(ends)} of the motion; what replaces it drifts by {exact:.0e}", "left open"
     if numbers["free"]["exact"] > 1e-8 or exact > 1e-8:
-        return Verdict("fails", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured, paper)
     worst = max(max(n["gap_end"] + n["gap_first"]) for n in numbers.values())
     if worst <= 0.05:
-        return Verdict("holds", rule, text, numbers)
-    return Verdict("holds as corrected", rule, text, numbers)
+        return Verdict("holds", rule, text, numbers, measured, paper)
+    return Verdict("holds as corrected", rule, text, numbers, measured, paper)

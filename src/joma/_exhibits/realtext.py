@@ -198,10 +198,10 @@ def judge(run: Run) -> Verdict:
         f"{soft['nc_other']:.2f}, Σv² of all {soft['nc_shared']:.2f}), size {soft['size']:.1f} times; loss "
         f"{soft['loss_start']:.2f} → {soft['loss_end']:.2f}"
     )
+    measured = f"law to {worst:.0e}; softmax NC {soft['nc']:.2f} (another query {soft['nc_other']:.2f})"
     if worst > 1e-10:
-        return Verdict("fails", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured)
     if soft["nc"] >= 0.7 and soft["nc"] > max(soft["nc_other"], soft["nc_shared"]):
-        return Verdict("holds", rule, text, numbers)
-    return Verdict(
-        "holds under", rule, f"{text}. Exact for the sum; one query's logits are not predicted well", numbers
-    )
+        return Verdict("holds", rule, text, numbers, measured)
+    text += ". Exact for the sum; one query's logits are not predicted well"
+    return Verdict("holds under", rule, text, numbers, measured)

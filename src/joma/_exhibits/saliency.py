@@ -119,6 +119,9 @@ def judge(run: Run) -> Verdict:
         f"distinct {min(share):.0%} to {max(share):.0%} of the words, with shuffled targets {by_chance.mean():.2%}; "
         f"{between} words in between; most salient for “{first}”: {', '.join(numbers[first]['top_words'])}"
     )
+    measured = (
+        f"{min(share):.0%} to {max(share):.0%} distinct (shuffled {by_chance.mean():.2%}), {between} words in between"
+    )
     if by_chance.mean() > 0.01 or not clear or between == 0:
-        return Verdict("fails", rule, text, numbers)
-    return Verdict("holds", rule, text, numbers)
+        return Verdict("fails", rule, text, numbers, measured)
+    return Verdict("holds", rule, text, numbers, measured)

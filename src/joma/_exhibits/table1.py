@@ -255,6 +255,9 @@ def judge(run: Run) -> Verdict:
     numbers["accuracy"] = float(run.frame("accuracy").value.mean())
     numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())
     text = f"{'; '.join(parts)}. {_settings(run)} {_share(run)}"
+    beside = {s: float(np.mean([entry["paper"] for entry in numbers["columns"] if entry["s"] == s])) for s in LAYERS}
+    measured = "; ".join(f"s = {s}: {gains.trained[s]:.2f} (untrained {gains.untrained[s]:.2f})" for s in LAYERS)
+    paper = "; ".join(f"s = {s}: {beside[s]:.2f}" for s in LAYERS)
     whole = [s for s in LAYERS if all(passed[s])]
     verdict = {2: "holds", 1: "holds under", 0: "fails"}[len(whole)]
-    return Verdict(verdict, RULE, text, numbers)
+    return Verdict(verdict, RULE, text, numbers, measured, paper)

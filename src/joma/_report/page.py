@@ -43,6 +43,10 @@ def _badge(verdict: str) -> str:
 
 def _exhibit(exhibit: Exhibit, folder: Path, preset: str, seed: int) -> str:
     e = html.escape
+    complaint = folder.with_name(f"{exhibit.id}.error.txt")  # what went wrong, then the traceback
+    if complaint.exists():
+        error = complaint.read_text().splitlines()[0]
+        return f'<section id="{exhibit.id}"><h2>{e(exhibit.title)}</h2><p>{_badge("error")} {e(error)}</p></section>'
     if not (folder / "verdict.json").exists():
         return f'<section id="{exhibit.id}"><h2>{e(exhibit.title)}</h2><p>{_badge("error")} not made in this run</p></section>'
     verdict = json.loads((folder / "verdict.json").read_text())

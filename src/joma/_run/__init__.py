@@ -15,7 +15,7 @@ infinities: they are written as the strings `"nan"`, `"inf"` and `"-inf"` and re
 {'step': 0, 't': 0.0, 'gauge': 'loss', 'value': 2.0}
 """
 
-from joma._run.folder import RunError, RunInUse, RunNotFound, staged, write_atomic, write_json
+from joma._run.folder import RunError, RunInUse, RunNotFound, staged, tidy, write_atomic, write_json
 from joma._run.reader import Run
 from joma._run.writer import RunWriter
 
@@ -26,6 +26,7 @@ __all__ = [
     "RunNotFound",
     "RunWriter",
     "staged",
+    "tidy",
     "write_atomic",
     "write_json",
 ]

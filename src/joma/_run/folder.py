@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,13 @@ def _tidy(path: Path) -> None:
                     os.rename(entry, path)
             else:
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def tidy(paths: Iterable[Path]) -> None:
+    """Clear what killed processes of this host left beside these folders, which need not exist."""
+    for path in paths:
+        if path.parent.is_dir():
+            _tidy(path)
 
 
 @contextmanager

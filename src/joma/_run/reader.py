@@ -36,10 +36,10 @@ def complete(metrics: Path) -> int:
     return 0
 
 
-def _unspell(value: Any) -> Any:
+def unspell(value: Any) -> Any:
     """Return `value` with the strings for NaN and infinities turned back into floats."""
     if isinstance(value, list):
-        return [_unspell(item) for item in value]
+        return [unspell(item) for item in value]
     return SPELT.get(value, value) if isinstance(value, str) else value
 
 
@@ -67,7 +67,7 @@ class Run:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each line of the complete measurements, in order: step, extra columns, gauge, value."""
         for row in self._lines():
-            yield {key: item if key == "gauge" else _unspell(item) for key, item in row.items()}
+            yield {key: item if key == "gauge" else unspell(item) for key, item in row.items()}
 
     def frame(self, gauge: str | None = None) -> pd.DataFrame:
         """Return the long table: one line a number, in the order of writing.
@@ -172,7 +172,7 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     import pandas as pd
 
     if not SPELT.keys().isdisjoint(values):
-        values = _unspell(values)
+        values = unspell(values)
     missing = type(None)
     dtypes = {frozenset(): "int64", frozenset({int, missing}): "Int64", frozenset({bool, missing}): "boolean"}
     return pd.Series(values, dtype=dtypes.get(frozenset(map(type, values))))

@@ -39,7 +39,9 @@ class Settings:
     probe_windows: int = _setting(4, "validation windows that attention is measured on")
     valid_windows: int = _setting(10, "validation windows of the validation loss")
     seed: int = _setting(0, "seed")
-    threads: int = _setting(0, "0 for as many as there are; recorded, since it changes the last bits")
+    threads: int = _setting(
+        0, "0 for OMP_NUM_THREADS, or as many as there are cores; recorded, since it changes the last bits"
+    )
 
     @property
     def corpus_name(self) -> str:
@@ -76,8 +78,15 @@ class Settings:
         from joma._gauges.registry import get
 
         get(self.gauges)
-        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or _cores()})
+        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads(workers: int = 1) -> int:
+    """How many threads each of ``workers`` processes should have: OMP_NUM_THREADS, or its share of the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) > 0 else max(1, cores() // workers)

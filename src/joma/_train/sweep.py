@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._run import Run, RunError, RunInUse
+from joma._train.cluster import cluster
 from joma._train.language import train
-from joma._train.settings import Settings
+from joma._train.settings import Settings, threads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,8 +74,7 @@ def sweep(
     if engine not in ("loky", "ray"):
         raise ValueError(f"unknown engine {engine!r}: loky or ray")
     out = Path(out)
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    left = {name: replace(settings, threads=threads) for name, settings in runs.items()}
+    left = {name: replace(settings, threads=threads(workers)) for name, settings in runs.items()}
     outcomes: dict[str, Outcome] = {}
     for name in list(left):
         known = _known(out / name)
@@ -118,24 +118,14 @@ def _parallel(
 
 @contextmanager
 def _ray(address: str | None) -> Iterator[None]:
-    try:
-        import ray
-        from ray.util.joblib import register_ray
-    except ImportError as error:
-        raise ImportError("engine='ray' needs Ray: pip install 'joma[ray]'") from error
     from joblib import parallel_backend
 
-    started = not ray.is_initialized()
-    if started:
-        options = {"address": address} if address else {"include_dashboard": False}
-        ray.init(log_to_driver=False, **options)
-    register_ray()
-    try:
+    with cluster(address):
+        from ray.util.joblib import register_ray
+
+        register_ray()
         with parallel_backend("ray"):
             yield
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def _one(name: str, settings: dict[str, Any], path: str, checkpoint_every: int) -> tuple[str, Outcome]:

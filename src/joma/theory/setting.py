@@ -24,10 +24,10 @@ Loss = Literal["fixed", "classification", "regression"]
 
 
 def nearest(name: object, known: Iterable[str], what: str) -> str:
-    """Error text for an unknown ``name``: the nearest known one first, then all of them."""
+    """Error text for an unknown ``name``: the nearest known ones first (three at most), then all of them."""
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}."
 
 

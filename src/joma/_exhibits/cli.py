@@ -1,0 +1,182 @@
+"""`joma reproduce`: a live table while exhibits are made, then a table of verdicts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from joma._exhibits.base import Outcome
+    from joma._exhibits.runner import Job, Reproduction, Runner
+
+_WIDE = 150  # columns from which on the last table has a column for everything
+
+
+def _reproduce(
+    exhibits: Annotated[
+        list[str] | None, typer.Argument(help="fig2, fig3, fig4, folding, … All, and the claims, by default.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="quick (minutes in all), laptop, or paper (the paper's own scale).")
+    ] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
+    report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(help="Exhibits at a time; results do not depend on it.  [default: the cores]")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make exhibits again that are there already.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the exhibits and exit.")] = False,
+) -> None:
+    """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
+    from rich.console import Console
+
+    from joma._exhibits.base import EXHIBITS, PRESETS, get
+
+    console = Console(highlight=False)
+    if list_:
+        from joma._terminal import plain_table
+
+        table = plain_table("exhibit", "*the paper's statement")
+        for exhibit in EXHIBITS.values():
+            table.add_row(exhibit.id, exhibit.statement)
+        console.print(table)
+        return
+    if preset not in PRESETS:
+        from joma.theory.setting import nearest
+
+        raise ValueError(nearest(preset, PRESETS, "preset"))
+    chosen = get(exhibits) if exhibits else list(EXHIBITS.values())
+
+    from joma._exhibits.runner import Runner
+
+    start = time.monotonic()
+    runner = Runner(
+        chosen, preset, out, seed, claims=not exhibits, force=force, jobs=jobs, engine=engine, address=address,
+        report=report,
+    )  # fmt: skip
+    with _shown(runner):
+        found = runner.run()
+
+    from joma._report import write_report
+
+    page = write_report(out, chosen, found.claims, preset=preset, seed=seed, path=report)
+    _print(console, found)
+    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _shown(runner: Runner) -> Iterator[None]:
+    """Show how a runner's jobs stand: a live table on a terminal, elsewhere a plain line for each that ends."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not (sys.stdout.isatty() and sys.stderr.isatty()) or console.is_dumb_terminal:
+
+        def finished(job: Job) -> None:
+            how = _clock(job.seconds) if job.fresh else "there"
+            print(f"{job.id}: {job.verdict} ({how}){f': {job.what}' if job.what else ''}", file=sys.stderr, flush=True)
+
+        runner.finished = finished
+        yield
+        return
+    from rich.live import Live
+
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        runner.show = lambda jobs, left: live.update(live_table(jobs, left, time.monotonic()))
+        yield
+
+
+def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
+    """How the jobs stand, and the time left (seconds)."""
+    from rich.console import Group
+    from rich.table import Table
+
+    from joma._terminal import VERDICT_STYLE, escape
+
+    table = Table(box=None, pad_edge=False, show_header=False, expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=18)
+    table.add_column(no_wrap=True, justify="right", min_width=8)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
+    for job in jobs:
+        if job.state == "waiting":
+            table.add_row(job.id, "[dim]waiting[/dim]", "", "")
+        elif job.state == "running":
+            filled = round(10 * job.share)
+            bar = f"[cyan]{'━' * filled}[/cyan][dim]{'─' * (10 - filled)}[/dim] {job.share:4.0%}"
+            table.add_row(job.id, bar, _clock(now - job.started), escape(job.what))
+        else:
+            style = VERDICT_STYLE.get(job.verdict, "green")
+            how = _clock(job.seconds) if job.fresh else "there"
+            table.add_row(job.id, f"[{style}]{job.verdict}[/{style}]", how, escape(job.what))
+    done = sum(job.state in ("done", "failed") for job in jobs)
+    return Group(table, f"\n{done} of {len(jobs)} done, about {_clock(left)} left")
+
+
+def _print(console: Console, found: Reproduction) -> None:
+    """The verdicts: a column for everything where there is room, else two or three lines an exhibit."""
+    from rich.padding import Padding
+
+    from joma._terminal import escape, plain_table, styled
+
+    if console.width >= _WIDE:
+        table = plain_table("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
+        table.columns[1].ratio = 2
+        table.padding = (0, 2, 0, 0)
+        for outcome in found.outcomes:
+            verdict, measured, paper = _cells(outcome)
+            cells = (outcome.exhibit.statement, styled(verdict), escape(measured), escape(paper), _time(outcome))
+            table.add_row(outcome.exhibit.id, *cells)
+        console.print(table)
+    else:
+        width = max((len(outcome.exhibit.id) for outcome in found.outcomes), default=0)
+        for outcome in found.outcomes:
+            verdict, measured, paper = _cells(outcome)
+            name, room = f"{outcome.exhibit.id:{width}}", " " * (20 - len(verdict))
+            console.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
+            numbers = f"{measured} (paper: {paper})" if paper else measured
+            for text in (outcome.exhibit.statement, f"→ {numbers}"):
+                console.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
+    if found.claims_error:
+        console.print(f"\n[red]claims: {escape(found.claims_error)}[/red]")
+    elif found.claims is not None:
+        wrong = [result.id for result in found.claims if not result.ok]
+        said = f"[red]wrong: {', '.join(wrong)}[/red]" if wrong else "all checks ran and rejected their controls"
+        how = _clock(found.claims_seconds) if found.claims_fresh else "there"
+        console.print(f"\n{len(found.claims)} claims ({how}): {said}. More: joma claims")
+
+
+def _cells(outcome: Outcome) -> tuple[str, str, str]:
+    """Verdict, the deciding number, and the paper's."""
+    if outcome.verdict is None:
+        return "error", outcome.error or "", ""
+    return outcome.verdict.verdict, outcome.verdict.measured or outcome.verdict.summary, outcome.verdict.paper
+
+
+def _time(outcome: Outcome) -> str:
+    return _clock(outcome.seconds) if outcome.fresh else "there"
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 100 else f"{minutes // 60}:{minutes % 60:02} h"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("reproduce")(_reproduce)
