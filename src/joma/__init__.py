@@ -23,6 +23,7 @@ _API = {
     "gauges": "joma._gauges.registry",
     "spectral_norm": "joma._gauges.rank",
     "stable_rank": "joma._gauges.rank",
+    "superpose": "joma._superpose.superpose",
     "watch": "joma._watch.watch",
 }
 
@@ -40,6 +41,7 @@ __all__ = [
     "integrations",
     "spectral_norm",
     "stable_rank",
+    "superpose",
     "theory",
     "watch",
 ]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +84,7 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
     import torch
 
     from joma._run import write_json
+    from joma._superpose.model import quiet
     from joma._train.tokens import BytePairs
     from joma._train.windows import epoch, streams, window
 
@@ -129,7 +128,7 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
             with torch.no_grad():
                 latest = float(np.mean([float(loss(pair)) for pair in held_out]))
             valid_loss[step] = latest
-            with _quiet():
+            with quiet():
                 model.save_pretrained(folder / f"step-{step}")
                 tokenizer.save_pretrained(folder / f"step-{step}")
         if step < steps:
@@ -141,17 +140,3 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
             schedule.step()
             optimizer.zero_grad()
     write_json(folder / INFO, {"settings": settings, "seed": seed, "valid_loss": valid_loss})
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars that transformers draws over ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
