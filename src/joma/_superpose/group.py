@@ -2,8 +2,8 @@
 
 fires      a context fires the neuron if it is positive and at least ``FIRES`` of the neuron's strongest.
 attended   of the query's attention, averaged over heads, the mass on the first token of the window (the usual sink) and
-           on the query itself is left out. Attended are the fewest keys that hold ``HALF`` of the rest. Where that
-           takes more than ``MOST`` keys, or more than a quarter of those there are, attention is spread, and the
+           on the query itself is left out. Attended are the fewest keys that hold more than ``HALF`` of the rest. Where
+           that takes more than ``MOST`` keys, or more than a quarter of those there are, attention is spread, and the
            context says nothing about patterns.
 pattern    contexts belong together if they attend to a common word (the token's text without spaces around it, in
            lower case), directly or through others: connected components. A component is a pattern if ``SUPPORT``
@@ -63,7 +63,7 @@ def attended(mass: NDArray[np.floating], query: int) -> list[int]:
     if candidates < 1 or total <= 0:
         return []
     order = 1 + np.argsort(-mass[1:], kind="stable")
-    count = int(np.searchsorted(np.cumsum(mass[order]), HALF * total)) + 1
+    count = int(np.searchsorted(np.cumsum(mass[order]), HALF * total, side="right")) + 1
     return [int(place) for place in order[:count]] if count <= min(MOST, max(1, candidates // 4)) else []
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # one of them is what a tokenizer is read from
+_ELSEWHERE = "name another place for it, --tokenizer FOLDER or ID (tokenizer= in Python)"
 
 
 def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
@@ -21,8 +26,8 @@ def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     try:
         with quiet():
             model, told = transformers.AutoModel.from_pretrained(
-                source, revision=revision or "main", trust_remote_code=False, weights_only=True, dtype="float32",
-                output_loading_info=True,
+                source, trust_remote_code=False, weights_only=True, dtype="float32", output_loading_info=True,
+                **_where(source, revision),
             )  # fmt: skip
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(_explained(source, "model", error)) from error
@@ -35,21 +40,43 @@ def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
 def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     """The tokenizer that belongs to a model."""
     source = _source(name, "")
+    if Path(source).is_dir() and not any(path for glob in _FILES for path in Path(source).glob(glob)):
+        raise ValueError(f"there is no tokenizer in {source}: {_ELSEWHERE}")  # transformers would make an empty one
     try:
         with quiet():
             tokenizer = _transformers().AutoTokenizer.from_pretrained(
-                source, revision=revision or "main", trust_remote_code=False
+                source, trust_remote_code=False, **_where(source, revision)
             )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ValueError(
-            f"{_explained(source, 'tokenizer', error)}. Name another place for it: --tokenizer FOLDER or ID"
-        ) from error
+        raise ValueError(f"{_explained(source, 'tokenizer', error)}. Or {_ELSEWHERE}") from error
     return tokenizer
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text, without special ones and without a warning on length."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def check(name: str | os.PathLike[str], revision: str | None = None) -> None:
+    """Refuse what is not a model, by its config, before anything large is loaded."""
+    source = _source(name, "config.json")
+    try:
+        with quiet():
+            _transformers().AutoConfig.from_pretrained(source, trust_remote_code=False, **_where(source, revision))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(_explained(source, "model", error)) from error
+
+
+def _where(source: str, revision: str | None) -> dict[str, Any]:
+    """The revision; and no waiting for a hub that cannot be reached: what is in its cache may do."""
+    if Path(source).is_dir() or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return {"revision": revision or "main"}
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return {"revision": revision or "main", "local_files_only": True}
+    return {"revision": revision or "main"}
 
 
 def _source(name: str | os.PathLike[str], needed: str) -> str:

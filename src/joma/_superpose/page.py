@@ -81,7 +81,7 @@ def page(found: Superposition, chosen: Sequence[tuple[int, int]]) -> str:
 {len(table):,} neurons, the {info["contexts"]} strongest contexts of each. Bold: what the query (framed) attends to.
 Shade: the neuron's activation.</p>
 <details><summary>How a pattern is told</summary><p class="soft">A context fires a neuron if it reaches {FIRES:g} of the
-neuron's strongest activation. Attended are the fewest tokens that hold {HALF:g} of the attention (mean over heads) that is
+neuron's strongest activation. Attended are the fewest tokens that hold more than {HALF:g} of the attention (mean over heads) that is
 neither on the window's first token nor on the query; where that takes more than {MOST} tokens, or more than a quarter of
 those there are, attention is spread. Contexts that attend to a common word, directly or through others, are one group; a
 group of {SUPPORT} or more is a pattern. Patterns of one neuron therefore share no attended word.</p></details>

@@ -12,7 +12,7 @@ import numpy as np
 
 from joma._superpose.collect import LEAST, Strongest, collect
 from joma._superpose.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
-from joma._superpose.model import encode, load, load_tokenizer
+from joma._superpose.model import check, encode, load, load_tokenizer
 from joma._superpose.seen import upper_mlps
 from joma._superpose.windows import batches, corpus_text, encoded, not_empty, short_name
 
@@ -85,9 +85,9 @@ class Superposition:
             packages = ("joma", "torch", "transformers")
             with RunWriter.create(folder, kind="superpose", config=config, axes=axes, packages=packages) as writer:
                 writer.note(mlps=self.info["mlps"], rules=RULES)
-                for layer, part in self._frame.groupby("layer"):
-                    part = part.sort_values("neuron")
-                    writer.write(0, {name: part[name].to_numpy() for name in axes}, layer=int(layer))
+                for layer in self.strongest:
+                    part = self._frame[self._frame.layer == layer].sort_values("neuron")
+                    writer.write(0, {name: part[name].to_numpy() for name in axes}, layer=layer)
                 write_json(folder / "superpose.json", as_json(self, chosen))
                 write_atomic(folder / "superpose.html", page(self, chosen))
         return path
@@ -98,7 +98,8 @@ class Superposition:
             return [(layer, self._checked(layer, neuron)) for layer in self.strongest]
         if count < 1:
             raise ValueError(f"top is {count}: at least one neuron is to be shown")
-        return [(int(row.layer), int(row.neuron)) for row in self._frame.head(count).itertuples()]
+        chosen = self._frame.head(count)
+        return list(zip(chosen.layer.tolist(), chosen.neuron.tolist(), strict=True))
 
     def _checked(self, layer: int, neuron: int) -> int:
         if layer not in self.strongest:
@@ -154,6 +155,8 @@ def superpose(
     is_text = isinstance(data, (str, os.PathLike))
     name, text = corpus_text(data) if is_text else ("tokens", None)  # type: ignore[arg-type]
     own = isinstance(model, torch.nn.Module)
+    if not own:
+        check(model, revision)  # type: ignore[arg-type]
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
     elif tokenizer is None and not own:
