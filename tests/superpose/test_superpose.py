@@ -199,12 +199,12 @@ def test_patterns_are_connected_components_of_shared_words():
     def context(n, *words):
         return Context(1.0 - n / 10, n, 9, list(words), list(range(len(words))), [], [])
 
-    names = {1: " The", 2: "the", 3: "cat", 4: "x", 5: "y", 6: "alone"}
-    found = patterns(
-        [context(0, 1, 3), context(1, 2), context(2, 4, 5), context(3, 5), context(4, 6), context(5)], names.__getitem__
-    )
-    assert [group.words for group in found] == [["the", "cat"], ["y", "x"]]
-    assert [[c.position for c in group.contexts] for group in found] == [[0, 1], [2, 3]]
+    names = {1: " The", 2: "the", 3: "cat", 4: "x", 5: "y", 6: "z", 7: "pair"}
+    sets = [(1, 3), (2,), (3,), (4, 5), (5, 6), (6,), (7,), (7,), ()]
+    found = patterns([context(n, *words) for n, words in enumerate(sets)], names.__getitem__)
+    assert [set(group.words) for group in found] == [{"the", "cat"}, {"x", "y", "z"}]
+    # connected through others; two contexts are too few; spread attention belongs to none
+    assert [[c.position for c in group.contexts] for group in found] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_non_finite_activations_are_left_out():

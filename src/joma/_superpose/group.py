@@ -12,6 +12,7 @@ pattern    contexts belong together if they attend to a common word (the token's
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from joma._superpose.collect import Strongest
 
-FIRES, HALF, MOST, SUPPORT = 0.5, 0.5, 8, 2
+FIRES, HALF, MOST, SUPPORT = 0.5, 0.5, 8, 3
 Word = Callable[[int], str]  # a token's number -> its text
 
 
@@ -91,23 +92,26 @@ def contexts(found: Strongest, neuron: int) -> list[Context]:
 
 def patterns(contexts: Sequence[Context], word: Word) -> list[Pattern]:
     """The patterns among contexts, the one with the strongest context first."""
-    graph: nx.Graph = nx.Graph()
-    words = [_words(context, word) for context in contexts]
-    for n, own in enumerate(words):
-        graph.add_edges_from((n, name) for name in own)  # numbers are contexts, strings are words
+    words = [attended_words(context, word) for context in contexts]
     found = []
-    for component in nx.connected_components(graph):
-        members = sorted(node for node in component if isinstance(node, int))
-        if len(members) >= SUPPORT:
-            names = sorted(
-                (node for node in component if isinstance(node, str)),
-                key=lambda name: (-sum(name in words[n] for n in members), name),
-            )
-            found.append(Pattern(names, [contexts[n] for n in members]))
+    for members in grouped(words):
+        count = Counter(name for n in members for name in words[n])
+        names = sorted(count, key=lambda name: (-count[name], name))
+        found.append(Pattern(names, [contexts[n] for n in members]))
     return sorted(found, key=lambda pattern: -pattern.strongest)
 
 
-def _words(context: Context, word: Word) -> set[str]:
+def grouped(words: Sequence[set[str]]) -> list[list[int]]:
+    """Numbers of the contexts of each pattern, given the attended words of the contexts."""
+    graph: nx.Graph = nx.Graph()
+    for n, own in enumerate(words):
+        graph.add_edges_from((n, name) for name in own)  # numbers are contexts, strings are words
+    components = (sorted(node for node in part if isinstance(node, int)) for part in nx.connected_components(graph))
+    return [members for members in components if len(members) >= SUPPORT]
+
+
+def attended_words(context: Context, word: Word) -> set[str]:
+    """The words that the query attends to; none where attention is spread."""
     return {normalised(word(context.tokens[place])) for place in context.attended}
 
 
