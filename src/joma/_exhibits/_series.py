@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,3 +141,15 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
             schedule.step()
             optimizer.zero_grad()
     write_json(folder / INFO, {"settings": settings, "seed": seed, "valid_loss": valid_loss})
+
+
+def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
+    """A public model as (folder or id, revision): a folder of its name in ``$JOMA_MODELS``, else the hub.
+
+    ``$JOMA_MODELS/pythia-70m/step1000`` is a revision, ``$JOMA_MODELS/pythia-70m`` the model as it is now.
+    """
+    if own := os.environ.get("JOMA_MODELS"):
+        folder = Path(own).expanduser() / model.rpartition("/")[2] / (revision or "")
+        if folder.is_dir():
+            return str(folder), None
+    return model, revision
