@@ -185,19 +185,19 @@ def test_contexts_with_the_same_last_tokens_have_the_same_key_and_others_not():
 
 
 def test_attended_are_the_fewest_keys_with_half_of_what_is_neither_sink_nor_query():
-    mass = np.zeros(40)
-    mass[0], mass[39] = 0.5, 0.3  # sink and query
-    mass[[5, 9, 11]] = 0.09, 0.06, 0.05  # of 0.2
-    assert attended(mass, 39) == [5, 9]
-    assert attended(np.full(40, 1 / 40), 39) == []  # spread: half of the keys
-    assert attended(np.eye(1, 40)[0], 39) == []  # all on the sink
-    mass[5] = 0.2
-    assert attended(mass, 39) == [5]
+    mass = np.zeros((5, 40))
+    mass[:, 0], mass[:, 39] = 0.5, 0.3  # sink and query
+    mass[0, [5, 9, 11]] = 0.09, 0.06, 0.05  # of 0.2
+    mass[1] = 1 / 40  # spread: it takes half of the keys
+    mass[2, 1:39] = 0.0  # all on sink and query
+    mass[3, [5, 9]] = 0.11, 0.09
+    mass[4, [5, 9]] = 0.1, 0.1  # one of them is not more than half
+    assert attended(mass, np.full(5, 39)) == [[5, 9], [], [], [5], [5, 9]]
 
 
 def test_patterns_are_connected_components_of_shared_words():
     def context(n, *words):
-        return Context(1.0 - n / 10, n, 9, list(words), list(range(len(words))), [], [])
+        return Context(1.0 - n / 10, n, 9, np.array(words), list(range(len(words))), np.array([]), np.array([]))
 
     names = {1: " The", 2: "the", 3: "cat", 4: "x", 5: "y", 6: "z", 7: "pair"}
     sets = [(1, 3), (2,), (3,), (4, 5), (5, 6), (6,), (7,), (7,), ()]

@@ -38,8 +38,8 @@ EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
 RULE = (
     "a pattern is 3 or more strong contexts that attend to common words; a neuron is superposed if it has 2 or more "
-    "patterns, which share no attended word. Holds: in the trained model more neurons are superposed than with contexts "
-    "dealt out at random, by more than 2 sd; holds under: some are, but not more than by chance; fails: none is"
+    "patterns, which share no attended word. Holds: in the trained model more neurons are superposed than with "
+    "contexts dealt out at random, by more than 2 sd; holds under: some are, but not more than by chance; fails: none"
 )
 
 
@@ -119,7 +119,7 @@ def draw(run: Run) -> Chart:
                 table[table.model == model][["place", "what", "share"]],
                 title=alt.Title(
                     f"{model}: superposed neurons",
-                    subtitle="neurons with two or more unrelated patterns; line and band: contexts dealt out at random, ± 2 sd",
+                    subtitle="with two or more unrelated patterns; dashed: contexts dealt out at random, ± 2 sd",
                 ),
             )
             .mark_bar()
@@ -184,7 +184,7 @@ def _examples(run: Run) -> alt.LayerChart:
 def _tokens(context: dict[str, Any]) -> list[dict[str, Any]]:
     """The end of a window up to its query, as much as a line holds: place and text of each token."""
     top = max(context["along"][context["query"]], 1e-9)
-    texts = [text.replace("\n", "⏎").replace("\t", " ") for text in context["tokens"]]
+    texts = [text.replace("\n", "⏎").replace("\t", " ").replace(" ", "\u00a0") for text in context["tokens"]]
     first, room = context["query"] + 1, WIDE
     while first > 0 and room >= len(texts[first - 1]):
         first, room = first - 1, room - len(texts[first - 1])
@@ -225,7 +225,7 @@ def judge(run: Run) -> Verdict:
     verdict = "holds" if all(above) else "holds under" if all(some) else "fails"
     text = "; ".join(parts)
     if verdict == "holds under":
-        text += ". So: there are such neurons, but no more than chance makes"
+        text += ". So: there are such neurons, but no more than unrelated contexts give by sharing common words"
     first = numbers[next(iter(numbers))]
     measured = f"superposed {first['trained']:.1%}, chance {first['by chance']:.1%}"
     return Verdict(verdict, RULE, text, numbers, measured, "8 examples")

@@ -15,28 +15,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from joma._superpose.collect import Strongest
 
 FIRES, HALF, MOST, SUPPORT = 0.5, 0.5, 8, 3
+Array = NDArray[np.floating[Any]]
 Word = Callable[[int], str]  # a token's number -> its text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Context:
     """A place in the corpus that excites a neuron."""
 
     activation: float
     position: int  # of the query in the corpus
     query: int  # its place in the window
-    tokens: list[int]  # of the window
+    tokens: NDArray[np.integer[Any]]  # of the window
     attended: list[int]  # places in the window, by falling attention; empty where attention is spread
-    mass: list[float]  # attention of the query on each token of the window
-    along: list[float]  # the neuron's activation along the window
+    mass: Array  # attention of the query on each token of the window
+    along: Array  # the neuron's activation along the window
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,20 @@ class Pattern:
         return max(context.activation for context in self.contexts)
 
 
-def attended(mass: NDArray[np.floating], query: int) -> list[int]:
-    """The places that a query attends to, given its attention (T,) over the window.
+def attended(mass: Array, query: NDArray[np.integer[Any]]) -> list[list[int]]:
+    """The places that queries attend to, by falling attention, given their attention (n, T) and their places (n,).
 
-    >>> attended(np.array([0.6, 0.0, 0.2, 0.0, 0.02, 0.0, 0.02, 0.0, 0.02, 0.0, 0.14]), query=10)
-    [2]
+    >>> attended(np.array([[0.6, 0.0, 0.2, 0.0, 0.02, 0.0, 0.02, 0.0, 0.02, 0.0, 0.14]]), np.array([10]))
+    [[2]]
     """
-    mass = np.asarray(mass[:query], dtype=np.float64)  # without the query
-    candidates = len(mass) - 1
-    total = mass[1:].sum()
-    if candidates < 1 or total <= 0:
-        return []
-    order = 1 + np.argsort(-mass[1:], kind="stable")
-    count = int(np.searchsorted(np.cumsum(mass[order]), HALF * total, side="right")) + 1
-    return [int(place) for place in order[:count]] if count <= min(MOST, max(1, candidates // 4)) else []
+    keys = np.arange(mass.shape[1])
+    mass = np.where((keys > 0) & (keys < query[:, None]), mass, 0.0)  # without sink and query
+    order = np.argsort(-mass, axis=1, kind="stable")
+    held = np.take_along_axis(mass, order, axis=1).cumsum(axis=1)
+    count = 1 + (held <= HALF * held[:, -1:]).sum(axis=1)
+    there = (query - 1).clip(min=0)
+    focused = (held[:, -1] > 0) & (count <= np.minimum(MOST, np.maximum(1, there // 4)))
+    return [row[:n].tolist() if ok else [] for row, n, ok in zip(order, count, focused, strict=True)]
 
 
 def contexts(found: Strongest, neuron: int) -> list[Context]:
@@ -74,20 +75,19 @@ def contexts(found: Strongest, neuron: int) -> list[Context]:
     strongest = value.max(initial=-np.inf)
     if not strongest > 0:
         return []
-    order = [int(n) for n in np.argsort(-value, kind="stable") if value[n] >= FIRES * strongest]
-    # one transfer an array
-    tokens, mass, along = (x[neuron].cpu().numpy() for x in (found.tokens, found.mass, found.along))
-    query, position = found.query[neuron].tolist(), found.position[neuron].tolist()
-    result = []
-    for n in order:
-        length = int((tokens[n] >= 0).sum())
-        result.append(
-            Context(
-                float(value[n]), position[n], query[n], tokens[n, :length].tolist(), attended(mass[n], query[n]),
-                mass[n, :length].astype(float).tolist(), along[n, :length].astype(float).tolist(),
-            )
-        )  # fmt: skip
-    return result
+    order = np.argsort(-value, kind="stable")
+    order = order[value[order] >= FIRES * strongest]
+    parts = (found.tokens, found.mass, found.along, found.query, found.position)
+    tokens, mass, along, query, position = (x[neuron].cpu().numpy()[order] for x in parts)
+    lengths = (tokens >= 0).sum(axis=1)
+    places = attended(mass.astype(np.float64), query)
+    return [
+        Context(
+            float(value[slot]), int(position[n]), int(query[n]), tokens[n, : lengths[n]], places[n],
+            mass[n, : lengths[n]], along[n, : lengths[n]],
+        )
+        for n, slot in enumerate(order)
+    ]  # fmt: skip
 
 
 def patterns(contexts: Sequence[Context], word: Word) -> list[Pattern]:
@@ -102,17 +102,19 @@ def patterns(contexts: Sequence[Context], word: Word) -> list[Pattern]:
 
 
 def grouped(words: Sequence[set[str]]) -> list[list[int]]:
-    """Numbers of the contexts of each pattern, given the attended words of the contexts."""
-    graph: nx.Graph = nx.Graph()
+    """Numbers of the contexts of each pattern, given the attended words of the contexts: connected components."""
+    parts: list[tuple[set[str], list[int]]] = []
     for n, own in enumerate(words):
-        graph.add_edges_from((n, name) for name in own)  # numbers are contexts, strings are words
-    components = (sorted(node for node in part if isinstance(node, int)) for part in nx.connected_components(graph))
-    return [members for members in components if len(members) >= SUPPORT]
+        if own:
+            joined = [part for part in parts if not part[0].isdisjoint(own)]
+            parts = [part for part in parts if part[0].isdisjoint(own)]
+            parts.append((own.union(*(names for names, _ in joined)), [*(m for _, ms in joined for m in ms), n]))
+    return [sorted(members) for _, members in parts if len(members) >= SUPPORT]
 
 
 def attended_words(context: Context, word: Word) -> set[str]:
     """The words that the query attends to; none where attention is spread."""
-    return {normalised(word(context.tokens[place])) for place in context.attended}
+    return {normalised(word(int(context.tokens[place]))) for place in context.attended}
 
 
 def normalised(text: str) -> str:

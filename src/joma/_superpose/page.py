@@ -54,10 +54,10 @@ def _context_json(found: Superposition, context: Context) -> dict[str, Any]:
         "activation": context.activation,
         "position": context.position,
         "query": context.query,
-        "tokens": [found.word(token) for token in context.tokens],
+        "tokens": [found.word(token) for token in context.tokens.tolist()],
         "attended": context.attended,
-        "mass": [round(x, 4) for x in context.mass],
-        "along": [round(x, 4) for x in context.along],
+        "mass": [round(x, 4) for x in context.mass.tolist()],
+        "along": [round(x, 4) for x in context.along.tolist()],
     }
 
 
@@ -127,8 +127,8 @@ def _context(found: Superposition, context: Context, strongest: float) -> str:
     first = max(0, min([context.query - 24, *(place - 4 for place in context.attended)]))
     parts = ["<i>… </i>"] if first else []
     for place in range(first, last):
-        shade = max(0.0, context.along[place]) / strongest if strongest else 0.0
-        text = _visible(found.word(context.tokens[place]), inner=True)
+        shade = max(0.0, float(context.along[place])) / strongest if strongest else 0.0
+        text = _visible(found.word(int(context.tokens[place])), inner=True)
         style = f' style="background:rgb(var(--fire) / {0.75 * min(1.0, shade):.2f})"' if shade >= 0.05 else ""
         tag = "b" if place in bold else "span"
         kind = ' class="query"' if place == context.query else ""

@@ -67,7 +67,8 @@ class Seen(Capture):
             states = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
             if states.dim() != 3:
                 raise ValueError(f"{self.names[module]} is given states of shape {tuple(states.shape)}, not (B, T, h)")
-            self.on_neurons(layer, states, self._of_block(self.names[module]))
+            with torch._C.DisableTorchFunction():  # what we do ourselves is not looked at
+                self.on_neurons(layer, states, self._of_block(self.names[module]))
         return super()._inside(module, call, args, kwargs)
 
     def _of_block(self, mlp: str) -> Rows:
