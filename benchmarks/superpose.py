@@ -24,7 +24,7 @@ def run(tokens: int = 1_000_000) -> list[dict[str, Any]]:
     """Time on ``tokens`` tokens; peak memory there and on a quarter of them."""
     model = build()
     plain, mine = _interleaved(model, tokens)
-    setup = "from benchmarks.superpose import *; model = build(); strongest(model, 20_000)"
+    setup = "from benchmarks.superpose import *; model = build(); model(torch.zeros(BATCH, LENGTH, dtype=torch.long))"
     memory = {n: peak_memory(setup, f"strongest(model, {n})") for n in (tokens // 4, tokens)}
     shown = ", ".join(f"{n / 1e6:g} M: {mib:.0f} MiB" for n, mib in memory.items() if mib is not None)
     what = f"strongest contexts of all {4 * 1024:,} neurons of 4 layers (d = 256), {tokens / 1e6:g} M tokens"

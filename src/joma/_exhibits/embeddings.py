@@ -115,7 +115,7 @@ def _random_line(random: float) -> alt.Chart:
     )
 
 
-def _distribution(frame: pd.DataFrame, kind: str, last: int, layers: int, d: int) -> alt.LayerChart:
+def _distribution(frame: pd.DataFrame, kind: str, last: int, layers: int, d: int) -> Any:
     counts = frame[(frame.gauge == "histogram") & (frame.kind == kind) & (frame.step == last)]
     counts = counts[["layer", "bin", "value"]].astype({"layer": int})
     counts["value"] /= counts.groupby("layer").value.transform("sum") / BINS  # a density over |cos|
@@ -133,7 +133,7 @@ def _distribution(frame: pd.DataFrame, kind: str, last: int, layers: int, d: int
     return (lines + rule.encode(axis, alt.Y("value:Q"))).properties(width=220, height=200)
 
 
-def _between(frame: pd.DataFrame, kind: str, last: int) -> alt.LayerChart:
+def _between(frame: pd.DataFrame, kind: str, last: int) -> Any:
     same = frame[(frame.gauge == "same_token") & (frame.kind == kind) & (frame.step == last)]
     same = same[["layer", "other", "value"]].astype({"layer": int, "other": int})
     base = alt.Chart(same, title=alt.Title("Between layers", subtitle="mean cos of the same token")).encode(

@@ -150,7 +150,7 @@ def draw(run: Run) -> Chart:
 WIDE = 118  # characters of a line of the examples
 
 
-def _examples(run: Run) -> alt.LayerChart:
+def _examples(run: Run) -> Any:
     """Two contexts a neuron, one of each pattern: tokens at their place, attended ones in bold, shade by activation."""
     stored = json.loads((run.path / "examples.json").read_text())
     rows = []
@@ -158,10 +158,10 @@ def _examples(run: Run) -> alt.LayerChart:
         for letter, pattern in zip("AB", neuron["patterns"], strict=False):
             name = f"{neuron['layer']}/{neuron['neuron']} {letter}"
             rows += [{"row": name, **token} for token in _tokens(pattern["contexts"][0])]
-    frame = pd.DataFrame(rows, columns=["row", "at", "end", "text", "shade", "bold", "query"])
+    frame = pd.DataFrame(rows, columns=["row", "at", "end", "ink", "text", "shade", "bold", "query"])
     order = list(dict.fromkeys(frame.row))
     y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=False, ticks=False, domain=False))
-    x = alt.X("at:Q", scale=alt.Scale(domain=[0, WIDE], nice=False), axis=None)
+    x, ink = (alt.X(name, scale=alt.Scale(domain=[0, WIDE], nice=False), axis=None) for name in ("at:Q", "ink:Q"))
     title = alt.Title(
         "Examples: one neuron, two patterns (A and B)",
         subtitle="layer/neuron; bold: what the query (framed) attends to; shade: the neuron's activation",
@@ -177,14 +177,14 @@ def _examples(run: Run) -> alt.LayerChart:
             align="left", font="DejaVu Sans Mono, monospace", fontSize=9, baseline="middle",
             fontWeight="bold" if bold else "normal", color="#24292f" if bold else "#57606a",
         )  # fmt: skip
-        layers.append(part.encode(x, y, text="text:N"))
+        layers.append(part.encode(ink, y, text="text:N"))
     return alt.layer(*layers).properties(width=5.45 * WIDE, height=26 * max(1, len(order)))
 
 
 def _tokens(context: dict[str, Any]) -> list[dict[str, Any]]:
     """The end of a window up to its query, as much as a line holds: place and text of each token."""
     top = max(context["along"][context["query"]], 1e-9)
-    texts = [text.replace("\n", "⏎").replace("\t", " ").replace(" ", "\u00a0") for text in context["tokens"]]
+    texts = [text.replace("\n", "⏎").replace("\t", " ") for text in context["tokens"]]
     first, room = context["query"] + 1, WIDE
     while first > 0 and room >= len(texts[first - 1]):
         first, room = first - 1, room - len(texts[first - 1])
@@ -193,9 +193,16 @@ def _tokens(context: dict[str, Any]) -> list[dict[str, Any]]:
         bold = n in context["attended"]
         shade = round(0.7 * max(0.0, min(1.0, context["along"][n] / top)), 3)
         found.append(
-            {"at": at, "end": at + len(texts[n]), "text": texts[n], "shade": shade, "bold": bold,
-             "query": n == context["query"]}
-        )  # fmt: skip
+            {
+                "at": at,
+                "end": at + len(texts[n]),
+                "ink": at + len(texts[n]) - len(texts[n].lstrip()),  # pictures drop white space at the front
+                "text": texts[n].strip(),
+                "shade": shade,
+                "bold": bold,
+                "query": n == context["query"],
+            }
+        )
         at += len(texts[n])
     return found
 
@@ -228,4 +235,4 @@ def judge(run: Run) -> Verdict:
         text += ". So: there are such neurons, but no more than unrelated contexts give by sharing common words"
     first = numbers[next(iter(numbers))]
     measured = f"superposed {first['trained']:.1%}, chance {first['by chance']:.1%}"
-    return Verdict(verdict, RULE, text, numbers, measured, "8 examples")
+    return Verdict(verdict, RULE, text, numbers, measured, "4 neurons shown, 2 patterns each")

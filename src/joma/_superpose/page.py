@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from joma._superpose.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern
+from joma._superpose.windows import short_name
 
 if TYPE_CHECKING:
     from joma._superpose.superpose import Superposition
@@ -18,7 +19,7 @@ STYLE = """
   :root { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0d1117; --box: #161b22; --link: #79c0ff; --fire: 230 120 30; }
 }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 2rem 1rem; max-width: 62rem; }
-h1 { font-size: 1.8rem; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.4rem 0 .2rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; font-weight: 600; }
+h1 { font-size: 1.8rem; margin: 0 0 .3rem; overflow-wrap: anywhere; } h2 { font-size: 1.25rem; margin: 2.4rem 0 .2rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; font-weight: 600; }
 a { color: var(--link); } .soft, summary { color: var(--soft); } .soft { font-size: .92rem; } summary { cursor: pointer; }
 .pattern { border-left: 3px solid rgb(var(--fire)); padding-left: .9rem; margin: 1rem 0 1.4rem; }
 .words b { background: var(--box); border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem; font-family: ui-monospace, monospace; font-weight: 600; }
@@ -72,12 +73,13 @@ def page(found: Superposition, chosen: Sequence[tuple[int, int]]) -> str:
     info, table = found.info, found.frame()
     counts = table.patterns.value_counts().sort_index(ascending=False)
     rows = "".join(f"<tr><td>{n}</td><td>{count:,}</td></tr>" for n, count in counts.items())
-    title = f"Superposition in {escape(str(info['model']))}"
+    title = f"Superposition in {escape(short_name(info['model']))}"
+    layers = f"layer{'' if len(info['layers']) == 1 else 's'} {', '.join(map(str, info['layers']))}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
-<p class="soft">{info["tokens"]:,} tokens of {escape(str(info["data"]))}, layers {", ".join(map(str, info["layers"]))},
+<p class="soft">{info["tokens"]:,} tokens of {escape(str(info["data"]))} through {escape(str(info["model"]))}, {layers}:
 {len(table):,} neurons, the {info["contexts"]} strongest contexts of each. Bold: what the query (framed) attends to.
 Shade: the neuron's activation.</p>
 <details><summary>How a pattern is told</summary><p class="soft">A context fires a neuron if it reaches {FIRES:g} of the
