@@ -11,6 +11,7 @@ import typer
 
 from joma._exhibits.cli import register as register_exhibits
 from joma._terminal import VERDICT_STYLE, escape, plain_table, styled
+from joma._superpose.cli import register as register_superpose
 from joma._train.cli import register as register_training
 
 app = typer.Typer(
@@ -211,6 +212,7 @@ def gauges() -> None:
 
 register_exhibits(app)
 register_training(app)
+register_superpose(app)
 
 
 def main() -> None:

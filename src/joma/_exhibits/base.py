@@ -91,6 +91,16 @@ _ALL = (
         "The attention patterns that match the theory come with the lowest validation loss.",
     ),
     Exhibit(
+        "fig10",
+        "Figure 10: pattern superposition",
+        "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens.",
+    ),
+    Exhibit(
+        "embeddings",
+        "Embedding geometry",
+        "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides).",
+    ),
+    Exhibit(
         "table1",
         "Table 1: latents and hidden nodes",
         "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",

@@ -19,6 +19,7 @@ class Coherence:
     maximum: float  # ε: no two rows are closer than this
     mean: float
     rms: float
+    signed_mean: float  # of cos itself: far from 0 where all rows lean to one side
     pair: tuple[int, int] | None  # the two rows that are closest
     rows: int  # M, without zero rows
     dimension: int  # d
@@ -32,6 +33,12 @@ class Coherence:
             return math.nan
         index = int(torch.searchsorted(self._histogram.cumsum(0).double(), q * total))
         return min(index, _BINS - 1) / _BINS + 0.5 / _BINS
+
+    def histogram(self, bins: int = 64) -> Tensor:
+        """How many pairs have |cos| in each of ``bins`` equal parts of [0, 1]; a divisor of 4096."""
+        if bins < 1 or _BINS % bins:
+            raise ValueError(f"bins is {bins}: give a divisor of {_BINS}, such as 64")
+        return self._histogram.reshape(bins, -1).sum(dim=1)
 
     @property
     def sufficient_dimension(self) -> float:
@@ -70,4 +77,19 @@ def embedding_coherence(u: Tensor) -> Coherence:
             pair = (int(kept[start + i]), int(kept[start + j]))
     pairs = M * (M - 1) / 2
     mean, rms = (total / pairs, math.sqrt(square / pairs)) if pairs else (math.nan, math.nan)
-    return Coherence(min(maximum, 1.0), mean, rms, pair, M, u.shape[1], len(u) - M, histogram)
+    # Σ_{i≠j} cos = ‖Σ u_i‖² − M for unit rows
+    signed = (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs) if pairs else math.nan
+    return Coherence(min(maximum, 1.0), mean, rms, signed, pair, M, u.shape[1], len(u) - M, histogram)
+
+
+def centred(u: Tensor) -> Tensor:
+    """Rows (M, d) without their mean: what they do not have in common."""
+    u = u.detach().float()
+    return u - u.mean(dim=0)
+
+
+def random_cosine(d: int) -> float:
+    """E|cos| between independent Gaussian vectors in d dimensions: Γ(d/2) / (√π Γ((d + 1)/2)), about √(2/(πd))."""
+    if d < 1:
+        raise ValueError(f"the dimension is {d}: give at least 1")
+    return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)

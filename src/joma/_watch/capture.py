@@ -180,7 +180,7 @@ class Capture:
             if attn_mask is not None and attn_mask.dim() == 3 and attn_mask.shape[0] > 1:
                 attn_mask = attn_mask.unflatten(0, shape)
         with _exact(query.device):
-            self._add(entry, attention_stats(query, key, attn_mask, is_causal, scale, enable_gqa))
+            self.add_product(entry, query, key, attn_mask, is_causal, scale, enable_gqa)
 
     def on_softmax(self, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> None:
         """A softmax; attention if it is over a product of two activations."""
@@ -210,7 +210,7 @@ class Capture:
         elif scores.dim() > 4:
             scores = scores.flatten(1, -3)
         with _exact(scores.device):
-            self._add(entry, attention_stats_from_scores(scores))
+            self.add_scores(entry, scores)
 
     def on_product(self, output: Tensor, args: tuple[Any, ...]) -> None:
         """A product; of two activations, it may be the scores of an attention."""
@@ -219,6 +219,16 @@ class Capture:
             return
         if all(_plain(a) and a.untyped_storage().data_ptr() not in self._storages for a in operands):
             self._stack[-1].products.add((output.numel() // output.shape[-1], output.shape[-1]))
+
+    def add_product(
+        self, entry: Call, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
+    ) -> None:
+        """An attention of queries (B, H, Tq, d) and keys (B, Hk, Tk, d) was seen."""
+        self._add(entry, attention_stats(query, key, mask, causal, scale, gqa))
+
+    def add_scores(self, entry: Call, scores: Tensor) -> None:
+        """An attention with these scores (B, H, Tq, Tk) was seen."""
+        self._add(entry, attention_stats_from_scores(scores))
 
     def _add(self, entry: Call, stats: AttentionStats) -> None:
         B, _, Tq = stats.entropy.shape

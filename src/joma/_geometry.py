@@ -1,0 +1,239 @@
+"""How orthogonal are the representations of different tokens, at the input of each layer? (The slides' check.)
+
+A representation is what a block is given for a token: one for each distinct token of a sample, at its first place.
+Raw cosines say how far the vectors are from orthogonal; centred ones leave out what all of them have in common.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from joma._gauges.embedding import Coherence, centred, embedding_coherence, random_cosine
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor, nn
+
+    Model = str | os.PathLike[str] | nn.Module
+
+QUANTILES = (0.5, 0.9, 0.99)
+KINDS = ("raw", "centred")
+ALMOST = 2.0  # almost orthogonal: the mean |cos| is at most so many times that of random vectors
+SAMPLE, LENGTH = 4096, 64  # tokens of a text that are taken, in windows of so many
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Cosines between tokens at the input of each layer, and between layers.
+
+    Attributes:
+        layers: names of the modules whose input it is.
+        states: (tokens, d) for each layer; rows are the same tokens in all of them.
+    """
+
+    layers: list[str]
+    states: list[Tensor]
+
+    @property
+    def dimension(self) -> int:
+        """d"""
+        return int(self.states[0].shape[1])
+
+    @property
+    def random(self) -> float:
+        """Mean |cos| between random Gaussian vectors of this dimension."""
+        return random_cosine(self.dimension)
+
+    @cached_property
+    def raw(self) -> list[Coherence]:
+        """|cos| between different tokens, a layer each."""
+        return [embedding_coherence(x) for x in self.states]
+
+    @cached_property
+    def centred(self) -> list[Coherence]:
+        """The same without the tokens' common mean."""
+        return [embedding_coherence(centred(x)) for x in self.states]
+
+    def between(self, *, centre: bool = False) -> np.ndarray[Any, Any]:
+        """(L, L) mean cosine between a token at the input of layer i and the same token at that of layer j."""
+        import torch
+
+        unit = [torch.nn.functional.normalize(centred(x) if centre else x.float(), dim=1) for x in self.states]
+        if len({x.shape[1] for x in unit}) > 1:
+            raise ValueError("layers have different dimensions: tokens cannot be compared between them")
+        return np.array([[float((x * y).sum(dim=1).mean()) for y in unit] for x in unit])
+
+    def orthogonal(self, *, centre: bool = False) -> list[bool]:
+        """Whether a layer's tokens are almost orthogonal: mean |cos| at most twice that of random vectors."""
+        return [c.mean <= ALMOST * self.random for c in (self.centred if centre else self.raw)]
+
+    def frame(self) -> pd.DataFrame:
+        """One row a layer and kind (raw, centred): mean, signed_mean, rms, quantiles, maximum (coherence), random."""
+        import pandas as pd
+
+        rows = [
+            {
+                "layer": n, "module": self.layers[n], "kind": kind, "mean": c.mean, "signed_mean": c.signed_mean,
+                "rms": c.rms, **{f"q{100 * q:g}": c.quantile(q) for q in QUANTILES}, "maximum": c.maximum,
+                "random": self.random, "tokens": c.rows, "dimension": c.dimension,
+            }
+            for kind in KINDS
+            for n, c in enumerate(getattr(self, kind))
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return f"Geometry({len(self.layers)} layers, {len(self.states[0])} tokens, d = {self.dimension})"
+
+
+def embedding_geometry(
+    model: Model, tokens: Any, *, sample: int = SAMPLE, length: int = LENGTH, revision: str | None = None,
+    tokenizer: Any = None,
+) -> Geometry:  # fmt: skip
+    """Cosines between the representations of different tokens at the input of each layer.
+
+    Arguments:
+        model: a model that is called with tokens (B, T); or a folder in the hub's format, or an id of the hub.
+        tokens: (B, T) or (n,) token numbers; or a corpus (a path, pydoc, wikitext-2, …): its beginning.
+        sample: tokens that are taken of a corpus or of (n,) numbers; at most 1,024 distinct ones are compared.
+        length: tokens a window, where tokens are not (B, T).
+        revision: of a model on the hub.
+        tokenizer: of the model by default; an object, a folder or an id of the hub.
+    """
+    import torch
+
+    net: nn.Module
+    if isinstance(model, torch.nn.Module):
+        net = model
+    else:
+        from joma._superpose.model import check, load, load_tokenizer
+
+        check(model, revision)
+        if isinstance(tokens, (str, os.PathLike)) and tokenizer is None:
+            tokenizer = load_tokenizer(model, revision)
+        net = load(model, revision)
+    net = getattr(net, "base_model", net)
+    return _measure(net, _sample(tokens, tokenizer, sample, length))
+
+
+def embedding_series(
+    checkpoints: str | os.PathLike[str] | Mapping[int, Model], tokens: Any, *, sample: int = SAMPLE,
+    length: int = LENGTH, tokenizer: Any = None, each: Callable[[int, Geometry], None] = lambda step, geometry: None,
+) -> pd.DataFrame:  # fmt: skip
+    """The geometry over checkpoints: `Geometry.frame` with a column ``step``.
+
+    Arguments:
+        checkpoints: step -> model, or a folder of folders step-N or checkpoint-N.
+        tokens: as in `embedding_geometry`.
+        sample: as in `embedding_geometry`.
+        length: as in `embedding_geometry`.
+        tokenizer: of each model by default.
+        each: given step and geometry, one checkpoint at a time.
+    """
+    import pandas as pd
+
+    found = checkpoints if isinstance(checkpoints, Mapping) else step_folders(Path(checkpoints))
+    tables = []
+    for step, model in sorted(found.items()):
+        geometry = embedding_geometry(model, tokens, sample=sample, length=length, tokenizer=tokenizer)
+        each(step, geometry)
+        tables.append(geometry.frame().assign(step=step))
+    return pd.concat(tables, ignore_index=True)
+
+
+def step_folders(folder: Path) -> dict[int, Path]:
+    """Step -> folder, of the folders step-N, stepN, checkpoint-N in a folder."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    named = ((re.fullmatch(r"(?:step|checkpoint)[-_]?(\d+)", path.name), path) for path in folder.iterdir())
+    found = {int(match[1]): path for match, path in named if match and path.is_dir()}
+    if not found:
+        raise ValueError(f"no checkpoints in {folder}: there are no folders step-N or checkpoint-N")
+    return dict(sorted(found.items()))
+
+
+def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
+    """Tokens (B, T) of what was given."""
+    import torch
+
+    if sample < 2 or length < 2:
+        raise ValueError(f"sample is {sample} and length {length}: give at least 2")
+    if isinstance(tokens, (str, os.PathLike)):
+        from joma._superpose.model import encode, load_tokenizer
+        from joma._superpose.windows import corpus_text
+
+        if isinstance(tokenizer, (str, os.PathLike)):
+            tokenizer = load_tokenizer(tokenizer)
+        if tokenizer is None:
+            raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
+        name, text = corpus_text(tokens)
+        tokens = _first((encode(tokenizer, block) for block in text.blocks()), sample)
+        if len(tokens) < 2:
+            raise ValueError(f"{name} is empty: at least 2 tokens are needed")
+    found = torch.as_tensor(np.asarray(tokens))
+    if found.is_floating_point() or found.dim() not in (1, 2) or found.numel() < 2:
+        raise ValueError(
+            f"tokens must be whole numbers (n,) or (B, T); got {found.dtype} of shape {tuple(found.shape)}"
+        )
+    if found.dim() == 1:
+        found = found[:sample]
+        length = min(length, len(found))
+        found = found[: len(found) // length * length].reshape(-1, length)
+    return found.long()
+
+
+def _first(parts: Iterable[list[int]], count: int) -> list[int]:
+    tokens: list[int] = []
+    for part in parts:
+        tokens += part
+        if len(tokens) >= count:
+            break
+    return tokens[:count]
+
+
+def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
+    """One pass, the input of each block with attention kept."""
+    import torch
+
+    from joma._gauges.matrices import plain_name
+    from joma._gauges.registry import get
+    from joma._watch.calls import install, uninstall
+    from joma._watch.capture import Capture
+    from joma._watch.tally import Tally
+
+    kept: dict[tuple[str, int], Tensor] = {}
+
+    class Keep(Tally):
+        def add_hidden(self, name: str, invocation: int, states: Tensor) -> None:
+            kept.setdefault((name, invocation), states.cpu())
+
+    names = {module: plain_name(name) or type(net).__name__ for name, module in net.named_modules()}
+    capture = Capture(net, names, Keep([], get("coherence")), None)
+    training = net.training
+    net.eval()
+    install(capture, list(names))
+    try:
+        with torch.no_grad():
+            net(tokens.to(next(net.parameters()).device))
+    finally:
+        uninstall(capture)
+        net.train(training)
+    if capture.problems or not kept:
+        why = "; ".join(f"{name}: {text}" for name, text in capture.problems.items())
+        raise ValueError(f"no attention was seen in {type(net).__name__}" + (f" ({why})" if why else ""))
+    states = list(kept.values())
+    if bad := [name for (name, _), x in kept.items() if not bool(x.isfinite().all())]:
+        raise ValueError(f"the states at the input of {bad[0]} are not finite")
+    if len({len(x) for x in states}) > 1 or len(states[0]) < 2:
+        raise ValueError(
+            f"layers were given {sorted({len(x) for x in states})} different tokens: they cannot be compared"
+        )
+    return Geometry([name for name, _ in kept], states)

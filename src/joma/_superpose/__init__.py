@@ -1,0 +1,1 @@
+"""Pattern superposition: which unrelated patterns fire one neuron (Figure 10)."""

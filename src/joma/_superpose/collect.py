@@ -1,0 +1,143 @@
+"""The strongest contexts of every neuron, in one pass over a corpus and a bounded memory.
+
+A window of the corpus counts once a neuron: at its strongest token that sees at least ``LEAST`` tokens. Contexts whose
+last ``LEAST`` tokens are equal (text that is repeated word by word) count once: the strongest of them. What is kept is
+exactly the k strongest distinct contexts: one that is pushed out is no stronger than the k that stay, and these only
+get stronger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from joma._superpose.seen import Rows, Seen, upper_mlps
+
+LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
+
+
+class Strongest:
+    """The k strongest contexts of h neurons; slots are in no order, and empty where ``value`` is −inf.
+
+    Attributes:
+        value: (h, k) activation of the query.
+        query: (h, k) its place in the window.
+        position: (h, k) its place in the corpus.
+        tokens: (h, k, T) of the window, −1 after its end.
+        mass: (h, k, T) attention of the query, the mean over heads.
+        along: (h, k, T) activation of the neuron along the window.
+    """
+
+    def __init__(self, h: int, k: int, T: int, device: torch.device) -> None:
+        self.value = torch.full((h, k), -math.inf, device=device)
+        self._key = torch.zeros(h, k, dtype=torch.int64, device=device)
+        self.query = torch.zeros(h, k, dtype=torch.int32, device=device)
+        self.position = torch.full((h, k), -1, dtype=torch.int64, device=device)
+        self.tokens = torch.full((h, k, T), -1, dtype=torch.int32, device=device)
+        self.mass = torch.zeros(h, k, T, dtype=torch.float16, device=device)
+        self.along = torch.zeros(h, k, T, dtype=torch.float16, device=device)
+
+    def bytes(self) -> int:
+        """How much memory the contexts take; it does not change."""
+        return sum(x.numel() * x.element_size() for x in vars(self).values())
+
+    def add(self, activations: Tensor, tokens: Tensor, keys: Tensor, start: Tensor, rows: Rows) -> None:
+        """Take in windows: activations (B, T, h), tokens and keys (B, T), first position in the corpus (B,)."""
+        k, T = self.value.shape[1], tokens.shape[1]
+        peak, at = activations[:, LEAST - 1 :].max(dim=1)  # (B, h)
+        peak, at = peak.float(), at + (LEAST - 1)
+        peak = peak.masked_fill(~peak.isfinite(), -math.inf)
+        n = (peak > self.value.amin(dim=1)).any(dim=0).nonzero()[:, 0]  # neurons that change
+        if not len(n):
+            return
+        value = torch.cat([self.value[n], peak[:, n].T], dim=1)  # (n, k + B)
+        key = torch.cat([self._key[n], keys.gather(1, at[:, n]).T], dim=1)
+        chosen = _strongest_distinct(value, key, k)
+        kept, enter = chosen[:, :k], chosen[:, k:]  # (n, k), (n, B)
+        self.value[n] = self.value[n].masked_fill(~kept, -math.inf)
+        i, b = enter.nonzero(as_tuple=True)
+        free = kept.int().argsort(dim=1, stable=True)  # slots that are free come first
+        slot = free[i, enter.int().cumsum(dim=1)[i, b] - 1]
+        t, i = at[b, n[i]], n[i]
+        self.value[i, slot], self._key[i, slot] = peak[b, i], keys[b, t]
+        self.query[i, slot], self.position[i, slot] = t.int(), start[b] + t
+        self.tokens[i, slot, :T] = tokens[b].int()
+        self.tokens[i, slot, T:] = -1
+        self.mass[i, slot] = 0.0
+        self.along[i, slot] = 0.0
+        self.along[i, slot, :T] = activations[b, :, i].clamp(-6e4, 6e4).half()
+        for window in b.unique():
+            mine = (b == window).nonzero()[:, 0]
+            queries, which = t[mine].unique(return_inverse=True)
+            found = rows(int(window), queries)[:, :T].half()
+            self.mass[i[mine], slot[mine], :T] = found[which]
+
+
+def _strongest_distinct(value: Tensor, key: Tensor, k: int) -> Tensor:
+    """Which of the columns of value (n, m) are the k largest finite ones with different keys: bool (n, m)."""
+    order = value.sort(dim=1, descending=True, stable=True)
+    by_key = key.gather(1, order.indices).sort(dim=1, stable=True)
+    again = torch.zeros_like(value, dtype=torch.bool)
+    again[:, 1:] = by_key.values[:, 1:] == by_key.values[:, :-1]
+    again = torch.zeros_like(again).scatter(1, by_key.indices, again)  # in the order of values
+    good = ~again & order.values.isfinite()
+    good &= good.int().cumsum(dim=1) <= k
+    return torch.zeros_like(good).scatter(1, order.indices, good)
+
+
+def context_keys(tokens: Tensor) -> Tensor:
+    """A number (B, T) for the last ``LEAST`` tokens at each place: equal for equal ones, by chance 2⁻⁶⁴ for others."""
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (LEAST,), generator=generator) * 2 + 1
+    padded = torch.nn.functional.pad(tokens.long() + 1, (LEAST - 1, 0))
+    return (padded.unfold(1, LEAST, 1) * factors.to(tokens.device)).sum(dim=-1)  # wraps around, as meant
+
+
+def collect(
+    model: nn.Module, batches: Iterable[Tensor], layers: list[int] | None, k: int, T: int,
+    done: Callable[[int], None] = lambda tokens: None,
+) -> dict[int, Strongest]:  # fmt: skip
+    """Run the model over all batches of windows (B, ≤ T) and keep the k strongest contexts of each neuron.
+
+    Arguments:
+        model: called with the tokens as its only argument; without its head, which is not needed.
+        batches: windows of consecutive tokens, all of a batch of the same length.
+        layers: which MLPs; None for all.
+        k: contexts a neuron.
+        T: the longest window.
+        done: told the number of tokens after each batch.
+    """
+    uppers = upper_mlps(model)
+    wanted = range(len(uppers)) if layers is None else layers
+    if bad := [n for n in wanted if not 0 <= n < len(uppers)]:
+        raise ValueError(f"there is no layer {bad[0]}: the model has {len(uppers)} MLPs, 0 to {len(uppers) - 1}")
+    device = next(model.parameters()).device
+    found: dict[int, Strongest] = {}
+    state: dict[str, Tensor] = {}
+
+    def on_neurons(layer: int, activations: Tensor, rows: Rows) -> None:
+        n = wanted[layer]
+        if n not in found:
+            found[n] = Strongest(activations.shape[2], k, T, device)
+        found[n].add(activations, state["tokens"], state["keys"], state["start"], rows)
+
+    seen = Seen(model, [uppers[n] for n in wanted], on_neurons)
+    count = 0
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), seen.installed():
+            for tokens in batches:
+                B, length = tokens.shape
+                tokens = tokens.to(device)
+                start = count + length * torch.arange(B, device=device)
+                state |= {"tokens": tokens, "keys": context_keys(tokens), "start": start}
+                model(tokens)
+                count += B * length
+                done(count)
+    finally:
+        model.train(training)
+    return dict(sorted(found.items()))

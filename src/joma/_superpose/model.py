@@ -1,0 +1,129 @@
+"""A model of the hub's format and its tokenizer, from a folder or the hub; never code that a repository brings."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # one of them is what a tokenizer is read from
+_ELSEWHERE = "name another place for it, --tokenizer FOLDER or ID (tokenizer= in Python)"
+
+
+def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
+    """The model without its head, in evaluation mode and float32.
+
+    Arguments:
+        name: a folder with config.json and weights (safetensors; .bin is read with weights_only), or an id of the hub.
+        revision: a branch, tag or commit of the hub.
+    """
+    source = _source(name, "config.json")
+    transformers = _transformers()
+    try:
+        with quiet():
+            model, told = transformers.AutoModel.from_pretrained(
+                source, trust_remote_code=False, weights_only=True, dtype="float32", output_loading_info=True,
+                **_where(source, revision),
+            )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ValueError(_explained(source, "model", error)) from error
+    if missing := sorted(told["missing_keys"]):
+        raise ValueError(f"{source} lacks weights of the model: {', '.join(missing[:3])} ({len(missing)} in all)")
+    model.config.use_cache = False
+    return model.eval()
+
+
+def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
+    """The tokenizer that belongs to a model."""
+    source = _source(name, "")
+    if Path(source).is_dir() and not any(path for glob in _FILES for path in Path(source).glob(glob)):
+        raise ValueError(f"there is no tokenizer in {source}: {_ELSEWHERE}")  # transformers would make an empty one
+    try:
+        with quiet():
+            tokenizer = _transformers().AutoTokenizer.from_pretrained(
+                source, trust_remote_code=False, **_where(source, revision)
+            )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ValueError(f"{_explained(source, 'tokenizer', error)}. Or {_ELSEWHERE}") from error
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, without special ones and without a warning on length."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def check(name: str | os.PathLike[str], revision: str | None = None) -> None:
+    """Refuse what is not a model, by its config, before anything large is loaded."""
+    source = _source(name, "config.json")
+    try:
+        with quiet():
+            _transformers().AutoConfig.from_pretrained(source, trust_remote_code=False, **_where(source, revision))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(_explained(source, "model", error)) from error
+
+
+def _where(source: str, revision: str | None) -> dict[str, Any]:
+    """The revision; and no waiting for a hub that cannot be reached: what is in its cache may do."""
+    if Path(source).is_dir() or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return {"revision": revision or "main"}
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return {"revision": revision or "main", "local_files_only": True}
+    return {"revision": revision or "main"}
+
+
+def _source(name: str | os.PathLike[str], needed: str) -> str:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if needed and not (path / needed).is_file():
+            inside = sorted(child.name for child in path.iterdir() if (child / needed).is_file())
+            hint = f"; its folders {', '.join(inside[:3])} … are: give one of them" if inside else ""
+            raise ValueError(f"{path} is not a model: it has no {needed}{hint}")
+        return str(path)
+    text = os.fspath(name)
+    if path.exists() or text.count("/") > 1 or text.startswith((".", "/", "~")) or not text.strip():
+        raise ValueError(
+            f"there is no folder {text!r} with a model: give a folder with config.json, or an id of the hub"
+        )
+    return text
+
+
+def _explained(source: str, what: str, error: Exception) -> str:
+    first = str(error).strip().split("\n")[0]
+    if Path(source).is_dir():
+        return f"the {what} in {source} cannot be read: {first}"
+    return (
+        f"the {what} of {source!r} cannot be had from the hub: {first} Check the name and the network; without one, "
+        "download the repository elsewhere and give its folder"
+    )
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"models of the hub's format need transformers ({error}): pip install 'joma[hf]'") from error
+    return transformers
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and reports that transformers would print between ours."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,169 @@
+"""The series of checkpoints that exhibits share, and what fig10 and embeddings make of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from joma._exhibits import EXHIBITS, _series, embeddings, fig10, reproduce
+from joma._run import Run, RunWriter
+
+pytest.importorskip("transformers")
+TINY = {"vocabulary": 300, "layers": 2, "d": 16, "heads": 2, "batch": 4, "length": 16, "steps": 5, "warmup": 2}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOMA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def tiny(cache):
+    """A tiny series, asked for by two at the same time: path, and how often it was trained."""
+    trained, told, paths = [], [], []
+    original = _series._train
+
+    def train(*args):
+        trained.append(1)
+        original(*args)
+
+    cache.setattr(_series, "_train", train)
+
+    def ask():
+        paths.append(_series.series(TINY, 0, lambda share, what: told.append(share)))
+
+    both = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    return SimpleNamespace(path=paths[0], paths=paths, trained=len(trained), told=told)
+
+
+def test_the_series_is_trained_once_and_shared(tiny):
+    assert tiny.trained == 1
+    assert tiny.paths[0] == tiny.paths[1]
+    assert min(tiny.told) == 0.0
+    assert all(0 <= share <= 1 for share in tiny.told)
+
+
+def test_the_checkpoints_are_at_pythias_steps_in_the_hubs_format(tiny):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert list(_series.checkpoints(tiny.path)) == [0, 1, 2, 4, 5]
+    assert _series.pythia_steps(2000) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000]
+    folder = _series.checkpoints(tiny.path)[5]
+    assert not list(folder.glob("*.bin"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "The  with statement:\n    is a class"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.config.model_type, model.config.num_hidden_layers) == ("gpt_neox", 2)
+
+
+def test_the_untrained_loss_is_near_that_of_a_uniform_guess_and_training_lowers_it(tiny):
+    losses = _series.losses(tiny.path)
+    assert losses[0] == pytest.approx(np.log(300), abs=0.2)
+    assert losses[5] < losses[0]
+
+
+def test_other_settings_or_seeds_are_another_series_and_a_damaged_one_is_made_again(tiny):
+    with pytest.raises(ValueError, match="unknown settings of the series: depth"):
+        _series.series({"depth": 3}, 0, lambda share, what: None)
+    other = _series.series(TINY, 1, lambda share, what: None)
+    assert other != tiny.path
+    (other / "step-4" / "model.safetensors").unlink()
+    assert _series.series(TINY, 1, lambda share, what: None) == other
+    assert (other / "step-4" / "model.safetensors").stat().st_size > 0
+
+
+@pytest.fixture(scope="module")
+def made(tiny, cache, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exhibits")
+    text = out / "text.txt"
+    words = np.array("the cat sat on a mat and saw that dog run to it".split())  # noqa: SIM905
+    words = np.random.default_rng(0).choice(words, 4000)
+    text.write_text(" ".join(words))
+    for module in (fig10, embeddings):
+        small = {"series": TINY, "data": str(text), "tokens": 3000, "shuffles": 3, "sample": 500}
+        cache.setitem(module.SETTINGS, "quick", {k: small[k] for k in module.SETTINGS["quick"]})
+    return {id: reproduce(EXHIBITS[id], out=out) for id in ("fig10", "embeddings")}
+
+
+@pytest.mark.parametrize("id", ["fig10", "embeddings"])
+def test_the_exhibits_run_draw_and_judge_on_a_series(made, id):
+    outcome = made[id]
+    assert outcome.verdict is not None
+    assert outcome.verdict.rule == EXHIBITS[id].module.RULE
+    assert outcome.verdict.measured
+    assert (outcome.path / "figure.svg").stat().st_size > 1000
+
+
+def test_embeddings_measures_every_checkpoint(made):
+    frame = Run(made["embeddings"].path).frame("mean")
+    assert sorted(set(frame.step)) == [0, 1, 2, 4, 5]
+    assert set(frame.kind) == {"raw", "centred"}
+    assert frame.value.between(0, 1).all()
+
+
+def test_figure_10_counts_every_neuron_of_both_states(made):
+    frame = Run(made["fig10"].path).frame("patterns")
+    assert frame.groupby(["state", "layer"]).size().eq(64).all()
+    assert (made["fig10"].path / "superpose.html").read_text().startswith("<!doctype html>")
+    assert json.loads((made["fig10"].path / "examples.json").read_text())["neurons"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "by_chance", "verdict"), [(0.2, 0.05, "holds"), (0.05, 0.1, "holds under"), (0.0, 0.1, "fails")]
+)
+def test_the_judge_of_figure_10_compares_with_chance(tmp_path, trained, by_chance, verdict):
+    with RunWriter.create(tmp_path, kind="exhibit", config={}, axes=fig10.AXES) as writer:
+        counts = np.where(np.arange(100) < 100 * trained, 2, 1)
+        writer.write(0, {"patterns": counts}, model="m", state="trained", layer=0)
+        writer.write(0, {"patterns": np.zeros(100)}, model="m", state="untrained", layer=0)
+        writer.write(0, {"chance": by_chance + np.array([-0.01, 0.0, 0.01])}, model="m", state="trained")
+    found = fig10.judge(Run(tmp_path))
+    assert found.verdict == verdict
+    assert found.numbers["m"]["superposed"] == round(100 * trained)
+
+
+@pytest.mark.parametrize(
+    ("raw", "centred", "verdict"),
+    [
+        ([0.1, 0.2], [0.1, 0.1], "holds"),
+        ([0.3, 0.9], [0.2, 0.2], "holds under"),
+        ([0.1, 0.9], [0.1, 0.5], "holds under"),
+        ([0.3, 0.3], [0.1, 0.3], "fails"),
+    ],
+)
+def test_the_judge_of_embeddings_compares_with_twice_the_random_value(tmp_path, raw, centred, verdict):
+    with RunWriter.create(tmp_path, kind="exhibit", config={}, axes=embeddings.AXES) as writer:
+        writer.write(0, {"mean": [0.0, 0.0]}, kind="raw")
+        for kind, values in (("raw", raw), ("centred", centred)):
+            writer.write(9, {"mean": values}, kind=kind)
+        writer.write(9, {"random": 0.1, "dimension": 64.0})
+    assert embeddings.judge(Run(tmp_path)).verdict == verdict
+
+
+def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):
+    import joma
+
+    found = joma.superpose(
+        _series.checkpoints(tiny.path)[5], np.random.default_rng(0).integers(0, 300, 3000), length=32
+    )
+    shares = fig10.chance(found, 3, 0)
+    assert len(shares) == 3
+    assert all(0 <= share <= 1 for share in shares)
+
+
+def test_public_models_are_looked_for_in_a_folder_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOMA_MODELS", str(tmp_path))
+    (tmp_path / "pythia-70m" / "step1000").mkdir(parents=True)
+    assert _series.located("EleutherAI/pythia-70m", "step1000") == (str(tmp_path / "pythia-70m" / "step1000"), None)
+    assert _series.located("EleutherAI/pythia-70m", "step2000") == ("EleutherAI/pythia-70m", "step2000")
