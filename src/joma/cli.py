@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from joma._scan.cli import register as register_scan
 from joma._train.cli import register as register_training
 
 app = typer.Typer(
@@ -339,6 +340,7 @@ def gauges() -> None:
 
 
 register_training(app)
+register_scan(app)
 
 
 def main() -> None:

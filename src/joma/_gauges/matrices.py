@@ -245,7 +245,7 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
         return Matrix(
             title,
             lambda: [_project(module, "q"), _project(module, "k")],
-            lambda views: _cores(*map(_flat, views), *heads),
+            lambda views: _cores(_flat(views[0]), _flat(views[1]), *heads),
             heads[0],
         )
     if _child(module, "q") is not None and _child(module, part) is None:

@@ -159,7 +159,7 @@ class TensorFile:
             while inner and (stride[inner - 1] == run or shape[inner - 1] == 1):
                 inner -= 1
                 run *= shape[inner]
-            buffer, at = memoryview(flat.numpy()), 0
+            buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
             with self.path.open("rb", buffering=0) as stream:
                 for start in _offsets(shape[:inner], stride[:inner]):
                     _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)

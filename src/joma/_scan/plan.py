@@ -1,8 +1,8 @@
 """Which tensors of a checkpoint, or which parts of them, hold the matrices that gauges are measured on.
 
 With a `config.json` that transformers knows, the model is built on the meta device, its matrices are found as a watch
-finds them, and each view is traced back to the tensor of the file. Otherwise a skeleton of linear maps is built from the
-names and shapes of the tensors, and the same search is made on that.
+finds them, and each view is traced back to the tensor of the file. Otherwise a skeleton of linear maps is built from
+the names and shapes of the tensors, and the same search is made on that.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Piece:
         entry = tensors.entry(self.tensor)
         if entry.shape != self.shape:
             raise BadCheckpoint(
-                f"{self.tensor} has shape {entry.shape}, where the model's config asks for {self.shape}: the files are of "
-                "another model"
+                f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
+                "config.json, or by the checkpoints before it)"
             )
         if not entry.dtype.is_floating_point:
             raise BadCheckpoint(f"{self.tensor} is of type {entry.dtype}: quantised weights cannot be measured")
@@ -198,7 +198,7 @@ def _skeleton(tensors: Tensors) -> nn.Module:
 
 
 def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
-    """By layers, and within one the maps out of the hidden neurons last, since a lower MLP matrix precedes its upper."""
+    """By layers, and within one the maps out of the hidden neurons last: a lower MLP matrix precedes its upper."""
     parts = name.split(".")
     last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
     out = False

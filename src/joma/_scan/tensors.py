@@ -82,7 +82,7 @@ class Tensors:
         self.entry(name)
         tensor = self._open(self._place[name]).read(name, view)
         self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        self._digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        hash_into(self._digest, tensor)
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     @property
@@ -103,6 +103,11 @@ class Tensors:
     def shards(self, names: Iterable[str]) -> list[str]:
         """The files that hold these tensors."""
         return sorted({self._place[name] for name in names})
+
+
+def hash_into(digest: Any, tensor: Tensor) -> None:
+    """Add a tensor's bytes to a digest."""
+    digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _json(path: Path) -> dict[str, Any]:

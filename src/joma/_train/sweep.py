@@ -112,12 +112,13 @@ def _parallel(
     elif engine == "loky":
         yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
     else:
-        with _ray(address):
+        with ray_backend(address):
             yield from Parallel(n_jobs=workers)(tasks)
 
 
 @contextmanager
-def _ray(address: str | None) -> Iterator[None]:
+def ray_backend(address: str | None) -> Iterator[None]:
+    """joblib on a Ray cluster: the one at ``address``, the one there is, or a local one for the time being."""
     try:
         import ray
         from ray.util.joblib import register_ray
