@@ -77,9 +77,10 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _to_disk(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb+") as stream:
-            os.fsync(stream.fileno())
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
 
 
 def write_tokens(path: Path, chunks: Iterable[Tokens], dtype: np.dtype[Any]) -> int:

@@ -1,0 +1,157 @@
+"""A small GPT-NeoX in training, saved as the public Pythia series is: what fig7, fig10 and embeddings read offline.
+
+The model is trained on an embedded corpus and saved in the hub's format (safetensors, config, tokenizer) at Pythia's
+steps 0, 1, 2, 4, …, 512, 1000, 2000, … into folders ``step-N``. The series is kept in joma's cache under a hash of all
+that decides it: exhibits that run side by side share it, and one of them trains it while the others wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joma._exhibits.base import Progress
+
+if TYPE_CHECKING:
+    from joma._train.corpora import Corpus
+
+VERSION = 1  # of this module's rules: part of the hash
+INFO = "series.json"
+SERIES: dict[str, Any] = {  # about a minute on one core; the loss falls from 6.9 to 4.1 nats a token
+    "data": "pydoc", "vocabulary": 1024, "layers": 4, "d": 64, "heads": 4,
+    "batch": 8, "length": 64, "steps": 1000, "lr": 4e-3, "warmup": 50,
+}  # fmt: skip
+
+
+def pythia_steps(last: int) -> list[int]:
+    """Pythia's steps up to ``last``, which is one of them or added: 0, 1, 2, 4, …, 512, then every 1,000.
+
+    >>> pythia_steps(3000)[-5:]
+    [256, 512, 1000, 2000, 3000]
+    """
+    early = [0, *(2**n for n in range(10))]
+    return sorted({*(step for step in early if step <= last), *range(1000, last + 1, 1000), last})
+
+
+def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
+    """The folder with ``step-N/`` for Pythia's steps, from the cache or trained now; ``series.json`` has the losses.
+
+    Arguments:
+        settings: as `SERIES`; keys that are missing are taken from there.
+        seed: of the weights; batches are consecutive windows of the corpus.
+        progress: told the share done.
+    """
+    from joma._train.cache import cache_folder, entry
+    from joma._train.corpora import corpus
+
+    if unknown := settings.keys() - SERIES.keys():
+        raise ValueError(f"unknown settings of the series: {', '.join(sorted(unknown))}; there are {', '.join(SERIES)}")
+    settings = SERIES | settings
+    progress(0.0, "a small GPT-NeoX: trained once, or waited for")
+    text = corpus(settings["data"], tokeniser="bpe", vocabulary=settings["vocabulary"])
+    decides = {"version": VERSION, "seed": seed, "corpus": text.digest, **settings}
+    digest = hashlib.blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def fill(folder: Path) -> None:
+        _train(folder, text, settings, seed, progress)
+
+    return entry(cache_folder() / "series" / digest, _whole, fill)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Step -> validation loss in nats a token, of a series."""
+    return {int(step): loss for step, loss in json.loads((folder / INFO).read_text())["valid_loss"].items()}
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Step -> its folder, in order."""
+    return {step: folder / f"step-{step}" for step in losses(folder)}
+
+
+def _whole(folder: Path) -> Path | None:
+    """The folder if all of a series is in it."""
+    try:
+        weights = [path / "model.safetensors" for path in checkpoints(folder).values()]
+        return folder if all(path.stat().st_size for path in weights) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    import numpy as np
+    import torch
+
+    from joma._run import write_json
+    from joma._train.tokens import BytePairs
+    from joma._train.windows import epoch, streams, window
+
+    try:
+        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+    except ImportError as error:
+        raise ValueError(
+            f"a GPT-NeoX in the hub's format needs transformers ({error}): pip install 'joma[hf]'"
+        ) from error
+
+    assert isinstance(text.tokeniser, BytePairs)
+    batch, length, steps = settings["batch"], settings["length"], settings["steps"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=text.tokeniser.tokenizer)
+    config = GPTNeoXConfig(
+        vocab_size=text.size, hidden_size=settings["d"], num_hidden_layers=settings["layers"],
+        num_attention_heads=settings["heads"], intermediate_size=4 * settings["d"], max_position_embeddings=512,
+        use_cache=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPTNeoXForCausalLM(config)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings["lr"], betas=(0.9, 0.95), weight_decay=0.01, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        # as Pythia: a linear start, then a cosine down to a tenth
+        lambda n: min((n + 1) / settings["warmup"], 0.1 + 0.45 * (1 + np.cos(np.pi * min(n / steps, 1.0)))),
+    )
+    train, valid = streams(text.train, batch), streams(text.valid, batch)
+    held_out = [window(valid, n, length) for n in range(min(4, epoch(valid, length)))]
+
+    def loss(pair: Any) -> Any:
+        inputs, targets = (torch.from_numpy(x) for x in pair)
+        logits = model(input_ids=inputs).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    wanted, valid_loss, latest = set(pythia_steps(steps)), {}, float("nan")
+    for step in range(steps + 1):
+        if step in wanted:
+            with torch.no_grad():
+                latest = float(np.mean([float(loss(pair)) for pair in held_out]))
+            valid_loss[step] = latest
+            with _quiet():
+                model.save_pretrained(folder / f"step-{step}")
+                tokenizer.save_pretrained(folder / f"step-{step}")
+        if step < steps:
+            if step % 10 == 0:
+                progress(step / steps, f"training a small GPT-NeoX: step {step} of {steps}, loss {latest:.2f}")
+            loss(window(train, step, length)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    write_json(folder / INFO, {"settings": settings, "seed": seed, "valid_loss": valid_loss})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars that transformers draws over ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
