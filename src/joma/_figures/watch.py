@@ -73,7 +73,8 @@ def _axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
     """Steps; of a scan always on a log axis, which shows step 0 too."""
     if scan and steps.max() > 0:
         ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]
-        axis = alt.Axis(format="~s", grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
+        label = "format(datum.value, '~s')"  # one by one: the axis' own format gives all of them one prefix
+        axis = alt.Axis(labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
         return alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis)
     log = bool(steps.min() > 0 and steps.max() > 100 * steps.min())
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(type="linear", nice=False, zero=False)

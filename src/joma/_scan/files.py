@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -128,10 +129,14 @@ class TensorFile:
         import pickle
 
         try:
-            loaded = torch.load(self.path, map_location=device, weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
+                loaded = torch.load(self.path, map_location=device, weights_only=True)
         except pickle.UnpicklingError as error:
+            why = _first(error)
+            what = "it is damaged, or holds" if "operand" in why else "it holds"
             raise BadCheckpoint(
-                f"{self.name} is refused, nothing of it was executed: it holds more than weights ({_first(error)})"
+                f"{self.name} is refused, nothing of it was executed: {what} more than weights ({why})"
             ) from None
         except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
             raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from error

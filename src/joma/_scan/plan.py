@@ -205,6 +205,8 @@ def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
     if len(entry.shape) == 2:
         rows, columns = entry.shape[::-1] if transposed else entry.shape
         out = columns > rows or (columns == rows and any(_OUT.search(part) for part in parts[last + 1 :]))
+    elif len(entry.shape) == 3:  # a stack of experts, either way round
+        out = bool(_OUT.search(parts[-1]))
     return (*(_natural(".".join(parts[: last + 1])) if last >= 0 else []), (2, int(out), ""), *_natural(name))
 
 

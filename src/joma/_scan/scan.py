@@ -164,9 +164,10 @@ def _rows(
     if engine == "loky":
         yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
         return
-    with ray_backend(address):  # gives no results before all are there: so many at a time, appended after each
+    # Ray's backend gives no result before all are there: so many at a time, by the same actors, appended after each
+    with ray_backend(address), Parallel(n_jobs=workers) as parallel:
         for n in range(0, len(tasks), workers):
-            yield from Parallel(n_jobs=workers)(tasks[n : n + workers])
+            yield from parallel(tasks[n : n + workers])
 
 
 def _write(writer: RunWriter, row: Row) -> None:
