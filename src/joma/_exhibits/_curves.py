@@ -84,12 +84,12 @@ class Curve:
         return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
 
 
-def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64]) -> Curve:
-    """The shape of a curve: the highest value before the trough is its start.
+def curve(steps: NDArray[np.int64], entropy: NDArray[np.float64], window: int = 5) -> Curve:
+    """The shape of a curve, by medians of ``window`` values: the highest before the trough is its start.
 
     The first value is taken as it is: a fast fall right after it is no noise.
     """
-    smooth = pd.Series(entropy).rolling(5, center=True, min_periods=1).median().to_numpy()
+    smooth = pd.Series(entropy).rolling(window, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
     start = max(float(entropy[0]), float(smooth[: low + 1].max()))
     return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]))
