@@ -1,7 +1,7 @@
 """Figure 7: attention entropy and stable rank of the lower MLP over the checkpoints of pretrained models.
 
-With access to the hub the models are the paper's: Pythia, and OPT (of which the hub has the final checkpoint only: it is
-drawn over its layers and not judged). Offline, a small GPT-NeoX is trained on an embedded corpus, saved in the hub's
+With access to the hub the models are the paper's: Pythia, and OPT (of which the hub has the final checkpoint only: it
+is drawn over its layers and not judged). Offline, a small GPT-NeoX is trained on an embedded corpus, saved in the hub's
 format at Pythia's steps, and scanned from those files by the same code.
 """
 
