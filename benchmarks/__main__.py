@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, table1, watch
+from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, scan, table1, watch
 
 BENCHMARKS = {
     "figure2": figure2.run,
@@ -20,6 +20,7 @@ BENCHMARKS = {
     "encoding": encoding.run,
     "language": language.run,
     "table1": table1.run,
+    "scan": scan.run,
 }
 
 

@@ -15,7 +15,7 @@ from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
 from joma._scan.files import BadCheckpoint
 from joma._scan.hub import Report, Revision
-from joma._scan.plan import Plan, plan
+from joma._scan.plan import Plan, Planned, plan
 from joma._scan.sample import measure as run_model
 from joma._scan.series import Checkpoint
 from joma._scan.tensors import Tensors
@@ -112,12 +112,10 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | Non
             heads = max(matrix.heads for matrix in matrices)
             table = {g.name: [[math.nan] * heads for _ in matrices] for g in chosen}
             for layer, matrix in enumerate(matrices):
-                for head, w in enumerate(matrix.read(tensors)):
-                    top = top_singular(w) if any(g.given == "top" for g in chosen) else None
-                    if top is not None and top.reason:
-                        notes.append(f"{matrix.name}: {top.reason}")
-                    for g in chosen:
-                        table[g.name][layer][head] = g.measure(w, top)
+                for head, (measured, reason) in enumerate(_one(matrix, tensors, chosen)):
+                    notes += [f"{matrix.name}: {reason}"] if reason else []
+                    for name, value in measured.items():
+                        table[name][layer][head] = value
             for g in chosen:
                 values[g.name] = table[g.name] if part == "qk" else [by_head[0] for by_head in table[g.name]]
                 row.layers[g.name] = [matrix.name for matrix in matrices]
