@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, superpose, table1, watch
+from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, scan, superpose, table1, watch
 
 BENCHMARKS = {
     "figure2": figure2.run,
@@ -21,6 +21,7 @@ BENCHMARKS = {
     "language": language.run,
     "table1": table1.run,
     "superpose": superpose.run,
+    "scan": scan.run,
 }
 
 

@@ -51,6 +51,7 @@ def _exhibit(run: Run) -> Chart:
 _DRAW: dict[str, Callable[[Run], Any]] = {
     "watch": _watch,
     "train": _watch,
+    "scan": _watch,
     "simulate": _simulation,
     "exhibit": _exhibit,
 }

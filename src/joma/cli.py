@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from joma._exhibits.cli import register as register_exhibits
-from joma._terminal import VERDICT_STYLE, escape, plain_table, styled
+from joma._scan.cli import register as register_scan
 from joma._superpose.cli import register as register_superpose
+from joma._terminal import VERDICT_STYLE, escape, plain_table, styled
 from joma._train.cli import register as register_training
 
 app = typer.Typer(
@@ -213,6 +214,7 @@ def gauges() -> None:
 register_exhibits(app)
 register_training(app)
 register_superpose(app)
+register_scan(app)
 
 
 def main() -> None:

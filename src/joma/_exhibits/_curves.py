@@ -52,7 +52,7 @@ def _copy(run: Run, writer: RunWriter, layers: int, lr: float) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one gauge of one layer did, on the median of five measurements."""
+    """What one gauge of one layer did, smoothed."""
 
     start: float
     trough: float
@@ -99,12 +99,14 @@ class Curve:
 LEAST = {"entropy": 0.1, "stable_rank": 0.0}  # nats; a rank's dip is relative alone
 
 
-def curve(steps: NDArray[np.int64], values: NDArray[np.float64], least: float, collapsed: bool = False) -> Curve:
-    """The shape of a curve: the highest value before the trough is its start.
+def curve(
+    steps: NDArray[np.int64], values: NDArray[np.float64], least: float, *, window: int = 5, collapsed: bool = False
+) -> Curve:
+    """The shape of a curve, by medians of ``window`` values: the highest before the trough is its start.
 
     The first value is taken as it is: a fast fall right after it is no noise.
     """
-    smooth = pd.Series(values).rolling(5, center=True, min_periods=1).median().to_numpy()
+    smooth = pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
     start = max(float(values[0]), float(smooth[: low + 1].max()))
     return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]), least, collapsed)
@@ -118,7 +120,7 @@ def curves(run: Run, gauge: str = "entropy") -> dict[tuple[int, float, int], Cur
         layers, lr, layer = cast(tuple[int, float, int], key)
         over = gauge == "entropy" and PHASES[int(phases.loc[key])] == "collapsed"
         found[int(layers), float(lr), int(layer)] = curve(
-            group.step.to_numpy(), group.value.to_numpy(), LEAST[gauge], over
+            group.step.to_numpy(), group.value.to_numpy(), LEAST[gauge], collapsed=over
         )
     return found
 

@@ -86,6 +86,11 @@ _ALL = (
         "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed.",
     ),
     Exhibit(
+        "fig7",
+        "Figure 7: pretrained models over their checkpoints",
+        "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones.",
+    ),
+    Exhibit(
         "fig8",
         "Figure 8: learning rates",
         "The attention patterns that match the theory come with the lowest validation loss.",

@@ -33,7 +33,7 @@ def draw(run: Run) -> Chart:
     axes = [axis for axis in ("layer", "head") if axis in frame]
     frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of a stretch that was run again
     means = _means(frame, info) if "layer" in frame else {}
-    x = _axis(frame.step)
+    x = _axis(frame.step, scan=info["kind"] == "scan")
     layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
     colour = _colour(set(layers.values()))
     changes = _changes(frame, info)
@@ -69,7 +69,13 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
     return result
 
 
-def _axis(steps: pd.Series[Any]) -> alt.X:
+def _axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
+    """Steps; of a scan always on a log axis, which shows step 0 too."""
+    if scan and steps.max() > 0:
+        ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]
+        label = "format(datum.value, '~s')"  # one by one: the axis' own format gives all of them one prefix
+        axis = alt.Axis(labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
+        return alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis)
     log = bool(steps.min() > 0 and steps.max() > 100 * steps.min())
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(type="linear", nice=False, zero=False)
     axis = alt.Axis(format="~s", grid=not log, tickCount=5, labelOverlap="greedy", labelFlush=False)
@@ -82,7 +88,8 @@ def _thinned(table: pd.DataFrame, x: alt.X, lines: int = 1) -> pd.DataFrame:
     most = max(100, min(MOST_OF_LINE, MOST_OF_PANEL // lines))
     if len(steps) <= most:
         return table
-    places = np.log(steps) if x["scale"]["type"] == "log" else steps.astype(float)
+    kind = x["scale"]["type"]
+    places = np.log(steps) if kind == "log" else np.log1p(steps) if kind == "symlog" else steps.astype(float)
     wanted = np.linspace(places[0], places[-1], most)
     return table[table.step.isin(steps[np.searchsorted(places, wanted).clip(0, len(steps) - 1)])]
 
@@ -111,7 +118,7 @@ def _lines(table: pd.DataFrame, x: alt.X, colour: alt.Color, title: str, layers:
     table = table.assign(depth=table.layer / max(1, layers - 1), label=label)
     return (
         alt.Chart(table)
-        .mark_line(strokeWidth=1.8 if layers <= FEW else 1.2, strokeJoin="round")
+        .mark_line(strokeWidth=1.8 if layers <= FEW else 1.2, strokeJoin="round", point=len(set(table.step)) == 1)
         .encode(
             x,
             alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),

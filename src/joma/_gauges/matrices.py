@@ -33,13 +33,26 @@ _NAMES = {
 _INTERLEAVED = "query_key_value"  # GPT-NeoX, BLOOM: (heads, 3, head size) rows
 
 
+def _flat(view: Tensor) -> Tensor:
+    """(rows, n) from (…, rows, n)."""
+    return view if view.dim() == 2 else view.flatten(0, -2)
+
+
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One matrix of a model, read when it is asked for."""
+    """One matrix of a model, read when it is asked for.
+
+    ``views`` are views of the model's parameters, also of one on the meta device: a scan reads their bytes from a file.
+    """
 
     name: str
-    read: Callable[[], list[Tensor]]  # one matrix, or one a head
+    views: Callable[[], list[Tensor]]  # (…, rows, n) each
+    finish: Callable[[list[Tensor]], list[Tensor]] = lambda views: [_flat(view) for view in views]
     heads: int = 1
+
+    def read(self) -> list[Tensor]:
+        """One matrix, or one a head."""
+        return self.finish(self.views())
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +219,9 @@ def _projections(model: nn.Module, part: str) -> list[Matrix]:
     for name, module in model.named_modules():
         name = plain_name(name)
         if getattr(module, "in_proj_weight", None) is not None or _child(module, "q") or _child(module, "fused"):
-            reader = _reader(model, name, module, part)
-            if reader is not None:
-                heads = (_heads(module) or (1, 1))[0] if part == "qk" else 1
-                found.append(Matrix(f"{name}.{part}" if name else part, reader, heads))
+            matrix = _projection(model, name, module, part)
+            if matrix is not None:
+                found.append(matrix)
     return found
 
 
@@ -221,18 +233,24 @@ def _child(module: nn.Module, kind: str) -> nn.Module | None:
     return None
 
 
-def _reader(model: nn.Module, name: str, module: nn.Module, part: str) -> Callable[[], list[Tensor]] | None:
+def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Matrix | None:
+    title = f"{name}.{part}" if name else part
     if part == "o":
         o = _child(module, "o") or _sibling_output(model, name)
-        return None if o is None else lambda: [_weight(o)]
+        return None if o is None else Matrix(title, lambda: [_weight(o)])
     if part == "qk":
         heads = _heads(module)
         if heads is None:
             return None
-        return lambda: _cores(_project(module, "q"), _project(module, "k"), *heads)
+        return Matrix(
+            title,
+            lambda: [_project(module, "q"), _project(module, "k")],
+            lambda views: _cores(_flat(views[0]), _flat(views[1]), *heads),
+            heads[0],
+        )
     if _child(module, "q") is not None and _child(module, part) is None:
         return None
-    return lambda: [_project(module, part)]
+    return Matrix(title, lambda: [_project(module, part)])
 
 
 def _sibling_output(model: nn.Module, name: str) -> nn.Module | None:
@@ -250,7 +268,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _project(module: nn.Module, part: str) -> Tensor:
-    """The (rows, d) projection q, k or v of an attention module, cut out of a fused one where need be."""
+    """The (rows, d) or (heads, rows, d) projection q, k or v of an attention module, a part of a fused one maybe."""
     own = _child(module, part)
     if own is not None:
         return _weight(own)
@@ -260,7 +278,7 @@ def _project(module: nn.Module, part: str) -> Tensor:
     n = "qkv".index(part)
     interleaved = fused is not None and _child_name(module, fused) == _INTERLEAVED
     if interleaved and Hk == H:
-        return w.unflatten(0, (H, 3, -1))[:, n].flatten(0, 1)
+        return w.unflatten(0, (H, 3, -1))[:, n]
     size = w.shape[0] // (H + 2 * Hk)
     return w.split([H * size, Hk * size, Hk * size])[n]
 

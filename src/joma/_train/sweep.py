@@ -112,18 +112,17 @@ def _parallel(
     elif engine == "loky":
         yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
     else:
-        with _ray(address):
+        with ray_backend(address):
             yield from Parallel(n_jobs=workers)(tasks)
 
 
 @contextmanager
-def _ray(address: str | None) -> Iterator[None]:
+def ray_backend(address: str | None) -> Iterator[None]:
+    """joblib on a Ray cluster: the one at ``address``, the one there is, or a local one for the time being."""
     from joblib import parallel_backend
 
     with cluster(address):
-        from ray.util.joblib import register_ray
-
-        register_ray()
+        registerray_backend()
         with parallel_backend("ray"):
             yield
 

@@ -1,0 +1,156 @@
+"""Figure 7: attention entropy and stable rank of the lower MLP over the checkpoints of pretrained models.
+
+With access to the hub the models are the paper's: Pythia, and OPT (of which the hub has the final checkpoint only: it
+is drawn over its layers and not judged). Offline, a small GPT-NeoX is trained on an embedded corpus, saved in the hub's
+format at Pythia's steps, and scanned from those files by the same code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from joma._exhibits._curves import Curve, curve
+from joma._exhibits.base import Progress, Verdict
+from joma._figures import Chart
+from joma._run import Run, RunWriter
+
+AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
+OWN = "a small GPT-NeoX"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
+    "laptop": {"models": {"EleutherAI/pythia-70m": "log:40", "EleutherAI/pythia-160m": "log:40"},
+               "data": "wikitext-103", "tokens": 20_000, "length": 512},
+    "paper": {"models": {"EleutherAI/pythia-70m": "pythia", "EleutherAI/pythia-1.4b": "pythia",
+                         "EleutherAI/pythia-6.9b": "pythia", "facebook/opt-2.7b": "main"},
+              "data": "wikitext-103", "tokens": 20_000, "length": 512},
+}  # fmt: skip
+LEAST = 0.1  # the smallest drop that counts, in nats or ranks
+GAUGES = {"stable_rank": "stable rank of the lower MLP", "entropy": "attention entropy (nats)"}
+RULE = (
+    "on the median of three checkpoints, a curve drops if it falls by max(0.1, 5 %) below its start, and bounces if it "
+    "then rises by max(0.05, 10 % of the drop) until the end (the rule of fig6); holds: in every model the stable rank "
+    "of the top layer drops and bounces and that of the bottom layer drops without a bounce; holds under: the top "
+    "layer's drops and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern "
+    "less salient"
+)
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Scan each model; the scans are kept beside the exhibit, in ``fig7-runs/``, and go on where they were."""
+    from joma._exhibits._series import series
+    from joma._scan.scan import scan
+
+    models, failures = settings["models"], {}
+    for n, (name, revisions) in enumerate(models.items()):
+        source = name
+        if name == OWN:
+            source = str(series(settings["series"], seed, lambda share, what: progress(0.8 * share, what)))
+
+        def report(done: int, total: int, what: str, n: int = n, name: str = name) -> None:
+            share = done / max(total, 1)
+            progress((n + (0.8 + 0.2 * share if name == OWN else share)) / len(models), f"scanning {name}: {what}")
+
+        size = f"{settings['tokens']}x{settings['length']}"
+        folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{revisions or 'all'},{size}"
+        result = scan(
+            source, folder, revisions=revisions, gauges=tuple(GAUGES), data=settings["data"],
+            tokens=settings["tokens"], length=settings["length"], retry=True, report=report,
+        )  # fmt: skip
+        if failed := result.failed:
+            failures[name] = f"{len(failed)} of {len(result.status())}"
+            if len(failed) == len(result.status()):
+                raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
+        _copy(result.frame(), writer, name)
+    if failures:
+        writer.note(failures=failures)
+
+
+def _copy(frame: pd.DataFrame, writer: RunWriter, model: str) -> None:
+    means = frame.groupby(["step", "gauge", "layer"], as_index=False).value.mean()
+    for step, rows in means.groupby("step"):
+        values = {str(gauge): group.value.to_numpy() for gauge, group in rows.groupby("gauge")}
+        writer.write(int(cast(int, step)), values, model=model)
+
+
+def draw(run: Run) -> Chart:
+    """Stable rank above, entropy below; one column a model, one line a layer coloured by depth."""
+    frame = run.frame()
+    columns = []
+    for model in run.info["config"]["settings"]["models"]:
+        rows = frame[frame.model == model]
+        panels = [
+            _panel(rows[rows.gauge == gauge], title, model if gauge == "stable_rank" else "")
+            for gauge, title in GAUGES.items()
+        ]
+        columns.append(alt.vconcat(*panels))
+    return alt.hconcat(*columns)
+
+
+def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
+    layers, steps = 1 + int(rows.layer.max()), sorted(set(rows.step))
+    table = pd.DataFrame({"step": rows.step, "layer": rows.layer.astype(int), "value": rows.value})
+    y = alt.Y("value:Q", title=name, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    chart = alt.Chart(table, width=320, height=190)
+    if len(steps) == 1:  # one checkpoint: over the layers
+        chart = chart.mark_line(point=True, strokeWidth=1.8).encode(alt.X("layer:Q", title="layer"), y)
+        return chart.properties(title=f"{title} (one checkpoint)") if title else chart
+    ticks = [0, *(10**n for n in range(1 + int(np.log10(steps[-1]))))]
+    axis = alt.Axis(labelExpr="format(datum.value, '~s')", values=ticks, grid=False)
+    scheme = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])
+    chart = chart.mark_line(strokeWidth=1.8 if layers <= 12 else 1.2).encode(
+        alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis),
+        y,
+        alt.Color(
+            "layer:Q",
+            scale=alt.Scale(scheme=scheme, domain=[0, max(1, layers - 1)]),
+            legend=alt.Legend(title="layer", tickMinStep=1, format="d"),
+        ),
+        detail="layer:N",
+        tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
+    )
+    return chart.properties(title=title) if title else chart
+
+
+def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
+    """(model, gauge, layer) -> what its curve did; models of one checkpoint have none."""
+    frame = run.frame()
+    found = {}
+    for key, rows in frame.groupby(["model", "gauge", "layer"], sort=False):
+        model, gauge, layer = cast(tuple[str, str, int], key)
+        rows = rows.sort_values("step")
+        if len(rows) >= 3:
+            found[model, gauge, int(layer)] = curve(rows.step.to_numpy(), rows.value.to_numpy(), LEAST, window=3)
+    return found
+
+
+def judge(run: Run) -> Verdict:
+    """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
+    found = shapes(run)
+    models = list(dict.fromkeys(model for model, _, _ in found))
+    words, bounced, suppressed = [], [], []
+    for model in models:
+        layers = [layer for name, gauge, layer in found if (name, gauge) == (model, "stable_rank")]
+        top, bottom = (found[model, "stable_rank", pick(layers)] for pick in (max, min))
+        attends = found[model, "entropy", max(layer for name, g, layer in found if (name, g) == (model, "entropy"))]
+        bounced += [model] * top.bounced
+        suppressed += [model] * (bottom.dipped and not bottom.bounced)
+        words.append(
+            f"{model}: stable rank of the top layer {_path(top)} ({top.pattern}), of the bottom layer {_path(bottom)} "
+            f"({bottom.pattern}), entropy of the top layer {_path(attends)} ({attends.pattern})"
+        )
+    whole = bounced == models and suppressed == models
+    verdict = "holds" if models and whole else "holds under" if bounced else "fails"
+    if failures := run.info.get("failures"):
+        words.append(f"checkpoints that failed: {failures}")
+    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
+    tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
+    measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
+    return Verdict(verdict, RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)")
+
+
+def _path(curve: Curve) -> str:
+    return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"

@@ -1,0 +1,134 @@
+"""`joma scan`: parse, call, print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from joma._scan.scan import Scan
+
+_MOST = 40  # lines of the table; of longer series a log-spaced choice is shown, and what needs a look
+
+
+def _scan(
+    source: Annotated[
+        str, typer.Argument(help="A folder of checkpoints, one model, or the id of a model on the Hugging Face hub.")
+    ],
+    revisions: Annotated[
+        str | None,
+        typer.Option(help="step0,step1000 or 0..5000[:500] or pythia, all, log, log:20.  [default: all in a folder]"),
+    ] = None,
+    gauges: Annotated[str, typer.Option(help="Names as in `joma gauges`, with commas.")] = "stable_rank",
+    data: Annotated[str, typer.Option(help="Corpus for attention gauges: pydoc, wikitext-103, a path, …")] = "pydoc",
+    tokens: Annotated[int, typer.Option(help="How many tokens of it.")] = 20_000,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence.  [default: 512, or what the model has]")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="Regular expression: tensors to take as the lower MLP matrices.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/scan-…]")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
+    engine: Annotated[str, typer.Option(help="loky (this machine) or ray.")] = "loky",
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Do again what failed before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
+) -> None:
+    """Measure gauges on a series of checkpoints. The same command again goes on where it stopped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from joma._scan.scan import scan
+
+    folder = out or Path("runs") / f"scan-{_name(source)}"
+    columns = (
+        BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def report(done: int, total: int, what: str) -> None:
+            bars.update(task, completed=done, total=total, description=what)
+
+        result = scan(
+            source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
+            pattern=pattern, keep=keep, workers=workers, engine=engine, address=address, retry=retry, overwrite=force,
+            report=report,
+        )  # fmt: skip
+    if _show(result, Console(highlight=False)):
+        raise typer.Exit(1)
+
+
+def _name(source: str) -> str:
+    """A folder's name from a path or a model's id: "EleutherAI/pythia-70m" as "pythia-70m"."""
+    parts = [part for part in Path(source).parts if part not in (".", "..", "/")]
+    return re.sub(r"[^\w.-]+", "-", parts[-1] if parts else "checkpoints")
+
+
+def _show(result: Scan, console: Console) -> int:
+    """Print the table, the notes, where the picture is, and in the last line how many failed, which is returned."""
+    from rich.markup import escape
+
+    from joma import _figures
+
+    points, frame = result.checkpoints(), result.frame()
+    means = frame.groupby(["checkpoint", "gauge"], sort=False).value.mean().unstack() if len(frame) else None
+    console.print(_table(points, means))
+    if means is not None:
+        console.print("gauges: means over layers and heads", style="dim")
+    for row in points.itertuples():
+        if row.same_as:
+            console.print(f"{row.checkpoint}: identical to {_short(str(row.same_as))}", style="yellow", soft_wrap=True)
+    for note, names in points[points.note != ""].groupby("note", sort=False).checkpoint:
+        many = f"{names.iloc[0]} and {len(names) - 1} more" if len(names) > 1 else names.iloc[0]
+        console.print(f"{many}: {escape(str(note))}", soft_wrap=True)
+    if len(frame) and frame.value.notna().any():
+        _figures.save(result.draw(), result.path)
+        console.print(f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)", soft_wrap=True)
+    failed, partly = (int((points.status == status).sum()) for status in ("failed", "partly"))
+    words = [f"{failed} failed"] + [f"{partly} measured in part"] * bool(partly)
+    console.print(f"{len(points)} checkpoint{'s' * (len(points) != 1)}: {', '.join(words)}")
+    return failed + partly
+
+
+def _table(points: Any, means: Any) -> Any:
+    from rich.table import Table
+
+    from joma._scan.series import log_spaced
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    gauges = [] if means is None else list(means.columns)
+    for column in ("step", "checkpoint", *gauges, "status"):
+        table.add_column(column, justify="left" if column in ("checkpoint", "status") else "right", no_wrap=True)
+    shown = set(points.checkpoint)
+    if len(points) > _MOST:
+        shown = set(log_spaced(list(zip(points.checkpoint, points.step, strict=True)), 20))
+    for row in points.itertuples():
+        if row.checkpoint not in shown:
+            continue
+        cells = [means[g].get(row.checkpoint, float("nan")) for g in gauges]
+        style = {"ok": "green", "partly": "yellow"}.get(row.status, "red")
+        numbers = ("" if x != x else f"{x:.4g}" for x in cells)
+        table.add_row(f"{row.step:,}", row.checkpoint, *numbers, f"[{style}]{row.status}[/{style}]")
+    if len(shown) < len(points):
+        table.caption = f"{len(shown)} of {len(points)} checkpoints"
+    return table
+
+
+def _short(names: str, most: int = 3) -> str:
+    parts = names.split(", ")
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("scan")(_scan)

@@ -1,0 +1,243 @@
+"""Where the tensors of one checkpoint file lie, and reading exactly their bytes.
+
+A safetensors file begins with a JSON table of offsets. A zip that `torch.save` wrote stores each tensor's bytes as they
+are: `torch.load` onto the meta device, which unpickles weights and nothing else, tells where without reading them.
+Files of before PyTorch 1.6 are no zips: they are read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_MAX_HEADER = 100 << 20  # as in the safetensors library
+
+
+class BadCheckpoint(ValueError):
+    """A checkpoint that cannot be read; the message is for its row."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor in a file: element ``i`` of dimension ``n`` lies ``stride[n]·i`` elements after ``offset`` (bytes)."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def view(self, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Entry:
+        """Of a contiguous tensor, the part that a view with this shape, stride and storage offset shows."""
+        return Entry(self.dtype, shape, stride, self.offset + start * self.dtype.itemsize)
+
+    @property
+    def end(self) -> int:
+        """The byte after the last one."""
+        if 0 in self.shape:
+            return self.offset
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return self.offset + (last + 1) * self.dtype.itemsize
+
+
+class TensorFile:
+    """One file of a checkpoint: its tensors by name, read on request.
+
+    Attributes:
+        entries: name -> where it is.
+        bytes_read: of tensors, so far.
+        note: what is special about the file, for the row of the checkpoint.
+    """
+
+    def __init__(self, path: Path, display: str | None = None) -> None:
+        self.path, self.name = path, display or path.name
+        self.bytes_read, self.note = 0, ""
+        self._whole: dict[str, Tensor] = {}
+        try:
+            self.size = path.stat().st_size
+            with path.open("rb") as stream:
+                magic = stream.read(4)
+        except OSError as error:
+            raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
+        if path.suffix == ".safetensors":
+            self.entries = self._safetensors()
+        elif magic == b"PK\x03\x04":
+            self.entries = self._zip()
+        else:
+            self.entries = self._legacy(magic)
+        for key, entry in self.entries.items():
+            if key not in self._whole and not 0 <= entry.offset <= entry.end <= self.size:
+                raise BadCheckpoint(
+                    f"{self.name} is cut off: the tensor {key} ends at byte {entry.end:,}, the file at {self.size:,}; "
+                    "download it again"
+                )
+
+    def _safetensors(self) -> dict[str, Entry]:
+        head = _pread(self.path, 0, min(8, self.size))
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
+            raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
+        try:
+            table = json.loads(_pread(self.path, 8, length))
+            return dict(_entries(table, 8 + length))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
+
+    def _zip(self) -> dict[str, Entry]:
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                packed = any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist())
+        except zipfile.BadZipFile as error:
+            raise BadCheckpoint(f"{self.name} is cut off or no zip: {error}; download it again") from error
+        tensors = self._load("cpu" if packed else "meta")
+        entries = {}
+        for key, tensor in tensors.items():
+            at = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+            if packed or at is None:  # a zip that someone else packed, or an older PyTorch: nothing to seek to
+                return self._keep(tensors if packed else self._load("cpu"))
+            start = at + tensor.storage_offset() * tensor.dtype.itemsize
+            entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
+        return entries
+
+    def _legacy(self, magic: bytes) -> dict[str, Entry]:
+        if self.path.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+            raise BadCheckpoint(f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})")
+        return self._keep(self._load("cpu"))
+
+    def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
+        self._whole = dict(tensors)
+        self.note = f"{self.name} is of an old format and was read whole"
+        self.bytes_read += self.size
+        return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in tensors.items()}
+
+    def _load(self, device: str) -> dict[str, Tensor]:
+        """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
+        import pickle
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
+                loaded = torch.load(self.path, map_location=device, weights_only=True)
+        except pickle.UnpicklingError as error:
+            why = _first(error)
+            what = "it is damaged, or holds" if "operand" in why else "it holds"
+            raise BadCheckpoint(
+                f"{self.name} is refused, nothing of it was executed: {what} more than weights ({why})"
+            ) from None
+        except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from error
+        return dict(_flat(loaded))
+
+    def read(self, name: str, entry: Entry | None = None) -> Tensor:
+        """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored, in its own shape."""
+        place = self.entries[name]
+        entry = place if entry is None else entry
+        gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
+        if name in self._whole or (gaps and entry is not place):
+            whole = (self._whole[name] if name in self._whole else self._read(place)).contiguous()
+            return whole.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
+        if entry.end > self.size:
+            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
+        return self._read(entry)
+
+    def _read(self, entry: Entry) -> Tensor:
+        order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
+        shape, stride = [entry.shape[n] for n in order], [entry.stride[n] for n in order]
+        size = entry.dtype.itemsize
+        flat = torch.empty(math.prod(shape) * size, dtype=torch.uint8)
+        if flat.numel():
+            inner, run = len(shape), 1  # the innermost dimensions that lie without gaps, and their elements
+            while inner and (stride[inner - 1] == run or shape[inner - 1] == 1):
+                inner -= 1
+                run *= shape[inner]
+            buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
+            with self.path.open("rb", buffering=0) as stream:
+                for start in _offsets(shape[:inner], stride[:inner]):
+                    _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
+                    at += run * size
+            self.bytes_read += at
+        back = [order.index(n) for n in range(len(order))]
+        return flat.view(entry.dtype).reshape(shape).permute(back)
+
+
+def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]:
+    for name, item in table.items():
+        if name == "__metadata__":
+            continue
+        shape, (begin, end) = tuple(int(n) for n in item["shape"]), item["data_offsets"]
+        dtype = _DTYPES.get(item["dtype"])
+        if dtype is None:  # packed 4-bit and the like: there, but nothing that gauges measure
+            continue
+        if end - begin != math.prod(shape) * dtype.itemsize or begin < 0 or min(shape, default=0) < 0:
+            raise ValueError(f"{name} has {end - begin} bytes, but shape {shape}")
+        yield name, Entry(dtype, shape, contiguous(shape), data + begin)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def _flat(loaded: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name."""
+    if not isinstance(loaded, Mapping):
+        return
+    wrapped = [k for k in ("model", "state_dict", "model_state_dict") if isinstance(loaded.get(k), Mapping)]
+    if not prefix and wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
+        loaded = loaded[wrapped[0]]
+    for key, value in loaded.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{key}", value.detach()
+        else:
+            yield from _flat(value, f"{prefix}{key}.")
+
+
+def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
+    """Where each run begins, in elements."""
+    if not shape:
+        yield 0
+        return
+    for n in range(shape[0]):
+        for rest in _offsets(shape[1:], stride[1:]):
+            yield n * stride[0] + rest
+
+
+def _fill(descriptor: int, buffer: memoryview, offset: int, name: str) -> None:
+    """Positioned reads until the buffer is full."""
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(descriptor, [buffer[done:]], offset + done)
+        if got == 0:
+            raise BadCheckpoint(f"{name} is cut off at byte {offset + done:,}; download it again")
+        done += got
+
+
+def _pread(path: Path, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    with path.open("rb", buffering=0) as stream:
+        _fill(stream.fileno(), memoryview(buffer), offset, path.name)
+    return bytes(buffer)
+
+
+def _first(error: BaseException) -> str:
+    """The part of a message that says what is wrong: PyTorch's go on with advice that would execute the file."""
+    text = str(error).strip()
+    for mark in ("WeightsUnpickler error:", "Unsupported"):
+        if mark in text:
+            text = mark.removesuffix(":") * (mark == "Unsupported") + text.split(mark, 1)[1]
+            break
+    return text.strip().split("\n")[0][:200] or type(error).__name__

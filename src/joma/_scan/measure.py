@@ -1,0 +1,150 @@
+"""One checkpoint, measured: whatever happens is a row."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from joma._gauges.registry import Gauge, get
+from joma._scan.files import BadCheckpoint
+from joma._scan.hub import Report, Revision
+from joma._scan.plan import Plan, plan
+from joma._scan.sample import measure as run_model
+from joma._scan.series import Checkpoint
+from joma._scan.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is measured on every checkpoint."""
+
+    gauges: tuple[str, ...]
+    pattern: str | None = None
+    data: Any = "pydoc"
+    tokens: int = 20_000
+    length: int | None = None
+    keep: bool = False
+
+
+@dataclass
+class Row:
+    """What was found on one checkpoint."""
+
+    checkpoint: Checkpoint
+    status: str = "ok"  # "partly" if some gauges could not be measured, "failed" if none
+    note: str = ""
+    digest: str = ""
+    bytes_read: int = 0
+    found: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
+    layers: dict[str, list[str]] = field(default_factory=dict)
+    heads: int = 0
+
+
+def measure(checkpoint: Checkpoint, request: Request, report: Report | None = None) -> Row:
+    """All gauges on one checkpoint; errors are in the row."""
+    row, notes = Row(checkpoint), []
+    revision = checkpoint.revision(report)
+    try:
+        gauges = get(request.gauges)
+        tensors = checkpoint_tensors(checkpoint, revision)
+        tasks = {
+            "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.pattern),
+            "model": partial(_model, row, tensors, revision, [g for g in gauges if g.on != "weight"], request),
+        }
+        done = 0
+        for task in tasks.values():
+            try:
+                notes += task()
+                done += 1
+            except Exception as error:  # the other kind of gauges may work all the same
+                notes.append(_message(error))
+        row.status = "ok" if done == len(tasks) else "partly" if row.found else "failed"
+        row.bytes_read = tensors.bytes_read
+        notes = tensors.notes + notes
+    except Exception as error:
+        row.status = "failed"
+        notes.append(_message(error))
+    finally:
+        if revision is not None and not request.keep:
+            revision.forget()
+    row.note = "; ".join(dict.fromkeys(notes))
+    return row
+
+
+def checkpoint_tensors(checkpoint: Checkpoint, revision: Revision | None) -> Tensors:
+    """The tensors of a checkpoint, wherever it is."""
+    if revision is not None:
+        return revision.tensors()
+    if not Path(str(checkpoint.path)).exists():
+        raise BadCheckpoint(f"there is no checkpoint {checkpoint.name} at {checkpoint.path}")
+    return checkpoint.open()
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def planned(tensors: Tensors, parts: list[str], pattern: str | None) -> Plan:
+    """The plan of a checkpoint; the checkpoints of a series share it."""
+    key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), pattern)
+    if key not in _plans:
+        found = plan(tensors, parts, pattern)
+        _plans.clear()
+        _plans[key] = found
+    return _plans[key]
+
+
+def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | None) -> list[str]:
+    """Weight gauges: each matrix read once and decomposed once, from a fixed start, so that rows depend on nothing."""
+    if not gauges:
+        return []
+    parts = list(dict.fromkeys(g.part for g in gauges))
+    notes, values, found = [], {}, planned(tensors, parts, pattern)
+    with torch.no_grad():
+        for part in parts:
+            chosen, matrices = [g for g in gauges if g.part == part], found[part]
+            heads = max(matrix.heads for matrix in matrices)
+            table = {g.name: [[math.nan] * heads for _ in matrices] for g in chosen}
+            for layer, matrix in enumerate(matrices):
+                for head, (measured, reason) in enumerate(_one(matrix, tensors, chosen)):
+                    notes += [f"{matrix.name}: {reason}"] if reason else []
+                    for name, value in measured.items():
+                        table[name][layer][head] = value
+            for g in chosen:
+                values[g.name] = table[g.name] if part == "qk" else [by_head[0] for by_head in table[g.name]]
+                row.layers[g.name] = [matrix.name for matrix in matrices]
+    row.found |= values
+    row.digest = tensors.digest
+    return notes
+
+
+def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:
+    """Attention and hidden-state gauges: the model is loaded and run on the sample."""
+    if not gauges:
+        return []
+    names = [g.name for g in gauges]
+    try:
+        for name in tensors.names:  # nothing is cut off, no pickle holds more than weights
+            tensors.entry(name)
+        folder = Path(str(row.checkpoint.path)) if revision is None else revision.folder()
+        if folder.is_file():
+            raise BadCheckpoint("attention gauges need a folder with a config.json, not a single file")
+        places = [folder] if revision is not None else [folder, folder.parent]
+        measured = run_model(places, names, request.data, request.tokens, request.length)
+    except Exception as error:
+        raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
+    row.found |= measured.values
+    row.layers |= dict.fromkeys(names, measured.layers)
+    row.heads = measured.heads
+    row.digest = row.digest or measured.digest
+    return measured.notes
+
+
+def _message(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text if isinstance(error, (BadCheckpoint, ValueError)) else f"{type(error).__name__}: {text}"

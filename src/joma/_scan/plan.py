@@ -1,0 +1,227 @@
+"""Which tensors of a checkpoint, or which parts of them, hold the matrices that gauges are measured on.
+
+With a `config.json` that transformers knows, the model is built on the meta device, its matrices are found as a watch
+finds them, and each view is traced back to the tensor of the file. Otherwise a skeleton of linear maps is built from
+the names and shapes of the tensors, and the same search is made on that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma._gauges.matrices import Matrix, find_matrices
+from joma._gauges.registry import PARTS
+from joma._scan.files import BadCheckpoint, Entry, contiguous
+from joma._scan.tensors import Tensors
+
+_OUT = re.compile(r"down|4h_to_h|fc_?(2|out)|c_proj|^w_?2$|^w_?o$|output|lin(ear)?_?2|proj_out", re.IGNORECASE)
+_EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A view of a tensor in the file: as in ``as_strided``, on the tensor as a contiguous one."""
+
+    tensor: str
+    shape: tuple[int, ...]  # of the whole tensor
+    view: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, stride, start
+
+    def read(self, tensors: Tensors) -> Tensor:
+        """The view, from the file, in float32."""
+        entry = tensors.entry(self.tensor)
+        if entry.shape != self.shape:
+            raise BadCheckpoint(
+                f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
+                "config.json, or by the checkpoints before it)"
+            )
+        if not entry.dtype.is_floating_point:
+            raise BadCheckpoint(f"{self.tensor} is of type {entry.dtype}: quantised weights cannot be measured")
+        shape, stride, start = self.view
+        whole = shape == entry.shape and start == 0 and stride == contiguous(shape)
+        return tensors.read(self.tensor, None if whole else entry.view(shape, stride, start))
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One matrix: what to read, and what to make of it."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    finish: Callable[[list[Tensor]], list[Tensor]]
+    heads: int
+
+    def read(self, tensors: Tensors) -> list[Tensor]:
+        """One matrix, or one a head."""
+        return self.finish([piece.read(tensors) for piece in self.pieces])
+
+
+Plan = dict[str, list[Planned]]  # part -> matrices by layer
+
+
+def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> Plan:
+    """The matrices of each part; a part that the checkpoint does not have is an error."""
+    found: Plan = {}
+    model, skeleton = _from_config(tensors.config), None
+    for part in dict.fromkeys(parts):
+        if part == "mlp_in" and pattern is not None:
+            found[part] = _by_pattern(tensors, pattern)
+            continue
+        matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
+        if not matrices:
+            skeleton = _skeleton(tensors) if skeleton is None else skeleton
+            matrices = _traced(find_matrices(skeleton, part), skeleton, tensors)
+        if not matrices:
+            raise BadCheckpoint(
+                f"no matrix found for {part!r} ({PARTS[part]}) among {len(tensors.names)} tensors"
+                + ("; name them with a pattern" if part == "mlp_in" else "")
+                + ("; heads need a config.json" if part == "qk" and tensors.config is None else "")
+            )
+        found[part] = matrices
+    return found
+
+
+def _from_config(config: dict[str, Any] | None) -> nn.Module | None:
+    """The model on the meta device; None without a config, transformers, or a family that it knows by itself."""
+    if config is None or not isinstance(kind := config.get("model_type"), str):
+        return None
+    try:
+        from transformers import CONFIG_MAPPING, AutoModel
+    except ImportError:
+        return None
+    if kind not in CONFIG_MAPPING:
+        return None
+    try:
+        with torch.device("meta"):
+            model: nn.Module = AutoModel.from_config(CONFIG_MAPPING[kind].from_dict(config))
+    except Exception:  # a config that does not fit this version of transformers: the names will do
+        return None
+    return model
+
+
+def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
+    """Where the matrices' views lie in the file; None if the file calls nothing as the model does."""
+    match = _matcher(tensors.names)
+    owners = {p.untyped_storage()._cdata: (name, p) for name, p in model.named_parameters()}
+    planned, missing = [], []
+    for matrix in matrices:
+        with torch.no_grad():
+            views = matrix.views()
+        pieces = []
+        for view in views:
+            name, parameter = owners[view.untyped_storage()._cdata]
+            if (tensor := match(name)) is None:
+                missing.append(name)
+                continue
+            place = (tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
+            pieces.append(Piece(tensor, tuple(parameter.shape), place))
+        planned.append(Planned(matrix.name, tuple(pieces), matrix.finish, matrix.heads))
+    if missing and len(missing) < sum(len(p.pieces) for p in planned) + len(missing):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise BadCheckpoint(f"the tensor {missing[0]}{more} is missing")
+    return None if missing else planned
+
+
+def _matcher(names: Sequence[str]) -> Callable[[str], str | None]:
+    """Model's name -> file's name, which may have more in front (`gpt_neox.`, `model.`) or less."""
+    known = set(names)
+    shorter: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for n in range(1, min(4, len(parts))):
+            shorter.setdefault(".".join(parts[n:]), []).append(name)
+
+    def match(name: str) -> str | None:
+        parts = name.split(".")
+        candidates = [".".join(parts[n:]) for n in range(min(4, len(parts)))]
+        if direct := next((c for c in candidates if c in known), None):
+            return direct
+        found = shorter.get(name, [])
+        return found[0] if len(found) == 1 else None
+
+    return match
+
+
+def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
+    """The tensors whose names (with or without ``.weight``) match; a stack of matrices is one row a matrix."""
+    expression = re.compile(pattern)
+    chosen = [n for n in tensors.names if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))]
+    planned = []
+    for name in sorted(chosen, key=_natural):
+        shape = tensors.entry(name).shape
+        if len(shape) < 2:
+            continue
+        stack, matrix = torch.Size(shape[:-2]).numel(), shape[-2:]
+        for n in range(stack):
+            start = n * matrix[0] * matrix[1]
+            piece = Piece(name, shape, (matrix, contiguous(matrix), start))
+            title = name.removesuffix(".weight") + (f"[{n}]" if len(shape) > 2 else "")
+            planned.append(Planned(title, (piece,), lambda views: views, 1))
+    if not planned:
+        some = ", ".join(sorted(tensors.names, key=_natural)[:8])
+        raise BadCheckpoint(f"no matrix matches the pattern {pattern!r}; there are {some}, …")
+    return planned
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """layers.2 before layers.10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+class Conv1D(nn.Module):
+    """GPT-2's linear map: its weight is (in, out)."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, columns))
+
+
+def _skeleton(tensors: Tensors) -> nn.Module:
+    """A tree of modules on the meta device with the names and shapes of the file; nothing but matrices in it."""
+    entries = {name: tensors.entry(name) for name in tensors.names}
+    transposed = any(
+        re.search(r"(^|\.)c_attn\.weight$", name) and len(e.shape) == 2 and e.shape[1] == 3 * e.shape[0]
+        for name, e in entries.items()
+    )
+    config = SimpleNamespace(**{k: v for k, v in (tensors.config or {}).items() if isinstance(k, str)})
+    root = nn.Module()
+    with torch.device("meta"):
+        for name in sorted(entries, key=lambda name: _order(name, entries[name], transposed)):
+            _plant(root, name.split("."), entries[name].shape, transposed, config)
+    return root
+
+
+def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
+    """By layers, and within one the maps out of the hidden neurons last: a lower MLP matrix precedes its upper."""
+    parts = name.split(".")
+    last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
+    out = False
+    if len(entry.shape) == 2:
+        rows, columns = entry.shape[::-1] if transposed else entry.shape
+        out = columns > rows or (columns == rows and any(_OUT.search(part) for part in parts[last + 1 :]))
+    elif len(entry.shape) == 3:  # a stack of experts, either way round
+        out = bool(_OUT.search(parts[-1]))
+    return (*(_natural(".".join(parts[: last + 1])) if last >= 0 else []), (2, int(out), ""), *_natural(name))
+
+
+def _plant(root: nn.Module, path: list[str], shape: tuple[int, ...], transposed: bool, config: Any) -> None:
+    if len(shape) not in (2, 3) or any(_EMBEDDING.search(part) for part in path):
+        return
+    linear = len(shape) == 2 and path[-1] == "weight" and len(path) > 1
+    module = root
+    for part in path[: -2 if linear else -1]:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module._modules[part] or module
+        module.config = config
+    if linear:
+        leaf = Conv1D(*shape) if transposed else nn.Linear(shape[1], shape[0], bias=False)
+        module.add_module(path[-2], leaf)
+    else:
+        module.register_parameter(path[-1], nn.Parameter(torch.empty(shape)))

@@ -1,0 +1,187 @@
+"""A fixed sample of tokens, and the gauges that need the model to run on it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma._scan.files import BadCheckpoint
+from joma._scan.tensors import hash_into
+
+LENGTH = 512
+PASS = 4096  # tokens a forward pass: fixed, since hidden-state gauges are means over passes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Values by gauge, (layers, heads) or (layers,); names of the layers; what the watch had to say."""
+
+    values: dict[str, Any]
+    layers: list[str]
+    heads: int
+    notes: list[str]
+    digest: str
+
+
+def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None) -> Measured:
+    """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
+    import joma
+
+    with _quiet():
+        if isinstance(data, (str, os.PathLike)):
+            _tokenizer(folders)  # missing ones are told before anything is loaded
+        model, positions = _load(folders[0])
+        if length is not None and length > positions:
+            raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
+        windows = sample(folders, data, tokens, min(LENGTH, positions) if length is None else length)
+        vocabulary = model.get_input_embeddings().num_embeddings
+        if int(windows.max()) >= vocabulary:
+            raise BadCheckpoint(f"the sample has token {int(windows.max())}, the model {vocabulary} tokens")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with joma.watch(model, gauges=list(gauges), every=1, live=False) as watch, torch.no_grad():
+                for batch in windows.split(max(1, PASS // windows.shape[1])):
+                    more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}
+                    model(input_ids=batch, **more)
+                watch.step(step=1)
+            notes = [str(w.message).removeprefix("joma.watch: ") for w in caught if "joma.watch" in str(w.message)]
+    values = {name: value.tolist() for name, value in watch._latest.items()}
+    missing = [name for name in gauges if name not in values]
+    if missing:
+        raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
+    heads = max((len(v[0]) for v in values.values() if v and isinstance(v[0], list)), default=1)
+    return Measured(values, watch.layers, heads, notes, _digest(model))
+
+
+def _load(folder: Path) -> tuple[Any, int]:
+    """The model in float32, weights only, no code of the checkpoint; and how many positions it has."""
+    try:
+        from transformers import AutoModel
+    except ImportError as error:
+        raise BadCheckpoint("attention gauges need transformers: pip install 'joma[hf]'") from error
+    if not (folder / "config.json").is_file():
+        raise BadCheckpoint(
+            "attention gauges need the model itself: a folder with a config.json that transformers knows"
+        )
+    try:
+        model, info = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except Exception as error:  # unknown families, damaged files
+        raise BadCheckpoint(
+            f"transformers cannot load the model: {str(error).strip().splitlines()[0][:300]}"
+        ) from error
+    if info["mismatched_keys"]:
+        name, got, wanted = next(iter(info["mismatched_keys"]))
+        raise BadCheckpoint(f"{name} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")
+    missing = [name for name in info["missing_keys"] if "pooler" not in name]
+    if missing:
+        raise BadCheckpoint(f"{len(missing)} tensors of the model are missing, the first is {sorted(missing)[0]}")
+    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    positions = getattr(text, "max_position_embeddings", None)
+    return model.eval(), positions if isinstance(positions, int) and positions > 0 else 1 << 30
+
+
+def _digest(model: Any) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)};".encode())
+        hash_into(digest, value)
+    return digest.hexdigest()
+
+
+_samples: dict[tuple[Any, ...], Tensor] = {}
+
+
+def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tensor:
+    """Windows of token ids, (B, length), the same for every checkpoint: the start of the corpus' validation text.
+
+    ``data`` is the name or path of a corpus, or the ids themselves.
+    """
+    if tokens < 1 or length < 2:
+        raise ValueError(f"{tokens} tokens in windows of {length}: at least one window of two tokens is needed")
+    wanted = max(1, tokens // length) * length
+    if not isinstance(data, (str, os.PathLike)):
+        ids = torch.as_tensor(data).reshape(-1).long()
+        if len(ids) < length:
+            raise ValueError(f"data has {len(ids)} token ids: a window of {length} is needed")
+        return ids[: min(wanted, len(ids) // length * length)].reshape(-1, length)
+    key = (str(data), wanted, length, *(_state(folder) for folder in folders))
+    if key not in _samples:
+        ids = torch.tensor(_encode(_tokenizer(folders), str(data), wanted))
+        if len(ids) < length:
+            raise BadCheckpoint(f"{data} has {len(ids)} tokens only: a window of {length} is asked for")
+        _samples.clear()
+        _samples[key] = ids[: len(ids) // length * length].reshape(-1, length)
+    return _samples[key]
+
+
+def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
+    from joma._train.corpora import texts
+
+    _, train, valid = texts(data)
+    ids: list[int] = []
+    for text in (valid, train):
+        for block in text.blocks():
+            # a block has a quarter of a megabyte: no more than needed of it
+            ids += tokenizer(block[: 16 * (wanted - len(ids)) + 64], add_special_tokens=False)["input_ids"]
+            if len(ids) >= wanted:
+                return ids[:wanted]
+    return ids
+
+
+def _tokenizer(folders: Sequence[Path]) -> Any:
+    from transformers import AutoTokenizer
+
+    from joma._scan.hub import TOKENIZER
+
+    for folder in folders:
+        if any((folder / name).is_file() for name in TOKENIZER):
+            try:
+                return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            except Exception as error:
+                raise BadCheckpoint(
+                    f"the tokenizer in {folder.name} cannot be loaded: {str(error).strip().splitlines()[0][:200]}"
+                ) from error
+    raise BadCheckpoint(
+        "no tokenizer beside the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
+        "it; weight gauges do not"
+    )
+
+
+def _state(folder: Path) -> tuple[Any, ...]:
+    """What the tokenizer's files are, by content: checkpoints of a series share one sample."""
+    from joma._scan.hub import TOKENIZER
+
+    files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
+    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and warnings: what matters is checked and told in the row."""
+    try:
+        from transformers.utils import logging as hf
+    except ImportError:
+        yield
+        return
+    shown, verbosity = hf.is_progress_bar_enabled(), hf.get_verbosity()
+    hf.disable_progress_bar()
+    hf.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        hf.set_verbosity(verbosity)
+        if shown:
+            hf.enable_progress_bar()

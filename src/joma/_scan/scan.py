@@ -1,0 +1,268 @@
+"""`joma.scan`: gauges over a series of checkpoints, a row appended as soon as a checkpoint is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joma._gauges.registry import get
+from joma._run import Run, RunWriter
+from joma._scan.measure import Request, Row, measure
+from joma._scan.series import Checkpoint, series
+from joma._watch.watch import axes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from joma._figures import Chart
+
+DEFAULT_GAUGES = ("stable_rank",)
+ENGINES = ("loky", "ray")
+Report = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
+_SERVICE = "bytes_read"  # the one number that every checkpoint has
+
+
+def scan(
+    source: str | os.PathLike[str],
+    run: str | os.PathLike[str] | None = None,
+    *,
+    revisions: str | Sequence[str] | None = None,
+    gauges: str | Sequence[str] = DEFAULT_GAUGES,
+    data: Any = "pydoc",
+    tokens: int = 20_000,
+    length: int | None = None,
+    pattern: str | None = None,
+    keep: bool = False,
+    workers: int = 1,
+    engine: str = "loky",
+    address: str | None = None,
+    retry: bool = False,
+    overwrite: bool = False,
+    report: Report = lambda done, total, what: None,
+) -> Scan:
+    """Measure gauges on every checkpoint of a series; the same call again goes on where it stopped.
+
+    Weight gauges read the tensors they need and nothing else. Attention gauges and ``coherence`` load the model and run
+    it on a fixed sample of tokens. A checkpoint that cannot be read has a row that says why, and the others go on.
+
+    Arguments:
+        source: a folder of checkpoints (``step-*/``, ``checkpoint-*/``, or files), one model, a run of ``joma train``,
+            or the id of a model on the Hugging Face hub.
+        run: the run folder to write; without one, rows are kept for `Scan.frame` only.
+        revisions: which of them: "step0,step1000", "1000..5000", "0..5000:500", "pythia", "all", "log", "log:20", or a
+            list of names. All of a folder by default, "main" of a model on the hub.
+        gauges: names as in `joma.watch`: "stable_rank", "stable_rank.qk", "entropy", …; also with commas between them.
+        data: the sample for attention gauges: a corpus as for ``joma train``, or token ids.
+        tokens: how many tokens of it.
+        length: of a sequence; 512 by default, or as many positions as the model has.
+        pattern: regular expression of the tensors to take as lower MLP matrices; found by structure without.
+        keep: keep what is downloaded from the hub; by default weights go once they are measured.
+        workers: checkpoints at a time.
+        engine: "loky" (processes on this machine) or "ray".
+        address: of a Ray cluster; a local one is started without.
+        retry: also do again what failed before.
+        overwrite: replace the run in the folder instead of going on with it.
+        report: told of progress.
+    """
+    names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
+    chosen = get(names)
+    _check(names, tokens, length, pattern, workers, engine)
+    checkpoints = series(os.fspath(source), revisions)
+    request = Request(tuple(names), pattern, data, tokens, length, keep)
+    config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
+    if any(g.on != "weight" for g in chosen):
+        config |= {"data": _named(data), "tokens": tokens, "length": length}
+    path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
+    result = Scan(path, temporary=run is None)
+    if not overwrite and (path / "run.json").exists():
+        writer = RunWriter.resume(path, config)
+    else:
+        axes = {g: names for g, names in axes_of(chosen).items() if g != "phase"}
+        packages = ("joma", "torch", "transformers", "huggingface_hub")
+        writer = RunWriter.create(
+            path, kind="scan", config=config, axes=axes, packages=packages, overwrite=overwrite
+        )  # fmt: skip
+    with writer:
+        known = result.status()
+        left = [c for c in checkpoints if c.name not in known or (retry and known[c.name] != "ok")]
+        done, total = [len(checkpoints) - len(left)], len(checkpoints)
+
+        def say(what: str) -> None:
+            report(done[0], total, what)
+
+        say("")
+        for row in _rows(left, request, workers, engine, address, say):
+            _write(writer, row)
+            done[0] += 1
+            say(f"{row.checkpoint.name} {row.status}")
+        if left:
+            writer.note(checkpoints=[c.name for c in checkpoints])
+        asked = {c.name for c in checkpoints}
+        bad = sum(status != "ok" for name, status in result.status().items() if name in asked)
+        writer.finish("done", f"{bad} of {len(checkpoints)} checkpoints failed" if bad else None)
+    return result
+
+
+def _check(
+    names: list[str], tokens: int, length: int | None, pattern: str | None, workers: int, engine: str
+) -> None:  # fmt: skip
+    if not names:
+        raise ValueError(f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}")
+    if tokens < 1:
+        raise ValueError(f"tokens is {tokens}: at least 1 is needed")
+    if length is not None and length < 2:
+        raise ValueError(f"length is {length}: attention needs at least 2 tokens")
+    if workers < 1:
+        raise ValueError(f"at least one worker is needed, got {workers}")
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}: {' or '.join(ENGINES)}")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+
+
+def _named(data: Any) -> str:
+    """A corpus by its name or path, token ids by their hash."""
+    if isinstance(data, (str, os.PathLike)):
+        return os.fspath(data)
+    import numpy as np
+
+    return f"token ids {hashlib.sha256(np.ascontiguousarray(data).tobytes()).hexdigest()[:16]}"
+
+
+def _rows(
+    checkpoints: list[Checkpoint], request: Request, workers: int, engine: str, address: str | None,
+    say: Callable[[str], None],
+) -> Iterator[Row]:  # fmt: skip
+    """Rows as they are ready."""
+    if not checkpoints:
+        return
+    if engine == "loky" and workers == 1:
+        for checkpoint in checkpoints:
+            say(checkpoint.name)
+
+            def downloading(file: str, done: int, total: int, name: str = checkpoint.name) -> None:
+                say(f"{name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+            yield measure(checkpoint, request, downloading)
+        return
+    from joblib import Parallel, delayed
+
+    from joma._train.sweep import ray_backend
+
+    tasks = [delayed(measure)(checkpoint, request) for checkpoint in checkpoints]
+    say(f"{workers} at a time")
+    if engine == "loky":
+        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
+        return
+    # Ray's backend gives no result before all are there: so many at a time, by the same actors, appended after each
+    with ray_backend(address), Parallel(n_jobs=workers) as parallel:
+        for n in range(0, len(tasks), workers):
+            yield from parallel(tasks[n : n + workers])
+
+
+def _write(writer: RunWriter, row: Row) -> None:
+    if row.found:
+        facts = {"layers": {**writer.info.get("layers", {}), **row.layers}}
+        if any(writer.info.get(key) != fact for key, fact in facts.items()):
+            writer.note(**facts)
+    writer.write(
+        row.checkpoint.step,
+        {**row.found, _SERVICE: row.bytes_read},
+        checkpoint=row.checkpoint.name,
+        status=row.status,
+        note=row.note or None,
+        digest=row.digest or None,
+    )
+
+
+class Scan:
+    """A scan, done or as far as it is; made by `joma.scan`, or of a run folder: ``Scan(path)``.
+
+    Attributes:
+        path: the run folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, temporary: bool = False) -> None:
+        self.path = Path(path)
+        if temporary:
+            weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
+
+    def _points(self) -> dict[str, dict[str, Any]]:
+        """Checkpoint -> its last row of service, in the order of steps."""
+        rows = [row for row in Run(self.path).rows() if row["gauge"] == _SERVICE]
+        return {row["checkpoint"]: row for row in sorted(rows, key=lambda row: row["step"])}
+
+    def status(self) -> dict[str, str]:
+        """Checkpoint -> "ok", "partly" or "failed"."""
+        return {name: row["status"] for name, row in self._points().items()}
+
+    @property
+    def failed(self) -> list[str]:
+        """The checkpoints of which not everything could be measured."""
+        return [name for name, status in self.status().items() if status != "ok"]
+
+    def checkpoints(self) -> pd.DataFrame:
+        """A line a checkpoint: step, checkpoint, status, same_as (those with identical weights), bytes_read, note."""
+        import pandas as pd
+
+        points = self._points()
+        same = _same(points)
+        rows = [
+            {"step": row["step"], "checkpoint": name, "status": row["status"], "same_as": same.get(name, ""),
+             "bytes_read": int(row["value"]), "digest": row["digest"] or "", "note": row["note"] or ""}
+            for name, row in points.items()
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def frame(self) -> pd.DataFrame:
+        """The long table: step, checkpoint, layer, head, gauge, value, module, same_as; in the order of steps."""
+        run, same = Run(self.path), _same(self._points())
+        table = run.frame()
+        table = table[table.gauge != _SERVICE].copy()
+        names = run.info.get("layers", {})
+        lookup = {(gauge, n): name for gauge, modules in names.items() for n, name in enumerate(modules)}
+        axes = [axis for axis in ("layer", "head") if axis in table]
+        for axis in axes:
+            table[axis] = table[axis].astype("Int64")
+        if "layer" in table:
+            table["module"] = [lookup.get(key) for key in zip(table.gauge, table.layer, strict=True)]
+        else:
+            table["module"] = None
+        table["same_as"] = table.checkpoint.map(lambda name: same.get(name, ""))
+        keys = ["step", "checkpoint", "gauge", *axes]
+        table = table.drop_duplicates(keys, keep="last").sort_values("step", kind="stable")
+        return table[["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]].reset_index(drop=True)
+
+    def draw(self) -> Chart:
+        """One panel a gauge, one line a layer coloured by depth, steps on a log axis."""
+        from joma._figures import watch
+
+        return watch.draw(Run(self.path))
+
+    def __repr__(self) -> str:
+        status = list(self.status().values())
+        return f"Scan({str(self.path)!r}: {len(status)} checkpoints, {sum(s != 'ok' for s in status)} failed)"
+
+    def _repr_html_(self) -> str:
+        return self.checkpoints().drop(columns="digest").to_html(index=False)
+
+
+def _same(points: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Checkpoint -> the others of which exactly the same was read."""
+    groups: dict[str, list[str]] = {}
+    for name, row in points.items():
+        if row["digest"]:
+            groups.setdefault(row["digest"], []).append(name)
+    return {
+        name: ", ".join(n for n in names if n != name) for names in groups.values() if len(names) > 1 for name in names
+    }

@@ -1,0 +1,197 @@
+"""Which checkpoints: a folder of them, one model, or revisions of a model on the hub.
+
+| revisions | meaning |
+|---|---|
+| `step0,step1000` | these, in this order |
+| `1000..5000`, `1000..5000:500` | steps from … to …, every one there is, or every 500 |
+| `pythia` | step0, 1, 2, 4, …, 512, 1000, then every 1,000 to 143,000: 154 in all |
+| `all` | as the hub lists them, or all in the folder |
+| `log`, `log:20` | so many (20) of them, evenly on a log scale, with the first and the last |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joma._scan import hub
+from joma._scan.tensors import NAMES, SUFFIXES, Tensors
+
+LOG = 20
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter(?:ation)?|global_step)[-_]?(\d+)", re.IGNORECASE)
+_RANGE = re.compile(r"(?:step[-_]?)?(\d+)\.\.(?:step[-_]?)?(\d+)(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One point of a series: a local folder or file, or a revision on the hub."""
+
+    name: str
+    step: int
+    path: str | None = None
+    repo: str | None = None
+
+    def revision(self, report: hub.Report | None = None) -> hub.Revision | None:
+        """Its files on the hub."""
+        return None if self.repo is None else hub.Revision(self.repo, self.name, report)
+
+    def open(self) -> Tensors:
+        """The tensors of a local one."""
+        assert self.path is not None
+        return Tensors.open(Path(self.path))
+
+
+def step_of(name: str) -> int | None:
+    """The step that a name tells: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "model-1000.pt"."""
+    if found := _STEP.search(name):
+        return int(found[1])
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else None
+
+
+def series(source: str, revisions: str | Sequence[str] | None = None) -> list[Checkpoint]:
+    """The checkpoints to scan, in the order of their steps."""
+    path = Path(source).expanduser().absolute()
+    if not source:
+        raise ValueError("no model: give a folder of checkpoints or the id of a model on the hub")
+    if path.exists():
+        return _local(path, revisions)
+    if source.startswith((".", "/", "~")) or source.endswith("/") or not _HUB.fullmatch(source):
+        raise ValueError(f"there is no folder or file {path}; give one, or the id of a model on the hub")
+    return _remote(source, revisions)
+
+
+def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
+    found = _found(path)
+    if revisions is None:
+        return found
+    chosen = _choose(revisions, [(c.name, c.step) for c in found])
+    by_name, by_step = {c.name: c for c in found}, {c.step: c for c in found}
+    result = []
+    for name in chosen:
+        step = step_of(name)
+        match = by_name.get(name) or (by_step.get(step) if step is not None else None)
+        # one that is not there gets a row that says so
+        result.append(match or Checkpoint(name, step or 0, str(path / name)))
+    return result
+
+
+def _found(path: Path) -> list[Checkpoint]:
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"{path} is no file of weights: their names end in {', '.join(SUFFIXES)}")
+        return [Checkpoint(path.name, step_of(path.stem) or 0, str(path))]
+    if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # what joma train writes
+        path = path / "checkpoints"
+    if any((path / name).is_file() for name in NAMES):
+        return [Checkpoint(path.name, step_of(path.name) or 0, str(path))]
+    inside = [
+        entry
+        for entry in path.iterdir()
+        if not entry.name.startswith(".")
+        and step_of(entry.name) is not None
+        and (entry.suffix in SUFFIXES if entry.is_file() else _STEP.search(entry.name) or _weights(entry))
+    ]
+    if not inside:
+        raise ValueError(
+            f"no checkpoints in {path}: looked for {', '.join(NAMES)}, folders step-*/ or checkpoint-*/, and files "
+            f"with a number in their name that end in {', '.join(SUFFIXES)}"
+        )
+    found = [Checkpoint(e.name, step_of(e.stem if e.is_file() else e.name) or 0, str(e)) for e in inside]
+    return sorted(found, key=lambda c: (c.step, c.name))
+
+
+def _weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in NAMES)
+
+
+def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
+    hub.check(repo)
+    names = ["main"] if revisions is None else _choose(revisions, None, repo)
+    return [Checkpoint(name, step_of(name) or 0, repo=repo) for name in names]
+
+
+def _choose(
+    revisions: str | Sequence[str], available: list[tuple[str, int]] | None, repo: str | None = None
+) -> list[str]:
+    """Names of the chosen revisions; what there is on the hub is asked for only where it matters."""
+
+    def there() -> list[tuple[str, int]]:
+        if available is not None:
+            return available
+        assert repo is not None
+        with_step = [(name, step) for name in hub.branches(repo) if (step := _branch_step(name)) is not None]
+        if not with_step:
+            raise ValueError(f"no branch of {repo} tells a step: name the revisions one by one")
+        return sorted(with_step, key=lambda item: item[1])
+
+    if not isinstance(revisions, str):
+        return _checked(list(revisions))
+    text = revisions.strip()
+    if text == "pythia":
+        return [f"step{n}" for n in pythia_steps()]
+    if text == "all":
+        return [name for name, _ in there()]
+    if text == "log" or text.startswith("log:"):
+        return log_spaced(there(), _count(text))
+    if match := _RANGE.fullmatch(text):
+        first, last, stride = int(match[1]), int(match[2]), int(match[3]) if match[3] else None
+        if first > last or stride == 0:
+            raise ValueError(f"the range {text!r} is empty: give FIRST..LAST or FIRST..LAST:STRIDE")
+        if stride is not None and available is None:
+            return [f"step{n}" for n in range(first, last + 1, stride)]
+        chosen = [n for n, step in there() if first <= step <= last and (step - first) % (stride or 1) == 0]
+        if not chosen:
+            raise ValueError(f"no checkpoint has a step in {text}: there are {_some([n for n, _ in there()])}")
+        return chosen
+    return _checked([name.strip() for name in text.split(",")])
+
+
+def _branch_step(name: str) -> int | None:
+    found = _STEP.search(name)
+    return int(found[1]) if found else None
+
+
+def _checked(names: list[str]) -> list[str]:
+    for name in names:
+        if not name or ".." in name or name.startswith("/") or not re.fullmatch(r"[\w./+-]+", name):
+            raise ValueError(
+                f"{name!r} is no revision: give names as step1000,step2000, a range 0..1000 or 0..1000:100, or one of "
+                "pythia, all, log, log:20"
+            )
+    return list(dict.fromkeys(names))
+
+
+def pythia_steps() -> list[int]:
+    """The 154 steps at which Pythia's checkpoints were saved."""
+    return [0, *(2**n for n in range(10)), *range(1000, 143_001, 1000)]
+
+
+def _count(text: str) -> int:
+    number = text.partition(":")[2] or str(LOG)
+    if not number.isdigit() or int(number) < 1:
+        raise ValueError(f"{text!r}: how many? Give log:20 or the like")
+    return int(number)
+
+
+def log_spaced(available: list[tuple[str, int]], count: int) -> list[str]:
+    """About ``count`` of them, evenly over log(step), with the first and the last."""
+    if len(available) <= count:
+        return [name for name, _ in available]
+    if count == 1:
+        return [available[-1][0]]
+    places = [math.log1p(step) for _, step in available]
+    targets = [places[0] + (places[-1] - places[0]) * n / (count - 1) for n in range(count)]
+    chosen = {min(range(len(places)), key=lambda i: abs(places[i] - target)) for target in targets}
+    while len(chosen) < count:  # several targets had one nearest: fill the widest gaps
+        rest = [i for i in range(len(places)) if i not in chosen]
+        chosen.add(max(rest, key=lambda i: min(abs(places[i] - places[j]) for j in chosen)))
+    return [available[i][0] for i in sorted(chosen)]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f", … ({len(names)} in all)" if len(names) > 6 else "")

@@ -1,0 +1,133 @@
+"""The tensors of a checkpoint, whatever it is saved as: one file, or shards with an index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma._scan.files import BadCheckpoint, Entry, TensorFile
+
+# what a checkpoint's weights are called, in the order of preference
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
+
+
+class Tensors:
+    """Tensors of one checkpoint by name; a file is fetched and opened when a tensor in it is asked for.
+
+    Attributes:
+        names: of all tensors.
+        config: the content of `config.json`, or None.
+    """
+
+    def __init__(self, fetch: Fetch, where: str) -> None:
+        self._fetch = fetch
+        self._files: dict[str, TensorFile] = {}
+        self._digest = hashlib.sha256()
+        self.config = _json(path) if (path := fetch("config.json")) else None
+        self._place = self._find(where)  # tensor -> file
+        self.names = list(self._place)
+
+    @classmethod
+    def open(cls, path: Path) -> Tensors:
+        """A folder with weights in it, or a single file."""
+        if path.is_file():
+            return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+
+        def fetch(name: str) -> Path | None:
+            return file if (file := path / name).is_file() else None
+
+        return cls(fetch, str(path))
+
+    def _find(self, where: str) -> dict[str, str]:
+        for name in NAMES:
+            if (path := self._fetch(name)) is None:
+                continue
+            if name in SINGLE:
+                return dict.fromkeys(self._open(name, path).entries, name)
+            index = _json(path).get("weight_map")
+            if not isinstance(index, dict) or not index:
+                raise BadCheckpoint(f"{name} has no weight_map")
+            for shard in set(index.values()):
+                _check_inside(shard, name)
+            return index
+        raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
+
+    def _open(self, name: str, path: Path | None = None) -> TensorFile:
+        if name not in self._files:
+            path = path or self._fetch(name)
+            if path is None:
+                raise BadCheckpoint(f"the shard {name} that the index names is not there")
+            self._files[name] = TensorFile(path, path.name if name in SINGLE else name)
+        return self._files[name]
+
+    def entry(self, name: str) -> Entry:
+        """Type and shape of a tensor, without reading it."""
+        file = self._open(self._place[name])
+        if name not in file.entries:
+            raise BadCheckpoint(f"the index says that {name} is in {self._place[name]}, but it is not")
+        return file.entries[name]
+
+    def read(self, name: str, view: Entry | None = None) -> Tensor:
+        """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
+        self.entry(name)
+        tensor = self._open(self._place[name]).read(name, view)
+        self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        hash_into(self._digest, tensor)
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that was read."""
+        return self._digest.hexdigest()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors."""
+        return sum(file.bytes_read for file in self._files.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What is special about the files."""
+        return [file.note for file in self._files.values() if file.note]
+
+    def shards(self, names: Iterable[str]) -> list[str]:
+        """The files that hold these tensors."""
+        return sorted({self._place[name] for name in names})
+
+
+def hash_into(digest: Any, tensor: Tensor) -> None:
+    """Add a tensor's bytes to a digest."""
+    digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise BadCheckpoint(f"{path.name} is no JSON object")
+    return content
+
+
+def _check_inside(shard: object, index: str) -> None:
+    """A shard is a file below the index, never one elsewhere."""
+    text = str(shard)
+    outside = any(
+        path.is_absolute() or path.drive or path.root or ".." in path.parts
+        for path in (PurePosixPath(text), PureWindowsPath(text))
+    )
+    if not isinstance(shard, str) or not text or outside:
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
+    if not text.endswith(SUFFIXES):
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")

@@ -1,0 +1,142 @@
+"""Models of the hub: its own cache layout offline, and a server that speaks its protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from tests.scan.hubserver import Hub, commit
+from tests.scan.models import lower, save, stable_rank
+
+import joma
+from joma._scan.series import series
+
+constants = pytest.importorskip("huggingface_hub.constants")
+REPO = "someone/neox"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub/models--someone--neox"
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def revisions(tmp_path):
+    """Branches as folders: two alike, one sharded."""
+    found = {}
+    for step, how in ((0, "safetensors"), (1, "sharded"), (2, "sharded bin"), (1000, "safetensors")):
+        found[f"step{step}"] = tmp_path / f"remote/step{step}"
+        save("neox", found[f"step{step}"], how)
+    return found
+
+
+def put(cache: Path, revision: str, folder: Path) -> None:
+    """As huggingface_hub lays it out: refs, blobs by hash, snapshots of links."""
+    for name in ("refs", "blobs", f"snapshots/{commit(revision)}"):
+        (cache / name).mkdir(parents=True, exist_ok=True)
+    (cache / "refs" / revision).write_text(commit(revision))
+    for file in folder.iterdir():
+        data = file.read_bytes()
+        blob = cache / "blobs" / hashlib.sha256(data).hexdigest()
+        blob.write_bytes(data)
+        os.symlink(blob, cache / "snapshots" / commit(revision) / file.name)
+
+
+EXPECTED = [stable_rank(w) for w in lower("neox")]
+
+
+def test_offline_from_the_cache(cache, offline, revisions):
+    for revision in ("step0", "step1", "step1000"):
+        put(cache, revision, revisions[revision])
+    before = sorted(cache.rglob("*"))
+    scan = joma.scan(REPO, revisions="step0,step1,step2,step1000")
+    table = scan.checkpoints().set_index("checkpoint")
+    assert table.status.to_dict() == {"step0": "ok", "step1": "ok", "step2": "failed", "step1000": "ok"}
+    assert "not in the hub's cache" in table.note["step2"]
+    assert table.same_as["step0"] == "step1, step1000"
+    frame = scan.frame()
+    assert frame[frame.step == 1].value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
+    assert sorted(cache.rglob("*")) == before  # what was there before stays
+    assert [c.name for c in series(REPO, "all")] == ["step0", "step1", "step1000"]
+    assert len(series(REPO, "pythia")) == 154
+    assert [c.name for c in series(REPO, "0..20:10")] == ["step0", "step10", "step20"]
+    assert [c.name for c in series(REPO)] == ["main"]
+
+
+def test_nothing_there(cache, offline):
+    with pytest.raises(ValueError, match="path of a local folder"):
+        joma.scan("someone/else")
+
+
+@pytest.fixture
+def server(cache, revisions, monkeypatch):
+    hub = Hub(REPO, revisions)
+    with hub.serving() as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield hub
+
+
+def weights(cache):
+    return {p.name for p in cache.glob("snapshots/*/*") if p.suffix in (".safetensors", ".bin")}
+
+
+def test_only_the_shards_that_are_needed_are_downloaded_and_deleted_again(server, cache, revisions):
+    scan = joma.scan(REPO, revisions="all")
+    assert scan.failed == []
+    for step in (0, 1, 2, 1000):
+        frame = scan.frame()
+        assert frame[frame.step == step].value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
+    import json
+
+    index = json.loads((revisions["step1"] / "model.safetensors.index.json").read_text())["weight_map"]
+    needed = {shard for name, shard in index.items() if "dense_h_to_4h.weight" in name}
+    asked = {name.removeprefix("step1/") for name in server.log if name.startswith("step1/")}
+    assert needed < set(index.values())
+    assert asked & set(index.values()) == needed
+    assert weights(cache) == set()
+    assert all(blob.stat().st_size < 20_000 for blob in cache.glob("blobs/*"))
+
+
+def test_keep(server, cache):
+    told = []
+    joma.scan(REPO, revisions="step0", keep=True, report=lambda *args: told.append(args))
+    assert weights(cache) == {"model.safetensors"}
+    assert any("model.safetensors" in what for _, _, what in told)
+    count = len(server.log)
+    assert joma.scan(REPO, revisions="step0").failed == []
+    assert len(server.log) == count  # from the cache
+    assert weights(cache) == {"model.safetensors"}  # not this scan's to delete
+
+
+def test_revisions_that_are_missing_and_models_that_do_not_exist(server):
+    table = joma.scan(REPO, revisions="step0,step7").checkpoints()
+    assert table.status.tolist() == ["ok", "failed"]
+    assert "has no revision step7" in table.note[1]
+    with pytest.raises(ValueError, match="no model of this name on the hub"):
+        joma.scan("someone/typo")
+    assert [c.name for c in series(REPO, "log:2")] == ["step0", "step1000"]
+
+
+def test_attention_from_the_hub(server):
+    scan = joma.scan(REPO, revisions="step1,step2", gauges="entropy", data=list(range(60)) * 2, length=20, tokens=100)
+    assert scan.failed == [], scan.checkpoints().note.tolist()
+    values = [group.value.tolist() for _, group in scan.frame().groupby("step")]
+    assert values[0] == pytest.approx(values[1])
+
+
+def test_no_network(cache, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"hub cannot be reached .*No network\? Then give the path of a local folder"):
+        joma.scan(REPO)

@@ -1,0 +1,163 @@
+"""The right matrices in every family and format, against LAPACK on the model's own attributes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, save, stable_rank
+
+import joma
+from joma._scan.files import BadCheckpoint
+from joma._scan.plan import plan
+from joma._scan.tensors import Tensors
+
+pytest.importorskip("transformers")
+FORMATS = ("safetensors", "sharded", "bin", "sharded bin", "legacy")
+
+
+def values(source, **options):
+    frame = joma.scan(str(source), **options).frame()
+    return frame.value.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("config", [True, False])
+def test_lower_mlp_matrices(family, config, tmp_path):
+    save(family, tmp_path / "model", "sharded")
+    if not config:
+        (tmp_path / "model/config.json").unlink()
+    expected = [stable_rank(w) for w in lower(family)]
+    assert values(tmp_path / "model") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_formats(how, tmp_path):
+    save("neox", tmp_path / "model", how)
+    expected = [stable_rank(w) for w in lower("neox")]
+    scan = joma.scan(str(tmp_path / "model"))
+    assert scan.frame().value.tolist() == pytest.approx(expected, rel=1e-4)
+    point = scan.checkpoints().iloc[0]
+    if how == "legacy":
+        assert "read whole" in point.note
+    else:
+        assert point.bytes_read == sum(w.nbytes for w in lower("neox"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("how", ["safetensors", "bin"])
+def test_half_precision(dtype, how, tmp_path):
+    save("gpt2", tmp_path / "model", how, dtype)
+    expected = [stable_rank(w.to(dtype)) for w in lower("gpt2")]
+    assert values(tmp_path / "model") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["neox", "gpt2", "llama"])
+def test_projections_and_their_product_a_head(family, tmp_path):
+    save(family, tmp_path / "model")
+    frame = joma.scan(str(tmp_path / "model"), gauges="stable_rank.q,stable_rank.k,spectral_norm.qk").frame()
+    for layer, (q, k) in enumerate(queries_and_keys(family)):
+        rows = frame[frame.layer == layer]
+        assert rows[rows.gauge == "stable_rank.q"].value.item() == pytest.approx(stable_rank(q), rel=1e-4)
+        assert rows[rows.gauge == "stable_rank.k"].value.item() == pytest.approx(stable_rank(k), rel=1e-4)
+        size = D // H
+        for head in range(H):
+            group = head * len(k) // len(q)  # grouped-query heads share keys
+            product = q[head * size :][:size].T.double() @ k[group * size :][:size].double()
+            norm = float(torch.linalg.svdvals(product)[0])
+            got = rows[(rows.gauge == "spectral_norm.qk") & (rows["head"] == head)].value.item()
+            assert got == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_part_of_a_fused_tensor_costs_a_part_of_it(tmp_path):
+    save("neox", tmp_path / "model")
+    point = joma.scan(str(tmp_path / "model"), gauges="stable_rank.q").checkpoints().iloc[0]
+    assert point.bytes_read == sum(q.nbytes for q, _ in queries_and_keys("neox"))
+
+
+def test_experts_are_rows_with_names(tmp_path):
+    save("mixtral", tmp_path / "model")
+    frame = joma.scan(str(tmp_path / "model")).frame()
+    assert len(frame) == 3 * 4
+    assert "layers.1" in frame.module[5]
+    assert "experts.1" in frame.module[5]
+
+
+def test_stacked_experts_in_the_file(tmp_path):
+    experts = torch.randn(4, 2 * 24, 16), torch.randn(4, 16, 24)  # gate and up in one, then down
+    names = ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj")
+    save_file(dict(zip(names, experts, strict=True)), tmp_path / "model.safetensors")
+    opened = Tensors.open(tmp_path)
+    found = plan(opened, ["mlp_in"])["mlp_in"]
+    assert [torch.equal(m.read(opened)[0], experts[0][e, :24]) for e, m in enumerate(found)] == [True] * 4
+    assert opened.bytes_read == experts[0].nbytes / 2
+
+
+def test_pattern(tmp_path):
+    save("llama", tmp_path / "model")
+    ups = [layer.mlp.up_proj.weight.detach() for layer in model("llama").model.layers]
+    got = values(tmp_path / "model", pattern=r".*\.up_proj")
+    assert got == pytest.approx([stable_rank(w) for w in ups], rel=1e-4)
+    scan = joma.scan(str(tmp_path / "model"), pattern="nothing")
+    assert "no matrix matches the pattern 'nothing'" in scan.checkpoints().note[0]
+    with pytest.raises(ValueError, match="no regular expression"):
+        joma.scan(str(tmp_path / "model"), pattern="(")
+
+
+def test_prefixes_may_differ(tmp_path):
+    save("neox", tmp_path / "model")
+    from safetensors.torch import load_file
+
+    state = load_file(tmp_path / "model/model.safetensors")
+    bare = {name.removeprefix("gpt_neox."): w for name, w in state.items()}
+    for prefix in ("", "module.model."):
+        save_file({prefix + name: w for name, w in bare.items()}, tmp_path / "model/model.safetensors")
+        assert values(tmp_path / "model") == pytest.approx([stable_rank(w) for w in lower("neox")], rel=1e-4)
+
+
+def test_shapes_that_do_not_fit_and_missing_tensors(tmp_path):
+    save("neox", tmp_path / "model", "bin")
+    state = torch.load(tmp_path / "model/pytorch_model.bin", weights_only=True)
+    name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
+    torch.save({**state, name: torch.zeros(7, D)}, tmp_path / "model/pytorch_model.bin")
+    opened = Tensors.open(tmp_path / "model")
+    planned = plan(opened, ["mlp_in"])["mlp_in"]
+    with pytest.raises(BadCheckpoint, match=r"has shape \(7, 32\), which does not fit: \(80, 32\) is expected"):
+        planned[1].read(opened)
+    del state[name]
+    torch.save(state, tmp_path / "model/pytorch_model.bin")
+    with pytest.raises(BadCheckpoint, match=r"dense_h_to_4h\.weight is missing"):
+        plan(Tensors.open(tmp_path / "model"), ["mlp_in"])
+
+
+def test_weights_that_are_zero_or_not_finite_are_told(tmp_path):
+    layer = {"layers.0.fc1.weight": torch.zeros(8, 4), "layers.0.fc2.weight": torch.ones(4, 8)}
+    other = {"layers.1.fc1.weight": torch.full((8, 4), math.nan), "layers.1.fc2.weight": torch.ones(4, 8)}
+    save_file(layer | other, tmp_path / "model.safetensors")
+    scan = joma.scan(str(tmp_path))
+    zero, nan = scan.frame().value
+    assert zero == 0
+    assert math.isnan(nan)
+    assert "the matrix is zero" in scan.checkpoints().note[0]
+    assert "not finite" in scan.checkpoints().note[0]
+
+
+def test_square_mlps_of_joma_train(tmp_path):
+    """d = hidden, where shapes tell nothing: the order and the names must."""
+    from joma._train.model import LanguageModel
+
+    made = LanguageModel(50, layers=2, d=16, hidden=16, heads=2)
+    for step in (5, 10):
+        folder = tmp_path / f"checkpoints/step-{step:08d}"
+        folder.mkdir(parents=True)
+        save_file(made.state_dict(), folder / "model.safetensors")
+    (tmp_path / "run.json").write_text("{}")
+    frame = joma.scan(str(tmp_path), gauges="stable_rank,stable_rank.q").frame()
+    assert sorted(set(frame.step)) == [5, 10]
+    first = frame[(frame.step == 5) & (frame.gauge == "stable_rank")].value.tolist()
+    assert first == pytest.approx([stable_rank(layer.linear1.weight.detach()) for layer in made.encoder.layers])
+    queries = [layer.self_attn.in_proj_weight[:16].detach() for layer in made.encoder.layers]
+    got = frame[(frame.step == 5) & (frame.gauge == "stable_rank.q")].value.tolist()
+    assert got == pytest.approx([stable_rank(w) for w in queries])
