@@ -157,7 +157,7 @@ def _rows(
         return
     from joblib import Parallel, delayed
 
-    from joma._train.sweep import ray_backend
+    from joma._train.cluster import ray_backend
 
     tasks = [delayed(measure)(checkpoint, request) for checkpoint in checkpoints]
     say(f"{workers} at a time")

@@ -24,3 +24,16 @@ def cluster(address: str | None) -> Iterator[Any]:
     finally:
         if started:
             ray.shutdown()
+
+
+@contextmanager
+def ray_backend(address: str | None) -> Iterator[None]:
+    """joblib on a Ray cluster, as `cluster` finds or starts it."""
+    from joblib import parallel_backend
+
+    with cluster(address):
+        from ray.util.joblib import register_ray
+
+        register_ray()
+        with parallel_backend("ray"):
+            yield

@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._run import Run, RunError, RunInUse
-from joma._train.cluster import cluster
+from joma._train.cluster import ray_backend
 from joma._train.language import train
 from joma._train.settings import Settings, threads
 
@@ -114,17 +113,6 @@ def _parallel(
     else:
         with ray_backend(address):
             yield from Parallel(n_jobs=workers)(tasks)
-
-
-@contextmanager
-def ray_backend(address: str | None) -> Iterator[None]:
-    """joblib on a Ray cluster: the one at ``address``, the one there is, or a local one for the time being."""
-    from joblib import parallel_backend
-
-    with cluster(address):
-        registerray_backend()
-        with parallel_backend("ray"):
-            yield
 
 
 def _one(name: str, settings: dict[str, Any], path: str, checkpoint_every: int) -> tuple[str, Outcome]:
