@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 PARTS = ["pictures", "reading", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
+import dataflow  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
 
@@ -109,6 +110,7 @@ def main() -> None:
     if "reading" in chosen:
         for name, made in reading.make(folder).items():
             shutil.copy(made / "figure.png", ROOT / f"docs/figures/{name}.png")
+        (ROOT / "docs/figures/dataflow.svg").write_text(dataflow.svg())
     if "tables" in chosen:
         tables(folder)
 

@@ -53,7 +53,7 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Section 6: experiments": [
         Row("Figure 6", "attention entropy of language models in training", "joma.watch", "", "fig6"),
-        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.attention_stats joma.stable_rank", "", "fig7"),
+        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.attention_stats joma.stable_rank"),
         Row("Figure 8", "learning rates", "joma.watch", "", "fig8"),
         Row("Table 1", "hidden nodes and latents", "joma._train.ncorr joma._train.hierarchy", "", "table1"),
     ],
@@ -86,7 +86,7 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
         Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow"),
-        Row("Figure 10", "pattern superposition in Pythia", "", "", "fig10"),
+        Row("Figure 10", "pattern superposition in Pythia"),
         Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 62-65", "its proof (65 is empty)", "joma.theory.isotropic.Thetas", "L5"),
