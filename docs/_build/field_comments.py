@@ -1,4 +1,7 @@
-"""A griffe extension: the comment behind a field of a dataclass (``value: Array  # (T, M)``) is its description."""
+"""A griffe extension: the fields of a dataclass become the "Attributes" of its docstring, with the comments behind them.
+
+``value: Array  # (T, M)`` is listed as *value*, described by "(T, M)".
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,19 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Give fields without a docstring the comment that stands behind them."""
+    """List the public fields of dataclasses whose docstrings do not do so themselves."""
 
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Called for each attribute."""
-        if attr.docstring is not None or attr.lineno is None or not (attr.parent and attr.parent.is_class):
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Called when a class is complete."""
+        has_list = cls.docstring is None or re.search(r"^(Attributes|Arguments):", cls.docstring.value, flags=re.M)
+        if has_list or "dataclass" not in str(cls.decorators[0].value if cls.decorators else ""):
             return
-        line = attr.lines_collection[attr.filepath][attr.lineno - 1]
-        if found := re.search(r"  # (?!noqa|type:|fmt:)(.+)$", line):
-            attr.docstring = griffe.Docstring(found[1], lineno=attr.lineno, parent=attr)
+        lines = cls.lines_collection[cls.filepath]
+        fields = []
+        for name, attribute in cls.members.items():
+            if name.startswith("_") or not attribute.is_attribute or "property" in attribute.labels:
+                continue
+            comment = re.search(r"  # (?!noqa|type:|fmt:)(.+)$", lines[(attribute.lineno or 1) - 1])
+            fields.append(f"    {name}: {comment[1] if comment else name.replace('_', ' ') + '.'}")
+        if fields and cls.docstring is not None:
+            cls.docstring.value += "\n\nAttributes:\n" + "\n".join(fields)

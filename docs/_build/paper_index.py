@@ -143,14 +143,15 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
         "# From the paper to the code",
         "",
         "Every numbered equation, lemma, theorem, definition, figure and table of the paper, where it is in joma, and how it "
-        "fared. Made by `make figures` from one table (`docs/_build/paper_index.py`). The paper has no numbered corollaries.",
+        "fared; names without their `joma.` in front. Made by `make figures` from one table, `docs/_build/paper_index.py`. The "
+        "paper has no numbered corollaries.",
     ]
     for title, rows in SECTIONS.items():
         lines += ["", f"## {title}", "", "| | what it says | code | claims and exhibits |", "|---|---|---|---|"]
         for row in rows:
             item = row.item.removesuffix(" (multi-layer)").replace("-", "–").replace("Eqn. ", "Eqn. ")
             item = re.sub(r"^Eqn(.*–)", r"Eqns\1", item)
-            code = "<br>".join(f"`{name}`" for name in row.code.split()) or "–"
+            code = "<br>".join(f"`{name.removeprefix('joma.')}`" for name in row.code.split()) or "–"
             found = [f"[`{id}`](claims.md#{id}): {verdicts[id]}" for id in row.claims.split()]
             for id in row.exhibits.split():
                 found.append(f"`joma reproduce {id}`" + (f": {exhibits[id]}" if id in exhibits else ""))

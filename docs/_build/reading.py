@@ -43,7 +43,7 @@ def attention_rows() -> Chart:
         frame = pd.DataFrame({"key": np.arange(TOKENS), "attention": scores.softmax(-1).numpy()})
         frame["first"] = frame.key == 0
         panels.append(
-            alt.Chart(frame, title=alt.Title(name, subtitle=numbers), width=150, height=110)
+            alt.Chart(frame, title=alt.Title(name, subtitle=numbers), width=200, height=110)
             .mark_bar()
             .encode(
                 alt.X("key:O", axis=alt.Axis(labels=False, ticks=False)),
@@ -51,7 +51,7 @@ def attention_rows() -> Chart:
                 alt.Color("first:N", scale=alt.Scale(range=["#0072b2", "#d55e00"]), legend=None),
             )
         )
-    return alt.hconcat(*panels, spacing=14)
+    return alt.concat(*panels, columns=3, spacing=18)
 
 
 def spectra() -> Chart:
