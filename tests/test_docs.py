@@ -1,6 +1,7 @@
 """The documentation builds without warnings and without a network, what it shows runs, and its index is complete."""
 
 import importlib
+import inspect
 import re
 import shlex
 import subprocess
@@ -177,7 +178,16 @@ def test_the_example_of_a_claim():
         _registry._CLAIMS.pop("E3", None)
 
 
-def test_nothing_is_public_without_a_docstring():
+def test_public_functions_document_every_argument_and_what_they_return():
     for module in (joma, joma.theory, joma.theory.isotropic, joma.theory.claims):
         for name in module.__all__:
-            assert name == "__version__" or getattr(module, name).__doc__, f"{module.__name__}.{name}"
+            value = getattr(module, name)
+            assert name == "__version__" or value.__doc__, name
+            if not isinstance(value, types.FunctionType):
+                continue
+            text = inspect.getdoc(value) + "\n"
+            part = re.search(r"^Arguments:\n(.*?)(?=^\S|\Z)", text, flags=re.S | re.M)
+            told = re.findall(r"^ {4}([\w, ]+):", part[1], flags=re.M) if part else []
+            missing = set(inspect.signature(value).parameters) - set(", ".join(told).split(", "))
+            assert not missing, f"{name}: {missing}"
+            assert "Returns:" in text, name

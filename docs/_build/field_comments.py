@@ -25,6 +25,7 @@ class FieldComments(griffe.Extension):
             if name.startswith("_") or not attribute.is_attribute or "property" in attribute.labels:
                 continue
             comment = re.search(r"  # (?!noqa|type:|fmt:)(.+)$", lines[(attribute.lineno or 1) - 1])
-            fields.append(f"    {name}: {comment[1] if comment else name.replace('_', ' ') + '.'}")
+            if comment:
+                fields.append(f"    {name}: {comment[1]}")
         if fields and cls.docstring is not None:
             cls.docstring.value += "\n\nAttributes:\n" + "\n".join(fields)
