@@ -7,6 +7,7 @@ Runs all exhibits at the quick preset, copies their pictures to ``docs/figures``
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -123,8 +124,37 @@ def tables(folder: Path) -> None:
     exhibits = {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
     (ROOT / "docs/paper-index.md").write_text(paper_index.page({r.id: r.verdict for _, r in results}, exhibits))
     readme = ROOT / "README.md"
-    table = f"<!-- claims -->\n{short_table(results)}\n<!-- /claims -->"
-    readme.write_text(re.sub(r"<!-- claims -->.*<!-- /claims -->", lambda _: table, readme.read_text(), flags=re.S))
+    text = between(readme.read_text(), "claims", short_table(results))
+    text = between(text, "exhibits", exhibit_table(folder))
+    readme.write_text(between(text, "benchmarks", benchmark_table()))
+
+
+def between(text: str, name: str, table: str) -> str:
+    """``text`` with the table between the marks of that name, where it has them."""
+    marked = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
+    return re.sub(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _: marked, text, flags=re.S)
+
+
+def exhibit_table(folder: Path) -> str:
+    """The README's table of exhibits: the paper's statement, the verdict, and what decided it."""
+    lines = ["| exhibit | the paper says | verdict | what decided it |", "|---|---|---|---|"]
+    for id, exhibit in EXHIBITS.items():
+        if (folder / id / "verdict.json").exists():
+            verdict = load_verdict(folder / id)
+            lines.append(f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {cell(verdict.summary)} |")
+    return "\n".join(lines)
+
+
+def benchmark_table() -> str:
+    """The README's table of benchmarks, from what ``make bench`` measured."""
+    measured = json.loads((ROOT / "docs/benchmarks.json").read_text())["rows"]
+    lines = ["| what | against | ratio | accuracy, memory |", "|---|---|--:|---|"]
+    for rows in measured.values():
+        lines += [
+            f"| {cell(row['what'])} | {cell(row['against'])} | {row['ratio']:.3g} × | {cell(row['accuracy'])} |"
+            for row in rows
+        ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
