@@ -8,7 +8,8 @@ from nbclient import NotebookClient
 
 import joma
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 def test_there_are_three():
@@ -16,7 +17,8 @@ def test_there_are_three():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path):
+def test_it_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # the kernel runs elsewhere
     if path.stem == "scan_checkpoints" and "scan" not in joma.__all__:
         pytest.skip("joma.scan is not there yet")
     notebook = nbformat.read(path, as_version=4)
