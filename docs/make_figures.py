@@ -123,6 +123,8 @@ def tables(folder: Path) -> None:
     (ROOT / "docs/errata.md").write_text(errata(results))
     exhibits = {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
     (ROOT / "docs/paper-index.md").write_text(paper_index.page({r.id: r.verdict for _, r in results}, exhibits))
+    guide = ROOT / "docs/reproduce.md"
+    guide.write_text(between(guide.read_text(), "exhibits", exhibit_sections(folder)))
     readme = ROOT / "README.md"
     text = between(readme.read_text(), "claims", short_table(results))
     text = between(text, "exhibits", exhibit_table(folder))
@@ -143,6 +145,18 @@ def exhibit_table(folder: Path) -> str:
             verdict = load_verdict(folder / id)
             lines.append(f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {cell(verdict.summary)} |")
     return "\n".join(lines)
+
+
+def exhibit_sections(folder: Path) -> str:
+    """The part of docs/reproduce.md that shows each exhibit."""
+    lines = []
+    for id, exhibit in EXHIBITS.items():
+        lines += ["", f"### {exhibit.title}", "", f"`joma reproduce {id}`. *{exhibit.statement}*", ""]
+        if (folder / id / "verdict.json").exists():
+            verdict = load_verdict(folder / id)
+            lines += [f"**{verdict.verdict.capitalize()}**: {verdict.summary}.".replace("..", "."), ""]
+        lines.append(f"![{exhibit.title}](figures/{id}.png)")
+    return "\n".join([*lines, ""])
 
 
 def benchmark_table() -> str:

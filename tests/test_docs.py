@@ -113,6 +113,13 @@ def test_the_page_of_the_index_has_all_rows():
         assert verdicts[id] == verdict.strip(), id
 
 
+def test_every_picture_has_a_command_that_makes_it():
+    made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
+    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    assert {path.name for path in (DOCS / "figures").iterdir()} == made
+    assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
+
+
 def blocks(page, kind):
     """The code blocks of a page: (title, text)."""
     return re.findall(rf'```{kind}(?: title="([^"]*)")?\n(.*?)```', (DOCS / page).read_text(), flags=re.S)
