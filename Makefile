@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test lint bench figures format clean
+.PHONY: help reproduce test lint bench figures docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -37,9 +37,13 @@ bench: $(READY) ## benchmarks against what one would use instead, side by side
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
 
+docs: $(READY) ## build the documentation into site/, offline and with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and everything made
-	rm -rf $(VENV) runs report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

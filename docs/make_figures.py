@@ -1,21 +1,31 @@
 """``make figures``: the pictures and tables of README and docs, made again by the program itself.
 
 Runs all exhibits at the quick preset, copies their pictures to ``docs/figures``, and writes the table of claims into
-``docs/claims.md``, those that differ from the paper into ``docs/errata.md``, and a short one into the README.
+``docs/claims.md``, those that differ from the paper into ``docs/errata.md``, the index from the paper to the code into
+``docs/paper-index.md``, and a short table of claims into the README.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from joma._exhibits import EXHIBITS, reproduce
+from joma._exhibits.base import load_verdict
 from joma._plot import plot
 from joma._simulate import simulate
 from joma.theory.claims import Claim, Result, check, claims
 
 ROOT = Path(__file__).parent.parent
+PARTS = ["pictures", "reading", "tables"]
+sys.path.insert(0, str(ROOT / "docs/_build"))
+
+import dataflow  # noqa: E402
+import paper_index  # noqa: E402
+import reading  # noqa: E402
 
 
 def pictures(folder: Path) -> None:
@@ -46,7 +56,7 @@ def full_table(results: list[tuple[Claim, Result]]) -> str:
         "",
     ]
     for claim, r in results:
-        lines += [f"## {r.id}: {r.verdict}", "", f"*{r.source}.* {r.statement}", ""]
+        lines += [f'<a id="{r.id}"></a>', "", f"## {r.id}: {r.verdict}", "", f"*{r.source}.* {r.statement}", ""]
         for name, text in (("Corrected", r.correction), ("Under", r.condition), ("Why", claim.derivation)):
             if text:
                 lines += [f"**{name}.** {text}.".replace("..", "."), ""]
@@ -91,14 +101,74 @@ def short_table(results: list[tuple[Claim, Result]]) -> str:
 
 
 def main() -> None:
-    """Make everything."""
-    pictures(ROOT / "runs/figures")  # what is there and complete is not made again
+    """Make everything, or the parts named: pictures, reading, tables."""
+    chosen = sys.argv[1:] or PARTS
+    if unknown := set(chosen) - set(PARTS):
+        sys.exit(f"unknown part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+    folder = ROOT / "runs/figures"
+    if "pictures" in chosen:
+        pictures(folder)  # what is there and complete is not made again
+    if "reading" in chosen:
+        for name, made in reading.make(folder).items():
+            shutil.copy(made / "figure.png", ROOT / f"docs/figures/{name}.png")
+        (ROOT / "docs/figures/dataflow.svg").write_text(dataflow.svg())
+    if "tables" in chosen:
+        tables(folder)
+
+
+def tables(folder: Path) -> None:
+    """Claims, errata, the index of the paper and the README's table."""
     results = [(claim, check(claim)) for claim in claims()]
     (ROOT / "docs/claims.md").write_text(full_table(results))
     (ROOT / "docs/errata.md").write_text(errata(results))
+    exhibits = {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
+    (ROOT / "docs/paper-index.md").write_text(paper_index.page({r.id: r.verdict for _, r in results}, exhibits))
+    guide = ROOT / "docs/reproduce.md"
+    guide.write_text(between(guide.read_text(), "exhibits", exhibit_sections(folder)))
     readme = ROOT / "README.md"
-    table = f"<!-- claims -->\n{short_table(results)}\n<!-- /claims -->"
-    readme.write_text(re.sub(r"<!-- claims -->.*<!-- /claims -->", lambda _: table, readme.read_text(), flags=re.S))
+    text = between(readme.read_text(), "claims", short_table(results))
+    text = between(text, "exhibits", exhibit_table(folder))
+    readme.write_text(between(text, "benchmarks", benchmark_table()))
+
+
+def between(text: str, name: str, table: str) -> str:
+    """``text`` with the table between the marks of that name, where it has them."""
+    marked = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
+    return re.sub(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _: marked, text, flags=re.S)
+
+
+def exhibit_table(folder: Path) -> str:
+    """The README's table of exhibits: the paper's statement, the verdict, and what decided it."""
+    lines = ["| exhibit | the paper says | verdict | what decided it |", "|---|---|---|---|"]
+    for id, exhibit in EXHIBITS.items():
+        if (folder / id / "verdict.json").exists():
+            verdict = load_verdict(folder / id)
+            lines.append(f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {cell(verdict.summary)} |")
+    return "\n".join(lines)
+
+
+def exhibit_sections(folder: Path) -> str:
+    """The part of docs/reproduce.md that shows each exhibit."""
+    lines = []
+    for id, exhibit in EXHIBITS.items():
+        lines += ["", f"### {exhibit.title}", "", f"`joma reproduce {id}`. *{exhibit.statement}*", ""]
+        if (folder / id / "verdict.json").exists():
+            verdict = load_verdict(folder / id)
+            lines += [f"**{verdict.verdict.capitalize()}**: {verdict.summary}.".replace("..", "."), ""]
+        lines.append(f"![{exhibit.title}](figures/{id}.png)")
+    return "\n".join([*lines, ""])
+
+
+def benchmark_table() -> str:
+    """The README's table of benchmarks, from what ``make bench`` measured."""
+    measured = json.loads((ROOT / "docs/benchmarks.json").read_text())["rows"]
+    lines = ["| what | against | ratio | accuracy, memory |", "|---|---|--:|---|"]
+    for rows in measured.values():
+        lines += [
+            f"| {cell(row['what'])} | {cell(row['against'])} | {row['ratio']:.3g} × | {cell(row['accuracy'])} |"
+            for row in rows
+        ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -97,12 +97,16 @@ def attention_stats(
     """Statistics of ``scaled_dot_product_attention(q, k, …)``, whose arguments these are.
 
     Arguments:
-        q: (B, H, Tq, d), or with fewer leading dimensions; k: (B, Hk, Tk, d).
+        q: (B, H, Tq, d), or with fewer leading dimensions.
+        k: (B, Hk, Tk, d), likewise.
         attn_mask: boolean (True takes part) or an additive float bias, broadcastable to (B, H, Tq, Tk).
         is_causal: query i sees keys 0 … i (aligned top left, also for Tq ≠ Tk).
         scale: of the scores, 1/√d by default.
         enable_gqa: H may be a multiple of Hk.
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
+
+    Returns:
+        Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
     """
     q, k, mask, bias = _inputs(q, k, attn_mask, is_causal, enable_gqa)
     B, H, Tq, d = q.shape
@@ -130,6 +134,13 @@ def attention_stats_from_scores(scores: Tensor, *, is_probability: bool = False)
 
     Entries of −inf, or at most half the type's lowest finite number, count as masked; so do probabilities of 0 (a key
     with exactly no attention cannot be told from a masked one).
+
+    Arguments:
+        scores: (B, H, Tq, Tk), or with fewer leading dimensions.
+        is_probability: they are probabilities, after the softmax.
+
+    Returns:
+        Entropy, logsumexp and sink mass of each query, (B, H, Tq) each.
     """
     if scores.dim() < 2:
         raise ValueError(f"scores must be (…, Tq, Tk), got shape {tuple(scores.shape)}")

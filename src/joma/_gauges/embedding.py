@@ -47,7 +47,14 @@ class Coherence:
 
 
 def embedding_coherence(u: Tensor) -> Coherence:
-    """|cos| between all pairs of different rows of u (M, d), a block of rows at a time, in float32."""
+    """|cos| between all pairs of different rows of u, a block of rows at a time, in float32.
+
+    Arguments:
+        u: (M, d), one row a token.
+
+    Returns:
+        The largest, the mean and the quantiles of |cos| over the M(M − 1)/2 pairs.
+    """
     if u.dim() != 2:
         raise ValueError(f"embeddings must be (M, d), one row a token; got shape {tuple(u.shape)}")
     u = u.detach().float()

@@ -140,17 +140,38 @@ def _over_stack(w: Tensor, function: object) -> Tensor:
 
 
 def spectral_norm(w: Tensor) -> Tensor:
-    """σ_max of a matrix, or of each one of a stack (…, m, n)."""
+    """σ_max of a matrix, or of each one of a stack (…, m, n).
+
+    Arguments:
+        w: (m, n), or a stack (…, m, n); any floating type.
+
+    Returns:
+        A scalar, or (…) for a stack.
+    """
     return _over_stack(w, lambda m: top_singular(m).sigma)
 
 
 def stable_rank(w: Tensor) -> Tensor:
-    """‖W‖_F² / σ_max² of a matrix, or of each one of a stack; 0 for a zero matrix, NaN for one that is not finite."""
+    """‖W‖_F² / σ_max² of a matrix, or of each one of a stack; 0 for a zero matrix, NaN for one that is not finite.
+
+    Arguments:
+        w: (m, n), or a stack (…, m, n); any floating type.
+
+    Returns:
+        A scalar, or (…) for a stack.
+    """
     return _over_stack(w, lambda m: top_singular(m).stable_rank)
 
 
 def effective_rank(w: Tensor) -> Tensor:
-    """exp of the entropy of σ/Σσ (Roy and Vetterli), of a matrix or of each one of a stack."""
+    """exp of the entropy of σ/Σσ (Roy and Vetterli), of a matrix or of each one of a stack.
+
+    Arguments:
+        w: (m, n), or a stack (…, m, n); any floating type.
+
+    Returns:
+        A scalar, or (…) for a stack.
+    """
 
     def one(m: Tensor) -> float:
         m = _matrix(m).double()

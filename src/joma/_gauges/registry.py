@@ -61,6 +61,16 @@ def gauge(
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function as the gauge ``name``.
 
+    Arguments:
+        name: an identifier; it is what `watch`, `scan` and the command line call it.
+        on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
+            (m, n), "hidden" states (tokens, d) (it returns a number).
+        reduce: how an attention gauge becomes one value a head: "mean" or "max" over real queries.
+        given: "top" gives a weight gauge the largest singular value and the norm, which gauges share, not the matrix.
+
+    Returns:
+        A decorator. The first line of the function's docstring is what `joma gauges` shows.
+
     >>> @gauge("largest_weight", on="weight")
     ... def largest_weight(w):
     ...     "The largest entry of the matrix by size."
@@ -90,7 +100,11 @@ def remove(name: str) -> None:
 
 
 def gauges() -> dict[str, Gauge]:
-    """All gauges by name: built in, registered, and those that installed packages bring (group ``joma.gauges``)."""
+    """All gauges by name: built in, registered, and those that installed packages bring (group ``joma.gauges``).
+
+    Returns:
+        Name -> gauge, with what it is measured on and a line of help.
+    """
     from joma._gauges import builtin  # noqa: F401  (registers them)
 
     for entry in entry_points(group="joma.gauges"):

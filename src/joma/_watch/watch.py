@@ -104,6 +104,9 @@ def watch(
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
+
+    Returns:
+        The watch: a context manager, or call its `close` at the end.
     """
     return Watch(model, run, every, gauges, probe, padding, mlp, live, overwrite, resume)
 

@@ -111,7 +111,12 @@ def softmax_entropy(log_weight: Array) -> Array:  # (T, J) -> (T,)
 def solve_bounce(mu: ArrayLike, t: ArrayLike) -> Bounce:
     """Solve Eqn. 6 from v(0) = 0 for every component by inverting F(s, μ) = t.
 
-    ``mu``: (J,), either sign, |μ| <= 37. ``t``: (T,), finite, not negative, not decreasing.
+    Arguments:
+        mu: (J,), either sign, |μ| <= 37.
+        t: (T,), finite, not negative, not decreasing.
+
+    Returns:
+        v, δ and entropy at those times: v is (T, J).
 
     >>> s_j, s_k = solve_bounce([2.0, 1.0], [1e4]).log_inverse_delta[0]
     >>> print(f"{s_j / s_k:.3f}, in the limit {math.exp((2**2 - 1**2) / 2):.3f}")
@@ -307,7 +312,16 @@ def linear_ratio_limit(mu_j: ArrayLike, mu_k: ArrayLike, c: float) -> Array:
 
 
 def solve_linear_bounce(mu: ArrayLike, t: ArrayLike, c: float) -> Bounce:
-    """Solve v' = (μ - v) √(v² + c) from v(0) = 0: linear attention, where z² - v² = c = z(0)²."""
+    """Solve v' = (μ - v) √(v² + c) from v(0) = 0: linear attention, where z² - v² = c = z(0)².
+
+    Arguments:
+        mu: (J,), either sign.
+        t: (T,), finite, not negative, not decreasing.
+        c: z(0)² > 0.
+
+    Returns:
+        v, δ and entropy at those times: v is (T, J).
+    """
     mu, t, root = _row(mu, "mu"), _times(t), _root(c)
     R, bound = np.hypot(mu, root), linear_remainder_bound(mu, c)
     solution = np.empty((t.size, mu.size))
@@ -329,6 +343,15 @@ def solve_softmax_bounce(mu: ArrayLike, t: ArrayLike, temperature: float = 3.0, 
     """Solve v' = (μ - v) softmax(v² / temperature) from v = v0, the variant behind the paper's Figure 4.
 
     Every μ must lie beyond v0 (μ > v0 or μ < 0 when v0 > 0), because ln(1/δ) has no value elsewhere.
+
+    Arguments:
+        mu: (J,).
+        t: (T,), finite, not negative, not decreasing.
+        temperature: divides v²; the figure uses 3.
+        v0: where every component starts.
+
+    Returns:
+        v, δ and entropy at those times: v is (T, J).
     """
     mu, t = _row(mu, "mu"), _times(t)
     if not temperature > 0:

@@ -16,6 +16,8 @@ class FoldedFlow(Flow):
     Exact for linear and exp attention (Theorem 1). For softmax attention it uses Eqn. 18 with b̄ at the start,
     an approximation whose error is the difference to the ``JointFlow``.
 
+    The arguments, and those of ``integrate``, are those of ``JointFlow``.
+
     With exp and softmax attention the state holds the way v − v(0), which gives z − z(0) without cancellation.
 
     Linear attention has z² = r Σ_k v_k² + c, which leaves the sign of z open and is singular where z passes

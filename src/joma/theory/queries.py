@@ -322,10 +322,19 @@ class BlockTrajectory(Trajectory):
 def predicted_logits(
     part: Array, v: Array, v0: Array, *, ratio: float = 1.0, temperature: float = 1.0, b_bar: Array | None = None
 ) -> Array:
-    """z_m − z_m(0) of one query from the part V_m (M, K) that its samples brought to v (M, K), (M,).
+    """The logits of one query, from what its samples brought to the weights that all queries share.
 
-    Exact for exp attention while the query's share of v does not change. ``b_bar`` (M,), the query's mean attention,
-    makes it the counterpart of Eqn. 18 for softmax attention.
+    Exact for exp attention while the query's share of v does not change.
+
+    Arguments:
+        part: V_m (M, K), what the query's samples brought to v.
+        v, v0: the weights now and at the start, (M, K).
+        ratio: r, the learning rate of attention over that of the MLP.
+        temperature: divides the logits.
+        b_bar: (M,), the query's mean attention; with it, the counterpart of Eqn. 18 for softmax attention.
+
+    Returns:
+        z_m − z_m(0), (M,).
     """
     both = (part * (v + v0)).sum(axis=1)
     if b_bar is not None:

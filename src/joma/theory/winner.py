@@ -99,8 +99,14 @@ def _shift(u: Array, goal: Array) -> Array:
 def winner_take_all(
     flow: JointFlow, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None
 ) -> WinnerTakeAll:
-    """The closed-form solution of ``flow``: exp attention, linear activation, constant gradients, any K, rates,
-    temperature and start.
+    """The closed-form solution of a linear flow with exp attention (Theorem 2, corrected).
+
+    Arguments:
+        flow: exp attention, linear activation, constant gradients; any K, rates and temperature.
+        v0, xi0, z0: start, (M, K), (K,) and (M,); zeros where none is given.
+
+    Returns:
+        Who wins, when, where the others stop, and v(t), ξ(t), z(t) by its method ``at``.
 
     >>> from joma.theory import Task
     >>> flow = JointFlow(Task([[1.0, 0.5]], [[1.0]]), attention="exp", activation="linear")

@@ -100,14 +100,25 @@ def claim(id: str, **fields: Any) -> Callable[[Check], Check]:
 
 
 def claims() -> tuple[Claim, ...]:
-    """All claims in the order of the paper."""
+    """All claims.
+
+    Returns:
+        The claims, in the order of the paper.
+    """
     for module in _MODULES:
         importlib.import_module(f"joma.theory.claims.{module}")
     return tuple(_CLAIMS.values())
 
 
 def get(ids: Iterable[str]) -> tuple[Claim, ...]:
-    """The claims with these ids; a prefix such as "T4" stands for all that begin with it."""
+    """The claims with these ids.
+
+    Arguments:
+        ids: as "T4.ratio"; a prefix such as "T4" stands for all that begin with it.
+
+    Returns:
+        The claims, each once; an unknown id is a ValueError that names the nearest.
+    """
     known = claims()
     chosen: list[Claim] = []
     for id in ids:
@@ -119,7 +130,14 @@ def get(ids: Iterable[str]) -> tuple[Claim, ...]:
 
 
 def check(claim: Claim) -> Result:
-    """Measure all variants of a claim and decide; an exception becomes the verdict "error"."""
+    """Measure all variants of a claim and decide.
+
+    Arguments:
+        claim: one of `claims` or `get`.
+
+    Returns:
+        The verdict and the numbers behind it; an exception becomes the verdict "error".
+    """
     start = time.perf_counter()
     values: dict[str, float] = {}
     verdict, deciding, error = "fails", "printed", None

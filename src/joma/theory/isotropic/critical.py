@@ -78,8 +78,17 @@ def critical_rays(
 ) -> CriticalRays:  # fmt: skip
     """All critical rays of two components with weights a = (a₁, a₂) and centres ``separation`` apart.
 
-    Without a separation, all separations that have one. With one, those within ``rtol`` of it. Looked for are
-    rays with |ρ| below 10⁷ E|s| of nodes that fire for more than ``family.floor`` of each component.
+    Looked for are rays with |ρ| below 10⁷ E|s| of nodes that fire for more than ``family.floor`` of each component.
+
+    Arguments:
+        family: the isotropic distribution about both centres.
+        a: (2,), weights that are not zero.
+        separation: of the centres; without one, all separations that have critical rays are found.
+        slopes: (c₋, c₊) of the activation; ReLU by default.
+        rtol: how near to ``separation`` a ray's own separation must be.
+
+    Returns:
+        The rays; none is an answer, with a reason.
 
     >>> from joma.theory.isotropic import Gaussian, StudentT
     >>> print(critical_rays(Gaussian(3), [0.4, -0.6]).reason)
@@ -121,7 +130,15 @@ def critical_rays(
 
 
 def critical_points(mixture: Mixture, *, rtol: float = 1e-8) -> CriticalRays:
-    """All critical rays of a mixture of two components, at the separation that its centres have."""
+    """All critical rays of a mixture of two components, at the separation that its centres have.
+
+    Arguments:
+        mixture: of two components.
+        rtol: how near to the centres' separation a ray's own must be.
+
+    Returns:
+        The rays; none is an answer, with a reason.
+    """
     if len(mixture.a) != 2:
         raise ValueError(f"critical points are found for two components, the mixture has {len(mixture.a)}")
     D = float(np.linalg.norm(mixture.centres[0] - mixture.centres[1]))

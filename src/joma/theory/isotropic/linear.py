@@ -117,7 +117,15 @@ def _reach(
 
 
 def linearise(mixture: Mixture, mu: ArrayLike, xi: float) -> Linearisation:
-    """The flow about the critical point (μ, ξ*) of a mixture with components a₊ > 0 and a₋ < 0, the second at 0."""
+    """The flow about the critical point (μ, ξ*) of a mixture with components a₊ > 0 and a₋ < 0, the second at 0.
+
+    Arguments:
+        mixture: two components.
+        mu, xi: the critical point, (M,) and a number; `CriticalRay.point` gives them.
+
+    Returns:
+        The Jacobian, C, and the printed and corrected coefficients of Theorem 3.
+    """
     mu = finite(mu, "mu", 1)
     if len(mixture.a) != 2 or not mixture.a[0] > 0 > mixture.a[1] or mixture.centres[1].any():
         raise ValueError("Theorem 3 takes two components: first one with a > 0, then one with a < 0 about the centre 0")
@@ -158,6 +166,15 @@ def fate(mixture: Mixture, v0: ArrayLike, xi0: float, *, horizon: float = 1e4, t
     """Follow the direction u of (v, ξ) in its own time, u′ = ∇L − (u·∇L) u with L = E[gφ], to its end.
 
     dt = ‖(v, ξ)‖ dτ turns the flow into gradient ascent of L on the unit sphere: it ends where ∇L ∥ u.
+
+    Arguments:
+        mixture: what the node sees.
+        v0, xi0: the start, (M,) and a number, not both zero.
+        horizon: the longest own time τ.
+        tolerance: a rate of growth within this of 0 counts as none.
+
+    Returns:
+        The direction at the end, and whether the node grows, rests or dies there.
     """
     start = np.append(finite(v0, "v0", 1), float(xi0))
     if not start.any():

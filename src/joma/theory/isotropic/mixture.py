@@ -99,9 +99,15 @@ def expectation(
     """E[ψ(v·x + ξ)] and E[x ψ(v·x + ξ)] for x isotropic about ``mean``: Lemma 1, for any ‖v‖ and any ψ.
 
     Arguments:
-        psi: any bounded function of a number; ``kinks`` are the places where it is not smooth.
+        family: the isotropic distribution.
+        psi: any bounded function of a number.
         v, mean: (M,); the projection of v on the distribution's subspace must not be 0.
+        xi: the bias ξ.
         basis: (M, n) orthonormal columns that span the subspace; all of R^M by default.
+        kinks: where ψ is not smooth.
+
+    Returns:
+        A number, and a vector (M,).
     """
     v, mean = finite(v, "v", 1), finite(mean, "mean", 1)
     inside = _project(v, _basis(basis, family, len(v)))

@@ -1,0 +1,159 @@
+"""The one table behind docs/paper-index.md: every numbered thing of the paper, the code, the claims, the exhibit.
+
+A row covers one thing or a run of equations that are steps of one derivation. Code is what can be imported; a row without
+code says why in its text. The tests check that nothing numbered is missing and that all names exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One line of the index."""
+
+    item: str  # "Theorem 1", "Eqn. 12-14", with " (multi-layer)" for the appendix that counts anew
+    says: str
+    code: str = ""  # names that can be imported, separated by spaces
+    claims: str = ""  # ids, separated by spaces
+    exhibits: str = ""
+
+
+SECTIONS: dict[str, list[Row]] = {
+    "Sections 1 and 2: the setting": [
+        Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow", "", "folding"),
+        Row("Eqn. 1", "the block: h = φ(wᵀf), f = U_C b + u_q, b = σ(z) ∘ x/A", "joma.theory.Attention joma.theory.JointFlow"),
+        Row("Assumption 1", "expectations with g are constant", "joma.theory.Task", "A1.per_hidden_loss"),
+        Row("Eqn. 2", "gradient flow of w and z", "joma.theory.JointFlow", "A1.per_hidden_loss"),
+    ],
+    "Section 3: attention integrated out": [
+        Row("Theorem 1", "first integrals under linear, exp and softmax attention", "joma.theory.Invariant joma.theory.FoldedFlow joma.theory.BlockFlow",
+            "T1.linear T1.exp T1.softmax T1.softmax_hypothesis T1.rates T1.zero_init T1.descent_law T1.queries.exp T1.queries.linear T1.heads", "folding fig2 realtext"),
+        Row("Figure 2", "ẑ of the first integral against the true logits, softmax", "joma.theory.Invariant", "T1.softmax", "fig2"),
+        Row("Figure 3", "which components of v₀ grow", "joma.theory.JointFlow", "", "fig3"),
+        Row("Eqn. 3", "v̇ = Δ ∘ exp(v²/2 + c): Theorem 1 put into Eqn. 2 (1/A is left out)", "joma.theory.FoldedFlow", "T1.exp"),
+        Row("Theorem 2", "linear activation: the winner takes all", "joma.theory.winner_take_all", "T2.invariant T2.winner T2.softmax_remark", "fig3"),
+        Row("Eqn. 4", "erf(v_l/2)/Δ_l is common to all tokens", "joma.theory.winner_take_all", "T2.invariant"),
+    ],
+    "Section 4: nonlinear activations": [
+        Row("Theorem 3", "the flow near a critical point, uniform attention", "joma.theory.isotropic.linearise", "T3.form T3.stability"),
+        Row("Eqn. 5", "v̇ = C(μ)(1 + λ)(μ − v)", "joma.theory.isotropic.Linearisation", "T3.form T3.stability"),
+        Row("Figure 4", "salient components first; entropy dips and bounces", "joma.theory.solve_bounce joma.theory.solve_softmax_bounce", "", "fig4"),
+        Row("Eqn. 6", "v̇ = (μ − v) ∘ exp(v²/2)", "joma.theory.solve_bounce", "E6", "fig4"),
+        Row("Theorem 4", "how fast salient and other components converge", "joma.theory.bounce.convergence_ratio joma.theory.solve_linear_bounce",
+            "T4.ratio T4.order T4.bound T4.threshold T4.linear_attention"),
+        Row("Eqn. 7", "the ratio of ln 1/δ", "joma.theory.bounce.convergence_ratio", "T4.ratio"),
+    ],
+    "Section 5: hierarchical data": [
+        Row("Theorem 5", "co-occurrence of two tokens of a tree", "joma.theory.HBLT joma.theory.hierarchy.theorem5", "T5 T5.rho0 T5.class", "fig5"),
+        Row("Eqn. 8", "1 − H/L for ρ = ρ₀ = 1 − ε", "joma.theory.hierarchy.eqn8", "E8"),
+        Row("Figure 5", "trees, and the order in which tokens associate", "joma.theory.HBLT joma.theory.solve_bounce", "", "fig5"),
+    ],
+    "Section 6: experiments": [
+        Row("Figure 6", "attention entropy of language models in training", "joma.watch", "", "fig6"),
+        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.attention_stats joma.stable_rank"),
+        Row("Figure 8", "learning rates", "joma.watch", "", "fig8"),
+        Row("Table 1", "hidden nodes and latents", "joma._train.ncorr joma._train.hierarchy", "", "table1"),
+    ],
+    "Appendix A.1 and A.2: proofs of Theorems 1 and 2": [
+        Row("Eqn. 9", "the loss for each hidden node", "joma.theory.Task", "A1.per_hidden_loss"),
+        Row("Eqn. 10-11", "ż and v̇ in terms of v and b", "joma.theory.JointFlow", "A1.per_hidden_loss"),
+        Row("Eqn. 12-14", "unnormalised attention: ż is a total derivative", "joma.theory.Invariant", "T1.linear T1.exp"),
+        Row("Eqn. 15-17", "softmax attention: the two terms of ż", "joma.theory.Invariant", "T1.softmax_hypothesis"),
+        Row("Eqn. 18", "z = ½ Σ (v² − ‖v‖² b̄) + c", "joma.theory.Invariant joma.theory.FoldedFlow", "T1.softmax", "fig2"),
+        Row("Eqn. 19-22", "from Eqn. 3 to the erf invariant", "joma.theory.winner_take_all", "T2.invariant"),
+    ],
+    "Appendix A.3: nonlinear nodes without attention": [
+        Row("Lemma 1", "expectations under an isotropic distribution", "joma.theory.isotropic.expectation", "L1"),
+        Row("Eqn. 23", "E[xψ] and E[ψ]", "joma.theory.isotropic.expectation", "L1"),
+        Row("Eqn. 24-32", "its proof; Eqn. 31 loses a ‖v‖", "joma.theory.isotropic.expectation", "L1"),
+        Row("Eqn. 33-36", "the marginal p_n of a radial density", "joma.theory.isotropic.Radial"),
+        Row("Eqn. 37-41", "θ₁ and θ₂ (39 is empty)", "joma.theory.isotropic.Thetas", "L1"),
+        Row("Lemma 2", "the flow of a mixture", "joma.theory.isotropic.Mixture", "L2"),
+        Row("Eqn. 42-43", "v̇ and ξ̇", "joma.theory.isotropic.Mixture", "L2"),
+        Row("Eqn. 44-47", "the proof of Lemma 2", "joma.theory.isotropic.Mixture", "L2"),
+        Row("Lemma 3", "θ₂ = F − rθ₁", "joma.theory.isotropic.Thetas", "L3"),
+        Row("Eqn. 48-49", "the same", "joma.theory.isotropic.Thetas", "L3"),
+        Row("Lemma 4", "what a stationary point must fulfil", "joma.theory.isotropic.Mixture", "L4"),
+        Row("Eqn. 50-54", "its proof: Σ a_j F(r_j) = 0", "joma.theory.isotropic.Mixture", "L4"),
+        Row("Eqn. 55-56", "two components: the conditions for a critical point", "joma.theory.isotropic.critical_rays", "E56 E56.sufficiency"),
+        Row("Eqn. 57", "G(y) = F(θ₁⁻¹(y))", "joma.theory.isotropic.Thetas", "", "fig9"),
+        Row("Figure 9", "the plot of G(y)", "joma.theory.isotropic.Thetas", "", "fig9"),
+        Row("Eqn. 58", "a sufficient condition", "joma.theory.isotropic.critical_rays", "E58", "fig9"),
+        Row("Eqn. 59", "the set S of ratios", "joma.theory.isotropic.critical_rays", "E59.range", "fig9"),
+    ],
+    "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
+        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow"),
+        Row("Figure 10", "pattern superposition in Pythia"),
+        Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
+        Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),
+        Row("Eqn. 62-65", "its proof (65 is empty)", "joma.theory.isotropic.Thetas", "L5"),
+        Row("Eqn. 66-71", "the expansion about μ; Eqn. 69 has ‖v‖ for v", "joma.theory.isotropic.linearise", "T3.form"),
+        Row("Eqn. 72-74", "C = β₁I + β₂μμᵀ", "joma.theory.isotropic.Linearisation", "T3.form"),
+        Row("Lemma 6", "(1 − e^{−y²})/y ≤ 1/√2", "", "L6"),
+        Row("Eqn. 75-76", "its proof", "", "L6"),
+        Row("Lemma 7", "a bound on a Gaussian integral", "", "L7"),
+        Row("Eqn. 77-78", "Eqn. 6, separated", "joma.theory.solve_bounce", "T4.ratio"),
+        Row("Eqn. 79-80", "F(r, μ), and that it is the time", "joma.theory.bounce.flight_time", "T4.ratio"),
+        Row("Eqn. 81-87", "F = e^{−μ²/2} ln 1/(1 − r) + a remainder", "joma.theory.bounce.remainder", "T4.ratio"),
+        Row("Eqn. 88", "the bound on the remainder", "joma.theory.bounce.remainder_supremum", "T4.bound"),
+    ],
+    "Appendix A.5: hierarchical data": [
+        Row("Eqn. 89", "P[y_β | y_α] as a matrix", "joma.theory.HBLT", "L8"),
+        Row("Definition 1", "M(ρ) and p(ρ)", "joma.theory.HBLT", "L8"),
+        Row("Lemma 8", "M(ρ₁)M(ρ₂) = M(ρ₁ρ₂)", "joma.theory.HBLT", "L8"),
+        Row("Eqn. 90", "its proof", "joma.theory.HBLT", "L8"),
+        Row("Definition 2", "HBLT(ρ)", "joma.theory.HBLT"),
+        Row("Lemma 9", "chains multiply", "joma.theory.HBLT", "L9"),
+        Row("Eqn. 91-92", "the same, and its proof", "joma.theory.HBLT", "L9"),
+        Row("Eqn. 93-98", "the joint distribution through the common ancestor", "joma.theory.HBLT", "T5"),
+        Row("Eqn. 99-103", "the distribution of the ancestor", "joma.theory.HBLT", "E103 T5.rho0"),
+        Row("Eqn. 104-105", "Theorem 5", "joma.theory.hierarchy.theorem5", "T5"),
+    ],
+    "The multi-layer appendix (counts anew)": [
+        Row("Eqn. 1 (multi-layer)", "a node of a graph: f_j = σ_j(Σ w_jk f_k)", "joma.theory.CDAG"),
+        Row("Theorem 1 (multi-layer)", "what a node asks of the nodes below", "joma.theory.CDAG joma.theory.cdag.implied", "CDAG.T1 CDAG.recursion", "cdag"),
+        Row("Figure 1 (multi-layer)", "angles between signals, the proof's drawing", "joma.theory.cdag.implied", "CDAG.T1"),
+        Row("Eqn. 2 (multi-layer)", "ẇ_j when z_α decides the input", "joma.theory.CDAG", "CDAG.E2"),
+        Row("Eqn. 3 (multi-layer)", "the same with E[g | z_α] = ±1", "joma.theory.CDAG", "CDAG.E3", "cdag"),
+    ],
+    "Section 7: not numbered": [
+        Row("almost orthogonal embeddings", "d ≤ 8 ε⁻² log M; ε-related terms", "joma.embedding_coherence joma.theory.EmbeddingFlow", "S7.dimension", "orthogonality"),
+        Row("embeddings that train", "left open by the paper", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
+        Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
+        Row("saliency (Section 3.1)", "Δ = discriminancy × frequency", "joma.theory.saliency joma.theory.Saliency", "", "saliency"),
+    ],
+}  # fmt: skip
+
+
+def numbers(item: str) -> Iterator[str]:
+    """The single things a row covers: "Eqn. 12-14" is "Eqn. 12", "Eqn. 13", "Eqn. 14"."""
+    if found := re.fullmatch(r"(\D+ )(\d+)-(\d+)(.*)", item):
+        kind, first, last, rest = found.groups()
+        yield from (f"{kind}{n}{rest}" for n in range(int(first), int(last) + 1))
+    else:
+        yield item
+
+
+def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
+    """docs/paper-index.md, with the verdicts (claim id -> verdict, exhibit id -> verdict)."""
+    lines = [
+        "# From the paper to the code",
+        "",
+        "Every numbered equation, lemma, theorem, definition, figure and table of the paper, where it is in joma, and how it "
+        "fared; names without their `joma.` in front. Made by `make figures` from one table, `docs/_build/paper_index.py`. The "
+        "paper has no numbered corollaries.",
+    ]
+    for title, rows in SECTIONS.items():
+        lines += ["", f"## {title}", "", "| | what it says | code | claims and exhibits |", "|---|---|---|---|"]
+        for row in rows:
+            item = row.item.removesuffix(" (multi-layer)").replace("-", "–").replace("Eqn. ", "Eqn. ")
+            item = re.sub(r"^Eqn(.*–)", r"Eqns\1", item)
+            code = "<br>".join(f"`{name.removeprefix('joma.')}`" for name in row.code.split()) or "–"
+            found = [f"[`{id}`](claims.md#{id}): {verdicts[id]}" for id in row.claims.split()]
+            for id in row.exhibits.split():
+                found.append(f"`joma reproduce {id}`" + (f": {exhibits[id]}" if id in exhibits else ""))
+            lines.append(f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or '–'} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,200 @@
+"""The documentation builds without warnings and without a network, what it shows runs, and its index is complete."""
+
+import importlib
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import joma
+from joma._exhibits import EXHIBITS
+from joma._exhibits.base import Exhibit, reproduce
+from joma._gauges.registry import gauges, remove
+from joma.cli import app
+from joma.theory.claims import _registry, check, claims, get
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "_build"))
+
+import paper_index  # noqa: E402
+
+ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
+# what the paper numbers; its multi-layer appendix counts anew
+NUMBERED = {
+    *(f"Eqn. {n}" for n in range(1, 106)),
+    *(f"Theorem {n}" for n in range(1, 6)),
+    *(f"Lemma {n}" for n in range(1, 10)),
+    *(f"Figure {n}" for n in range(1, 11)),
+    *("Table 1", "Assumption 1", "Definition 1", "Definition 2"),
+    *(f"Eqn. {n} (multi-layer)" for n in range(1, 4)),
+    *("Theorem 1 (multi-layer)", "Figure 1 (multi-layer)"),
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site: a warning fails the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def test_pages_fetch_nothing_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text()
+        for tag in re.findall(r"<(?:link|script|img|iframe|source|video)\b[^>]*>", text):
+            assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), f"{page.name}: {tag}"
+    assert not re.search(r"(?:url\(|@import)\s*[\"']?https?:", (site / "style.css").read_text())
+
+
+def test_formulas_are_mathml(site):
+    pages = {str(page.relative_to(site)): page.read_text() for page in site.rglob("*.html")}
+    assert pages["theory.html"].count("<math") > 10
+    assert pages["errata.html"].count("<math") > 50
+    assert not [name for name, text in pages.items() if "arithmatex" in text or "$$" in text]
+
+
+def test_the_reference_has_every_public_name(site):
+    for module in ("joma", "joma.theory", "joma.theory.isotropic", "joma.theory.claims"):
+        text = (site / "api" / f"{module.rpartition('.')[2]}.html").read_text()
+        loaded = importlib.import_module(module)
+        values = {name: getattr(loaded, name) for name in loaded.__all__}
+        values = {name: value for name, value in values.items() if isinstance(value, type | types.FunctionType)}
+        assert values
+        missing = [name for name, v in values.items() if f'id="{v.__module__}.{v.__qualname__}"' not in text]
+        assert missing == []
+
+
+def test_every_numbered_thing_of_the_paper_is_in_the_index_once():
+    found = [number for row in ROWS for number in paper_index.numbers(row.item)]
+    numbered = [item for item in found if re.match(r"(Eqn|Theorem|Lemma|Figure|Table|Assumption|Definition)\b", item)]
+    assert len(numbered) == len(set(numbered))
+    assert set(numbered) == NUMBERED
+
+
+def test_all_code_of_the_index_can_be_imported():
+    for name in {name for row in ROWS for name in row.code.split()}:
+        try:
+            known = find_spec(name) is not None
+        except ModuleNotFoundError:
+            known = False
+        module, _, attribute = name.rpartition(".")
+        assert known or hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_index_names_every_claim_and_every_exhibit():
+    assert {id for row in ROWS for id in row.claims.split()} == {claim.id for claim in claims()}
+    named = {id for row in ROWS for id in row.exhibits.split()}
+    assert named == set(EXHIBITS)
+    for row in ROWS:  # a figure's own exhibit stands in its row
+        if (own := "fig" + row.item.removeprefix("Figure ")) in EXHIBITS:
+            assert own in row.exhibits.split()
+
+
+def test_the_page_of_the_index_has_all_rows():
+    text = (DOCS / "paper-index.md").read_text()
+    assert sum(line.startswith("| ") for line in text.splitlines()) - text.count("| what it says |") == len(ROWS)
+    verdicts = dict(re.findall(r"^## (\S+): (.+)$", (DOCS / "claims.md").read_text(), flags=re.M))
+    for id, verdict in re.findall(r"claims\.md#([\w.]+)\): ([a-z ]+)", text):
+        assert verdicts[id] == verdict.strip(), id
+
+
+def test_every_picture_has_a_command_that_makes_it():
+    made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
+    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    assert {path.name for path in (DOCS / "figures").iterdir()} == made
+    assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
+
+
+def blocks(page, kind):
+    """The code blocks of a page: (title, text)."""
+    return re.findall(rf'```{kind}(?: title="([^"]*)")?\n(.*?)```', (DOCS / page).read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize("page", ["getting-started.md", "simulate.md"])
+def test_code_and_commands_of_a_guide_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for _, block in blocks(page, "python"):
+        exec(block, scope)
+    commands = [line[2:] for _, block in blocks(page, "console") for line in block.splitlines()]
+    assert commands
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "joma"
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (command, done.output)
+    if page == "getting-started.md":
+        assert (scope["joint"].z - scope["folded"].z).__abs__().max() < 1e-6
+        assert (tmp_path / "runs/first/figure.png").exists()
+        assert (tmp_path / "runs/paper/fig3/verdict.json").exists()
+
+
+def test_examples_of_how_to_extend_are_short():
+    examples = [block for _, block in blocks("extend.md", "python")]
+    assert len(examples) == 4
+    assert all(block.count("\n") < 40 for block in examples)
+
+
+def test_the_example_of_a_gauge(capsys):
+    before = set(gauges())
+    try:
+        exec(blocks("extend.md", "python")[0][1], {})
+        shown = capsys.readouterr().out
+        added = set(gauges()) - before
+        assert added == {"beyond_sink", "nuclear_norm", "norm_spread"}
+        assert all(f"joma/{name}" in shown for name in added)
+        assert gauges()["norm_spread"].help == "Standard deviation of the token norms over their mean."
+    finally:
+        for name in set(gauges()) - before:
+            remove(name)
+
+
+def test_the_example_of_an_exhibit(tmp_path, monkeypatch):
+    (title, code), (_, line) = blocks("extend.md", "python")[1:3]
+    exhibit = eval(line, {"Exhibit": Exhibit})
+    assert title == f"src/joma/_exhibits/{exhibit.id}.py"
+    module = types.ModuleType(f"joma._exhibits.{exhibit.id}")
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    outcome = reproduce(exhibit, out=tmp_path)
+    assert outcome.verdict.verdict == "holds"
+    assert (tmp_path / "speed/figure.svg").exists()
+
+
+def test_the_example_of_a_claim():
+    try:
+        exec(blocks("extend.md", "python")[3][1], {})
+        result = check(get(["E3"])[0])
+        assert (result.verdict, result.ok) == ("holds as corrected", True)
+    finally:
+        _registry._CLAIMS.pop("E3", None)
+
+
+def test_public_functions_document_every_argument_and_what_they_return():
+    for module in (joma, joma.theory, joma.theory.isotropic, joma.theory.claims):
+        for name in module.__all__:
+            value = getattr(module, name)
+            assert name == "__version__" or value.__doc__, name
+            if not isinstance(value, types.FunctionType):
+                continue
+            text = inspect.getdoc(value) + "\n"
+            part = re.search(r"^Arguments:\n(.*?)(?=^\S|\Z)", text, flags=re.S | re.M)
+            told = re.findall(r"^ {4}([\w, ]+):", part[1], flags=re.M) if part else []
+            missing = set(inspect.signature(value).parameters) - set(", ".join(told).split(", "))
+            assert not missing, f"{name}: {missing}"
+            assert "Returns:" in text, name
