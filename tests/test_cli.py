@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -198,6 +199,8 @@ def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_oth
     assert (out / "fig3/run.json").stat().st_mtime_ns == stamp
     refused = joma("reproduce", "fig3", "--out", out, "--seed", "1", check=2)
     assert "holds another run" in refused.stderr
+    joma("reproduce", "saliency", "--out", out, check=0)
+    assert {'id="fig3"', 'id="saliency"'} <= set(re.findall(r'id="\w+"', (out / "report.html").read_text()))
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "http://" not in page.replace("http://www.w3.org", "")

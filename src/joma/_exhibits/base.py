@@ -192,6 +192,14 @@ def ready(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Verdict | None
     return load_verdict(path) if _ready(path, _config(exhibit, preset), seed) else None
 
 
+def is_there(exhibit: Exhibit, preset: str, out: Path, seed: int) -> bool:
+    """Whether ``out`` has this exhibit, at this preset and seed."""
+    try:
+        return (out / exhibit.id).exists() and ready(exhibit, preset, out, seed) is not None
+    except RunError:
+        return False
+
+
 def check_output(
     exhibits: Iterable[Exhibit], preset: str, out: Path, seed: int, *, force: bool, report: Path | None = None
 ) -> None:
