@@ -6,8 +6,6 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-import joma
-
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
 
@@ -19,8 +17,6 @@ def test_there_are_three():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # the kernel runs elsewhere
-    if path.stem == "scan_checkpoints" and "scan" not in joma.__all__:
-        pytest.skip("joma.scan is not there yet")
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]

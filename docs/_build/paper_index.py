@@ -53,7 +53,7 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Section 6: experiments": [
         Row("Figure 6", "attention entropy of language models in training", "joma.watch", "", "fig6"),
-        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.attention_stats joma.stable_rank"),
+        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.scan joma.attention_stats joma.stable_rank", "", "fig7"),
         Row("Figure 8", "learning rates", "joma.watch", "", "fig8"),
         Row("Table 1", "hidden nodes and latents", "joma._train.ncorr joma._train.hierarchy", "", "table1"),
     ],
@@ -86,7 +86,7 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
         Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow"),
-        Row("Figure 10", "pattern superposition in Pythia"),
+        Row("Figure 10", "pattern superposition in Pythia", "joma.superpose", "", "fig10"),
         Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 62-65", "its proof (65 is empty)", "joma.theory.isotropic.Thetas", "L5"),
@@ -120,7 +120,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 3 (multi-layer)", "the same with E[g | z_α] = ±1", "joma.theory.CDAG", "CDAG.E3", "cdag"),
     ],
     "Section 7: not numbered": [
-        Row("almost orthogonal embeddings", "d ≤ 8 ε⁻² log M; ε-related terms", "joma.embedding_coherence joma.theory.EmbeddingFlow", "S7.dimension", "orthogonality"),
+        Row("almost orthogonal embeddings", "d ≤ 8 ε⁻² log M; ε-related terms", "joma.embedding_coherence joma.embedding_geometry joma.theory.EmbeddingFlow", "S7.dimension", "orthogonality embeddings"),
         Row("embeddings that train", "left open by the paper", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
         Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
         Row("saliency (Section 3.1)", "Δ = discriminancy × frequency", "joma.theory.saliency joma.theory.Saliency", "", "saliency"),

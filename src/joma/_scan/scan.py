@@ -70,6 +70,9 @@ def scan(
         retry: also do again what failed before.
         overwrite: replace the run in the folder instead of going on with it.
         report: told of progress.
+
+    Returns:
+        The scan: `frame()` is its table, `checkpoints()` how each one fared, `draw()` the picture.
     """
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)

@@ -143,6 +143,9 @@ def superpose(
         revision: of a model on the hub.
         device: where to run.
         progress: told the share of the corpus that is done.
+
+    Returns:
+        The strongest contexts of every neuron, grouped into patterns.
     """
     import torch
 
