@@ -107,6 +107,16 @@ def corpus(
     return Corpus(name, digest, parts["train"], parts["valid"], coder)
 
 
+def texts(
+    source: str | os.PathLike[str],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> tuple[str, Text, Text]:
+    """Name, training and validation text of a corpus, for tokenisers that are not joma's."""
+    return _find(source, Path(cache) if cache is not None else cache_folder(), say)
+
+
 def _checked(tokeniser: str, vocabulary: int | None) -> int | None:
     if tokeniser not in KINDS:
         raise ValueError(f"unknown tokeniser {tokeniser!r}: choose one of {', '.join(KINDS)}")
