@@ -300,3 +300,43 @@ def test_the_model_is_left_as_it_was():
     assert model.training
     assert torch.nn.Module.__call__ is call
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_without_a_network_the_message_says_so_and_names_the_way_out(monkeypatch):
+    pytest.importorskip("transformers")
+
+    def fails(*args, **kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", fails)
+    with pytest.raises(ValueError, match=r"'nobody/no-such-model' cannot be had from the hub.*give its folder"):
+        joma.superpose("nobody/no-such-model", "pydoc")
+
+
+class _Touch:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_weights_that_carry_code_are_refused_and_nothing_is_executed(folder, tmp_path):
+    model, text = folder
+    _neox().config.save_pretrained(tmp_path)
+    torch.save({"embed_in.weight": _Touch(tmp_path / "executed")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="hold code or objects beside tensors and are refused"):
+        joma.superpose(tmp_path, text, tokenizer=model)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_experts_are_refused():
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Parameter(torch.zeros(3, 8, 4)), torch.nn.Parameter(torch.zeros(3, 4, 8))
+
+    with pytest.raises(ValueError, match="one of a stack of experts"):
+        joma.superpose(torch.nn.ModuleDict({"experts": Experts()}), [1] * 20)

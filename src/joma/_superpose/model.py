@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle  # for the name of its error; nothing is unpickled
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
                 source, trust_remote_code=False, weights_only=True, dtype="float32", output_loading_info=True,
                 **_where(source, revision),
             )  # fmt: skip
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"the weights of {source} hold code or objects beside tensors and are refused") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(_explained(source, "model", error)) from error
     if missing := sorted(told["missing_keys"]):

@@ -17,11 +17,10 @@ from joma._superpose.collect import LEAST
 
 def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:
     """Name and `Text` of a corpus: training and validation text together."""
-    from joma._train.cache import cache_folder
-    from joma._train.corpora import _find
+    from joma._train.corpora import texts
     from joma._train.text import Text
 
-    name, train, valid = _find(data, cache_folder(), lambda line: None)
+    name, train, valid = texts(data)
     return name, Text((*train.spans, *valid.spans))
 
 
