@@ -124,6 +124,15 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | Non
     return notes
 
 
+def _one(matrix: Planned, tensors: Tensors, gauges: list[Gauge]) -> list[tuple[dict[str, float], str | None]]:
+    """Values by gauge of one matrix, or of one a head, and why they are 0 or NaN; nothing of it stays in memory."""
+    found = []
+    for w in matrix.read(tensors):
+        top = top_singular(w) if any(g.given == "top" for g in gauges) else None
+        found.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
+    return found
+
+
 def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:
     """Attention and hidden-state gauges: the model is loaded and run on the sample."""
     if not gauges:
