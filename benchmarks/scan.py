@@ -74,10 +74,11 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 AutoModel.from_config, CONFIG_MAPPING["gpt_neox"]
 """
 _LOAD = """
-model = AutoModelForCausalLM.from_pretrained({folder!r}, dtype="auto")
-layers = model.gpt_neox.layers
-w = layers[0].mlp.dense_h_to_4h.weight.detach().float().numpy()
-sigma = np.linalg.svd(w, compute_uv=False)
+model = AutoModelForCausalLM.from_pretrained({folder!r})
+for n, layer in enumerate(model.gpt_neox.layers):
+    w = layer.mlp.dense_h_to_4h.weight.detach().float().numpy()
+    if n == 0:  # the others need the same once more
+        np.linalg.svd(w, compute_uv=False)
 """
 
 
@@ -115,7 +116,7 @@ def _other_side(folder: Path, values: Any, svds: int) -> tuple[float, float, flo
     from transformers import AutoModelForCausalLM
 
     start = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(folder)
     loading = time.perf_counter() - start
     matrices = [layer.mlp.dense_h_to_4h.weight.detach() for layer in model.gpt_neox.layers]
     differences, seconds = [], []

@@ -96,6 +96,21 @@ def test_tensors_saved_as_views(tmp_path):
     assert torch.equal(file.read("t", rows), w.T[2:7])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_views_in_every_precision_and_packing(dtype, zipped, tmp_path, monkeypatch):
+    monkeypatch.setattr("joma._scan.tensors._BLOCK", 300)  # many blocks
+    w = torch.randn(30, 20).to(dtype)
+    torch.save({"w": w, "t": w.T}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    opened = Tensors.open(tmp_path / "a.pt")
+    assert torch.equal(opened.read("w"), w.float())
+    assert torch.equal(opened.read("t"), w.T.float())
+    for name, whole in (("w", w), ("t", w.T.contiguous())):
+        view = whole.T[3:17, 2:9]
+        entry = opened.entry(name).view(tuple(view.shape), view.stride(), view.storage_offset())
+        assert torch.equal(opened.read(name, entry), view.float())
+
+
 def test_training_checkpoints_and_parameters(tmp_path):
     w = torch.nn.Parameter(torch.randn(4, 3))
     torch.save({"model": {"layer.weight": w}, "step": 7}, tmp_path / "a.pt")

@@ -45,6 +45,17 @@ class Entry:
         """Of a contiguous tensor, the part that a view with this shape, stride and storage offset shows."""
         return Entry(self.dtype, shape, stride, self.offset + start * self.dtype.itemsize)
 
+    def blocks(self, size: int) -> Iterator[tuple[int, int, Entry]]:
+        """Parts of about ``size`` bytes along the dimension that is outermost in the file: (dimension, start, part)."""
+        if not self.shape:
+            raise BadCheckpoint("a single number is no matrix")
+        dim = max(range(len(self.shape)), key=lambda n: self.stride[n])
+        rest = math.prod(self.shape[:dim] + self.shape[dim + 1 :]) * self.dtype.itemsize
+        step = max(1, size // max(1, rest))
+        for start in range(0, self.shape[dim], step):
+            shape = (*self.shape[:dim], min(step, self.shape[dim] - start), *self.shape[dim + 1 :])
+            yield dim, start, self.view(shape, self.stride, start * self.stride[dim])
+
     @property
     def end(self) -> int:
         """The byte after the last one."""
@@ -119,10 +130,10 @@ class TensorFile:
         return self._keep(self._load("cpu"))
 
     def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-        self._whole = dict(tensors)
+        self._whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
         self.note = f"{self.name} is of an old format and was read whole"
         self.bytes_read += self.size
-        return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in tensors.items()}
+        return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._whole.items()}
 
     def _load(self, device: str) -> dict[str, Tensor]:
         """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
@@ -147,8 +158,8 @@ class TensorFile:
         place = self.entries[name]
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
-        if name in self._whole or (gaps and entry is not place):
-            whole = (self._whole[name] if name in self._whole else self._read(place)).contiguous()
+        if name in self._whole or (gaps and entry != place):
+            whole = self._whole[name] if name in self._whole else self._read(place).contiguous()
             return whole.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
         if entry.end > self.size:
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")

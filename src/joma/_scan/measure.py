@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
 from joma._scan.files import BadCheckpoint
 from joma._scan.hub import Report, Revision
-from joma._scan.plan import Plan, plan
+from joma._scan.plan import Plan, Planned, plan
 from joma._scan.sample import measure as run_model
 from joma._scan.series import Checkpoint
 from joma._scan.tensors import Tensors
@@ -121,6 +122,15 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | Non
     row.found |= values
     row.digest = tensors.digest
     return notes
+
+
+def _one(matrix: Planned, tensors: Tensors, gauges: list[Gauge]) -> list[tuple[dict[str, float], str | None]]:
+    """Values by gauge of one matrix, or of one a head, and why they are 0 or NaN; nothing of it stays in memory."""
+    found = []
+    for w in matrix.read(tensors):
+        top = top_singular(w) if any(g.given == "top" for g in gauges) else None
+        found.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
+    return found
 
 
 def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:

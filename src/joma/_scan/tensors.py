@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.files import BadCheckpoint, Entry, TensorFile
+from joma._scan.files import BadCheckpoint, Entry, TensorFile, contiguous
 
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
 
 
@@ -79,11 +80,20 @@ class Tensors:
 
     def read(self, name: str, view: Entry | None = None) -> Tensor:
         """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
-        self.entry(name)
-        tensor = self._open(self._place[name]).read(name, view)
-        self._digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        hash_into(self._digest, tensor)
-        return tensor if tensor.dtype == torch.float64 else tensor.float()
+        place = self.entry(name)
+        view = view or place
+        self._digest.update(f"{name} {view.shape} {view.dtype};".encode())
+        file = self._open(self._place[name])
+        if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
+            tensor = file.read(name, view)
+            hash_into(self._digest, tensor)
+            return tensor if tensor.dtype == torch.float64 else tensor.float()
+        out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
+        for dim, start, block in view.blocks(_BLOCK):
+            tensor = file.read(name, block)
+            hash_into(self._digest, tensor)
+            out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+        return out
 
     @property
     def digest(self) -> str:
