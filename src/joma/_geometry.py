@@ -7,7 +7,6 @@ Raw cosines say how far the vectors are from orthogonal; centred ones leave out 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,7 +113,7 @@ def embedding_geometry(
     if isinstance(model, torch.nn.Module):
         net = model
     else:
-        from joma._superpose.model import check, load, load_tokenizer
+        from joma._models import check, load, load_tokenizer
 
         check(model, revision)
         if isinstance(tokens, (str, os.PathLike)) and tokenizer is None:
@@ -140,7 +139,7 @@ def embedding_series(
     """
     import pandas as pd
 
-    found = checkpoints if isinstance(checkpoints, Mapping) else step_folders(Path(checkpoints))
+    found = checkpoints if isinstance(checkpoints, Mapping) else _folders(checkpoints)
     tables = []
     for step, model in sorted(found.items()):
         geometry = embedding_geometry(model, tokens, sample=sample, length=length, tokenizer=tokenizer)
@@ -149,15 +148,12 @@ def embedding_series(
     return pd.concat(tables, ignore_index=True)
 
 
-def step_folders(folder: Path) -> dict[int, Path]:
-    """Step -> folder, of the folders step-N, stepN, checkpoint-N in a folder."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    named = ((re.fullmatch(r"(?:step|checkpoint)[-_]?(\d+)", path.name), path) for path in folder.iterdir())
-    found = {int(match[1]): path for match, path in named if match and path.is_dir()}
-    if not found:
-        raise ValueError(f"no checkpoints in {folder}: there are no folders step-N or checkpoint-N")
-    return dict(sorted(found.items()))
+def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
+    from joma._scan.series import series
+
+    if not Path(source).expanduser().is_dir():
+        raise ValueError(f"there is no folder {source}")
+    return {checkpoint.step: str(checkpoint.path) for checkpoint in series(os.fspath(source))}
 
 
 def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
@@ -167,7 +163,7 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
     if sample < 2 or length < 2:
         raise ValueError(f"sample is {sample} and length {length}: give at least 2")
     if isinstance(tokens, (str, os.PathLike)):
-        from joma._superpose.model import encode, load_tokenizer
+        from joma._models import encode, load_tokenizer
         from joma._superpose.windows import corpus_text
 
         if isinstance(tokenizer, (str, os.PathLike)):

@@ -57,7 +57,7 @@ def test_the_checkpoints_are_at_pythias_steps_in_the_hubs_format(tiny):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert list(_series.checkpoints(tiny.path)) == [0, 1, 2, 4, 5]
-    assert _series.pythia_steps(2000) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000]
+    assert _series.saved_steps(2000) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000]
     folder = _series.checkpoints(tiny.path)[5]
     assert not list(folder.glob("*.bin"))
     tokenizer = AutoTokenizer.from_pretrained(folder)

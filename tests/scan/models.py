@@ -112,6 +112,6 @@ def save(family: str, folder: Path, how: str = "safetensors", dtype: torch.dtype
 
 
 def quiet() -> Any:
-    from joma._scan.sample import _quiet
+    from joma._models import quiet
 
-    return _quiet()
+    return quiet()

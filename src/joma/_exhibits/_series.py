@@ -26,14 +26,15 @@ SERIES: dict[str, Any] = {  # about a minute on one core; the loss falls from 6.
 }  # fmt: skip
 
 
-def pythia_steps(last: int) -> list[int]:
-    """Pythia's steps up to ``last``, which is one of them or added: 0, 1, 2, 4, …, 512, then every 1,000.
+def saved_steps(last: int) -> list[int]:
+    """Pythia's steps up to ``last``, and ``last`` itself.
 
-    >>> pythia_steps(3000)[-5:]
-    [256, 512, 1000, 2000, 3000]
+    >>> saved_steps(2500)[-4:]
+    [512, 1000, 2000, 2500]
     """
-    early = [0, *(2**n for n in range(10))]
-    return sorted({*(step for step in early if step <= last), *range(1000, last + 1, 1000), last})
+    from joma._scan.series import pythia_steps
+
+    return sorted({*(step for step in pythia_steps() if step <= last), last})
 
 
 def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
@@ -84,8 +85,8 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
     import numpy as np
     import torch
 
+    from joma._models import quiet
     from joma._run import write_json
-    from joma._superpose.model import quiet
     from joma._train.tokens import BytePairs
     from joma._train.windows import epoch, streams, window
 
@@ -123,7 +124,7 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
         logits = model(input_ids=inputs).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    wanted, valid_loss, latest = set(pythia_steps(steps)), {}, float("nan")
+    wanted, valid_loss, latest = set(saved_steps(steps)), {}, float("nan")
     for step in range(steps + 1):
         if step in wanted:
             with torch.no_grad():

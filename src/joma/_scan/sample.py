@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma._models import encode, load, load_tokenizer, quiet
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
 
@@ -37,7 +36,7 @@ def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: i
     """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
     import joma
 
-    with _quiet():
+    with quiet():
         if isinstance(data, (str, os.PathLike)):
             _tokenizer(folders)  # missing ones are told before anything is loaded
         model, positions = _load(folders[0])
@@ -64,33 +63,15 @@ def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: i
 
 
 def _load(folder: Path) -> tuple[Any, int]:
-    """The model in float32, weights only, no code of the checkpoint; and how many positions it has."""
-    try:
-        from transformers import AutoModel
-    except ImportError as error:
-        raise BadCheckpoint("attention gauges need transformers: pip install 'joma[hf]'") from error
+    """The model, and how many positions it has."""
     if not (folder / "config.json").is_file():
         raise BadCheckpoint(
             "attention gauges need the model itself: a folder with a config.json that transformers knows"
         )
-    try:
-        model, info = AutoModel.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )  # fmt: skip
-    except Exception as error:  # unknown families, damaged files
-        raise BadCheckpoint(
-            f"transformers cannot load the model: {str(error).strip().splitlines()[0][:300]}"
-        ) from error
-    if info["mismatched_keys"]:
-        name, got, wanted = next(iter(info["mismatched_keys"]))
-        raise BadCheckpoint(f"{name} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")
-    missing = [name for name in info["missing_keys"] if "pooler" not in name]
-    if missing:
-        raise BadCheckpoint(f"{len(missing)} tensors of the model are missing, the first is {sorted(missing)[0]}")
+    model = load(folder)
     text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(text, "max_position_embeddings", None)
-    return model.eval(), positions if isinstance(positions, int) and positions > 0 else 1 << 30
+    return model, positions if isinstance(positions, int) and positions > 0 else 1 << 30
 
 
 def _digest(model: Any) -> str:
@@ -135,25 +116,18 @@ def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
     for text in (valid, train):
         for block in text.blocks():
             # a block has a quarter of a megabyte: no more than needed of it
-            ids += tokenizer(block[: 16 * (wanted - len(ids)) + 64], add_special_tokens=False)["input_ids"]
+            ids += encode(tokenizer, block[: 16 * (wanted - len(ids)) + 64])
             if len(ids) >= wanted:
                 return ids[:wanted]
     return ids
 
 
 def _tokenizer(folders: Sequence[Path]) -> Any:
-    from transformers import AutoTokenizer
-
     from joma._scan.hub import TOKENIZER
 
     for folder in folders:
         if any((folder / name).is_file() for name in TOKENIZER):
-            try:
-                return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            except Exception as error:
-                raise BadCheckpoint(
-                    f"the tokenizer in {folder.name} cannot be loaded: {str(error).strip().splitlines()[0][:200]}"
-                ) from error
+            return load_tokenizer(folder)
     raise BadCheckpoint(
         "no tokenizer beside the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
         "it; weight gauges do not"
@@ -166,22 +140,3 @@ def _state(folder: Path) -> tuple[Any, ...]:
 
     files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
     return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bars and warnings: what matters is checked and told in the row."""
-    try:
-        from transformers.utils import logging as hf
-    except ImportError:
-        yield
-        return
-    shown, verbosity = hf.is_progress_bar_enabled(), hf.get_verbosity()
-    hf.disable_progress_bar()
-    hf.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        hf.set_verbosity(verbosity)
-        if shown:
-            hf.enable_progress_bar()

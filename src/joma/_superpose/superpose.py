@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joma._models import check, encode, load, load_tokenizer
 from joma._superpose.collect import LEAST, Strongest, collect
 from joma._superpose.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
-from joma._superpose.model import check, encode, load, load_tokenizer
 from joma._superpose.seen import upper_mlps
 from joma._superpose.windows import batches, corpus_text, encoded, not_empty, short_name
 
