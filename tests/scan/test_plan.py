@@ -153,8 +153,12 @@ def test_square_mlps_of_joma_train(tmp_path):
         folder = tmp_path / f"checkpoints/step-{step:08d}"
         folder.mkdir(parents=True)
         save_file(made.state_dict(), folder / "model.safetensors")
-    (tmp_path / "run.json").write_text("{}")
-    frame = joma.scan(str(tmp_path), gauges="stable_rank,stable_rank.q").frame()
+    (tmp_path / "run.json").write_text('{"config": {"heads": 2}}')
+    frame = joma.scan(str(tmp_path), gauges="stable_rank,stable_rank.q,spectral_norm.qk").frame()
+    q, k, _ = made.encoder.layers[1].self_attn.in_proj_weight.detach().split(16)
+    norms = [float(torch.linalg.svdvals(q[n : n + 8].T @ k[n : n + 8])[0]) for n in (0, 8)]
+    products = frame[(frame.step == 5) & (frame.gauge == "spectral_norm.qk") & (frame.layer == 1)]
+    assert products.value.tolist() == pytest.approx(norms, rel=1e-4)
     assert sorted(set(frame.step)) == [5, 10]
     first = frame[(frame.step == 5) & (frame.gauge == "stable_rank")].value.tolist()
     assert first == pytest.approx([stable_rank(layer.linear1.weight.detach()) for layer in made.encoder.layers])

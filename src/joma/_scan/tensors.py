@@ -30,11 +30,11 @@ class Tensors:
         config: the content of `config.json`, or None.
     """
 
-    def __init__(self, fetch: Fetch, where: str) -> None:
+    def __init__(self, fetch: Fetch, where: str, config: dict[str, Any] | None = None) -> None:
         self._fetch = fetch
         self._files: dict[str, TensorFile] = {}
         self._digest = hashlib.sha256()
-        self.config = _json(path) if (path := fetch("config.json")) else None
+        self.config = _json(path) if (path := fetch("config.json")) else config
         self._place = self._find(where)  # tensor -> file
         self.names = list(self._place)
 
@@ -47,7 +47,7 @@ class Tensors:
         def fetch(name: str) -> Path | None:
             return file if (file := path / name).is_file() else None
 
-        return cls(fetch, str(path))
+        return cls(fetch, str(path), _own_config(path))
 
     def _find(self, where: str) -> dict[str, str]:
         for name in NAMES:
@@ -113,6 +113,15 @@ class Tensors:
     def shards(self, names: Iterable[str]) -> list[str]:
         """The files that hold these tensors."""
         return sorted({self._place[name] for name in names})
+
+
+def _own_config(folder: Path) -> dict[str, Any] | None:
+    """Of a checkpoint of ``joma train``, how many heads there are; its names and shapes tell the rest."""
+    info = folder.absolute().parent.parent / "run.json"
+    if folder.parent.name != "checkpoints" or not info.is_file():
+        return None
+    heads = _json(info).get("config", {}).get("heads")
+    return {"num_attention_heads": heads} if isinstance(heads, int) else None
 
 
 def hash_into(digest: Any, tensor: Tensor) -> None:
