@@ -1,0 +1,167 @@
+// What the page does: unpack what is embedded, draw the figures, filter the claims, copy, download, change the theme.
+"use strict";
+const joma = { views: new Map(), started: performance.now() };
+window.joma = joma;
+
+// ---- embedded files: gzip, base64 ----
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
+function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-file]");
+  if (!link) return;
+  event.preventDefault();
+  save(new Blob([await (await unpack(link.dataset.file)).arrayBuffer()], { type: link.type }), link.download);
+});
+
+// ---- light and dark ----
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null; // by the button; else as the system says
+const theme = () => chosen || (prefersDark.matches ? "dark" : "light");
+const INK = { black: "#e6edf3", "#24292f": "#e6edf3", "#57606a": "#a3adb8", "#f0f0f0": "#242c35", "#7f7f7f": "#9aa3ad", "#0072b2": "#3f9fe0" };
+const DARK = {
+  background: null,
+  axis: { labelColor: "#c3ccd5", titleColor: "#e6edf3", gridColor: "#232a32", domainColor: "#6b7682", tickColor: "#6b7682" },
+  title: { color: "#e6edf3", subtitleColor: "#a3adb8" },
+  legend: { labelColor: "#c3ccd5", titleColor: "#e6edf3" },
+  header: { labelColor: "#e6edf3", titleColor: "#e6edf3" },
+};
+function darker(node, key) {
+  if (typeof node === "string") return (key === "stroke" && node === "white") ? "#0f1419" : (INK[node] || node);
+  if (Array.isArray(node)) return node.map((item) => darker(item, key));
+  if (!node || typeof node !== "object") return node;
+  return Object.fromEntries(Object.entries(node).map(([k, v]) => [k, k === "datasets" ? v : darker(v, k)]));
+}
+function themed(spec) {
+  if (theme() === "light") return { ...spec, config: { ...spec.config, background: null } };
+  const dark = darker(spec);
+  for (const [key, value] of Object.entries(DARK)) {
+    dark.config[key] = value && typeof value === "object" ? { ...dark.config[key], ...value } : value;
+  }
+  return dark;
+}
+
+// ---- figures ----
+const specs = new Map();
+async function draw(box) {
+  try {
+    if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
+    const place = box.firstElementChild;
+    joma.views.get(box.id)?.finalize();
+    const result = await vegaEmbed(place, themed(specs.get(box.id)), {
+      actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
+    });
+    joma.views.set(box.id, result.view);
+    switches(box, result.view);
+  } catch (error) {
+    console.error(box.id, error);
+    box.firstElementChild.innerHTML = '<p class="failed">This figure could not be drawn.</p>';
+  }
+}
+async function drawAll() {
+  // those in sight first; a pause between two keeps the page alive
+  const near = (box) => Math.abs(box.getBoundingClientRect().top);
+  const boxes = [...document.querySelectorAll(".chart")].sort((a, b) => near(a) - near(b));
+  for (const box of boxes) {
+    await draw(box);
+    await new Promise((next) => setTimeout(next));
+  }
+  joma.drawn = performance.now();
+  document.documentElement.dataset.drawn = theme();
+}
+// the legend as buttons, for the keyboard
+function switches(box, view) {
+  for (const button of document.querySelectorAll(`[data-switch="${box.id}"]`)) {
+    const { series, field } = button.dataset, value = JSON.parse(button.dataset.value), store = series + "_store";
+    const on = () => { const all = view.data(store); return !all.length || all.some((tuple) => tuple.values[0] === value); };
+    const show = () => button.setAttribute("aria-pressed", on());
+    view.addDataListener(store, show);
+    button.onclick = () => {
+      const all = view.data(store), rest = all.filter((tuple) => tuple.values[0] !== value);
+      const fields = [{ type: "E", field }];
+      view.data(store, rest.length < all.length ? rest : [...all, { unit: "", fields, values: [value] }]).runAsync();
+      show();
+    };
+    show();
+  }
+}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-reset]");
+  if (button) draw(document.getElementById(button.dataset.reset));
+});
+
+// ---- copy a command ----
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy");
+  if (!button) return;
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+  } catch {
+    getSelection().selectAllChildren(code);
+    document.execCommand("copy");
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+});
+
+// ---- claims ----
+function filterClaims() {
+  const section = document.getElementById("claims");
+  if (!section) return;
+  const words = section.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const group = section.querySelector("select").value;
+  const verdict = section.querySelector('button[aria-pressed="true"]').dataset.verdict;
+  let shown = 0;
+  for (const row of section.querySelectorAll("tbody tr")) {
+    const text = (row._text ??= (row.textContent + " " + row.dataset.verdict).toLowerCase());
+    row.hidden = !(words.every((word) => text.includes(word)) && (!group || row.dataset.group === group) &&
+      (!verdict || row.dataset.verdict === verdict));
+    shown += !row.hidden;
+  }
+  section.querySelector("[role=status]").textContent = `${shown} of ${section.querySelectorAll("tbody tr").length} claims`;
+}
+function startClaims() {
+  const section = document.getElementById("claims");
+  if (!section) return;
+  section.querySelector("input").addEventListener("input", filterClaims);
+  section.querySelector("select").addEventListener("change", filterClaims);
+  for (const button of section.querySelectorAll("button[data-verdict]")) {
+    button.addEventListener("click", () => {
+      for (const other of section.querySelectorAll("button[data-verdict]")) other.setAttribute("aria-pressed", other === button);
+      filterClaims();
+    });
+  }
+  filterClaims();
+}
+
+// ---- start ----
+function apply() {
+  document.documentElement.dataset.theme = theme();
+  document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
+}
+apply();
+document.getElementById("theme").addEventListener("click", () => { chosen = theme() === "dark" ? "light" : "dark"; apply(); drawAll(); });
+prefersDark.addEventListener("change", () => { if (!chosen) { apply(); drawAll(); } });
+const wide = matchMedia("(min-width: 75rem)");
+const contents = document.querySelector("nav details");
+if (contents) { contents.open = wide.matches; wide.addEventListener("change", () => { contents.open = wide.matches; }); }
+const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
+const seen = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) {
+    for (const a of links.values()) a.removeAttribute("aria-current");
+    links.get(entry.target.id)?.setAttribute("aria-current", "true");
+  }
+}, { rootMargin: "-10% 0px -80% 0px" });
+for (const section of document.querySelectorAll("main section[id]")) seen.observe(section);
+startClaims();
+if (window.jomaExplorer) window.jomaExplorer.start();
+drawAll();

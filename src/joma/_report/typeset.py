@@ -1,0 +1,68 @@
+"""Text with LaTeX in $...$ as HTML with MathML, which browsers show by themselves; Markdown tables as HTML."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from html import escape
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.S)
+# in plain text: v_k, x^{2}, ‖v‖^2; one letter or a bracket before it, so that attention_lr stays what it is
+_SCRIPT = re.compile(r"((?<![\w`])[^\W\d_][′̄̇]?|[)\]‖])(_|\^)(\{[^{}]*\}|[−-]?[A-Za-z0-9]{1,2}(?!\w)[′*]?)")
+_LIMITS = re.compile(r"\\text(?:style|normal)\s?")
+
+
+def typeset(text: str) -> str:
+    """HTML of ``text``: formulas between dollars typeset, code between backticks, sub- and superscripts elsewhere."""
+    parts, end = [], 0
+    for match in _FORMULA.finditer(text):
+        parts += [_prose(text[end : match.start()]), formula(match[1] or match[2], block=match[1] is not None)]
+        end = match.end()
+    return "".join([*parts, _prose(text[end:])])
+
+
+@lru_cache(maxsize=1024)
+def formula(latex: str, *, block: bool = False) -> str:
+    """MathML of a formula; its source as code where the converter does not know it."""
+    from latex2mathml.converter import convert
+
+    try:
+        mathml = convert(_LIMITS.sub("", latex), display="block" if block else "inline")
+    except Exception:  # the converter has an exception class for each way to fail, and IndexError
+        return f"<code>{escape(latex)}</code>"
+    if "\\" in re.sub(r"<[^>]*>", "", mathml):  # an unknown macro is left as it stands
+        return f"<code>{escape(latex)}</code>"
+    return mathml.replace("<math ", f'<math aria-label="{escape(latex)}" ', 1)
+
+
+def _prose(text: str) -> str:
+    text = escape(text, quote=False)
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+    for _ in range(2):  # v_k^2
+        text = _SCRIPT.sub(_script, text)
+    return text
+
+
+def _script(match: re.Match[str]) -> str:
+    tag = "sub" if match[2] == "_" else "sup"
+    return f"{match[1]}<{tag}>{match[3].strip('{}')}</{tag}>"
+
+
+def markdown_table(text: str) -> str:
+    """A Markdown text of paragraphs and pipe tables as HTML."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = [line.strip() for line in block.splitlines()]
+        if len(lines) > 2 and all(line.startswith("|") for line in lines) and set(lines[1]) <= set("|-: "):
+            head, rules, *body = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines)
+            kinds = [' class="n"' if rule.endswith(":") else "" for rule in rules]
+            row = "".join(f'<th scope="col"{k}>{_prose(c)}</th>' for c, k in zip(head, kinds, strict=False))
+            rows = "".join(
+                "<tr>" + "".join(f"<td{k}>{_prose(c)}</td>" for c, k in zip(cells, kinds, strict=False)) + "</tr>"
+                for cells in body
+            )
+            table = f"<table><thead><tr>{row}</tr></thead><tbody>{rows}</tbody></table>"
+            blocks.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
+        else:
+            blocks.append(f'<p class="meta">{_prose(" ".join(lines))}</p>')
+    return "\n".join(blocks)
