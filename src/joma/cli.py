@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from joma._report.cli import register as register_report
 from joma._train.cli import register as register_training
 
 app = typer.Typer(
@@ -339,6 +340,7 @@ def gauges() -> None:
 
 
 register_training(app)
+register_report(app)
 
 
 def main() -> None:

@@ -146,7 +146,9 @@ def _hover(unit: _Unit, rows: list[Spec], name: str, series: str | None) -> None
         return  # the tooltip of a line would be its first point's
     inner = {key: node.pop(key) for key in list(node) if key not in OUTER}
     tooltip = encoding.pop("tooltip")
-    dot = {c: encoding[c] for c in ("x", "y", "color", "detail", "facet") if c in encoding}
+    dot = {c: encoding[c] for c in ("x", "y", "color", "detail") if c in encoding}
+    if encoding.get("color", {}).get("type") in CONTINUOUS:  # points would turn the legend from a ramp into dots
+        dot["color"] = {"value": "#57606a"}
     on: Spec = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": len(rows) <= MOST_TO_HOVER}
     point: Spec = {
         "mark": {"type": "point", "filled": True, "size": 60, "clip": mark.get("clip", False)},

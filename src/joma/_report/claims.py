@@ -48,8 +48,7 @@ wrong variant of the statement.</p>
 <div class="set" role="group" aria-label="Verdict"><button type="button" data-verdict="" aria-pressed="true">all
 {len(results)}</button>{buttons}</div></div>
 <p class="meta" role="status"></p>
-<table><thead><tr><th scope="col">claim</th><th scope="col">the paper says</th><th scope="col">verdict</th>
-<th scope="col">error / tolerance</th></tr></thead><tbody>{rows}</tbody></table></section>"""
+<table><thead><tr><th scope="col">claim</th><th scope="col">the paper says</th><th scope="col">verdict, error / tolerance</th></tr></thead><tbody>{rows}</tbody></table></section>"""
 
 
 def _number(value: float | None) -> str:
@@ -72,4 +71,4 @@ def _row(r: Result, claim: Claim | None) -> str:
 <th scope="row">{escape(r.id)}<small>{typeset(r.source)}</small></th>
 <td>{typeset(r.statement)}{note}{formulas}<details class="more"><summary>How it is decided</summary>{why}
 <p><em>Measured:</em> {typeset(r.measures)}</p>{printed}<p><em>Control:</em> {typeset(control)}</p></details></td>
-<td>{badge(r.verdict)}</td><td class="n" data-label="error / tolerance">{_number(r.value)} / {_number(r.tolerance)}</td></tr>"""
+<td class="n">{badge(r.verdict)}<small>{_number(r.value)} / {_number(r.tolerance)}</small></td></tr>"""

@@ -18,7 +18,7 @@ is exact, as in <code>joma.theory.solve_bounce</code>. (Eqn. 6 is itself an appr
 <div><label for="x-centre">Centre of μ <output id="x-centre-out" for="x-centre"></output></label>
 <input type="range" id="x-centre" min="0.5" max="3" step="0.1" value="2.5"></div></div>
 <div class="panels">
-<div><h3>v(t), each component on its way to its target</h3><svg id="x-v" role="img" aria-label="The components of v over time"></svg></div>
+<div><h3>v(t), on its way to μ</h3><svg id="x-v" role="img" aria-label="The components of v over time"></svg></div>
 <div><h3>Attention at time t</h3><svg id="x-a" role="img" aria-label="Attention on each component at the chosen time"></svg></div>
 <div><h3>Attention entropy (nats)</h3><svg id="x-h" role="img" aria-label="Attention entropy over time"></svg></div></div>
 <div class="time"><button type="button" id="x-play">Play</button>

@@ -109,10 +109,12 @@ def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | 
     words = [verdict.verdict if verdict else "error" for _, verdict in made]
     parts = [("exhibits", words)] + ([("claims", [r.verdict for r in claims])] if claims is not None else [])
     counts = "".join(_tally(name, found) for name, found in parts if found)
-    rows = "".join(_row(exhibit, verdict) for exhibit, verdict in made)
-    return f"""<section id="summary" aria-labelledby="summary-title" style="padding-top:1rem"><h2 id="summary-title">Summary</h2>{counts}
-<table><thead><tr><th scope="col">exhibit</th><th scope="col">the paper says</th><th scope="col">verdict</th>
-<th scope="col">measured</th><th scope="col">the paper’s number</th></tr></thead><tbody>{rows}</tbody></table></section>"""
+    numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in made)
+    rows = "".join(_row(exhibit, verdict, numbers) for exhibit, verdict in made)
+    columns = ["exhibit", "the paper says", "verdict", *(("measured", "the paper’s number") if numbers else ())]
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    return f"""<section id="summary" aria-labelledby="summary-title" class="first"><h2 id="summary-title">Summary</h2>{counts}
+<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"""
 
 
 def _tally(name: str, verdicts: list[str]) -> str:
@@ -122,7 +124,7 @@ def _tally(name: str, verdicts: list[str]) -> str:
     return f'<div class="tally" aria-hidden="true">{bar}</div><ul class="counts"><li><b>{len(verdicts)} {name}</b></li>{items}</ul>'
 
 
-def _row(exhibit: Exhibit, verdict: Verdict | None) -> str:
+def _row(exhibit: Exhibit, verdict: Verdict | None, numbers: bool) -> str:
     measured, paper = (verdict.measured, verdict.paper) if verdict else ("", "")
     cells = "".join(
         f'<td data-label="{label}"{"" if text else " class=none"}>{typeset(text) if text else "–"}</td>'
@@ -130,5 +132,5 @@ def _row(exhibit: Exhibit, verdict: Verdict | None) -> str:
     )
     return (
         f'<tr><th scope="row"><a href="#{exhibit.id}">{escape(exhibit.title)}</a></th><td>{typeset(exhibit.statement)}</td>'
-        f"<td>{badge(verdict.verdict if verdict else 'error')}</td>{cells}</tr>"
+        f"<td>{badge(verdict.verdict if verdict else 'error')}</td>{cells if numbers else ''}</tr>"
     )

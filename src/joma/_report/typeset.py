@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from html import escape
 
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.S)
 # in plain text: v_k, x^{2}, ‖v‖^2; one letter or a bracket before it, so that attention_lr stays what it is
-_SCRIPT = re.compile(r"((?<![\w`])[^\W\d_][′̄̇]?|[)\]‖])(_|\^)(\{[^{}]*\}|[−-]?[A-Za-z0-9]{1,2}(?!\w)[′*]?)")
+_SCRIPT = re.compile(
+    r"((?<![A-Za-z0-9_`.])[^\W\d_][\u0300-\u036f]?|[)\]‖])(_|\^)(\{[^{}]*\}|[−-]?[A-Za-z0-9Α-ω]{1,2}(?![A-Za-z0-9_])[′*]?)"
+)
 _LIMITS = re.compile(r"\\text(?:style|normal)\s?")
 
 
@@ -21,6 +24,23 @@ def typeset(text: str) -> str:
     return "".join([*parts, _prose(text[end:])])
 
 
+# browsers know the letters of these alphabets, and no longer the attribute that asks for them
+_VARIANT = re.compile(r'<(m[in]) mathvariant="(double-struck|bold|bold-italic|script)">(\w)</m[in]>')
+
+
+def _letter(match: re.Match[str]) -> str:
+    tag, variant, letter = match.groups()
+    kind = "DIGIT" if letter.isdigit() else "CAPITAL" if letter.isupper() else "SMALL"
+    spelt = unicodedata.name(letter).split()[-1]
+    alphabet = variant.replace("bold-italic", "bold italic").upper()
+    for name in (f"MATHEMATICAL {alphabet} {kind} {spelt}", f"{alphabet} {kind} {spelt}"):  # ℝ is older than 𝔼
+        try:
+            return f"<{tag}>{unicodedata.lookup(name)}</{tag}>"
+        except KeyError:
+            continue
+    return match[0]
+
+
 @lru_cache(maxsize=1024)
 def formula(latex: str, *, block: bool = False) -> str:
     """MathML of a formula; its source as code where the converter does not know it."""
@@ -30,6 +50,7 @@ def formula(latex: str, *, block: bool = False) -> str:
         mathml = convert(_LIMITS.sub("", latex), display="block" if block else "inline")
     except Exception:  # the converter has an exception class for each way to fail, and IndexError
         return f"<code>{escape(latex)}</code>"
+    mathml = _VARIANT.sub(_letter, mathml)
     if "\\" in re.sub(r"<[^>]*>", "", mathml):  # an unknown macro is left as it stands
         return f"<code>{escape(latex)}</code>"
     return mathml.replace("<math ", f'<math aria-label="{escape(latex)}" ', 1)

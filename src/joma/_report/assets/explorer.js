@@ -67,7 +67,7 @@ window.jomaExplorer = (() => {
       `<line class="cursor" y1="${M.top}" y2="${H - M.bottom}" stroke="var(--ink)" stroke-dasharray="3 3"/>` +
       state.mu.map((_, j) => `<circle class="v" r="3.4" fill="${colour(j)}"/>`).join("");
     state.yv = yv;
-    by("x-a").innerHTML = axes(1, [0, 0.5, 1], [[0.05, "smallest μ"], [0.9, "largest μ"]].map(([s, n]) => [s + 0.05, n]), "component") +
+    by("x-a").innerHTML = axes(1, [0, 0.5, 1], [[0.1, "smallest μ"], [0.9, "largest μ"]], "component") +
       state.mu.map((_, j) => `<rect class="a" x="${x((j + 0.15) / J)}" width="${0.7 * (W - M.left - M.right) / J}" fill="${colour(j)}"/>`).join("");
     by("x-h").innerHTML = axes(2.4, [0, 0.8, 1.6, 2.4], timeTicks, "t") +
       `<path d="${path(times.map((t, k) => [x(t / END), y(state.H[k] / 2.4)]))}" fill="none" stroke="var(--accent)" stroke-opacity=".35" stroke-width="2"/>` +

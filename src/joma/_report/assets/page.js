@@ -5,7 +5,8 @@ window.joma = joma;
 
 // ---- embedded files: gzip, base64 ----
 async function unpack(id) {
-  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
 }
 function save(blob, name) {
@@ -49,6 +50,38 @@ function themed(spec) {
   return dark;
 }
 
+// ---- room: panels side by side go below each other where they do not fit ----
+const AXIS = 62, GAP = 20;
+const parts = (node) => ["hconcat", "vconcat", "concat"].find((key) => node[key]);
+function breadth(node) {
+  const key = parts(node);
+  if (!key) return node.spec ? breadth(node.spec) : (node.width || 300) + AXIS;
+  const each = node[key].map(breadth);
+  if (key === "hconcat") return each.reduce((a, b) => a + b + GAP);
+  const columns = key === "concat" ? node.columns || each.length : 1;
+  return columns * Math.max(...each) + (columns - 1) * GAP;
+}
+function fitted(node, room) {
+  const key = parts(node);
+  if (!key) {
+    if (node.spec || typeof node.width !== "number") return node;
+    return { ...node, width: Math.max(150, Math.min(node.width, room - AXIS)) };
+  }
+  const children = node[key].map((child) => fitted(child, room)), { [key]: _, columns, ...rest } = node;
+  if (key === "vconcat" || breadth({ ...rest, columns, [key]: children }) <= room) return { ...node, [key]: children };
+  const most = Math.max(1, Math.floor((room + GAP) / (Math.max(...children.map(breadth)) + GAP)));
+  const rows = Math.ceil(children.length / Math.min(most, columns || Infinity));
+  return { ...rest, concat: children, columns: Math.ceil(children.length / rows) };
+}
+function placed(spec, room) {
+  const narrow = room < 640, config = { ...spec.config, padding: { left: 0, right: 0, top: 8, bottom: 8 } };
+  if (narrow) {
+    config.legend = { ...config.legend, orient: "bottom", columns: 2 };
+    config.title = { ...config.title, limit: room - 10, subtitleFontSize: 10 };
+  }
+  return fitted({ ...spec, config }, room);
+}
+
 // ---- figures ----
 const specs = new Map();
 async function draw(box) {
@@ -56,7 +89,7 @@ async function draw(box) {
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
     const place = box.firstElementChild;
     joma.views.get(box.id)?.finalize();
-    const result = await vegaEmbed(place, themed(specs.get(box.id)), {
+    const result = await vegaEmbed(place, themed(placed(specs.get(box.id), box.clientWidth)), {
       actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
     });
     joma.views.set(box.id, result.view);
@@ -162,6 +195,11 @@ const seen = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "-10% 0px -80% 0px" });
 for (const section of document.querySelectorAll("main section[id]")) seen.observe(section);
+let room = innerWidth, later;
+addEventListener("resize", () => {
+  clearTimeout(later);
+  later = setTimeout(() => { if (innerWidth !== room) { room = innerWidth; drawAll(); } }, 300);
+});
 startClaims();
 if (window.jomaExplorer) window.jomaExplorer.start();
 drawAll();
