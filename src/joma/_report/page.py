@@ -97,7 +97,7 @@ def exhibit_section(
 <div class="pair">{says}<div><h3>Measured</h3><p>{badge(verdict.verdict)} {typeset(verdict.summary)}</p>
 {f'<p class="beside">{beside}</p>' if beside else ""}</div></div>
 {drawn}{more("Table", tables) if tables else ""}
-<p class="rule">Rule, fixed before the result: {typeset(verdict.rule.rstrip("."))}.</p>
+<p class="rule">Rule: {typeset(verdict.rule.rstrip("."))}.</p>
 {command(f"joma reproduce {exhibit.id} --preset {config['preset']} --seed {run.info['seed']}")}
 {more("Settings", facts(config["settings"] | origin | versions))}
 {more("All numbers", f'<pre tabindex="0">{json_numbers}</pre>') if verdict.numbers else ""}

@@ -83,21 +83,39 @@ function placed(spec, room) {
 }
 
 // ---- figures ----
-const specs = new Map();
+const specs = new Map(), alive = new Set();
+// points to hover over cost as much as the rest: they come when the pointer does
+function quiet(node) {
+  if (Array.isArray(node)) {
+    return node.filter((item) => !item?.params?.some((param) => param.name.startsWith("hover_"))).map(quiet);
+  }
+  if (!node || typeof node !== "object") return node;
+  return Object.fromEntries(Object.entries(node).map(([key, value]) => [key, key === "datasets" ? value : quiet(value)]));
+}
 async function draw(box) {
   try {
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
-    const place = box.firstElementChild;
+    const spec = specs.get(box.id), place = box.firstElementChild;
+    box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
     joma.views.get(box.id)?.finalize();
-    const result = await vegaEmbed(place, themed(placed(specs.get(box.id), box.clientWidth)), {
+    const result = await vegaEmbed(place, themed(placed(alive.has(box.id) ? spec : quiet(spec), box.clientWidth)), {
       actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
     });
+    box.style.minHeight = "";
     joma.views.set(box.id, result.view);
+    box.dataset.alive = alive.has(box.id);
     switches(box, result.view);
   } catch (error) {
     console.error(box.id, error);
     box.firstElementChild.innerHTML = '<p class="failed">This figure could not be drawn.</p>';
   }
+}
+for (const box of document.querySelectorAll(".chart")) {
+  box.addEventListener("pointerenter", () => {
+    if (alive.has(box.id) || !joma.views.has(box.id)) return;
+    alive.add(box.id);
+    draw(box);
+  });
 }
 async function drawAll() {
   // those in sight first; a pause between two keeps the page alive
