@@ -20,8 +20,7 @@ def draw(runs: Mapping[str, Run]) -> Chart:
 
     Steps of scans, which begin at 0 and are spaced by their logarithm, get a symlog axis.
     """
-    frames = {label: run.frame() for label, run in runs.items()}
-    together = pd.concat([_means(frame).assign(run=label) for label, frame in frames.items()], ignore_index=True)
+    together = pd.concat([_means(run).assign(run=label) for label, run in runs.items()], ignore_index=True)
     if together.empty:
         raise RunError(f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number")
     x = "t" if together.t.notna().all() else "step"
@@ -55,20 +54,24 @@ def draw(runs: Mapping[str, Run]) -> Chart:
     return chart.add_params(choice) if layers else chart
 
 
-def _means(frame: pd.DataFrame) -> pd.DataFrame:
-    """step, t, gauge, layer, value: the mean over heads, and over all layers where layer is missing."""
+def _means(run: Run) -> pd.DataFrame:
+    """step, t, gauge, layer, value: the mean over heads, and over all layers where layer is missing.
+
+    Gauges with other axes (tokens, nodes) are left out: they are of one task only.
+    """
     columns = ["step", "t", "gauge", "layer", "value"]
+    frame, axes = run.frame(), run.info["axes"]
     if frame.empty:
         return pd.DataFrame(columns=columns)
-    frame = frame.assign(t=frame.t if "t" in frame else None, layer=frame.layer if "layer" in frame else pd.NA)
-    others = [c for c in frame if pd.api.types.is_integer_dtype(frame[c]) and c not in ("step", "layer", "head", "t")]
-    inner = frame[others].notna().any(axis=1) if others else pd.Series(False, index=frame.index)
-    wide = frame[~inner & (frame.gauge != "phase")]  # not tokens, nodes, ...: they are of one run only
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame, "t", "layer"])])
+    usable = [g for g in frame.gauge.unique() if g != "phase" and set(axes.get(g, ())) <= {"layer", "head", "expert"}]
+    wide = frame[frame.gauge.isin(usable)]
     keys = ["gauge", "step"]
     steps = {g: _kept(rows.step) for g, rows in wide.groupby("gauge")}
     wide = wide[[s in steps[g] for g, s in zip(wide.gauge, wide.step, strict=True)]]
-    by_layer = wide[wide.layer.notna()].groupby([*keys, "layer"], as_index=False).agg(t=("t", "first"), value=("value", "mean"))
-    overall = wide.groupby(keys, as_index=False).agg(t=("t", "first"), value=("value", "mean")).assign(layer=pd.NA)
+    mean = {"t": ("t", "first"), "value": ("value", "mean")}
+    by_layer = wide[wide.layer.notna()].groupby([*keys, "layer"], as_index=False).agg(**mean)
+    overall = wide.groupby(keys, as_index=False).agg(**mean).reindex(columns=columns)
     parts = [part[columns].astype(object) for part in (overall, by_layer) if len(part)]
     result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
     result["value"] = result.value.astype(float)

@@ -7,9 +7,10 @@ from the specification as it was drawn.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Spec = dict[str, Any]
@@ -41,7 +42,7 @@ class Series:
     name: str
     field: str
     title: str
-    values: list[Any] = field(default_factory=list)
+    values: list[Any] = dataclasses.field(default_factory=list)
 
 
 def interactive(spec: Spec) -> tuple[Spec, list[Series]]:
@@ -109,13 +110,13 @@ def _series(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Series]
         colour = unit.node.get("encoding", {}).get("color", {})
         if colour.get("type") in DISCRETE and "field" in colour:
             groups.setdefault((unit.scale, colour["field"]), []).append(unit)
-    found = []
+    found: list[Series] = []
     for (_, name), members in groups.items():
         colours = [unit.node["encoding"]["color"] for unit in members]
         bearer = next((u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None), None)
         seen = [row[name] for unit in members for row in datasets.get(unit.data or "", []) if row.get(name) is not None]
         values = sorted(set(seen)) if all(isinstance(v, (int, float)) for v in seen) else list(dict.fromkeys(seen))
-        order = next((c["sort"] for c in colours if isinstance(c.get("sort"), list)), [])
+        order: list[Any] = next((c["sort"] for c in colours if isinstance(c.get("sort"), list)), [])
         values = [v for v in order if v in values] + [v for v in values if v not in order]
         if bearer is None or not 2 <= len(values) <= MOST_SERIES:
             continue

@@ -131,8 +131,12 @@ def figure(page: Page, id: str, spec: dict[str, Any], alt: str, folder: Path | N
             f'data-value="{escape(json.dumps(value))}">{escape(str(value))}</button>'
             for value in one.values
         )
-        rows.append(f'<div role="group" aria-label="{escape(one.title)}"><span>{escape(one.title)}</span>{values}</div>')
-    buttons = f'<details class="more switches"><summary>Series on and off</summary>{"".join(rows)}</details>' if rows else ""
+        rows.append(
+            f'<div role="group" aria-label="{escape(one.title)}"><span>{escape(one.title)}</span>{values}</div>'
+        )
+    buttons = (
+        f'<details class="more switches"><summary>Series on and off</summary>{"".join(rows)}</details>' if rows else ""
+    )
     hint = "Hover for values; drag to move; Ctrl + scroll or pinch to zoom"
     return f"""<figure>
 <div class="chart" id="{box}" data-spec="{name}-spec" tabindex="0" role="region" aria-label="{escape(alt)}"><div></div></div>
@@ -156,7 +160,8 @@ def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, 
 def _vega() -> str:
     import vl_convert
 
-    return str(vl_convert.javascript_bundle())
+    # the default snippet names two libraries that the bundle does not export
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def _asset(name: str) -> str:

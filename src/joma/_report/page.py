@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from joma._report.claims import claims_section
 from joma._report.document import (
-    LABELS, TONE, Page, badge, check_writable, command, document, facts, figure, more, write_page,
+    LABELS,
+    TONE,
+    Page,
+    badge,
+    check_writable,
+    command,
+    document,
+    facts,
+    figure,
+    more,
+    write_page,
 )  # fmt: skip
 from joma._report.explorer import explorer_section
 from joma._report.typeset import markdown_table, typeset
@@ -45,6 +55,7 @@ def write_report(
         path: where to write the page.
     """
     from joma import __version__
+    from joma._exhibits import Exhibit
 
     page = Page(path or out / "report.html")
     check_writable(page.path)
@@ -52,7 +63,7 @@ def write_report(
     made: list[tuple[Exhibit, Verdict | None]] = []
     sections = []
     for item in exhibits:
-        exhibit, error = getattr(item, "exhibit", item), getattr(item, "error", None)
+        exhibit, error = (item, None) if isinstance(item, Exhibit) else (item.exhibit, item.error)
         verdict, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error)
         made.append((exhibit, verdict))
         sections.append(section)
@@ -80,7 +91,10 @@ def exhibit_section(
         page.contents.append((exhibit.id, exhibit.title, "bad"))
         again = command(f"joma reproduce {exhibit.id} --preset {preset} --seed {seed}")
         what = escape(error or "It was not made in this run.")
-        return None, f'{head}<div class="pair">{says}<div><h3>Measured</h3><p>{badge("error")} {what}</p></div></div>{again}</section>'
+        return (
+            None,
+            f'{head}<div class="pair">{says}<div><h3>Measured</h3><p>{badge("error")} {what}</p></div></div>{again}</section>',
+        )
     verdict, run = load_verdict(folder), Run(folder)
     page.contents.append((exhibit.id, exhibit.title, TONE[verdict.verdict]))
     config = run.info["config"]

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from joma._report.document import (
-    Page, check_writable, command, document, facts, figure, more, slug, write_page,
+    Page,
+    check_writable,
+    command,
+    document,
+    facts,
+    figure,
+    more,
+    slug,
+    write_page,
 )  # fmt: skip
 from joma._report.page import exhibit_section, write_report
 from joma._run import Run, RunError, RunNotFound
@@ -43,7 +51,8 @@ def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the page of the runs in ``paths`` to ``out``; of a folder that `joma reproduce` wrote, the paper's page."""
     runs = collect(paths)
     check_writable(out)
-    if len(paths) == 1 and title is None and all(run.info["kind"] == "exhibit" for run in runs) and _reproduced(paths[0]):
+    exhibits = all(run.info["kind"] == "exhibit" for run in runs)
+    if exhibits and title is None and len(paths) == 1 and not (paths[0] / "run.json").exists():
         return _paper(paths[0], runs, out)
     page = Page(out)
     page.contents.append(("summary", "Runs", ""))
@@ -60,12 +69,8 @@ def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
         ids.add(id)
         sections.append(_section(page, run, label, id))
     heading = title or (labels[0] if len(runs) == 1 else f"{len(runs)} runs")
-    footer = f"Made by <code>joma report</code>. This file needs no network and no other file."
+    footer = "Made by <code>joma report</code>. This file needs no network and no other file."
     return write_page(page, document(page, heading, "", sections, footer))
-
-
-def _reproduced(path: Path) -> bool:
-    return not (path / "run.json").exists()
 
 
 def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
@@ -91,7 +96,7 @@ def _labels(runs: list[Run]) -> list[str]:
 def _table(runs: list[Run], labels: list[str]) -> str:
     """Kind, status, and the settings in which the runs differ."""
     configs = [_flat(run.info["config"]) for run in runs]
-    keys = [key for key in dict.fromkeys(key for config in configs for key in config)]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
     vary = [key for key in keys if len({json.dumps(c.get(key)) for c in configs}) > 1][:8] if len(runs) > 1 else []
     columns = ["run", "kind", "status", "seed", *vary]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
@@ -144,7 +149,11 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
             return exhibit_section(page, exhibit, run.path, str(info["config"]["preset"]), info["seed"])[1]
     page.contents.append((id, label, TONES.get(str(info["status"]), "fair")))
     head = f'<section id="{escape(id)}" aria-labelledby="{escape(id)}-title"><h2 id="{escape(id)}-title">{escape(label)}</h2>'
-    origin = {key: info[key] for key in ("kind", "status", "reason", "seed", "created", "finished") if info.get(key) is not None}
+    origin = {
+        key: info[key]
+        for key in ("kind", "status", "reason", "seed", "created", "finished")
+        if info.get(key) is not None
+    }
     versions = {f"version of {name}": text for name, text in info.get("versions", {}).items() if text}
     settings = more("Settings", facts(_flat(info["config"]) | origin | versions))
     try:

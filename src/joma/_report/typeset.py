@@ -10,9 +10,12 @@ from html import escape
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.S)
 # in plain text: v_k, x^{2}, ‖v‖^2; one letter or a bracket before it, so that attention_lr stays what it is
 _SCRIPT = re.compile(
-    r"((?<![A-Za-z0-9_`.])[^\W\d_][\u0300-\u036f]?|[)\]‖])(_|\^)(\{[^{}]*\}|[−-]?[A-Za-z0-9Α-ω]{1,2}(?![A-Za-z0-9_])[′*]?)"
+    r"((?<![A-Za-z_`.])(?:max|min|sup|inf|[^\W\d_][\u0300-\u036f]?)|[)\]‖])(_|\^)"
+    r"(\{[^{}]*\}|[−-]?[A-Za-z0-9Α-ω±]{1,3}(?![A-Za-z0-9_])[′*]?)"
 )
-_LIMITS = re.compile(r"\\text(?:style|normal)\s?")
+# macros that the converter does not know
+_MACROS = {r"\textstyle": "", r"\arg": r"\operatorname{arg}", r"\nparallel": "∦"}
+_MACRO = re.compile(r"\\(?:textstyle|arg|nparallel)(?![A-Za-z])\s?")
 
 
 def typeset(text: str) -> str:
@@ -47,9 +50,10 @@ def formula(latex: str, *, block: bool = False) -> str:
     from latex2mathml.converter import convert
 
     try:
-        mathml = convert(_LIMITS.sub("", latex), display="block" if block else "inline")
+        mathml = convert(_MACRO.sub(lambda m: _MACROS[m[0].rstrip()], latex), display="block" if block else "inline")
     except Exception:  # the converter has an exception class for each way to fail, and IndexError
         return f"<code>{escape(latex)}</code>"
+    mathml = re.sub(r"&(?![#\w]+;)", "&amp;", mathml)
     mathml = _VARIANT.sub(_letter, mathml)
     if "\\" in re.sub(r"<[^>]*>", "", mathml):  # an unknown macro is left as it stands
         return f"<code>{escape(latex)}</code>"
@@ -57,16 +61,18 @@ def formula(latex: str, *, block: bool = False) -> str:
 
 
 def _prose(text: str) -> str:
-    text = escape(text, quote=False)
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
-    for _ in range(2):  # v_k^2
-        text = _SCRIPT.sub(_script, text)
-    return text
+    parts = re.split(r"`([^`]+)`", escape(text, quote=False))
+    parts[1::2] = (f"<code>{code}</code>" for code in parts[1::2])
+    parts[::2] = (_scripts(part) for part in parts[::2])
+    return "".join(parts)
 
 
-def _script(match: re.Match[str]) -> str:
-    tag = "sub" if match[2] == "_" else "sup"
-    return f"{match[1]}<{tag}>{match[3].strip('{}')}</{tag}>"
+def _scripts(text: str) -> str:
+    def script(match: re.Match[str]) -> str:
+        tag = "sub" if match[2] == "_" else "sup"
+        return f"{match[1]}<{tag}>{_scripts(match[3].strip('{}'))}</{tag}>"
+
+    return _SCRIPT.sub(script, text)
 
 
 def markdown_table(text: str) -> str:
