@@ -24,7 +24,8 @@ from joma._report.typeset import formula, markdown_table, typeset
 from joma._run import Run, RunError
 from joma.cli import app, main
 from joma.theory.claims import claims
-from tests.report.pages import HOSTILE, watch_run
+
+from .pages import HOSTILE, watch_run
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_a_markdown_table_keeps_its_cells():
 
 
 @pytest.mark.parametrize(
-    ("id", "group"), [("T2.invariant", "Theorem 2"), ("L5", "Lemma 5"), ("E56.sufficiency", "Eqn. 56"), ("S7.x", "Section 7")]
+    ("id", "group"), [("T2.invariant", "Theorem 2"), ("L5", "Lemma 5"), ("E56.order", "Eqn. 56"), ("S7.x", "Section 7")]
 )  # fmt: skip
 def test_claims_are_grouped_by_their_place_in_the_paper(id, group):
     assert group_of(id) == group
@@ -223,7 +224,7 @@ def test_interaction_is_added_to_a_copy_with_names_that_are_used_once():
     assert len(names) == len(set(names))
     assert sum(name.startswith("zoom") for name in names) == 3  # one a view
     assert sum(name.startswith("hover") for name in names) == 3
-    assert [(s.field, s.values) for s in series] == [("layer", [0, 1])]  # the colour scale is shared by all
+    assert [vars(s)["values"] for s in series] == [[0, 1]]  # the colour scale is shared by all
     lines = [unit for unit in units(live) if unit["mark"]["type"] == "line"]
     assert all(unit["encoding"]["opacity"]["condition"]["param"] == series[0].name for unit in lines)
 

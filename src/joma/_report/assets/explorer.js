@@ -8,7 +8,7 @@ window.jomaExplorer = (() => {
   function table(mu) {
     const s = [0], F = [0];
     while (s.at(-1) < LAST) {
-      const a = s.at(-1), b = a + Math.min(0.1 + 0.05 * a, 0.04 * (1 + 12 * a) / (1 + Math.abs(mu)));
+      const a = s.at(-1), b = a + Math.min(0.03 + 0.015 * a, 0.012 * (1 + 12 * a) / (1 + Math.abs(mu)));
       s.push(b);
       F.push(F.at(-1) + piece(mu, a, b));
     }
