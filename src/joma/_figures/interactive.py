@@ -147,20 +147,16 @@ def _hover(unit: _Unit, rows: list[Spec], name: str, series: str | None) -> None
         return  # the tooltip of a line would be its first point's
     inner = {key: node.pop(key) for key in list(node) if key not in OUTER}
     tooltip = encoding.pop("tooltip")
-    dot = {c: encoding[c] for c in ("x", "y", "color", "detail") if c in encoding}
-    if encoding.get("color", {}).get("type") in CONTINUOUS:  # points would turn the legend from a ramp into dots
-        dot["color"] = {"value": "#57606a"}
+    dot = {c: encoding[c] for c in ("x", "y", "detail") if c in encoding}  # a colour would change the legend
     on: Spec = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}
     point: Spec = {
-        "mark": {"type": "point", "filled": True, "size": 60, "clip": mark.get("clip", False)},
+        "mark": {"type": "point", "filled": True, "size": 50, "color": "#57606a", "clip": mark.get("clip", False)},
         "encoding": dot | {
             "tooltip": tooltip,
             "opacity": {"condition": {"param": name, "empty": False, "value": 1}, "value": 0},
         },
         "params": [{"name": name, "select": on}],
     }  # fmt: skip
-    if "color" in mark:
-        point["mark"]["color"] = mark["color"]
     thin: list[Spec] = []
     if len(rows) > MOST_TO_HOVER:  # each costs time when the page is drawn; scattered, so that no series is left out
         share = f"datum.row_ * 7919 % 10007 < {10007 * MOST_TO_HOVER // len(rows)}"

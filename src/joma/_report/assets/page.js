@@ -111,10 +111,15 @@ async function draw(box) {
   }
 }
 for (const box of document.querySelectorAll(".chart")) {
-  box.addEventListener("pointerenter", () => {
+  let last = null;
+  box.addEventListener("pointermove", (event) => { last = event; });
+  box.addEventListener("pointerenter", async (event) => {
+    last = event;
     if (alive.has(box.id) || !joma.views.has(box.id)) return;
     alive.add(box.id);
-    draw(box);
+    await draw(box);
+    // the new canvas has not seen where the pointer is
+    box.querySelector("canvas")?.dispatchEvent(new PointerEvent("pointermove", { clientX: last.clientX, clientY: last.clientY, bubbles: true }));
   });
 }
 async function drawAll() {
