@@ -29,7 +29,7 @@ def draw(runs: Mapping[str, Run]) -> Chart:
     layers = sorted({int(n) for n in together.layer.dropna()})
     names: list[str] = [MEAN, *(f"layer {n}" for n in layers)]
     choice = alt.param(name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: "))
-    legend = alt.Legend(orient="top", columns=2, labelLimit=480)
+    legend = alt.Legend(orient="top", columns=1 if max(map(len, runs)) > 24 else 2, labelLimit=480)
     colour = alt.Color("run:N", title=None, sort=list(runs), scale=alt.Scale(domain=list(runs)), legend=legend)
     panels: list[Any] = []
     for gauge in dict.fromkeys(together.gauge):

@@ -97,7 +97,8 @@ def _table(runs: list[Run], labels: list[str]) -> str:
     """Kind, status, and the settings in which the runs differ."""
     configs = [_flat(run.info["config"]) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
-    vary = [key for key in keys if len({json.dumps(c.get(key)) for c in configs}) > 1][:8] if len(runs) > 1 else []
+    values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
+    vary = [key for key in keys if len(values[key]) > 1][:8]
     columns = ["run", "kind", "status", "seed", *vary]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     rows = ""
@@ -107,7 +108,13 @@ def _table(runs: list[Run], labels: list[str]) -> str:
         tone = f'<span class="badge {TONES.get(status, "fair")}">{escape(status)}</span> {escape(why)}'
         cells = [escape(str(info["kind"])), tone, escape(str(info.get("seed")))]
         cells += [escape(_short(config.get(key))) for key in vary]
-        rows += f'<tr><th scope="row">{escape(label)}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        rows += (
+            f'<tr><th scope="row">{escape(label)}</th>'
+            + "".join(
+                f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in zip(columns[1:], cells, strict=True)
+            )
+            + "</tr>"
+        )
     return f"""<section id="summary" class="first" aria-labelledby="summary-title"><h2 id="summary-title">Runs</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs"><thead><tr>{head}</tr></thead>
 <tbody>{rows}</tbody></table></div></section>"""
