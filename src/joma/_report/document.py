@@ -108,7 +108,10 @@ def figure(page: Page, id: str, spec: dict[str, Any], alt: str, folder: Path | N
     page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), always=True)
     box, name = escape(f"{id}-chart"), escape(id)
     links = []
+    height = 0.0  # of the picture: the page does not jump when the figure is drawn
     for ending, kind, content in _pictures(spec, folder):
+        if ending == "svg" and (found := re.search(rb'<svg[^>]* height="([\d.]+)', content)):
+            height = float(found[1])
         page.embed(f"{id}-{ending}", content, always=True)
         file = None if folder is None else folder / f"figure.{ending}"
         href = escape(page.link(file)) if file is not None and file.exists() else "#"
@@ -139,7 +142,7 @@ def figure(page: Page, id: str, spec: dict[str, Any], alt: str, folder: Path | N
     )
     hint = "Hover for values; drag to move; Ctrl + scroll or pinch to zoom"
     return f"""<figure>
-<div class="chart" id="{box}" data-spec="{name}-spec" tabindex="0" role="region" aria-label="{escape(alt)}"><div></div></div>
+<div class="chart" id="{box}" data-spec="{name}-spec" style="min-height:{height:.0f}px" tabindex="0" role="region" aria-label="{escape(alt)}"><div></div></div>
 <figcaption><span>{hint}{"; click the legend to turn a series off or on" if rows else ""}.
 <button type="button" data-reset="{box}">Reset</button></span><span class="links">{" ".join(links)}</span></figcaption>
 {buttons}</figure>"""
