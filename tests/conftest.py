@@ -1,8 +1,45 @@
-"""Order for several workers: tests that share a costly fixture stay on one of them, and what is long begins first."""
+"""Order for several workers, and the browser of the report's tests.
+
+Tests that share a costly fixture stay on one worker, and what is long begins first. A browser is found, or missing and
+said so in the last lines, or missing and an error.
+"""
+
+import os
+import shutil
 
 import pytest
 
-SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py")  # module-wide fixtures that take seconds
+HOW = "install chromium and chromium-driver (apt-get install chromium chromium-driver)"
+
+
+def find_browser():
+    """(browser, driver), each a path or None."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="session")
+def browser_paths():
+    browser, driver = find_browser()
+    if browser is None or driver is None:
+        if os.environ.get("JOMA_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"JOMA_REQUIRE_BROWSER=1, and there is no browser: {HOW}")
+        pytest.skip(f"no browser: {HOW}")
+    return browser, driver
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter):
+    if None in find_browser():
+        terminalreporter.write_line(f"browser tests left out: {HOW}", yellow=True)
+
+
+SHARED = (
+    "test_exhibits.py",
+    "test_beyond.py",
+    "test_hierarchy_lab.py",
+    "test_browser.py",
+)  # module-wide fixtures that take seconds
 LONG = (
     "test_python_blocks_and_joma_commands",
     "test_a_killed_worker_loses_no_run",

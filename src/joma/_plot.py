@@ -17,17 +17,21 @@ def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
     """Draw the run in ``path`` and save its figure into ``out``, by default the run folder; returns that folder."""
     from joma import _figures
 
-    run = Run(path)
-    kind = str(run.info["kind"])
-    if kind not in _DRAW:
-        raise RunError(f"{path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
-    if next(run.rows(), None) is None:
-        raise RunError(f"{path} has no measurements yet (status: {run.info['status']})")
-    chart = _DRAW[kind](run)
+    drawn = chart(Run(path))
     folder = Path(path if out is None else out)
     folder.mkdir(parents=True, exist_ok=True)
-    _figures.save(chart, folder)
+    _figures.save(drawn, folder)
     return folder
+
+
+def chart(run: Run) -> Chart:
+    """The figure of a run, by its kind."""
+    kind = str(run.info["kind"])
+    if kind not in _DRAW:
+        raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
+    if next(run.rows(), None) is None:
+        raise RunError(f"{run.path} has no measurements yet (status: {run.info['status']})")
+    return _DRAW[kind](run)
 
 
 def _watch(run: Run) -> Chart:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from joma._exhibits.cli import register as register_exhibits
+from joma._report.cli import register as register_report
 from joma._scan.cli import register as register_scan
 from joma._superpose.cli import register as register_superpose
 from joma._terminal import VERDICT_STYLE, escape, plain_table, styled
@@ -215,6 +216,7 @@ register_exhibits(app)
 register_training(app)
 register_superpose(app)
 register_scan(app)
+register_report(app)
 
 
 def main() -> None:

@@ -263,6 +263,7 @@ def reproduce(
             module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
         _figures.save(module.draw(run), folder)
+        write_atomic(folder / "data.csv", run.frame().to_csv(index=False))
         for name, text in module.tables(run).items() if hasattr(module, "tables") else ():
             write_atomic(folder / name, text)
         verdict: Verdict = module.judge(run)

@@ -64,8 +64,9 @@ def draw(run: Run) -> Chart:
 def _panel(run: Run, gauge: str, name: str, layers: int, title: str | None) -> alt.Chart:
     frame = run.frame(gauge)
     frame = frame[frame.layers == layers][["step", "layer", "value"]]
-    colour = alt.Color("layer:Q", scale=alt.Scale(scheme="plasma", domain=[0, max(1, layers)]),
-                       legend=alt.Legend(title="layer", tickMinStep=1, format="d") if layers > 1 else None)  # fmt: skip
+    depth = list(range(max(run.info["config"]["settings"]["layers"])))
+    scale = alt.Scale(scheme=alt.SchemeParams(name="plasma", extent=[0.0, 0.86]), domain=depth)
+    colour = alt.Color("layer:O", title="layer", scale=scale)
     chart = (
         alt.Chart(frame, width=320, height=190)
         .mark_line(strokeWidth=1.8)

@@ -1,5 +1,5 @@
-"""The one place that draws: a frame in, an Altair figure out, saved as SVG and PNG without a browser."""
+"""The one place that draws: a frame in, an Altair figure out, saved as SVG, PDF and PNG without a browser."""
 
-from joma._figures.style import Chart, save
+from joma._figures.style import Chart, save, specification
 
-__all__ = ["Chart", "save"]
+__all__ = ["Chart", "save", "specification"]

@@ -58,15 +58,21 @@ def styled(chart: Chart) -> Chart:
     )
 
 
+def specification(chart: Chart) -> str:
+    """The Vega-Lite JSON of ``chart`` in the shared look."""
+    with alt.data_transformers.disable_max_rows():  # the limit is for pages that hold many charts
+        return str(styled(chart).to_json(indent=None))
+
+
 def save(chart: Chart, folder: Path) -> None:
-    """Write ``figure.svg``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
+    """Write ``figure.svg``, ``figure.pdf``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
     import vl_convert
 
-    with alt.data_transformers.disable_max_rows():  # the limit is for pages that hold many charts
-        specification = styled(chart).to_json(indent=None)
-    write_atomic(folder / "figure.json", specification)
-    svg = vl_convert.vegalite_to_svg(specification)
+    drawn = specification(chart)
+    write_atomic(folder / "figure.json", drawn)
+    svg = vl_convert.vegalite_to_svg(drawn)
+    write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(svg))
     # browsers show a <title> on hovering: the names of layers
     svg = re.sub(r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)
     write_atomic(folder / "figure.svg", svg)
-    write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(specification, scale=2))
+    write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(drawn, scale=2))

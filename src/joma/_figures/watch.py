@@ -40,7 +40,7 @@ def draw(run: Run) -> Chart:
     bearer = next((g for g in means if "head" in info["axes"][g]), None)  # phases are of attention
     panels: list[Any] = []
     for gauge, table in means.items():
-        lines = _lines(table, x, colour, _title(gauge), layers[gauge])
+        lines = _lines(table, x, colour, titled(gauge), layers[gauge])
         marked = gauge == bearer and len(changes)
         panels.append(lines + _marks(changes, table, x) if marked else lines)
     loss = frame[frame.gauge == "loss"]
@@ -107,7 +107,8 @@ def _colour(counts: set[int]) -> alt.Color:
     return alt.Color("layer:Q", scale=alt.Scale(scheme=scheme, domain=[0, layers - 1]), legend=legend)
 
 
-def _title(gauge: str) -> str:
+def titled(gauge: str) -> str:
+    """How a gauge is called beside an axis."""
     name, _, part = gauge.partition(".")
     return TITLES.get(name, name.replace("_", " ")) + (f" ({part})" if part else "")
 

@@ -1,111 +1,155 @@
-"""report.html: the exhibits in order with figure, verdict and settings, then the table of claims."""
+"""report.html: what the paper says and what was measured, in the order of the paper; then the claims."""
 
 from __future__ import annotations
 
-import html
 import json
+from collections import Counter
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from joma._run import Run, write_atomic
+from joma._report.claims import claims_section
+from joma._report.document import (
+    LABELS,
+    TONE,
+    Page,
+    badge,
+    check_writable,
+    command,
+    document,
+    facts,
+    figure,
+    more,
+    write_page,
+)  # fmt: skip
+from joma._report.explorer import explorer_section
+from joma._report.typeset import markdown_table, typeset
+from joma._run import Run
 
 if TYPE_CHECKING:
-    from joma._exhibits import Exhibit
+    from joma._exhibits import Exhibit, Outcome, Verdict
     from joma.theory.claims import Result
 
-STYLE = """
-:root { --ink: #1f2328; --soft: #57606a; --line: #d8dee4; --paper: #ffffff; --box: #f6f8fa; --link: #0550ae; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --soft: #9da7b3; --line: #30363d; --paper: #0d1117; --box: #161b22; --link: #79c0ff; }
-}
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 2rem 1rem; max-width: 62rem; }
-h1 { font-size: 1.9rem; margin: 0 0 .3rem; } h2 { margin: 2.6rem 0 .4rem; font-size: 1.3rem; } a { color: var(--link); }
-.lead, .rule, footer { color: var(--soft); } figure { margin: 1rem 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; overflow-x: auto; }
-figure svg { display: block; max-width: 100%; height: auto; margin: auto; }
-.badge { display: inline-block; padding: .05rem .55rem; border-radius: 1rem; font-size: .85rem; font-weight: 600; color: #fff; white-space: nowrap; }
-.holds { background: #1a7f37; } .corrected, .under { background: #9a6700; } .fails, .error { background: #cf222e; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; } th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid var(--line); }
-#claims td:nth-child(3) { min-width: 20rem; width: 50%; } .scroll { overflow-x: auto; } pre { background: var(--box); padding: .6rem .8rem; border-radius: 6px; overflow-x: auto; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
-"""
-BADGE = {
-    "holds": "holds",
-    "holds as corrected": "corrected",
-    "holds under": "under",
-    "fails": "fails",
-    "error": "error",
-}
-
-
-def _badge(verdict: str) -> str:
-    return f'<span class="badge {BADGE[verdict]}">{verdict}</span>'
-
-
-def _exhibit(exhibit: Exhibit, folder: Path, preset: str, seed: int) -> str:
-    e = html.escape
-    complaint = folder.with_name(f"{exhibit.id}.error.txt")  # what went wrong, then the traceback
-    if complaint.exists():
-        error = complaint.read_text().splitlines()[0]
-        return f'<section id="{exhibit.id}"><h2>{e(exhibit.title)}</h2><p>{_badge("error")} {e(error)}</p></section>'
-    if not (folder / "verdict.json").exists():
-        return f'<section id="{exhibit.id}"><h2>{e(exhibit.title)}</h2><p>{_badge("error")} not made in this run</p></section>'
-    verdict = json.loads((folder / "verdict.json").read_text())
-    info = Run(folder).info
-    svg = (folder / "figure.svg").read_text()
-    return f"""<section id="{exhibit.id}">
-<h2>{e(exhibit.title)}</h2>
-<p>{e(exhibit.statement)}</p>
-<p>{_badge(verdict["verdict"])} {e(verdict["summary"])}</p>
-<figure role="img" aria-label="{e(exhibit.title)}: {e(verdict["summary"])}">{svg}</figure>
-<p class="rule">Rule: {e(verdict["rule"])}.</p>
-<details><summary>Settings and numbers</summary>
-<pre>joma reproduce {exhibit.id} --preset {e(preset)} --seed {seed}</pre>
-<pre>{e(json.dumps({"settings": info["config"]["settings"], "numbers": verdict["numbers"]}, indent=2, ensure_ascii=False))}</pre></details>
-</section>"""
-
-
-def _claims(results: list[Result]) -> str:
-    e = html.escape
-
-    def row(r: Result) -> str:
-        control = "rejected" if r.control_rejected else "NOT REJECTED"
-        value = "–" if r.value is None else f"{r.value:.2g}"
-        return (
-            f"<tr><td class=n>{e(r.id)}</td><td>{_badge(r.verdict)}</td><td>{e(r.statement)}"
-            + (f"<br><em>{'Corrected' if r.verdict != 'holds under' else 'Under'}: {e(r.note)}</em>" if r.note else "")
-            + f"</td><td class=n>{value} / {r.tolerance:.2g}</td><td>{e(r.control)}: {control}</td></tr>"
-        )
-
-    return f"""<section id="claims"><h2>Claims</h2>
-<p class="lead">Every check must also reject its control, a deliberately wrong variant of the statement.</p>
-<div class="scroll"><table><thead><tr><th>claim</th><th>verdict</th><th>statement</th><th>error / tolerance</th><th>control</th></tr></thead>
-<tbody>{"".join(row(r) for r in results)}</tbody></table></div></section>"""
+PAPER = """<p class="lead">Tian, Wang, Zhang, Chen and Du: <em>JoMA: Demystifying Multilayer Transformers via Joint Dynamics of
+MLP and Attention</em>, ICLR 2024. What the paper says, and what was measured.</p>"""
 
 
 def write_report(
     out: Path,
-    exhibits: Iterable[Exhibit],
-    claims: list[Any] | None,
+    exhibits: Iterable[Exhibit | Outcome],
+    claims: list[Result] | None,
     *,
     preset: str,
     seed: int,
     path: Path | None = None,
 ) -> Path:
-    """Write the page atomically (to ``out/report.html`` by default) and return its path."""
-    from joma import __version__
+    """Write the page atomically (to ``out/report.html`` by default) and return its path.
 
-    page = path or out / "report.html"
-    sections = [_exhibit(exhibit, out / exhibit.id, preset, seed) for exhibit in exhibits]
-    body = "\n".join(sections + ([_claims(claims)] if claims is not None else []))
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>JoMA, reproduced</title><style>{STYLE}</style></head><body>
-<h1>JoMA, reproduced</h1>
-<p class="lead">Tian, Wang, Zhang, Chen and Du: <em>JoMA: Demystifying Multilayer Transformers via Joint Dynamics of MLP and
-Attention</em>, ICLR 2024. What the paper says and what was measured, with joma {__version__}, preset {html.escape(preset)}, seed {seed}.</p>
-{body}
-<footer><p>Made by <code>joma reproduce</code>.</p></footer></body></html>
-"""
-    page.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(page, text)
-    return page
+    Arguments:
+        out: the folder with one folder an exhibit.
+        exhibits: in the order of the page; of an outcome with an error, the error is shown.
+        claims: the checked claims, or None for a page without them.
+        preset: what was asked for, for the heading and for exhibits that are not there.
+        seed: likewise.
+        path: where to write the page.
+    """
+    from joma import __version__
+    from joma._exhibits import Exhibit
+
+    page = Page(path or out / "report.html")
+    check_writable(page.path)
+    page.contents.append(("summary", "Summary", ""))
+    made: list[tuple[Exhibit, Verdict | None]] = []
+    sections = []
+    for item in exhibits:
+        exhibit, error = (item, None) if isinstance(item, Exhibit) else (item.exhibit, item.error)
+        verdict, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error)
+        made.append((exhibit, verdict))
+        sections.append(section)
+        if exhibit.id == "fig4":
+            sections.append(explorer_section(page))
+    if claims is not None:
+        if not any(exhibit.id == "fig4" for exhibit, _ in made):
+            sections.append(explorer_section(page))
+        sections.append(claims_section(page, claims))
+    header = f'{PAPER}<p class="meta">joma {__version__}, preset {escape(preset)}, seed {seed}.</p>'
+    sections.insert(0, _summary(made, claims))
+    footer = "Made by <code>joma reproduce</code>. This file needs no network and no other file."
+    return write_page(page, document(page, "JoMA, reproduced", header, sections, footer))
+
+
+def _complaint(path: Path) -> str | None:
+    """What went wrong with an exhibit: the first line of its error file, before the traceback."""
+    return path.read_text(encoding="utf-8").splitlines()[0] if path.exists() else None
+
+
+def exhibit_section(
+    page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None
+) -> tuple[Verdict | None, str]:
+    """An exhibit's verdict and its part of the page; one that is not there is said to be missing."""
+    from joma._exhibits.base import load_verdict
+
+    head = f'<section id="{exhibit.id}" aria-labelledby="{exhibit.id}-title"><h2 id="{exhibit.id}-title">{escape(exhibit.title)}</h2>'
+    says = f"<div><h3>The paper says</h3><p>{typeset(exhibit.statement)}</p></div>"
+    if error or not (folder / "verdict.json").exists():
+        page.contents.append((exhibit.id, exhibit.title, "bad"))
+        again = command(f"joma reproduce {exhibit.id} --preset {preset} --seed {seed}")
+        what = escape(error or "It was not made in this run.")
+        return (
+            None,
+            f'{head}<div class="pair">{says}<div><h3>Measured</h3><p>{badge("error")} {what}</p></div></div>{again}</section>',
+        )
+    verdict, run = load_verdict(folder), Run(folder)
+    page.contents.append((exhibit.id, exhibit.title, TONE[verdict.verdict]))
+    config = run.info["config"]
+    alt = f"{exhibit.title}. {verdict.verdict}: {verdict.summary}"
+    spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+    drawn = figure(page, exhibit.id, spec, alt, folder, run.frame().to_csv(index=False))
+    tables = "".join(markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md")))
+    numbers = {"measured": verdict.measured, "the paper": verdict.paper}
+    beside = "".join(f"<span>{name} <b>{typeset(text)}</b></span>" for name, text in numbers.items() if text)
+    origin = {"preset": config["preset"], "seed": run.info["seed"], "made": run.info.get("finished", "")}
+    versions = {f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text}
+    json_numbers = escape(json.dumps(verdict.numbers, indent=2, ensure_ascii=False))
+    body = f"""{head}
+<div class="pair">{says}<div><h3>Measured</h3><p>{badge(verdict.verdict)} {typeset(verdict.summary)}</p>
+{f'<p class="beside">{beside}</p>' if beside else ""}</div></div>
+{drawn}{more("Table", tables) if tables else ""}
+<p class="rule">Rule: {typeset(verdict.rule.rstrip("."))}.</p>
+{command(f"joma reproduce {exhibit.id} --preset {config['preset']} --seed {run.info['seed']}")}
+{more("Settings", facts(config["settings"] | origin | versions))}
+{more("All numbers", f'<pre tabindex="0">{json_numbers}</pre>') if verdict.numbers else ""}
+</section>"""
+    return verdict, body
+
+
+def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | None) -> str:
+    words = [verdict.verdict if verdict else "error" for _, verdict in made]
+    parts = [("exhibits", words)] + ([("claims", [r.verdict for r in claims])] if claims is not None else [])
+    counts = "".join(_tally(name, found) for name, found in parts if found)
+    numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in made)
+    rows = "".join(_row(exhibit, verdict, numbers) for exhibit, verdict in made)
+    columns = ["exhibit", "the paper says", "verdict", *(("measured", "the paper’s number") if numbers else ())]
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    return f"""<section id="summary" aria-labelledby="summary-title" class="first"><h2 id="summary-title">Summary</h2>{counts}
+<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"""
+
+
+def _tally(name: str, verdicts: list[str]) -> str:
+    count = Counter(verdicts)
+    bar = "".join(f'<span class="{TONE[v]}" style="flex:{count[v]}"></span>' for v in TONE if count[v])
+    items = "".join(f"<li><b>{count[v]}</b> {LABELS.get(v, v)}</li>" for v in TONE if count[v])
+    return f'<div class="tally" aria-hidden="true">{bar}</div><ul class="counts"><li><b>{len(verdicts)} {name}</b></li>{items}</ul>'
+
+
+def _row(exhibit: Exhibit, verdict: Verdict | None, numbers: bool) -> str:
+    measured, paper = (verdict.measured, verdict.paper) if verdict else ("", "")
+    cells = "".join(
+        f'<td data-label="{label}"{"" if text else " class=none"}>{typeset(text) if text else "–"}</td>'
+        for label, text in (("measured", measured), ("the paper’s number", paper))
+    )
+    return (
+        f'<tr><th scope="row"><a href="#{exhibit.id}">{escape(exhibit.title)}</a></th><td>{typeset(exhibit.statement)}</td>'
+        f"<td>{badge(verdict.verdict if verdict else 'error')}</td>{cells if numbers else ''}</tr>"
+    )

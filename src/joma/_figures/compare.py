@@ -1,0 +1,86 @@
+"""Several runs over each other: one panel a gauge, one colour a run; which layer is shown can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from joma._figures.style import Chart
+from joma._figures.watch import MOST_OF_LINE, titled
+from joma._run import Run, RunError
+
+MEAN = "mean of all"
+
+
+def draw(runs: Mapping[str, Run]) -> Chart:
+    """Label -> run; gauges of layers, heads (their mean) and plain numbers are drawn, over t if all runs have it.
+
+    Steps of scans, which begin at 0 and are spaced by their logarithm, get a symlog axis.
+    """
+    together = pd.concat([_means(run).assign(run=label) for label, run in runs.items()], ignore_index=True)
+    if together.empty:
+        raise RunError(f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number")
+    x = "t" if together.t.notna().all() else "step"
+    kinds = {run.info["kind"] for run in runs.values()}
+    scale = alt.Scale(type="symlog", nice=False) if kinds == {"scan"} else alt.Scale(nice=False, zero=False)
+    layers = sorted({int(n) for n in together.layer.dropna()})
+    names: list[str] = [MEAN, *(f"layer {n}" for n in layers)]
+    choice = alt.param(name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: "))
+    legend = alt.Legend(orient="top", columns=1 if max(map(len, runs)) > 24 else 2, labelLimit=480)
+    colour = alt.Color("run:N", title=None, sort=list(runs), scale=alt.Scale(domain=list(runs)), legend=legend)
+    panels: list[Any] = []
+    for gauge in dict.fromkeys(together.gauge):
+        rows = together[together.gauge == gauge].dropna(subset=["value"])
+        if rows.empty:
+            continue
+        rows = rows.assign(which=[MEAN if pd.isna(n) else f"layer {int(n)}" for n in rows.layer])
+        has_layers = rows.layer.notna().any()
+        chart = (
+            alt.Chart(rows[[x, "run", "which", "value"]])
+            .mark_line(strokeWidth=1.8, strokeJoin="round")
+            .encode(
+                alt.X(f"{x}:Q", title=x, scale=scale, axis=alt.Axis(tickCount=5, format="~s", labelOverlap="greedy")),
+                alt.Y("value:Q", title=titled(gauge), scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+                colour,
+                tooltip=["run:N", "which:N", f"{x}:Q", alt.Tooltip("value:Q", format=".4~g")],
+            )
+            .properties(width=270, height=210)
+        )
+        panels.append(chart.transform_filter("datum.which == layer_shown") if has_layers else chart)
+    chart = alt.concat(*panels, columns=2 if len(panels) in (2, 4) else 3, spacing=24)
+    return chart.add_params(choice) if layers else chart
+
+
+def _means(run: Run) -> pd.DataFrame:
+    """step, t, gauge, layer, value: the mean over heads, and over all layers where layer is missing.
+
+    Gauges with other axes (tokens, nodes) are left out: they are of one task only.
+    """
+    columns = ["step", "t", "gauge", "layer", "value"]
+    frame, axes = run.frame(), run.info["axes"]
+    if frame.empty:
+        return pd.DataFrame(columns=columns)
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame, "t", "layer"])])
+    usable = [g for g in frame.gauge.unique() if g != "phase" and set(axes.get(g, ())) <= {"layer", "head", "expert"}]
+    wide = frame[frame.gauge.isin(usable)]
+    keys = ["gauge", "step"]
+    steps = {g: _kept(rows.step) for g, rows in wide.groupby("gauge")}
+    wide = wide[[s in steps[g] for g, s in zip(wide.gauge, wide.step, strict=True)]]
+    mean = {"t": ("t", "first"), "value": ("value", "mean")}
+    by_layer = wide[wide.layer.notna()].groupby([*keys, "layer"], as_index=False).agg(**mean)
+    overall = wide.groupby(keys, as_index=False).agg(**mean).reindex(columns=columns)
+    parts = [part[columns].astype(object) for part in (overall, by_layer) if len(part)]
+    result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    result["value"] = result.value.astype(float)
+    order = {gauge: n for n, gauge in enumerate(["loss", "valid_loss", "entropy", "stable_rank"])}
+    return result.sort_values("gauge", key=lambda names: names.map(lambda g: (order.get(g, 9), g)), kind="stable")
+
+
+def _kept(steps: pd.Series[Any]) -> set[int]:
+    """As many steps as a picture can show, with both ends."""
+    values = sorted(set(steps))
+    stride = max(1, len(values) // MOST_OF_LINE)
+    return {*values[::stride], values[-1]}

@@ -1,0 +1,186 @@
+"""The same figure for a page: hover for values, click the legend to turn a series off and on, drag and zoom.
+
+Works on a Vega-Lite specification, so that every figure gets it and none has to know; pictures for papers are made
+from the specification as it was drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Spec = dict[str, Any]
+
+CONCAT = ("hconcat", "vconcat", "concat")
+CONTINUOUS, DISCRETE = ("quantitative", "temporal"), ("nominal", "ordinal")
+OUTER = ("title", "width", "height", "data", "transform", "name", "view")  # of a unit that becomes a layer
+FAINT = ("point", "circle", "square", "tick")  # marks that Vega-Lite draws with opacity 0.7
+MOST_TO_HOVER, MOST_SERIES = 1500, 40
+# a wheel alone scrolls the page; a pinch on a trackpad comes as a wheel with Ctrl
+ZOOM = "wheel![event.ctrlKey || event.metaKey]"
+
+
+@dataclass
+class _Unit:
+    """One mark: its node, the data it sees, the view it is drawn in, and which colour scale it shares."""
+
+    node: Spec
+    data: str | None
+    view: Spec
+    scale: tuple[int, ...]
+    zoomable: bool
+
+
+@dataclass
+class Series:
+    """What the reader can turn off: the selection's name, the field, and its values in the order of the legend."""
+
+    name: str
+    field: str
+    title: str
+    values: list[Any] = dataclasses.field(default_factory=list)
+
+
+def interactive(spec: Spec) -> tuple[Spec, list[Series]]:
+    """A copy of ``spec`` with tooltips, switches and zoom, and the series that can be switched."""
+    spec = copy.deepcopy(spec)
+    datasets: dict[str, list[Spec]] = spec.get("datasets", {})
+    units = list(_units(spec, None, None, (), True))
+    for unit in units:
+        mark = unit.node["mark"]
+        unit.node["mark"] = {"type": mark} if isinstance(mark, str) else mark
+    taken = "bind" in str(spec.get("params", ""))  # a figure that brings its own interaction keeps it
+    if not taken:
+        _zoom(units)
+    series = _series(units, datasets)
+    for number, unit in enumerate(units):
+        chosen = next((s.name for s in series if unit.node.get("_series") == s.name), None)
+        unit.node.pop("_series", None)
+        _hover(unit, datasets.get(unit.data or "", []), f"hover_{number}", chosen)
+    return spec, series
+
+
+def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ...], zoom: bool) -> Iterator[_Unit]:
+    data = node.get("data", {}).get("name", data)
+    resolve = node.get("resolve", {}).get("scale", {})
+    children: list[Spec] = next((node[key] for key in (*CONCAT, "layer") if key in node), [])
+    if "layer" in node:
+        view = view if view is not None else node
+    for n, child in enumerate(children):
+        own = (*scale, id(node), n) if resolve.get("color") == "independent" else scale
+        yield from _units(child, data, view, own, zoom)
+    if "spec" in node:  # facets; a zoom needs scales that they share
+        shared = "independent" not in (resolve.get("x"), resolve.get("y")) and "facet" in node
+        own = (*scale, id(node)) if resolve.get("color") == "independent" else scale
+        yield from _units(node["spec"], data, None, own, zoom and shared)
+    if "mark" in node:
+        facets = {"row", "column", "facet"} & node.get("encoding", {}).keys()
+        yield _Unit(node, data, view if view is not None else node, scale, zoom and not facets)
+
+
+def _continuous(unit: _Unit) -> bool:
+    encoding = unit.node.get("encoding", {})
+    return all(
+        encoding.get(c, {}).get("type") in CONTINUOUS and "field" in encoding[c] and not encoding[c].get("bin")
+        for c in "xy"
+    )
+
+
+def _zoom(units: list[_Unit]) -> None:
+    done: set[int] = set()
+    for number, unit in enumerate(units):
+        if not unit.zoomable or id(unit.view) in done or not _continuous(unit):
+            continue
+        done.add(id(unit.view))
+        select = {"type": "interval", "zoom": ZOOM}
+        unit.node.setdefault("params", []).append({"name": f"zoom_{number}", "select": select, "bind": "scales"})
+        for other in units:
+            if other.view is unit.view:  # marks and labels may stand over the edge, as drawn, until the reader zooms
+                other.node["mark"].setdefault("clip", {"expr": f"length(data('zoom_{number}_store')) > 0"})
+
+
+def _series(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Series]:
+    """One switch for each colour legend: the marks of a series that is off are not drawn."""
+    groups: dict[tuple[tuple[int, ...], str], list[_Unit]] = {}
+    for unit in units:
+        colour = unit.node.get("encoding", {}).get("color", {})
+        if colour.get("type") in DISCRETE and "field" in colour:
+            groups.setdefault((unit.scale, colour["field"]), []).append(unit)
+    found: list[Series] = []
+    for (_, name), members in groups.items():
+        colours = [unit.node["encoding"]["color"] for unit in members]
+        bearer = next((u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None), None)
+        seen = [row[name] for unit in members for row in datasets.get(unit.data or "", []) if row.get(name) is not None]
+        values = sorted(set(seen)) if all(isinstance(v, (int, float)) for v in seen) else list(dict.fromkeys(seen))
+        order: list[Any] = next((c["sort"] for c in colours if isinstance(c.get("sort"), list)), [])
+        values = [v for v in order if v in values] + [v for v in values if v not in order]
+        if bearer is None or not 2 <= len(values) <= MOST_SERIES:
+            continue
+        title = next((c["title"] for c in colours if c.get("title")), None) or name
+        series = Series(f"series_{len(found)}", name, str(title), values)
+        found.append(series)
+        # all are selected at first, and a click takes one out: on and off, as the legend shows
+        select = {"type": "point", "fields": [name], "toggle": "true", "clear": False}
+        param = {"name": series.name, "select": select, "bind": "legend", "value": [{name: v} for v in values]}
+        bearer.node.setdefault("params", []).append(param)
+        for unit in members:
+            unit.node["_series"] = series.name
+            if "opacity" not in unit.node["encoding"]:
+                mark = unit.node["mark"]
+                full = mark.get("opacity", 0.7 if mark["type"] in FAINT else 1)
+                unit.node["encoding"]["opacity"] = {"condition": {"param": series.name, "value": full}, "value": 0}
+    return found
+
+
+def _hover(unit: _Unit, rows: list[Spec], name: str, series: str | None) -> None:
+    """Tooltips; a line becomes line and points, of which the one nearest to the pointer is shown with its values."""
+    node, encoding = unit.node, unit.node.get("encoding", {})
+    mark = node["mark"]
+    if mark["type"] in ("area", "rule", "text") and "tooltip" not in encoding:
+        return
+    encoding["tooltip"] = _tooltip(encoding, rows)
+    if mark["type"] != "line" or not _continuous(unit) or not unit.zoomable:
+        return  # the tooltip of a line would be its first point's
+    inner = {key: node.pop(key) for key in list(node) if key not in OUTER}
+    tooltip = encoding.pop("tooltip")
+    dot = {c: encoding[c] for c in ("x", "y", "detail") if c in encoding}  # a colour would change the legend
+    on: Spec = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}
+    point: Spec = {
+        "mark": {"type": "point", "filled": True, "size": 50, "color": "#57606a", "clip": mark.get("clip", False)},
+        "encoding": dot | {
+            "tooltip": tooltip,
+            "opacity": {"condition": {"param": name, "empty": False, "value": 1}, "value": 0},
+        },
+        "params": [{"name": name, "select": on}],
+    }  # fmt: skip
+    thin: list[Spec] = []
+    if len(rows) > MOST_TO_HOVER:  # each costs time when the page is drawn; scattered, so that no series is left out
+        share = f"datum.row_ * 7919 % 10007 < {10007 * MOST_TO_HOVER // len(rows)}"
+        thin = [{"window": [{"op": "row_number", "as": "row_"}]}, {"filter": share}]
+    if thin or series is not None:
+        point["transform"] = thin + ([{"filter": {"param": series}}] if series is not None else [])
+    node["layer"] = [inner, point]
+
+
+def _tooltip(encoding: Spec, rows: list[Spec]) -> list[Spec]:
+    given = encoding.get("tooltip", [])
+    shown: list[Spec] = [dict(item) for item in (given if isinstance(given, list) else [given])]
+    have = {item.get("field") for item in shown}
+    for channel in ("color", "x", "y"):
+        item = encoding.get(channel, {})
+        if "field" in item and item["field"] not in have and not item.get("aggregate"):
+            title = item.get("title") or item["field"]
+            shown.append({"field": item["field"], "type": item["type"], "title": str(title)})
+    for item in shown:
+        if item.get("type") == "quantitative" and "format" not in item and "field" in item:
+            item["format"] = _format([row.get(item["field"]) for row in rows])
+    return shown
+
+
+def _format(values: list[Any]) -> str:
+    numbers = [v for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    return ",d" if numbers and all(float(v).is_integer() for v in numbers) else ".4~g"

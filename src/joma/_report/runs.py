@@ -1,0 +1,179 @@
+"""A page from any runs: what they were, the same gauges over each other, and the figure of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from joma._report.document import (
+    Page,
+    check_writable,
+    command,
+    document,
+    facts,
+    figure,
+    more,
+    slug,
+    write_page,
+)  # fmt: skip
+from joma._report.page import exhibit_section, write_report
+from joma._run import Run, RunError, RunNotFound
+
+TONES = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}
+
+
+def collect(paths: Sequence[Path]) -> list[Run]:
+    """The runs in ``paths``: run folders, or folders that hold run folders, as a sweep's."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        inside = [path] if (path / "run.json").exists() else _below(path)
+        if not inside:
+            try:
+                Run(path)  # says what is missing
+            except RunNotFound as error:
+                raise RunError(f"{error}. No folder inside it is a run either") from None
+        for folder in inside:
+            found.setdefault(folder.resolve(), Run(folder))
+    return list(found.values())
+
+
+def _below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    entries = (entry for entry in path.iterdir() if not entry.name.startswith("."))
+    return sorted(entry for entry in entries if (entry / "run.json").is_file())
+
+
+def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
+    """Write the page of the runs in ``paths`` to ``out``; of a folder that `joma reproduce` wrote, the paper's page."""
+    runs = collect(paths)
+    check_writable(out)
+    exhibits = all(run.info["kind"] == "exhibit" for run in runs)
+    if exhibits and title is None and len(paths) == 1 and not (paths[0] / "run.json").exists():
+        return _paper(paths[0], runs, out)
+    page = Page(out)
+    page.contents.append(("summary", "Runs", ""))
+    labels = _labels(runs)
+    sections = [_table(runs, labels)]
+    comparable = {label: run for label, run in zip(labels, runs, strict=True) if run.info["kind"] != "exhibit"}
+    if len(comparable) > 1:
+        sections.append(_comparison(page, comparable))
+    ids: set[str] = {"summary", "comparison", "main"}
+    for label, run in zip(labels, runs, strict=True):
+        id = slug(label)
+        while id in ids:
+            id += "-"
+        ids.add(id)
+        sections.append(_section(page, run, label, id))
+    heading = title or (labels[0] if len(runs) == 1 else f"{len(runs)} runs")
+    footer = "Made by <code>joma report</code>. This file needs no network and no other file."
+    return write_page(page, document(page, heading, "", sections, footer))
+
+
+def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
+    from joma._exhibits import EXHIBITS
+    from joma.theory.claims import Result
+
+    made = {run.path.name for run in runs}
+    stored = folder / "claims.json"
+    claims = [Result(**item) for item in json.loads(stored.read_text(encoding="utf-8"))] if stored.exists() else None
+    info = runs[0].info
+    chosen = [exhibit for exhibit in EXHIBITS.values() if exhibit.id in made]
+    return write_report(folder, chosen, claims, preset=info["config"].get("preset", "?"), seed=info["seed"], path=out)
+
+
+def _labels(runs: list[Run]) -> list[str]:
+    """Names that tell the runs apart: of the runs, with the folder before it where two are the same."""
+    names = [str(run.info.get("name") or run.path.resolve().name) for run in runs]
+    twice = {name for name in names if names.count(name) > 1}
+    full = [f"{run.path.resolve().parent.name}/{n}" if n in twice else n for run, n in zip(runs, names, strict=True)]
+    return [f"{name} ({full[:n].count(name) + 1})" if full.count(name) > 1 else name for n, name in enumerate(full)]
+
+
+def _table(runs: list[Run], labels: list[str]) -> str:
+    """Kind, status, and the settings in which the runs differ."""
+    configs = [_flat(run.info["config"]) for run in runs]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
+    vary = [key for key in keys if len(values[key]) > 1][:8]
+    columns = ["run", "kind", "status", "seed", *vary]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    rows = ""
+    for run, label, config in zip(runs, labels, configs, strict=True):
+        info = run.info
+        status, why = str(info["status"]), str(info.get("reason") or "")
+        tone = f'<span class="badge {TONES.get(status, "fair")}">{escape(status)}</span> {escape(why)}'
+        cells = [escape(str(info["kind"])), tone, escape(str(info.get("seed")))]
+        cells += [escape(_short(config.get(key))) for key in vary]
+        rows += (
+            f'<tr><th scope="row">{escape(label)}</th>'
+            + "".join(
+                f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in zip(columns[1:], cells, strict=True)
+            )
+            + "</tr>"
+        )
+    return f"""<section id="summary" class="first" aria-labelledby="summary-title"><h2 id="summary-title">Runs</h2>
+<div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs"><thead><tr>{head}</tr></thead>
+<tbody>{rows}</tbody></table></div></section>"""
+
+
+def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for key, value in config.items():
+        items |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return items
+
+
+def _short(value: Any) -> str:
+    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _comparison(page: Page, runs: dict[str, Run]) -> str:
+    from joma._figures import specification
+    from joma._figures.compare import draw
+
+    page.contents.append(("comparison", "Over each other", ""))
+    spec = json.loads(specification(draw(runs)))
+    alt = f"The gauges of {len(runs)} runs over each other: {', '.join(runs)}"
+    drawn = figure(page, "comparison", spec, alt, None, None)
+    return f"""<section id="comparison" aria-labelledby="comparison-title"><h2 id="comparison-title">Over each other</h2>
+<p>The same gauge of all runs, one colour a run. Heads are averaged.</p>{drawn}</section>"""
+
+
+def _section(page: Page, run: Run, label: str, id: str) -> str:
+    from joma._figures import specification
+    from joma._plot import chart
+
+    info = run.info
+    if info["kind"] == "exhibit" and (run.path / "verdict.json").exists():
+        from joma._exhibits import EXHIBITS
+
+        if (exhibit := EXHIBITS.get(str(info["config"].get("exhibit")))) is not None:
+            return exhibit_section(page, exhibit, run.path, str(info["config"]["preset"]), info["seed"])[1]
+    page.contents.append((id, label, TONES.get(str(info["status"]), "fair")))
+    head = f'<section id="{escape(id)}" aria-labelledby="{escape(id)}-title"><h2 id="{escape(id)}-title">{escape(label)}</h2>'
+    origin = {
+        key: info[key]
+        for key in ("kind", "status", "reason", "seed", "created", "finished")
+        if info.get(key) is not None
+    }
+    versions = {f"version of {name}": text for name, text in info.get("versions", {}).items() if text}
+    settings = more("Settings", facts(_flat(info["config"]) | origin | versions))
+    try:
+        spec = json.loads(specification(chart(run)))
+    except RunError as error:
+        return f'{head}<p class="meta">{escape(str(error))}</p>{settings}</section>'
+    alt = f"{info['kind']} run {label}: each gauge over its steps"
+    stored = run.path if (run.path / "figure.json").exists() and info["status"] == "done" else None
+    drawn = figure(page, id, spec, alt, stored, run.frame().to_csv(index=False))
+    return f"{head}{drawn}{command(f'joma plot {_quoted(run.path)}')}{settings}</section>"
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))

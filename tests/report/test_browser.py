@@ -1,0 +1,338 @@
+"""The page in real headless Chromium: drawn, alive, readable, and alone."""
+
+import base64
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+
+from joma.theory import solve_bounce
+
+from .pages import HOSTILE, VERDICTS, paper_page, results, runs_page
+
+ALLOWED = ("file:", "data:", "blob:")
+
+
+@pytest.fixture(scope="session")
+def driver(browser_paths):
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = browser_paths[0]
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+                 "--disable-dev-shm-usage", "--window-size=1400,1000"):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(executable_path=browser_paths[1]))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="session")
+def paper(browser_paths, tmp_path_factory):
+    return paper_page(tmp_path_factory.mktemp("paper"))
+
+
+@pytest.fixture(scope="session")
+def runs(browser_paths, tmp_path_factory):
+    return runs_page(tmp_path_factory.mktemp("runs"))
+
+
+def until(driver, condition, *arguments):
+    """Wait until a JavaScript expression is true; what it was at last."""
+    for _ in range(600):
+        if value := driver.execute_script(f"return {condition}", *arguments):
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"never true: {condition}")
+
+
+def show(driver, page, width=1400, scheme="light"):
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                           {"features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get_log("browser"), driver.get_log("performance")
+    driver.get(page.as_uri())
+    until(driver, "window.joma && joma.drawn")
+
+
+def errors(driver):
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+PAINTED = """return [...document.querySelectorAll('.chart')].map(box => {
+  const canvas = box.querySelector('canvas');
+  if (!canvas) return [box.id, 0, 0];
+  const pixels = new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  let marks = 0;
+  const visit = (item) => { for (const m of item.items || []) {
+    if (m.role === 'mark') marks += m.items.length;
+    for (const below of m.items || []) visit(below); } };
+  for (const group of joma.views.get(box.id).scenegraph().root.items) visit(group);
+  return [box.id, new Set(pixels).size, marks];
+});"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn_without_errors(driver, paper, scheme):
+    show(driver, paper, scheme=scheme)
+    painted = driver.execute_script(PAINTED)
+    assert [id for id, *_ in painted] == ["fig3-chart", "fig4-chart"]
+    assert all(colours > 10 and marks > 0 for _, colours, marks in painted), painted
+    assert driver.execute_script("return document.documentElement.dataset.theme") == scheme
+    assert errors(driver) == []
+    print(f"\nall figures drawn after {driver.execute_script('return joma.drawn') / 1000:.2f} s ({scheme})")
+
+
+def test_nothing_leaves_the_page(driver, paper):
+    show(driver, paper)
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert asked, "the log of the browser is empty"
+    assert not [url for url in asked if not url.startswith(ALLOWED)]
+    blocked = driver.execute_async_script(
+        "const done = arguments[0]; fetch('http://127.0.0.1:9/').then(() => done('sent'), () => done('refused'))"
+    )
+    assert blocked == "refused"
+    driver.get_log("browser")
+
+
+def test_the_button_changes_the_theme_and_the_figures(driver, paper):
+    show(driver, paper)
+    before = driver.execute_script("return joma.views.get('fig4-chart')._renderer._bgcolor") or "none"
+    driver.execute_script("document.getElementById('theme').click()")
+    until(driver, "document.documentElement.dataset.drawn === 'dark'")
+    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(15, 20, 25)"
+    ink = driver.execute_script("""const found = [];
+      const visit = (item) => { for (const m of item.items || []) {
+        if (m.role === 'axis-label') found.push(m.items[0].fill);
+        for (const below of m.items || []) visit(below); } };
+      joma.views.get('fig4-chart').scenegraph().root.items.forEach(visit); return found;""")
+    assert set(ink) == {"#c3ccd5"}, before
+    assert errors(driver) == []
+
+
+def luminance(colour):
+    channel = np.array(colour) / 255
+    channel = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+    return channel @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(driver, paper, scheme):
+    show(driver, paper, scheme=scheme)
+    pairs = driver.execute_script("""
+      const parse = (text) => text.match(/[\\d.]+/g).map(Number), seen = new Map();
+      for (const e of document.querySelectorAll('main *, nav *')) {
+        if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) || e.closest('script, style')) continue;
+        let back = e, colour;
+        while (back && (colour = parse(getComputedStyle(back).backgroundColor)).length === 4 && colour[3] === 0) back = back.parentElement;
+        const pair = [parse(getComputedStyle(e).color).slice(0, 3), back ? colour.slice(0, 3) : [255, 255, 255]];
+        seen.set(JSON.stringify(pair), [e.tagName + '.' + e.className, ...pair]);
+      }
+      return [...seen.values()];""")
+    assert len(pairs) > 5
+    for what, ink, paper_colour in pairs:
+        low, high = sorted((luminance(ink), luminance(paper_colour)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (what, ink, paper_colour)
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(driver, paper, runs):
+    for page in (paper, runs):
+        show(driver, page, width=360)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
+        assert errors(driver) == []
+
+
+def test_headings_landmarks_and_names(driver, paper):
+    show(driver, paper)
+    levels = driver.execute_script("return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(below <= above + 1 for above, below in itertools.pairwise(levels))
+    landmarks = "return ['main', 'nav[aria-label]', 'a.skip', 'footer'].map(s => document.querySelectorAll(s).length)"
+    assert driver.execute_script(landmarks) == [1, 1, 1, 1]
+    charts = "return [...document.querySelectorAll('.chart, .explorer svg')].map(e => e.getAttribute('aria-label'))"
+    assert all(len(text) > 10 for text in driver.execute_script(charts))
+    inner = "return document.querySelector('#fig4-chart [role=graphics-document]').getAttribute('aria-label')"
+    assert "Figure 4" in driver.execute_script(inner)
+    nameless = """return [...document.querySelectorAll('button, a, input, select')].filter(e =>
+      !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map(e => e.outerHTML)"""
+    assert driver.execute_script(nameless) == []
+    twice = "const ids = [...document.querySelectorAll('[id]')].map(e => e.id); return ids.length - new Set(ids).size"
+    assert driver.execute_script(twice) == 0
+    targets = "return [...document.querySelectorAll('nav a')].filter(a => !document.querySelector(a.hash)).length"
+    assert driver.execute_script(targets) == 0
+
+
+def test_the_claims_can_be_filtered(driver, paper):
+    show(driver, paper)
+    claims = results()
+    shown = (
+        "return [...document.querySelectorAll('#claims tbody tr:not([hidden]) th')].map(e => e.firstChild.textContent)"
+    )
+    assert driver.execute_script(shown) == [r.id for r in claims]
+    for n, verdict in enumerate(VERDICTS):
+        driver.execute_script(
+            "document.querySelector(`#claims button[data-verdict='${arguments[0]}']`).click()", verdict
+        )
+        assert driver.execute_script(shown) == [r.id for r in claims[n::5]]
+    driver.execute_script("document.querySelector(`#claims button[data-verdict='']`).click()")
+    field = driver.find_element("css selector", "#claims input")
+    field.send_keys("t4.order")
+    assert driver.execute_script(shown) == ["T4.order"]
+    assert "1 of 46" in driver.execute_script("return document.querySelector('#claims [role=status]').textContent")
+    field.send_keys(" nothing-like-this")
+    assert driver.execute_script(shown) == []
+    driver.execute_script("""const s = document.querySelector('#claims'); s.querySelector('input').value = '';
+      s.querySelector('select').value = 'Theorem 2'; s.querySelector('select').dispatchEvent(new Event('change'));""")
+    assert driver.execute_script(shown) == [r.id for r in claims if r.id.startswith("T2.")]
+
+
+def test_formulas_are_laid_out(driver, paper):
+    show(driver, paper)
+    sizes = driver.execute_script(
+        "return [...document.querySelectorAll('#claims .formulas math')].map(m => { const r = m.getBoundingClientRect(); return [r.width, r.height]; })"
+    )
+    assert len(sizes) > 30
+    assert min(map(min, sizes)) > 3
+    fraction = """const f = document.querySelector('#claims mfrac'), [a, b] = f.children;
+      return b.getBoundingClientRect().top - a.getBoundingClientRect().bottom"""
+    assert driver.execute_script(fraction) >= -1  # above each other: MathML is known to the browser
+
+
+def test_the_explorer_solves_equation_6(driver, paper):
+    show(driver, paper)
+    mu, t = [-2.0, 0.05, 0.7, 1.0, 2.5, 4.0, 5.4], [0.0, 1e-3, 0.1, 0.3, 0.41, 0.8, 1.3, 2.5]
+    v = np.array(driver.execute_script("return jomaExplorer.bounce(arguments[0], arguments[1])", mu, t))
+    exact = solve_bounce(mu, t)
+    np.testing.assert_allclose(v, exact.v, atol=1e-6)
+    entropy = driver.execute_script("return arguments[0].map(jomaExplorer.entropy)", v.tolist())
+    np.testing.assert_allclose(entropy, exact.entropy(), atol=1e-6)
+
+
+def test_the_explorer_moves(driver, paper):
+    show(driver, paper)
+    slide = """const e = document.getElementById(arguments[0]); e.value = arguments[1];
+      e.dispatchEvent(new Event('input')); return document.getElementById('x-entropy').textContent"""
+    mu = np.linspace(1.0, 4.0, 10)  # centre 2.5, spread 1.5
+    for k in (0, 82, 500):
+        shown = float(driver.execute_script(slide, "x-time", k))
+        assert shown == pytest.approx(solve_bounce(mu, [2.5 * k / 500]).entropy()[0], abs=1e-3)
+    assert float(driver.execute_script(slide, "x-spread", 0)) == pytest.approx(np.log(10), abs=1e-3)
+    driver.execute_script("document.getElementById('x-time').value = 0; document.getElementById('x-play').click()")
+    until(driver, "jomaExplorer.state.k > 5 && document.getElementById('x-play').textContent === 'Pause'")
+    driver.execute_script("document.getElementById('x-play').click()")
+    assert driver.execute_script("return document.getElementById('x-play').textContent") == "Play"
+    assert errors(driver) == []
+
+
+ITEM = """const found = [];
+  const visit = (item, x, y) => { for (const m of item.items || []) for (const one of m.items || []) {
+    const [a, b] = [x + (one.x || 0), y + (one.y || 0)];
+    if (m.role === 'legend-symbol') found.push([x + (one.bounds.x1 + one.bounds.x2) / 2, y + (one.bounds.y1 + one.bounds.y2) / 2]);
+    visit(one, m.marktype === 'group' ? a : x, m.marktype === 'group' ? b : y); } };
+  const view = joma.views.get(arguments[0]), [left, top] = view.origin(), pad = view.padding();
+  view.scenegraph().root.items.forEach(root => visit(root, root.x || 0, root.y || 0));
+  const r = document.querySelector('#' + arguments[0] + ' canvas').getBoundingClientRect();
+  return found.map(([x, y]) => [r.x + pad.left + left + x, r.y + pad.top + top + y]);"""
+
+
+def wake(driver, chart):
+    """Move the pointer to a figure: its points to hover over are drawn."""
+    driver.execute_script(
+        "document.getElementById(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", chart
+    )
+    x, y = driver.execute_script(
+        "const r = document.querySelector('#' + arguments[0] + ' canvas').getBoundingClientRect(); return [r.x + r.width - 300, r.y + 90]",
+        chart,
+    )
+    mouse(driver, "mouseMoved", x, y)
+    until(driver, "document.getElementById(arguments[0]).dataset.alive === 'true'", chart)
+
+
+def mouse(driver, kind, x, y, **more):
+    driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, **more})
+
+
+def test_a_series_can_be_turned_off_by_legend_and_by_button(driver, paper):
+    show(driver, paper)
+    wake(driver, "fig3-chart")
+    lines = """const found = [];
+      const visit = (item) => { for (const m of item.items || []) {
+        if (m.marktype === 'line') found.push(m.items[0].opacity ?? 1);
+        for (const below of m.items || []) visit(below); } };
+      joma.views.get('fig3-chart').scenegraph().root.items.forEach(visit); return found;"""
+    assert driver.execute_script(lines) == [1, 1, 1, 1]
+    x, y = driver.execute_script(ITEM, "fig3-chart")[0]
+    mouse(driver, "mouseMoved", x, y)
+    mouse(driver, "mousePressed", x, y, button="left", clickCount=1)
+    mouse(driver, "mouseReleased", x, y, button="left", clickCount=1)
+    pressed = (
+        "[...document.querySelectorAll('[data-switch=fig3-chart]')].map(b => b.getAttribute('aria-pressed')).join()"
+    )
+    until(driver, f"{pressed} === 'false,true,true,true'")
+    assert driver.execute_script(lines) == [0, 1, 1, 1]
+    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[0].click()")
+    until(driver, f"{pressed} === 'true,true,true,true'")
+    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[2].click()")
+    until(driver, f"{pressed} === 'true,true,false,true'")
+    assert driver.execute_script(lines) == [1, 1, 0, 1]
+    assert errors(driver) == []
+
+
+def test_hovering_shows_values_and_ctrl_scroll_zooms(driver, paper):
+    show(driver, paper)
+    wake(driver, "fig3-chart")
+    box = "const r = document.querySelector('#fig3-chart canvas').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]"
+    left, top, width, _ = driver.execute_script(box)
+    for x in (left + width - 300, left + width - 280):
+        mouse(driver, "mouseMoved", x, top + 120)
+    text = until(driver, "document.querySelector('#vg-tooltip-element.visible')?.textContent")
+    assert "component" in text
+    assert "value" in text
+    zoom = "Object.keys(joma.views.get('fig3-chart').getState({signals: n => n.startsWith('zoom')}).signals).find(n => n.endsWith('_step'))"
+    before = driver.execute_script(f"return joma.views.get('fig3-chart').signal({zoom})")
+    driver.execute_script("""const c = document.querySelector('#fig3-chart canvas');
+      c.dispatchEvent(new WheelEvent('wheel', {ctrlKey: true, deltaY: -300, clientX: arguments[0], clientY: arguments[1],
+        bubbles: true, cancelable: true}))""", left + width - 280, top + 120)  # fmt: skip
+    low, high = until(driver, f"joma.views.get('fig3-chart').signal({zoom})")
+    assert before is None
+    assert 0 < high - low < 2000  # of 2,000 batches
+    assert errors(driver) == []
+
+
+def test_files_come_out_of_the_page(driver, paper):
+    show(driver, paper)
+    get = """const done = arguments[1]; unpack(arguments[0]).then(r => r.arrayBuffer()).then(b => {
+      let s = ''; for (const x of new Uint8Array(b)) s += String.fromCharCode(x); done(btoa(s)); })"""
+    stored = {"csv": "data.csv", "svg": "figure.svg", "pdf": "figure.pdf"}
+    for ending, name in stored.items():
+        assert (
+            base64.b64decode(driver.execute_async_script(get, f"fig4-{ending}"))
+            == (paper.parent / "fig4" / name).read_bytes()
+        )
+        link = driver.find_element("css selector", f"#fig4 a[data-file='fig4-{ending}']")
+        assert link.get_attribute("href") == (paper.parent / "fig4" / name).as_uri()
+
+
+def test_runs_are_drawn_over_each_other_and_hostile_names_are_text(driver, runs):
+    show(driver, runs)
+    painted = driver.execute_script(PAINTED)
+    assert len(painted) == 3
+    assert all(colours > 5 and marks > 0 for _, colours, marks in painted), painted
+    assert driver.execute_script("return document.images.length") == 0
+    headings = driver.execute_script("return [...document.querySelectorAll('h2')].map(h => h.textContent)")
+    assert HOSTILE in headings
+    values = "return joma.views.get('comparison-chart').data(Object.keys(joma.views.get('comparison-chart').getState({data: () => true}).data)[0]).length"
+    assert driver.execute_script(values) > 0
+    driver.execute_script("""const s = document.querySelector('#comparison select'); s.value = 'layer 1';
+      s.dispatchEvent(new Event('change', {bubbles: true})); s.dispatchEvent(new Event('input', {bubbles: true}));""")
+    until(driver, "joma.views.get('comparison-chart').signal('layer_shown') === 'layer 1'")
+    assert errors(driver) == []

@@ -1,0 +1,236 @@
+"""The page as text: complete, self-contained, typeset, safe, and written whole or not at all."""
+
+import base64
+import gzip
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from joma._figures import specification
+from joma._figures.compare import MEAN
+from joma._figures.compare import draw as compare
+from joma._figures.interactive import interactive
+from joma._report.claims import group_of
+from joma._report.runs import collect, report
+from joma._report.typeset import formula, markdown_table, typeset
+from joma._run import Run, RunError
+from joma.cli import app, main
+from joma.theory.claims import claims
+
+from .pages import HOSTILE, watch_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [watch_run(folder / "a", HOSTILE), watch_run(folder / "b", "plain", 0.5)]
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    return report(runs, runs[0].parent / "report.html").read_text()
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.wrong = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "input", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append((tag, self.getpos()))
+
+
+def unpacked(page, id):
+    text = re.search(rf'<script type="text/plain" id="{re.escape(id)}">([^<]*)</script>', page)[1]
+    return gzip.decompress(base64.b64decode(text))
+
+
+def test_every_formula_of_every_claim_becomes_mathml():
+    texts = [getattr(c, name) or "" for c in claims() for name in ("paper_formula", "corrected_formula", "derivation")]
+    formulas = [a or b for text in texts for a, b in re.findall(r"\$\$(.+?)\$\$|\$(.+?)\$", text, re.S)]
+    assert len(formulas) > 100
+    for latex in formulas:
+        result = formula(latex)
+        assert result.startswith("<math"), latex
+        ET.fromstring(result)  # well-formed
+        assert "\\" not in re.sub("<[^>]*>", "", result), latex
+
+
+def test_formulas_say_what_they_say():
+    assert ">𝔼<" in formula(r"\mathbb E[x]")
+    assert ">ℝ<" in formula(r"\mathbb R")
+    assert "<mfrac>" in formula(r"\frac{a}{b}")
+    assert "<msubsup>" in formula("v_k^2")
+
+
+@pytest.mark.parametrize("latex", [r"\nosuchmacro{x}", r"\frac{a", r"a & <b>"])
+def test_a_formula_that_cannot_be_converted_is_shown_as_its_source(latex):
+    text = formula(latex)
+    assert "<b>" not in text
+    if not text.startswith("<math"):
+        assert text.startswith("<code>")
+    else:
+        ET.fromstring(text)
+
+
+def test_scripts_in_prose_and_names_with_underscores():
+    assert typeset("z_m = Σ_k v_k²") == "z<sub>m</sub> = Σ<sub>k</sub> v<sub>k</sub>²"
+    assert typeset("e^{z_l}") == "e<sup>z<sub>l</sub></sup>"
+    assert typeset("attention_lr / mlp_lr") == "attention_lr / mlp_lr"
+    assert typeset("a < b & `x_y`") == "a &lt; b &amp; <code>x_y</code>"
+
+
+def test_a_markdown_table_keeps_its_cells():
+    text = markdown_table("Words & more.\n\n| a | b |\n|---|--:|\n| x<y | 1 |\n| z | 2 |")
+    assert re.findall(r"<td[^>]*>(.*?)</td>", text) == ["x&lt;y", "1", "z", "2"]
+    assert "Words &amp; more." in text
+
+
+@pytest.mark.parametrize(
+    ("id", "group"), [("T2.invariant", "Theorem 2"), ("L5", "Lemma 5"), ("E56.order", "Eqn. 56"), ("S7.x", "Section 7")]
+)  # fmt: skip
+def test_claims_are_grouped_by_their_place_in_the_paper(id, group):
+    assert group_of(id) == group
+
+
+def test_hostile_names_stay_text(page):
+    tags = Tags(page)
+    assert not tags.wrong
+    assert not tags.open
+    assert not [attributes for tag, attributes in tags.tags if tag == "img" or "onerror" in attributes]
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+def test_the_page_refers_to_nothing_outside(page):
+    tags = Tags(page)
+    for tag, attributes in tags.tags:
+        for name in ("src", "href"):
+            address = attributes.get(name, "")
+            assert not re.match(r"(https?:)?//", address), (tag, address)
+    policy = next(a["content"] for t, a in tags.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+
+
+def test_embedded_files_are_the_run(page, runs):
+    rows = pd.read_csv(pd.io.common.BytesIO(unpacked(page, "plain-csv")))
+    pd.testing.assert_frame_equal(rows, Run(runs[1]).frame(), check_dtype=False)
+    assert unpacked(page, "plain-pdf").startswith(b"%PDF")
+    assert ET.fromstring(unpacked(page, "plain-svg")).tag.endswith("svg")
+
+
+def test_runs_over_each_other_show_the_mean_of_heads_and_layers(runs):
+    specified = json.loads(specification(compare({"a": Run(runs[0]), "b": Run(runs[1])})))
+    panel = next(p for p in specified["concat"] if p["encoding"]["y"]["title"].startswith("attention entropy"))
+    rows = pd.DataFrame(specified["datasets"][panel["data"]["name"]])
+    for run, level in (("a", 0.0), ("b", 0.5)):
+        for which, base in ((MEAN, 5.0), ("layer 0", 0.0), ("layer 1", 10.0)):
+            mine = rows[(rows.run == run) & (rows.which == which)].sort_values("step")
+            np.testing.assert_allclose(mine.value, level + base + np.array([1, 2, 4, 8]))
+
+
+def test_scans_get_an_axis_that_has_room_for_step_zero(tmp_path):
+    paths = [watch_run(tmp_path / n, n, kind="scan", steps=(0, 1, 512, 143_000)[1:]) for n in "ab"]
+    specified = json.loads(specification(compare({p.name: Run(p) for p in paths})))
+    assert {panel["encoding"]["x"]["scale"]["type"] for panel in specified["concat"]} == {"symlog"}
+
+
+def test_a_sweep_is_its_runs_and_no_run_is_said(tmp_path, runs):
+    assert [run.path.name for run in collect([runs[0].parent])] == ["a", "b"]
+    assert len(collect([runs[0], runs[0].parent])) == 2
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"empty is not a run.*No folder inside"):
+        collect([tmp_path / "empty"])
+    with pytest.raises(RunError, match="does not exist"):
+        collect([tmp_path / "nothing"])
+
+
+def test_the_command_writes_the_page_and_says_what_is_wrong(tmp_path, runs, monkeypatch, capsys):
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", str(runs[1]), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size < 15e6
+    (tmp_path / "file").write_text("x")
+    for arguments in ([str(tmp_path), "--out", str(out)], [str(runs[1]), "--out", str(tmp_path / "file/page.html")]):
+        monkeypatch.setattr("sys.argv", ["joma", "report", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert capsys.readouterr().err.startswith("joma: ")
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+def test_an_interrupted_report_leaves_the_old_one_whole(tmp_path, runs, monkeypatch, moment):
+    out = tmp_path / "report.html"
+    out.write_text("the old one")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moment, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        report([runs[1]], out)
+    assert out.read_text() == "the old one"
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_folder_is_said_before_anything_is_drawn(tmp_path, runs, monkeypatch):
+    tmp_path.chmod(0o500)
+    monkeypatch.setattr("joma._report.runs._section", lambda *_: pytest.fail("drawn"))
+    with pytest.raises(OSError, match="cannot write"):
+        report([runs[1]], tmp_path / "report.html")
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_drawn(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr("joma._report.runs._section", lambda *_: pytest.fail("drawn"))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OSError, match="cannot write"):
+        report([runs[1]], tmp_path / "file" / "report.html")
+
+
+def units(node):
+    if "mark" in node:
+        yield node
+    for key in ("layer", "hconcat", "vconcat", "concat"):
+        for child in node.get(key, []):
+            yield from units(child)
+
+
+def test_interaction_is_added_to_a_copy_with_names_that_are_used_once():
+    data = pd.DataFrame({"x": [0, 1, 0, 1], "y": [1.0, 2.0, 3.0, 4.0], "layer": [0, 0, 1, 1]})
+    line = alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", color="layer:N")
+    text = alt.Chart(data).mark_text().encode(x="x:Q", y="y:Q", text="layer:N")
+    drawn = json.loads(specification(alt.vconcat(line + text, line | line)))
+    before = json.dumps(drawn)
+    live, series = interactive(drawn)
+    assert json.dumps(drawn) == before
+    params = [param for unit in units(live) for param in unit.get("params", [])]
+    names = [param["name"] for param in params]
+    assert len(names) == len(set(names))
+    assert sum(name.startswith("zoom") for name in names) == 3  # one a view
+    assert sum(name.startswith("hover") for name in names) == 3
+    assert [vars(s)["values"] for s in series] == [[0, 1]]  # the colour scale is shared by all
+    lines = [unit for unit in units(live) if unit["mark"]["type"] == "line"]
+    assert all(unit["encoding"]["opacity"]["condition"]["param"] == series[0].name for unit in lines)
+
+
+def test_independent_colours_have_switches_of_their_own():
+    data = pd.DataFrame({"x": [0, 1], "y": [1.0, 2.0], "a": ["p", "q"]})
+    line = alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", color="a:N")
+    drawn = json.loads(specification(alt.hconcat(line, line).resolve_scale(color="independent")))
+    assert len(interactive(drawn)[1]) == 2
