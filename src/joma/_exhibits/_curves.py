@@ -114,11 +114,11 @@ def curve(
 
 def curves(run: Run, gauge: str = "entropy") -> dict[tuple[int, float, int], Curve]:
     """(layers, lr, layer) -> what the gauge did; only entropy can collapse."""
-    phases = run.frame("phase").sort_values("step").groupby(["layers", "lr", "layer"]).value.last()
+    phases = run.frame("phase").sort_values("step").groupby(["layers", "lr", "layer"]).value.last().to_dict()
     found = {}
     for key, group in run.frame(gauge).groupby(["layers", "lr", "layer"], sort=True):
         layers, lr, layer = cast(tuple[int, float, int], key)
-        over = gauge == "entropy" and PHASES[int(phases.loc[key])] == "collapsed"
+        over = gauge == "entropy" and PHASES[int(phases[key])] == "collapsed"
         found[int(layers), float(lr), int(layer)] = curve(
             group.step.to_numpy(), group.value.to_numpy(), LEAST[gauge], collapsed=over
         )
