@@ -175,7 +175,7 @@ def test_runs_that_cannot_be_drawn_are_refused_by_name_and_nothing_is_written(tm
     with pytest.raises(RunError, match=r"empty has no measurements yet \(status: done\)"):
         plot(tmp_path / "empty", out)
     RunWriter.create(tmp_path / "other", kind="other", config={}).finish()
-    with pytest.raises(RunError, match="is a run of kind 'other'; joma plot draws watch, train, scan, simulate, exhibit"):
+    with pytest.raises(RunError, match="kind 'other'; joma plot draws watch, train, scan, simulate, exhibit"):
         plot(tmp_path / "other", out)
     with RunWriter.create(tmp_path / "bare", kind="watch", config={}) as writer:
         writer.write(1, {"lr": 0.1})
