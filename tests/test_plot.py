@@ -174,9 +174,9 @@ def test_runs_that_cannot_be_drawn_are_refused_by_name_and_nothing_is_written(tm
     write_run(tmp_path / "empty", [])
     with pytest.raises(RunError, match=r"empty has no measurements yet \(status: done\)"):
         plot(tmp_path / "empty", out)
-    RunWriter.create(tmp_path / "scan", kind="scan", config={}).finish()
-    with pytest.raises(RunError, match="is a run of kind 'scan'; joma plot draws watch, train, simulate, exhibit"):
-        plot(tmp_path / "scan", out)
+    RunWriter.create(tmp_path / "other", kind="other", config={}).finish()
+    with pytest.raises(RunError, match="kind 'other'; joma plot draws watch, train, scan, simulate, exhibit"):
+        plot(tmp_path / "other", out)
     with RunWriter.create(tmp_path / "bare", kind="watch", config={}) as writer:
         writer.write(1, {"lr": 0.1})
     with pytest.raises(RunError, match="neither a gauge with layers nor a loss"):
