@@ -16,7 +16,7 @@ help: ## show this list
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "joma needs $(PYTHON); or say make PYTHON=/path/to/python3.11+"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 reproduce: $(READY) ## reproduce the paper at the quick preset and write report.html

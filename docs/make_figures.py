@@ -139,11 +139,14 @@ def between(text: str, name: str, table: str) -> str:
 
 def exhibit_table(folder: Path) -> str:
     """The README's table of exhibits: the paper's statement, the verdict, and what decided it."""
-    lines = ["| exhibit | the paper says | verdict | what decided it |", "|---|---|---|---|"]
+    lines = ["| exhibit | the paper says | verdict | measured | the paper |", "|---|---|---|---|---|"]
     for id, exhibit in EXHIBITS.items():
         if (folder / id / "verdict.json").exists():
             verdict = load_verdict(folder / id)
-            lines.append(f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {cell(verdict.summary)} |")
+            number = cell(verdict.measured or verdict.summary)
+            lines.append(
+                f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {number} | {cell(verdict.paper)} |"
+            )
     return "\n".join(lines)
 
 
