@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -34,7 +35,9 @@ def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed
 
         settings = Settings(**chosen, valid_windows=4, probe_windows=2, seed=seed)
         out = writer.path.parent / f"{name}-runs" / f"{settings.corpus_name},{settings.label}"
-        run = train(settings, out, say=lambda line: None, show=show)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
+            run = train(settings, out, say=lambda line: None, show=show)
         _copy(run, writer, settings.layers, settings.lr)
 
 
