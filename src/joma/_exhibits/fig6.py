@@ -71,7 +71,7 @@ def _panel(run: Run, gauge: str, name: str, layers: int, title: str | None) -> a
         alt.Chart(frame, width=320, height=190)
         .mark_line(strokeWidth=1.8)
         .encode(
-            alt.X("step:Q", title="minibatch"),
+            alt.X("step:Q", title="minibatch", scale=alt.Scale(type="log", nice=False)),
             alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)),
             colour,
             detail="layer:N",

@@ -46,7 +46,7 @@ def draw(run: Run) -> Chart:
             alt.Chart(frame[frame.lr == lr][["step", "layer", "value"]], width=230, height=170, title=title)
             .mark_line(strokeWidth=1.8)
             .encode(
-                alt.X("step:Q", title="minibatch", axis=alt.Axis(tickCount=4)),
+                alt.X("step:Q", title="minibatch", scale=alt.Scale(type="log", nice=False)),
                 alt.Y("value:Q", title="attention entropy (nats)", scale=alt.Scale(domain=[0, 2.7])),
                 alt.Color("layer:O", scale=alt.Scale(scheme="plasma"), legend=legend),
                 tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
