@@ -89,8 +89,9 @@ def _means(run: Run) -> pd.DataFrame:
 def _kept(steps: pd.Series[Any], most: int = MOST_OF_LINE) -> set[int]:
     """At most so many steps, evenly and with both ends: as many as a picture can show."""
     values = sorted(set(steps))
-    stride = -(-len(values) // most)
-    return {*values[::stride], values[-1]}
+    if len(values) <= most:
+        return set(values)
+    return {*values[:: -(-len(values) // (most - 1))], values[-1]}
 
 
 def _fewer(table: pd.DataFrame) -> pd.DataFrame:
