@@ -134,7 +134,7 @@ def _table(page: Page, runs: list[Run], labels: list[str], *, links: bool) -> st
         ""
         if not links
         else f"""<p class="meta">A figure each would be too much for one page of {len(runs)} runs:
-<code>joma report RUN</code> makes the page of one, or of a few.</p>"""
+<code>joma report RUN</code> makes the page of one, or of a few. The numbers are in the files linked above.</p>"""
     )
     return f"""<section id="summary" class="first" aria-labelledby="summary-title"><h2 id="summary-title">Runs</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs"><thead><tr>{head}</tr></thead>
@@ -146,7 +146,7 @@ def _files(page: Page, run: Run) -> str:
     names = ["metrics.jsonl", *(["figure.svg", "figure.pdf"] if _drawn_since(run) else [])]
     there = [name for name in names if (run.path / name).exists()]
     return (
-        "<small>"
+        "<br><small>"
         + " ".join(f'<a href="{escape(page.link(run.path / name))}">{name}</a>' for name in there)
         + "</small>"
     )
