@@ -155,8 +155,10 @@ def _files(page: Page, run: Run) -> str:
 def _drawn_since(run: Run) -> bool:
     """Whether the pictures in the folder were made after its last number."""
     pictures = [file for ending in ("svg", "pdf") if (file := run.path / f"figure.{ending}").exists()]
-    last = (run.path / "metrics.jsonl").stat().st_mtime_ns
-    return run.done and bool(pictures) and all(file.stat().st_mtime_ns > last for file in pictures)
+    numbers = run.path / "metrics.jsonl"
+    if not (run.done and pictures and numbers.exists()):
+        return False
+    return all(file.stat().st_mtime_ns > numbers.stat().st_mtime_ns for file in pictures)
 
 
 def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
