@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, scan, superpose, table1, watch
+from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, report, scan, superpose, table1, watch
 
 BENCHMARKS = {
     "figure2": figure2.run,
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "table1": table1.run,
     "superpose": superpose.run,
     "scan": scan.run,
+    "report": report.run,
 }
 
 

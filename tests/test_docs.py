@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_build"))
 
+import dataflow  # noqa: E402
 import paper_index  # noqa: E402
 
 ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
@@ -65,7 +66,12 @@ def test_formulas_are_mathml(site):
     pages = {str(page.relative_to(site)): page.read_text() for page in site.rglob("*.html")}
     assert pages["theory.html"].count("<math") > 10
     assert pages["errata.html"].count("<math") > 50
-    assert not [name for name, text in pages.items() if "arithmatex" in text or "$$" in text]
+    assert not [name for name, text in pages.items() if "arithmatex" in text]
+    for name, text in pages.items():
+        text = re.sub(r"<(code|pre|script|style)\b.*?</\1>", "", text, flags=re.S)
+        assert "$" not in re.sub(r"<[^>]*>", "", text), name
+        for math in re.findall(r"<math.*?</math>", text, flags=re.S):  # what the converter did not know
+            assert not re.search(r"\\|^&(amp;)?$", re.sub(r"<[^>]*>", "\n", math), flags=re.M), (name, math)
 
 
 def test_the_reference_has_every_public_name(site):
@@ -116,8 +122,29 @@ def test_the_page_of_the_index_has_all_rows():
 def test_every_picture_has_a_command_that_makes_it():
     made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
     made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    made |= {"wikitext.png", "wikitext-hot.png"}  # docs/wikitext.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
     assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
+
+
+def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
+    assert (DOCS / "figures/dataflow.svg").read_text() == dataflow.svg()
+    named = " ".join(title for *_, title, _ in dataflow.BOXES.values())
+    for part in ("theory", "_watch", "_scan", "_superpose", "_geometry", "_run", "_exhibits", "_figures", "_report"):
+        assert part in named
+    assert {("run", "report"), ("run", "exhibits"), ("superpose", "run")} <= set(dataflow.ARROWS)
+
+
+def test_what_public_functions_return_is_in_the_reference(site):
+    text = (site / "api/joma.html").read_text()
+    for name in ("_watch.watch.Watch", "_watch.phases.Phase", "_scan.scan.Scan", "_superpose.superpose.Superposition"):
+        assert f'id="joma.{name}"' in text
+
+
+def test_the_guide_names_the_files_that_an_exhibit_leaves(tmp_path):
+    outcome = reproduce(EXHIBITS["fig3"], out=tmp_path)
+    left = re.search(r"## What an exhibit leaves\n(.*?)\n## ", (DOCS / "reproduce.md").read_text(), flags=re.S)[1]
+    assert {file.name for file in outcome.path.iterdir()} - set(re.findall(r"`([\w.]+)`", left)) == set()
 
 
 def blocks(page, kind):

@@ -5,27 +5,30 @@ from __future__ import annotations
 from html import escape
 
 W, H = 196, 58  # of a box
-COLUMNS, ROWS = [20, 262, 504, 746], [56, 146, 236, 326]
+COLUMNS, ROWS = [20, 262, 504, 746], [56 + 84 * n for n in range(6)]
 KINDS = {"given": ("#eef2f7", "#5b6b7f"), "code": ("#dbe9f8", "#1f5fa8"), "folder": ("#fdebd8", "#b3541e")}
 # name -> column, row, kind, title, what it is
 BOXES = {
     "task": (0, 0, "given", "task", "contexts x, gradients g"),
     "model": (0, 1, "given", "model in training", "yours, or the paper's (_train)"),
-    "checkpoints": (0, 2, "given", "checkpoints", "a folder, or the hub"),
-    "paper": (0, 3, "given", "the paper", "its numbered statements"),
+    "checkpoints": (0, 3, "given", "checkpoints", "a folder, or the hub"),
+    "paper": (0, 5, "given", "the paper", "its numbered statements"),
     "theory": (1, 0, "code", "theory", "flow → trajectory"),
     "watch": (1, 1, "code", "_watch", "gauges on each step"),
     "scan": (1, 2, "code", "_scan", "gauges on each checkpoint"),
-    "claims": (1, 3, "code", "theory.claims", "check, control → verdict"),
+    "superpose": (1, 3, "code", "_superpose", "what fires each neuron"),
+    "geometry": (1, 4, "code", "_geometry", "cosines between tokens"),
+    "claims": (1, 5, "code", "theory.claims", "check, control → verdict"),
     "logger": (2, 0, "given", "your logger", "W&B, TensorBoard, print"),
-    "run": (2, 1, "folder", "run folder (_run)", "run.json, metrics.jsonl"),
-    "frame": (2, 2, "given", "pandas", "Run(…).frame()"),
-    "exhibits": (3, 1, "code", "_exhibits, _figures", "draw and judge"),
-    "report": (3, 3, "code", "_report", "one HTML page"),
+    "run": (2, 2, "folder", "run folder (_run)", "run.json, metrics.jsonl"),
+    "frame": (2, 4, "given", "pandas", "long tables: frame()"),
+    "exhibits": (3, 2, "code", "_exhibits, _figures", "draw and judge"),
+    "report": (3, 5, "code", "_report", "one HTML page"),
 }
 ARROWS = [
-    ("task", "theory"), ("model", "watch"), ("checkpoints", "scan"), ("paper", "claims"), ("theory", "run"), ("watch", "run"),
-    ("scan", "run"), ("watch", "logger"), ("run", "frame"), ("run", "exhibits"), ("exhibits", "report"), ("claims", "report"),
+    ("task", "theory"), ("model", "watch"), ("checkpoints", "scan"), ("checkpoints", "superpose"), ("checkpoints", "geometry"),
+    ("paper", "claims"), ("theory", "run"), ("watch", "run"), ("scan", "run"), ("superpose", "run"), ("geometry", "frame"),
+    ("watch", "logger"), ("run", "frame"), ("run", "exhibits"), ("run", "report"), ("exhibits", "report"), ("claims", "report"),
 ]  # fmt: skip
 
 

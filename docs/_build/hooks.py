@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any
 
 import griffe
-from latex2mathml.converter import convert
 
 import joma
+from joma._report.typeset import formula
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.S)
 API = re.compile(r"^<!-- api (\S+) -->$", flags=re.M)
@@ -59,5 +59,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def mathml(latex: str, display: str) -> str:
-    """One formula; a logarithm keeps its distance, which the converter forgets."""
-    return convert(re.sub(r"\\ln(?![a-z(]) *", r"\\,\\ln\\,", latex), display=display)
+    """One formula, as in the report; a logarithm keeps its distance, which the converter forgets."""
+    drawn = formula(re.sub(r"\\ln(?![a-z(]) *", r"\\,\\ln\\,", latex), block=display == "block")
+    if not drawn.startswith("<math"):
+        raise ValueError(f"this formula cannot be typeset: {latex}")
+    return drawn

@@ -106,6 +106,9 @@ def embedding_geometry(
         length: tokens a window, where tokens are not (B, T).
         revision: of a model on the hub.
         tokenizer: of the model by default; an object, a folder or an id of the hub.
+
+    Returns:
+        The cosines, layer by layer.
     """
     import torch
 
@@ -136,6 +139,9 @@ def embedding_series(
         length: as in `embedding_geometry`.
         tokenizer: of each model by default.
         each: given step and geometry, one checkpoint at a time.
+
+    Returns:
+        One line a layer and step, as `Geometry.frame`.
     """
     import pandas as pd
 

@@ -3,10 +3,12 @@
 import base64
 import itertools
 import json
-import time
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.report import PAINTED, browser, check, errors, opened, until
 
 from joma.theory import solve_bounce
 
@@ -17,20 +19,8 @@ ALLOWED = ("file:", "data:", "blob:")
 
 @pytest.fixture(scope="session")
 def driver(browser_paths):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = browser_paths[0]
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-                 "--disable-dev-shm-usage", "--window-size=1400,1000"):  # fmt: skip
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(executable_path=browser_paths[1]))
-    driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
+    with browser(*browser_paths) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")
@@ -43,15 +33,6 @@ def runs(browser_paths, tmp_path_factory):
     return runs_page(tmp_path_factory.mktemp("runs"))
 
 
-def until(driver, condition, *arguments):
-    """Wait until a JavaScript expression is true; what it was at last."""
-    for _ in range(600):
-        if value := driver.execute_script(f"return {condition}", *arguments):
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"never true: {condition}")
-
-
 def show(driver, page, width=1400, scheme="light"):
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
                            {"features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
@@ -60,23 +41,6 @@ def show(driver, page, width=1400, scheme="light"):
     driver.get_log("browser"), driver.get_log("performance")
     driver.get(page.as_uri())
     until(driver, "window.joma && joma.drawn")
-
-
-def errors(driver):
-    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-PAINTED = """return [...document.querySelectorAll('.chart')].map(box => {
-  const canvas = box.querySelector('canvas');
-  if (!canvas) return [box.id, 0, 0];
-  const pixels = new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
-  let marks = 0;
-  const visit = (item) => { for (const m of item.items || []) {
-    if (m.role === 'mark') marks += m.items.length;
-    for (const below of m.items || []) visit(below); } };
-  for (const group of joma.views.get(box.id).scenegraph().root.items) visit(group);
-  return [box.id, new Set(pixels).size, marks];
-});"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -116,6 +80,15 @@ def test_the_button_changes_the_theme_and_the_figures(driver, paper):
       joma.views.get('fig4-chart').scenegraph().root.items.forEach(visit); return found;""")
     assert set(ink) == {"#c3ccd5"}, before
     assert errors(driver) == []
+
+
+def test_a_whole_report_is_drawn_and_answers_the_pointer(driver, paper):
+    """Of two exhibits; with JOMA_REPORT=PAGE, of a given page."""
+    show(driver, paper)
+    seconds = opened(driver, page := Path(os.environ.get("JOMA_REPORT", paper)))
+    figures = check(driver)
+    assert figures == page.read_text().count('class="chart"') > 0
+    print(f"\n{page}: {figures} figures drawn after {seconds:.2f} s")
 
 
 def luminance(colour):
@@ -261,29 +234,69 @@ def mouse(driver, kind, x, y, **more):
     driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, **more})
 
 
+PRESSED = "[...document.querySelectorAll('[data-switch=fig3-chart]')].map(b => b.getAttribute('aria-pressed')).join()"
+LINES = """const found = [];
+  const visit = (item) => { for (const m of item.items || []) {
+    if (m.marktype === 'line') found.push(m.items[0].opacity ?? 1);
+    for (const below of m.items || []) visit(below); } };
+  joma.views.get('fig3-chart').scenegraph().root.items.forEach(visit); return found;"""
+
+
 def test_a_series_can_be_turned_off_by_legend_and_by_button(driver, paper):
     show(driver, paper)
     wake(driver, "fig3-chart")
-    lines = """const found = [];
-      const visit = (item) => { for (const m of item.items || []) {
-        if (m.marktype === 'line') found.push(m.items[0].opacity ?? 1);
-        for (const below of m.items || []) visit(below); } };
-      joma.views.get('fig3-chart').scenegraph().root.items.forEach(visit); return found;"""
-    assert driver.execute_script(lines) == [1, 1, 1, 1]
+    assert driver.execute_script(LINES) == [1, 1, 1, 1]
     x, y = driver.execute_script(ITEM, "fig3-chart")[0]
     mouse(driver, "mouseMoved", x, y)
     mouse(driver, "mousePressed", x, y, button="left", clickCount=1)
     mouse(driver, "mouseReleased", x, y, button="left", clickCount=1)
-    pressed = (
-        "[...document.querySelectorAll('[data-switch=fig3-chart]')].map(b => b.getAttribute('aria-pressed')).join()"
-    )
-    until(driver, f"{pressed} === 'false,true,true,true'")
-    assert driver.execute_script(lines) == [0, 1, 1, 1]
+    until(driver, f"{PRESSED} === 'false,true,true,true'")
+    assert driver.execute_script(LINES) == [0, 1, 1, 1]
     driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[0].click()")
-    until(driver, f"{pressed} === 'true,true,true,true'")
+    until(driver, f"{PRESSED} === 'true,true,true,true'")
     driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[2].click()")
-    until(driver, f"{pressed} === 'true,true,false,true'")
-    assert driver.execute_script(lines) == [1, 1, 0, 1]
+    until(driver, f"{PRESSED} === 'true,true,false,true'")
+    assert driver.execute_script(LINES) == [1, 1, 0, 1]
+    assert errors(driver) == []
+
+
+def test_what_is_switched_off_stays_off_when_the_figure_is_drawn_again(driver, paper):
+    show(driver, paper)
+    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[2].click()")
+    until(driver, f"{PRESSED} === 'true,true,false,true'")
+
+    def still_off():
+        assert driver.execute_script(f"return {PRESSED}") == "true,true,false,true"
+        assert driver.execute_script(LINES) == [1, 1, 0, 1]
+
+    wake(driver, "fig3-chart")
+    still_off()
+    driver.execute_script("document.getElementById('theme').click()")
+    until(driver, "document.documentElement.dataset.drawn === 'dark'")
+    still_off()
+    driver.execute_script("joma.drawn = 0")
+    size = {"width": 1000, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    until(driver, "joma.drawn > 0")
+    still_off()
+    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[2].click()")  # and can be turned on
+    until(driver, f"{PRESSED} === 'true,true,true,true'")
+    assert driver.execute_script(LINES) == [1, 1, 1, 1]
+    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[0].click()")
+    driver.execute_script("document.querySelector('[data-reset=fig3-chart]').click()")
+    until(driver, f"{PRESSED} === 'true,true,true,true'")
+    assert errors(driver) == []
+
+
+def test_a_chosen_layer_stays_chosen_when_the_figure_is_drawn_again(driver, runs):
+    show(driver, runs)
+    driver.execute_script("""const s = document.querySelector('#comparison select'); s.value = 'layer 1';
+      s.dispatchEvent(new Event('change', {bubbles: true})); s.dispatchEvent(new Event('input', {bubbles: true}));""")
+    until(driver, "joma.views.get('comparison-chart').signal('layer_shown') === 'layer 1'")
+    driver.execute_script("document.getElementById('theme').click()")
+    until(driver, "document.documentElement.dataset.drawn === 'dark'")
+    assert driver.execute_script("return joma.views.get('comparison-chart').signal('layer_shown')") == "layer 1"
+    assert driver.execute_script("return document.querySelector('#comparison select').value") == "layer 1"
     assert errors(driver) == []
 
 
@@ -305,6 +318,9 @@ def test_hovering_shows_values_and_ctrl_scroll_zooms(driver, paper):
     low, high = until(driver, f"joma.views.get('fig3-chart').signal({zoom})")
     assert before is None
     assert 0 < high - low < 2000  # of 2,000 batches
+    driver.execute_script("document.getElementById('theme').click()")  # drawn again, and still there
+    until(driver, "document.documentElement.dataset.drawn === 'dark'")
+    assert driver.execute_script(f"return joma.views.get('fig3-chart').signal({zoom})") == pytest.approx([low, high])
     assert errors(driver) == []
 
 

@@ -1,10 +1,12 @@
 """The page as text: complete, self-contained, typeset, safe, and written whole or not at all."""
 
 import base64
+import errno
 import gzip
 import json
 import os
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
@@ -12,18 +14,24 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
+import vl_convert
 from typer.testing import CliRunner
 
+from joma._exhibits import engines, get, reproduce
+from joma._exhibits.runner import Runner
 from joma._figures import specification
 from joma._figures.compare import MEAN
 from joma._figures.compare import draw as compare
 from joma._figures.interactive import interactive
+from joma._plot import plot
 from joma._report.claims import group_of
+from joma._report.document import MOST_OF_ALL
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
 from joma._run import Run, RunError
 from joma.cli import app, main
-from joma.theory.claims import claims
+from joma.theory import claims as registry
+from joma.theory.claims import Claim, claims
 
 from .pages import HOSTILE, watch_run
 
@@ -192,15 +200,210 @@ def test_an_interrupted_report_leaves_the_old_one_whole(tmp_path, runs, monkeypa
 def test_a_read_only_folder_is_said_before_anything_is_drawn(tmp_path, runs, monkeypatch):
     tmp_path.chmod(0o500)
     monkeypatch.setattr("joma._report.runs._section", lambda *_: pytest.fail("drawn"))
-    with pytest.raises(OSError, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         report([runs[1]], tmp_path / "report.html")
 
 
 def test_a_folder_that_cannot_be_made_is_said_before_anything_is_drawn(tmp_path, runs, monkeypatch):
     monkeypatch.setattr("joma._report.runs._section", lambda *_: pytest.fail("drawn"))
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OSError, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         report([runs[1]], tmp_path / "file" / "report.html")
+
+
+def test_a_full_disk_is_said_before_anything_is_drawn(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr("joma._report.runs._section", lambda *_: pytest.fail("drawn"))
+    low = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: low)
+    with pytest.raises(RunError, match="3 MB are free"):
+        report([runs[1]], tmp_path / "report.html")
+    assert os.listdir(tmp_path) == []
+
+
+def ids(page):
+    return [attributes["id"] for _, attributes in Tags(page).tags if "id" in attributes]
+
+
+def test_runs_of_one_exhibit_and_of_awkward_names_have_ids_of_their_own(tmp_path, fig3):
+    for name in ("one", "two"):
+        shutil.copytree(fig3, tmp_path / name / "fig3")
+    paths = [watch_run(tmp_path / f"run{n}", name) for n, name in enumerate(["a", "a-title", "claims", "summary", "a"])]
+    text = report([tmp_path / "one/fig3", tmp_path / "two/fig3", *paths], tmp_path / "page.html").read_text()
+    found = ids(text)
+    assert len(found) == len(set(found))
+    headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
+    assert len(headings) == len(set(headings))
+    assert {f"Figure 3: growth of the components ({name}/fig3)" for name in ("one", "two")} <= set(headings)
+    links = re.findall(r'<li><span[^>]*></span><a href="#([^"]*)"', text)
+    assert set(links) <= set(found)
+    assert len(links) == 9  # runs, over each other, and each
+
+
+def test_pictures_of_a_run_are_taken_if_they_are_newer_than_its_numbers(tmp_path):
+    path = plot(watch_run(tmp_path / "run", "run"))
+    (path / "figure.svg").write_text('<svg height="7"></svg>')
+    text = report([path], tmp_path / "page.html").read_text()
+    assert unpacked(text, "run-svg") == b'<svg height="7"></svg>'
+    assert 'href="run/figure.pdf"' in text
+    later = (path / "figure.svg").stat().st_mtime + 10
+    os.utime(path / "metrics.jsonl", (later, later))  # as after more steps
+    text = report([path], tmp_path / "page.html").read_text()
+    assert unpacked(text, "run-svg") != b'<svg height="7"></svg>'
+    assert "figure.pdf" not in text
+    assert unpacked(text, "run-pdf").startswith(b"%PDF")
+
+
+def test_of_many_runs_there_is_one_figure_and_links(tmp_path, monkeypatch):
+    paths = [watch_run(tmp_path / f"r{n:02}", f"r{n:02}", n, steps=(1, 2)) for n in range(13)]
+    text = report(paths, tmp_path / "page.html").read_text()
+    assert text.count('class="chart"') == 1
+    assert all(f'href="r{n:02}/metrics.jsonl"' in text for n in range(13))
+    assert "figure.svg" not in text
+    monkeypatch.setattr("joma._report.runs.MOST_RUNS", 2)
+    text = report(paths[:2], tmp_path / "page.html").read_text()
+    assert text.count('class="chart"') == 3
+    assert "metrics.jsonl" not in text
+
+
+def test_many_runs_have_colours_of_their_own(tmp_path):
+    runs = {f"r{n}": Run(watch_run(tmp_path / str(n), f"r{n}", n, steps=(1, 2))) for n in range(9)}
+    svg = vl_convert.vegalite_to_svg(specification(compare(runs)))
+    strokes = re.findall(r'run: (r\d);[^>]* aria-roledescription="line mark"[^>]* stroke="([^"]+)"', svg)
+    assert {run for run, _ in strokes} == set(runs)
+    assert len({colour for _, colour in strokes}) == len(set(strokes)) == 9
+
+
+def test_a_comparison_of_very_much_is_thinned(tmp_path, monkeypatch):
+    runs = {n: Run(watch_run(tmp_path / n, n, steps=range(1, 301), layers=3)) for n in "ab"}
+
+    def rows():
+        drawn = json.loads(specification(compare(runs)))["datasets"].values()
+        return pd.DataFrame([row for rows in drawn for row in rows])
+
+    whole = rows()
+    assert len(whole) == 2 * 300 * 5  # loss, and entropy of three layers and on average
+    monkeypatch.setattr("joma._figures.compare.MOST", 1000)
+    fewer = rows()
+    assert 500 < len(fewer) <= 1000
+    assert fewer.groupby(["run", "which"]).step.agg(["min", "max"]).drop_duplicates().to_numpy().tolist() == [[1, 300]]
+    monkeypatch.setattr("joma._figures.compare.MOST", 150)
+    assert set(rows().which) == {MEAN}
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_has_no_room_is_left_out_or_linked(tmp_path, monkeypatch, room):
+    path = plot(watch_run(tmp_path / "run", "run"))
+    for name in ("MOST",) if room else ("MOST", "MOST_OF_ALL"):
+        monkeypatch.setattr(f"joma._report.document.{name}", 0)
+    text = report([path], tmp_path / "page.html").read_text()
+    assert 'id="run-svg"' not in text
+    assert 'href="run/figure.svg"' in text
+    assert "data-file" not in text.split("<script")[0]
+    assert ('class="chart"' in text) == room
+    assert ("no room for this figure" in text) != room
+
+
+def test_everything_that_can_be_embedded_stays_under_15_mb(page):
+    embedded = sum(map(len, re.findall(r'<script type="text/plain"[^>]*>([^<]*)<', page)))
+    assert len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6  # and the claims take less than half a megabyte
+
+
+class Here:
+    """An engine without processes."""
+
+    workers = 1
+
+    def start(self, task):
+        self.todo = task
+
+    def events(self, timeout):
+        try:
+            return [engines.Event(self.todo.id, "done", value=engines.work(self.todo, lambda share, what: None))]
+        except Exception as error:
+            return [engines.Event(self.todo.id, "failed", text=f"{type(error).__name__}: {error}", details="where")]
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def fig3(tmp_path_factory):
+    return reproduce(get(["fig3"])[0], out=tmp_path_factory.mktemp("made")).path
+
+
+@pytest.fixture
+def made(tmp_path, fig3, monkeypatch):
+    """A folder with fig3, an engine that works here, and three claims: good, accepting its control, and broken."""
+    monkeypatch.setattr(Runner, "_engine", lambda self: Here())
+    common = {"source": "", "statement": "s", "measures": "", "control": "", "tolerance": 0.5}
+    checks = {
+        "T1": lambda variant: np.inf if variant == "control" else 0.0,
+        "T2": lambda variant: 0.25,
+        "T3": lambda variant: 1 / 0,
+    }
+    some = tuple(Claim(id=id, check=check, **common) for id, check in checks.items())
+    monkeypatch.setattr(registry, "claims", lambda: some)
+    shutil.copytree(fig3, tmp_path / "out/fig3")
+    return tmp_path / "out"
+
+
+def test_a_folder_that_reproduce_wrote_becomes_its_page_again(made):
+    found = Runner(get(["fig3"]), out=made, claims=True).run()
+    assert [result.ok for result in found.claims] == [True, False, False]
+    text = report([made], made / "again.html").read_text()
+    rows = dict(re.findall(r'<tr data-verdict="([^"]*)" data-group="([^"]*)">', text.replace("\n", "")))
+    assert re.findall(r'<th scope="row">(T\d)<', text) == ["T1", "T2", "T3"], rows
+    assert "inf, rejected" in text
+    assert "NOT REJECTED" in text
+    assert "ZeroDivisionError" in text
+    watch_run(made / "mine", "my run")  # another run beside them is shown too
+    text = report([made], made / "again.html").read_text()
+    assert re.findall(r"<h2 id[^>]*>([^<]*)</h2>", text)[-2:] == ["Claims", "my run"]
+
+
+def joma(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["joma", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return end.code or 0
+
+
+def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monkeypatch, capsys):
+    def broken(*_):
+        raise ValueError("no <luck>")
+
+    monkeypatch.setattr(get(["fig3"])[0].module, "run", broken)
+    assert joma(monkeypatch, "reproduce", "fig3", "--out", made, "--force") == 1
+    assert joma(monkeypatch, "report", made, "--out", made / "again.html") == 0
+    for name in ("report.html", "again.html"):
+        text = (made / name).read_text()
+        assert "ValueError: no &lt;luck&gt;" in text
+        assert 'class="badge good"' not in text
+        assert 'class="chart"' not in text
+    monkeypatch.undo()
+    assert capsys.readouterr().out.count("ValueError: no <luck>") == 1
+
+
+def test_claims_that_could_not_be_checked_are_on_the_page(made, monkeypatch):
+    assert Runner([], out=made, claims=True).run().claims is not None
+    monkeypatch.setattr(registry, "check", lambda claim: 1 / 0)
+    found = Runner([], out=made, claims=True, force=True).run()
+    assert found.claims_error
+    text = report([made], made / "again.html").read_text()
+    assert "The claims could not be checked: ZeroDivisionError: division by zero" in text
+    assert "data-group" not in text  # the old ones
+
+
+def test_a_disk_that_is_full_in_the_end_does_not_hide_the_verdicts(made, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("joma._report.page.write_page", full)
+    assert joma(monkeypatch, "reproduce", "fig3", "--out", made) == 2
+    said = capsys.readouterr()
+    assert "holds" in said.out
+    assert "No space left on device" in said.err
 
 
 def units(node):

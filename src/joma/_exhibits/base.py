@@ -9,8 +9,6 @@ folder appears whole or not at all.
 from __future__ import annotations
 
 import importlib
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -18,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from joma._run import Run, RunError, RunWriter, staged, write_atomic, write_json
+from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
@@ -211,29 +209,9 @@ def check_output(
     if not force:
         for exhibit in exhibits:
             _ready(out / exhibit.id, _config(exhibit, preset), seed)
-    _check_writable(out, "--out")
+    check_writable(out, ROOM, "--out")
     if report is not None:
-        _check_writable(report.parent, "--report")
-
-
-def _check_writable(folder: Path, option: str) -> None:
-    probe = folder / f".write-test-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with probe.open("wb") as stream:
-                stream.write(bytes(1 << 20))
-                os.fsync(stream.fileno())
-            free = shutil.disk_usage(folder).free
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write to {folder}: {error.strerror or error}; choose another {option}") from None
-    if free < ROOM:
-        raise RunError(
-            f"cannot write to {folder}: {free / 1e6:.0f} MB are free on its disk, {ROOM / 1e6:.0f} MB may be needed; "
-            f"make room or choose another {option}"
-        )
+        check_writable(report.parent, ROOM, "--report")
 
 
 def reproduce(

@@ -58,7 +58,7 @@ def _reproduce(
         raise ValueError(nearest(preset, PRESETS, "preset"))
     chosen = get(exhibits) if exhibits else list(EXHIBITS.values())
 
-    from joma._exhibits.runner import Runner, stored_claims
+    from joma._exhibits.runner import Runner, read_claims
 
     start = time.monotonic()
     runner = Runner(
@@ -68,13 +68,21 @@ def _reproduce(
     with _shown(runner):
         found = runner.run()
 
+    _print(console, found)  # before the page: a disk that is full by now does not hide it
+
     from joma._report import write_report
 
     # a page that shows less than is there would be a loss
-    all_there = [exhibit for exhibit in EXHIBITS.values() if exhibit in chosen or is_there(exhibit, preset, out, seed)]
-    checked = found.claims or stored_claims(out)
-    page = write_report(out, all_there, checked, preset=preset, seed=seed, path=report)
-    _print(console, found)
+    made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
+    all_there = [
+        made.get(exhibit.id, exhibit)
+        for exhibit in EXHIBITS.values()
+        if exhibit in chosen or is_there(exhibit, preset, out, seed)
+    ]
+    page = write_report(
+        out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,
+        claims_error=found.claims_error,
+    )  # fmt: skip
     console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True)
     if not found.ok:
         raise typer.Exit(1)

@@ -237,17 +237,22 @@ def _basis() -> dict[str, Any]:
     }
 
 
-def stored_claims(out: Path) -> list[Result] | None:
-    """The results in ``claims.json`` if all checks ran, in these versions and of these claims; else None."""
+def read_claims(out: Path) -> list[Result] | None:
+    """The results in ``claims.json``, whatever they say and whenever they were made; None if there are none."""
     from joma._run.reader import unspell
     from joma.theory.claims import Result
 
-    stored = _read(out / "claims.json")
-    if not stored or any(stored.get(name) != value for name, value in _basis().items()):
-        return None
     try:
-        results = [Result(**{name: unspell(value) for name, value in row.items()}) for row in stored["results"]]
+        rows = _read(out / "claims.json")["results"]
+        return [Result(**{name: unspell(value) for name, value in row.items()}) for row in rows]
     except (TypeError, KeyError, AttributeError):
+        return None
+
+
+def stored_claims(out: Path) -> list[Result] | None:
+    """The results in ``claims.json`` if all checks ran, in these versions and of these claims; else None."""
+    stored, results = _read(out / "claims.json"), read_claims(out)
+    if results is None or any(stored.get(name) != value for name, value in _basis().items()):
         return None
     return results if all(result.ok for result in results) else None
 

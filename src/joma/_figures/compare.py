@@ -8,11 +8,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from joma._figures.style import Chart
+from joma._figures.style import COLOURS, Chart
 from joma._figures.watch import MOST_OF_LINE, titled
 from joma._run import Run, RunError
 
 MEAN = "mean of all"
+MOST, FEWEST = 100_000, 20  # points in all, and of a line
+MOST_NAMES = 40  # in the legend
 
 
 def draw(runs: Mapping[str, Run]) -> Chart:
@@ -20,7 +22,8 @@ def draw(runs: Mapping[str, Run]) -> Chart:
 
     Steps of scans, which begin at 0 and are spaced by their logarithm, get a symlog axis.
     """
-    together = pd.concat([_means(run).assign(run=label) for label, run in runs.items()], ignore_index=True)
+    means = [_means(run).assign(run=label) for label, run in runs.items()]
+    together = _fewer(pd.concat([part for part in means if len(part)] or means, ignore_index=True))
     if together.empty:
         raise RunError(f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number")
     x = "t" if together.t.notna().all() else "step"
@@ -29,8 +32,12 @@ def draw(runs: Mapping[str, Run]) -> Chart:
     layers = sorted({int(n) for n in together.layer.dropna()})
     names: list[str] = [MEAN, *(f"layer {n}" for n in layers)]
     choice = alt.param(name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: "))
-    legend = alt.Legend(orient="top", columns=1 if max(map(len, runs)) > 24 else 2, labelLimit=480)
-    colour = alt.Color("run:N", title=None, sort=list(runs), scale=alt.Scale(domain=list(runs)), legend=legend)
+    columns = 1 if max(map(len, runs)) > 24 else 2
+    legend = alt.Legend(orient="top", columns=columns, labelLimit=480, symbolLimit=MOST_NAMES)
+    colours = alt.Scale(domain=list(runs))
+    if len(runs) > len(COLOURS):  # in their order, rather than the same colours again
+        colours = alt.Scale(domain=list(runs), scheme=alt.SchemeParams(name="plasma", extent=[0.0, 0.86]))
+    colour = alt.Color("run:N", title=None, sort=list(runs), scale=colours, legend=legend)
     panels: list[Any] = []
     for gauge in dict.fromkeys(together.gauge):
         rows = together[together.gauge == gauge].dropna(subset=["value"])
@@ -79,8 +86,22 @@ def _means(run: Run) -> pd.DataFrame:
     return result.sort_values("gauge", key=lambda names: names.map(lambda g: (order.get(g, 9), g)), kind="stable")
 
 
-def _kept(steps: pd.Series[Any]) -> set[int]:
-    """As many steps as a picture can show, with both ends."""
+def _kept(steps: pd.Series[Any], most: int = MOST_OF_LINE) -> set[int]:
+    """At most so many steps, evenly and with both ends: as many as a picture can show."""
     values = sorted(set(steps))
-    stride = max(1, len(values) // MOST_OF_LINE)
-    return {*values[::stride], values[-1]}
+    if len(values) <= most:
+        return set(values)
+    return {*values[:: -(-len(values) // (most - 1))], values[-1]}
+
+
+def _fewer(table: pd.DataFrame) -> pd.DataFrame:
+    """At most about ``MOST`` points: fewer of each line, and if that is not enough, no single layers."""
+    if len(table) <= MOST:
+        return table
+    lines = table.groupby(["run", "gauge", "layer"], dropna=False).ngroups
+    if lines * FEWEST > MOST:
+        table = table[table.layer.isna()]
+        lines = table.groupby(["run", "gauge"]).ngroups
+    most = max(FEWEST, MOST // lines)
+    parts = [rows[rows.step.isin(_kept(rows.step, most))] for _, rows in table.groupby(["run", "gauge"], sort=False)]
+    return pd.concat(parts, ignore_index=True)

@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from joma._report.document import LABELS, TONE, Page, badge
+from joma._report.document import LABELS, TONE, Page, badge, command
 from joma._report.typeset import typeset
 
 if TYPE_CHECKING:
@@ -51,8 +51,15 @@ wrong variant of the statement.</p>
 <table><thead><tr><th scope="col">claim</th><th scope="col">the paper says</th><th scope="col">verdict, error / tolerance</th></tr></thead><tbody>{rows}</tbody></table></section>"""
 
 
+def claims_failure(page: Page, error: str) -> str:
+    """The part of the page in place of the claims, if checking them failed."""
+    page.contents.append(("claims", "Claims", "bad"))
+    return f"""<section id="claims" aria-labelledby="claims-title"><h2 id="claims-title">Claims</h2>
+<p>{badge("error")} The claims could not be checked: {escape(error)}</p>{command("joma claims")}</section>"""
+
+
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{float(value):.2g}"  # claims.json spells infinities
+    return "–" if value is None else f"{value:.2g}"
 
 
 def _row(r: Result, claim: Claim | None) -> str:

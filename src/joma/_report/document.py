@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from joma._run import write_atomic
+from joma._run import RunError, check_writable, write_atomic
 
 LABELS = {"holds under": "holds under a condition"}
 TONE = {"holds": "good", "holds as corrected": "fair", "holds under": "fair", "fails": "bad", "error": "bad"}
@@ -24,7 +24,10 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-MOST = 11_000_000  # bytes of files embedded in a page, which has to stay under 15 MB
+# a page has to stay under 15 MB, of which what is not embedded takes less than two: bytes up to which pictures and data are
+# embedded, and figures; and what must be free to write a page
+MOST, MOST_OF_ALL, ROOM = 11_000_000, 13_000_000, 15_000_000
+PARTS = ("", "-title", "-chart", "-spec", "-svg", "-pdf", "-csv")  # ids that a section makes from its own
 
 
 @dataclass
@@ -35,12 +38,23 @@ class Page:
     contents: list[tuple[str, str, str]] = field(default_factory=list)  # id, title, tone
     files: list[str] = field(default_factory=list)
     size: int = 0
+    ids: set[str] = field(default_factory=lambda: {"main", "theme"})
 
-    def embed(self, id: str, data: str | bytes, *, always: bool = False) -> bool:
-        """Embed a file under ``id``; False if there is no room for it."""
+    def id(self, text: str) -> str:
+        """An id for a section that no other part of the page has."""
+        start = found = slug(text)
+        number = 1
+        while any(found + part in self.ids for part in PARTS):
+            number += 1
+            found = f"{start}-{number}"
+        self.ids |= {found + part for part in PARTS}
+        return found
+
+    def embed(self, id: str, data: str | bytes, most: int | None = None) -> bool:
+        """Embed a file under ``id``; False if it would be more than ``most`` bytes (``MOST`` by default) in all."""
         data = data.encode() if isinstance(data, str) else data
         text = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
-        if not always and self.size + len(text) > MOST:
+        if self.size + len(text) > (MOST if most is None else most):
             return False
         self.size += len(text)
         self.files.append(f'<script type="text/plain" id="{escape(id)}">{text}</script>')
@@ -90,43 +104,49 @@ def more(title: str, body: str) -> str:
     return f'<details class="more"><summary>{escape(title)}</summary>{body}</details>'
 
 
-def figure(page: Page, id: str, spec: dict[str, Any], alt: str, folder: Path | None, data: str | None) -> str:
-    """An interactive figure with its switches, and links to the same as SVG, PDF, PNG and CSV.
+def figure(
+    page: Page,
+    id: str,
+    spec: dict[str, Any],
+    alt: str,
+    data: str | None,
+    folder: Path | None = None,
+    *,
+    pictures: bool = True,
+) -> str:
+    """An interactive figure with its switches, and links to the same as SVG, PDF and CSV.
 
     Arguments:
         page: takes the embedded files.
         id: of the section, unique in the page.
         spec: Vega-Lite, as drawn.
         alt: what a screen reader says.
-        folder: the run folder, for links; None if the figure is in no folder.
         data: the numbers as CSV.
+        folder: the run folder, for links; None if the figure is of no folder.
+        pictures: whether the folder's ``figure.*`` are of this figure, if it has them; else they are made here.
     """
     from joma._figures.interactive import interactive
 
     live, series = interactive(spec)
     live["description"] = alt
-    page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), always=True)
     box, name = escape(f"{id}-chart"), escape(id)
     links = []
     height = 0.0  # of the picture: the page does not jump when the figure is drawn
-    for ending, kind, content in _pictures(spec, folder):
+    room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
+    for ending, kind, content in _pictures(spec, folder if pictures else None):
         if ending == "svg" and (found := re.search(rb'<svg[^>]* height="([\d.]+)', content)):
             height = float(found[1])
-        page.embed(f"{id}-{ending}", content, always=True)
-        file = None if folder is None else folder / f"figure.{ending}"
-        href = escape(page.link(file)) if file is not None and file.exists() else "#"
-        extra = f'download="{name}.{ending}" type="{kind}" data-file="{name}-{ending}"'
-        links.append(f'<a href="{href}" {extra}>{ending.upper()}</a>')
+        file = folder / f"figure.{ending}" if folder is not None and pictures else None
+        links.append(_link(page, name, ending, kind, content, file))
     if data is not None:
-        stored = folder / "data.csv" if folder is not None else None
-        href = escape(page.link(stored)) if stored is not None and stored.exists() else "#"
-        if page.embed(f"{id}-csv", data):
-            links.append(f'<a href="{href}" download="{name}.csv" type="text/csv" data-file="{name}-csv">CSV</a>')
-        elif href != "#":
-            links.append(f'<a href="{href}" download="{name}.csv" type="text/csv">CSV</a>')
-        elif folder is not None:
+        link = _link(page, name, "csv", "text/csv", data, None if folder is None else folder / "data.csv")
+        if not link and folder is not None:
             metrics = escape(page.link(folder / "metrics.jsonl"))
-            links.append(f'<a href="{metrics}" type="application/jsonl">metrics.jsonl (too large for this page)</a>')
+            link = f'<a href="{metrics}" type="application/jsonl">metrics.jsonl (too large for this page)</a>'
+        links.append(link)
+    files = f'<span class="links">{" ".join(filter(None, links))}</span>'
+    if not room:
+        return f"<figure><p>There is no room for this figure on the page.</p><figcaption>{files}</figcaption></figure>"
     rows = []
     for one in series:
         values = "".join(
@@ -144,8 +164,19 @@ def figure(page: Page, id: str, spec: dict[str, Any], alt: str, folder: Path | N
     return f"""<figure>
 <div class="chart" id="{box}" data-spec="{name}-spec" style="min-height:{height:.0f}px" tabindex="0" role="region" aria-label="{escape(alt)}"><div></div></div>
 <figcaption><span>{hint}{"; click the legend to turn a series off or on" if rows else ""}.
-<button type="button" data-reset="{box}">Reset</button></span><span class="links">{" ".join(links)}</span></figcaption>
+<button type="button" data-reset="{box}">Reset</button></span>{files}</figcaption>
 {buttons}</figure>"""
+
+
+def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None) -> str:
+    """A link to what is embedded, and to the file itself where there is one; without room, to the file alone or ""."""
+    stored = file is not None and file.exists()
+    href = escape(page.link(file)) if file is not None and stored else "#"
+    inside = page.embed(f"{name}-{ending}", content)
+    if not inside and not stored:
+        return ""
+    embedded = f' data-file="{name}-{ending}"' if inside else ""
+    return f'<a href="{href}" download="{name}.{ending}" type="{kind}"{embedded}>{ending.upper()}</a>'
 
 
 def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str, bytes]]:
@@ -205,17 +236,11 @@ def document(page: Page, title: str, header: str, sections: Sequence[str], foote
 """
 
 
-def check_writable(path: Path) -> None:
-    """Make the folder of ``path`` and refuse one that cannot be written to, before any work is done."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror or error}; choose another place for the report") from None
+def check_place(path: Path) -> None:
+    """Refuse a place where the page cannot be written, before any work is done."""
+    if path.is_dir():
+        raise RunError(f"cannot write {path}: it is a folder; name a file, as {path / 'report.html'}")
+    check_writable(path.parent, ROOM, "place for the report")
 
 
 def write_page(page: Page, text: str) -> Path:

@@ -10,18 +10,18 @@ from typing import Any
 
 from joma._report.document import (
     Page,
-    check_writable,
+    check_place,
     command,
     document,
     facts,
     figure,
     more,
-    slug,
     write_page,
 )  # fmt: skip
 from joma._report.page import exhibit_section, write_report
 from joma._run import Run, RunError, RunNotFound
 
+MOST_RUNS = 12  # that get a figure each
 TONES = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}
 
 
@@ -50,39 +50,54 @@ def _below(path: Path) -> list[Path]:
 def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the page of the runs in ``paths`` to ``out``; of a folder that `joma reproduce` wrote, the paper's page."""
     runs = collect(paths)
-    check_writable(out)
-    exhibits = all(run.info["kind"] == "exhibit" for run in runs)
-    if exhibits and title is None and len(paths) == 1 and not (paths[0] / "run.json").exists():
+    check_place(out)
+    if title is None and len(paths) == 1 and _of_the_paper(paths[0], runs):
         return _paper(paths[0], runs, out)
     page = Page(out)
+    page.id("summary")
     page.contents.append(("summary", "Runs", ""))
     labels = _labels(runs)
-    sections = [_table(runs, labels)]
-    comparable = {label: run for label, run in zip(labels, runs, strict=True) if run.info["kind"] != "exhibit"}
+    comparable = {label: run for label, run in zip(labels, runs, strict=True) if not _is_exhibit(run)}
+    many = len(comparable) > MOST_RUNS
+    sections = [_table(page, runs, labels, links=many)]
     if len(comparable) > 1:
         sections.append(_comparison(page, comparable))
-    ids: set[str] = {"summary", "comparison", "main"}
     for label, run in zip(labels, runs, strict=True):
-        id = slug(label)
-        while id in ids:
-            id += "-"
-        ids.add(id)
-        sections.append(_section(page, run, label, id))
+        if not (many and label in comparable):
+            sections.append(_section(page, run, label, page.id(label)))
     heading = title or (labels[0] if len(runs) == 1 else f"{len(runs)} runs")
     footer = "Made by <code>joma report</code>. This file needs no network and no other file."
     return write_page(page, document(page, heading, "", sections, footer))
 
 
+def _is_exhibit(run: Run) -> bool:
+    return bool(run.info["kind"] == "exhibit")
+
+
+def _of_the_paper(folder: Path, runs: list[Run]) -> bool:
+    """Whether `joma reproduce` wrote the folder, which may hold other runs too."""
+    if (folder / "run.json").exists() or not any(map(_is_exhibit, runs)):
+        return False
+    return all(map(_is_exhibit, runs)) or (folder / "claims.json").exists()
+
+
 def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
     from joma._exhibits import EXHIBITS
-    from joma.theory.claims import Result
+    from joma._exhibits.runner import read_claims
 
-    made = {run.path.name for run in runs}
-    stored = folder / "claims.json"
-    claims = [Result(**item) for item in json.loads(stored.read_text(encoding="utf-8"))] if stored.exists() else None
-    info = runs[0].info
-    chosen = [exhibit for exhibit in EXHIBITS.values() if exhibit.id in made]
-    return write_report(folder, chosen, claims, preset=info["config"].get("preset", "?"), seed=info["seed"], path=out)
+    info = next(run.info for run in runs if _is_exhibit(run))
+    made = {run.path.name for run in runs if _is_exhibit(run)}
+    failed = {file.name.removesuffix(".error.txt") for file in folder.glob("*.error.txt")}
+    chosen = [exhibit for exhibit in EXHIBITS.values() if exhibit.id in made | failed]
+    rest = [run for run in runs if run.path.name not in EXHIBITS or not _is_exhibit(run)]
+
+    def others(page: Page) -> list[str]:
+        return [_section(page, run, label, page.id(label)) for label, run in zip(_labels(rest), rest, strict=True)]
+
+    return write_report(
+        folder, chosen, read_claims(folder), preset=info["config"].get("preset", "?"), seed=info["seed"], path=out,
+        others=others,
+    )  # fmt: skip
 
 
 def _labels(runs: list[Run]) -> list[str]:
@@ -93,8 +108,8 @@ def _labels(runs: list[Run]) -> list[str]:
     return [f"{name} ({full[:n].count(name) + 1})" if full.count(name) > 1 else name for n, name in enumerate(full)]
 
 
-def _table(runs: list[Run], labels: list[str]) -> str:
-    """Kind, status, and the settings in which the runs differ."""
+def _table(page: Page, runs: list[Run], labels: list[str], *, links: bool) -> str:
+    """Kind, status, and the settings in which the runs differ; if asked, with links to what is in their folders."""
     configs = [_flat(run.info["config"]) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
@@ -109,15 +124,41 @@ def _table(runs: list[Run], labels: list[str]) -> str:
         cells = [escape(str(info["kind"])), tone, escape(str(info.get("seed")))]
         cells += [escape(_short(config.get(key))) for key in vary]
         rows += (
-            f'<tr><th scope="row">{escape(label)}</th>'
+            f'<tr><th scope="row">{escape(label)}{_files(page, run) if links else ""}</th>'
             + "".join(
                 f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in zip(columns[1:], cells, strict=True)
             )
             + "</tr>"
         )
+    hint = (
+        ""
+        if not links
+        else f"""<p class="meta">A figure each would be too much for one page of {len(runs)} runs:
+<code>joma report RUN</code> makes the page of one, or of a few. The numbers are in the files linked above.</p>"""
+    )
     return f"""<section id="summary" class="first" aria-labelledby="summary-title"><h2 id="summary-title">Runs</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs"><thead><tr>{head}</tr></thead>
-<tbody>{rows}</tbody></table></div></section>"""
+<tbody>{rows}</tbody></table></div>{hint}</section>"""
+
+
+def _files(page: Page, run: Run) -> str:
+    """Links to the numbers of a run, and to its pictures if they are of these numbers."""
+    names = ["metrics.jsonl", *(["figure.svg", "figure.pdf"] if _drawn_since(run) else [])]
+    there = [name for name in names if (run.path / name).exists()]
+    return (
+        "<br><small>"
+        + " ".join(f'<a href="{escape(page.link(run.path / name))}">{name}</a>' for name in there)
+        + "</small>"
+    )
+
+
+def _drawn_since(run: Run) -> bool:
+    """Whether the pictures in the folder were made after its last number."""
+    pictures = [file for ending in ("svg", "pdf") if (file := run.path / f"figure.{ending}").exists()]
+    numbers = run.path / "metrics.jsonl"
+    if not (run.done and pictures and numbers.exists()):
+        return False
+    return all(file.stat().st_mtime_ns > numbers.stat().st_mtime_ns for file in pictures)
 
 
 def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -137,9 +178,12 @@ def _comparison(page: Page, runs: dict[str, Run]) -> str:
     from joma._figures.compare import draw
 
     page.contents.append(("comparison", "Over each other", ""))
-    spec = json.loads(specification(draw(runs)))
+    page.id("comparison")
     alt = f"The gauges of {len(runs)} runs over each other: {', '.join(runs)}"
-    drawn = figure(page, "comparison", spec, alt, None, None)
+    try:
+        drawn = figure(page, "comparison", json.loads(specification(draw(runs))), alt, None)
+    except RunError as error:
+        drawn = f'<p class="meta">{escape(str(error))}</p>'
     return f"""<section id="comparison" aria-labelledby="comparison-title"><h2 id="comparison-title">Over each other</h2>
 <p>The same gauge of all runs, one colour a run. Heads are averaged.</p>{drawn}</section>"""
 
@@ -153,7 +197,8 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
         from joma._exhibits import EXHIBITS
 
         if (exhibit := EXHIBITS.get(str(info["config"].get("exhibit")))) is not None:
-            return exhibit_section(page, exhibit, run.path, str(info["config"]["preset"]), info["seed"])[1]
+            preset, seed, beside = str(info["config"]["preset"]), info["seed"], label if label != exhibit.id else None
+            return exhibit_section(page, exhibit, run.path, preset, seed, id=id, label=beside)[1]
     page.contents.append((id, label, TONES.get(str(info["status"]), "fair")))
     head = f'<section id="{escape(id)}" aria-labelledby="{escape(id)}-title"><h2 id="{escape(id)}-title">{escape(label)}</h2>'
     origin = {
@@ -168,8 +213,7 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
     except RunError as error:
         return f'{head}<p class="meta">{escape(str(error))}</p>{settings}</section>'
     alt = f"{info['kind']} run {label}: each gauge over its steps"
-    stored = run.path if (run.path / "figure.json").exists() and info["status"] == "done" else None
-    drawn = figure(page, id, spec, alt, stored, run.frame().to_csv(index=False))
+    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=_drawn_since(run))
     return f"{head}{drawn}{command(f'joma plot {_quoted(run.path)}')}{settings}</section>"
 
 

@@ -15,7 +15,16 @@ infinities: they are written as the strings `"nan"`, `"inf"` and `"-inf"` and re
 {'step': 0, 't': 0.0, 'gauge': 'loss', 'value': 2.0}
 """
 
-from joma._run.folder import RunError, RunInUse, RunNotFound, staged, tidy, write_atomic, write_json
+from joma._run.folder import (
+    RunError,
+    RunInUse,
+    RunNotFound,
+    check_writable,
+    staged,
+    tidy,
+    write_atomic,
+    write_json,
+)
 from joma._run.reader import Run
 from joma._run.writer import RunWriter
 
@@ -25,6 +34,7 @@ __all__ = [
     "RunInUse",
     "RunNotFound",
     "RunWriter",
+    "check_writable",
     "staged",
     "tidy",
     "write_atomic",

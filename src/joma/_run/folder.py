@@ -49,6 +49,33 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
         raise
 
 
+def check_writable(folder: Path, room: int, instead: str) -> None:
+    """Make ``folder`` and refuse one that cannot be written to, or whose disk is full, before any work is done.
+
+    Arguments:
+        folder: to be written to.
+        room: bytes that must be free.
+        instead: what to choose another of, as "--out".
+    """
+    probe = folder / f".write-test-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("wb") as stream:
+                stream.write(bytes(min(room, 1 << 20)))
+                os.fsync(stream.fileno())
+            free = shutil.disk_usage(folder).free
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror or error}; choose another {instead}") from None
+    if free < room:
+        raise RunError(
+            f"cannot write to {folder}: {free / 1e6:.0f} MB are free on its disk, {room / 1e6:.0f} MB may be needed; "
+            f"make room or choose another {instead}"
+        )
+
+
 def write_json(path: str | os.PathLike[str], obj: object) -> None:
     """Write `obj` as indented JSON, atomically; arrays become lists, NaN and ±inf strings."""
     write_atomic(path, json.dumps(plain(obj), indent=2, ensure_ascii=False) + "\n")

@@ -92,15 +92,41 @@ function quiet(node) {
   if (!node || typeof node !== "object") return node;
   return Object.fromEntries(Object.entries(node).map(([key, value]) => [key, key === "datasets" ? value : quiet(value)]));
 }
-async function draw(box) {
+// what the reader has chosen: series that are on, bound inputs, zooms; a figure that is drawn again keeps it
+function choices(view) {
+  const { data, signals } = view.getState({
+    data: (name) => /^series_\d+_store$/.test(name), signals: (name) => !/_(tuple|anchor|delta)/.test(name), recurse: false,
+  });
+  const inputs = new Set(view._bind?.map((bind) => bind.param.signal)); // selects and sliders of the figure itself
+  const range = (value) => Array.isArray(value) && value.length === 2;
+  return {
+    data: Object.entries(data).map(([name, all]) => [name, all.map(({ unit, fields, values }) => ({ unit, fields, values }))]),
+    signals: Object.entries(signals).filter(([name, value]) => inputs.has(name) || (name.startsWith("zoom_") && range(value))),
+  };
+}
+async function choose(view, { data, signals }) {
+  const have = view.getState({ data: () => false, signals: () => true, recurse: false }).signals;
+  for (const [name, all] of data) view.data(name, all);
+  for (const [name, value] of signals) if (name in have) view.signal(name, value);
+  await view.runAsync();
+}
+const turns = new Map(); // one after the other
+function draw(box, keep = true) {
+  const next = (turns.get(box.id) || Promise.resolve()).then(() => paint(box, keep));
+  turns.set(box.id, next);
+  return next;
+}
+async function paint(box, keep) {
   try {
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
     const spec = specs.get(box.id), place = box.firstElementChild;
     box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
-    joma.views.get(box.id)?.finalize();
+    const before = joma.views.get(box.id), kept = keep && before ? choices(before) : null;
+    before?.finalize();
     const result = await vegaEmbed(place, themed(placed(alive.has(box.id) ? spec : quiet(spec), box.clientWidth)), {
       actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
     });
+    if (kept) await choose(result.view, kept);
     box.style.minHeight = "";
     joma.views.set(box.id, result.view);
     box.dataset.alive = alive.has(box.id);
@@ -151,7 +177,7 @@ function switches(box, view) {
 }
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-reset]");
-  if (button) draw(document.getElementById(button.dataset.reset));
+  if (button) draw(document.getElementById(button.dataset.reset), false);
 });
 
 // ---- copy a command ----
@@ -172,7 +198,7 @@ document.addEventListener("click", async (event) => {
 // ---- claims ----
 function filterClaims() {
   const section = document.getElementById("claims");
-  if (!section) return;
+  if (!section?.querySelector("input")) return;
   const words = section.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
   const group = section.querySelector("select").value;
   const verdict = section.querySelector('button[aria-pressed="true"]').dataset.verdict;
@@ -187,7 +213,7 @@ function filterClaims() {
 }
 function startClaims() {
   const section = document.getElementById("claims");
-  if (!section) return;
+  if (!section?.querySelector("input")) return;
   section.querySelector("input").addEventListener("input", filterClaims);
   section.querySelector("select").addEventListener("change", filterClaims);
   for (const button of section.querySelectorAll("button[data-verdict]")) {
