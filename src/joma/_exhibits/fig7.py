@@ -35,7 +35,8 @@ RULE = (
     "then rises by max(0.05, 10 % of the drop) until the end (the rule of fig6); holds: in every model the stable rank "
     "of the top layer drops and bounces and that of the bottom layer drops without a bounce; holds under: the top "
     "layer's drops and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern "
-    "less salient. Of checkpoints with the same weights only the last counts. The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
+    "less salient. Of checkpoints with the same weights only the last counts. "
+    "The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
     "Pythia"
 )
 

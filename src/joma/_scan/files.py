@@ -26,6 +26,7 @@ _DTYPES = {
     "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+_FEW = 4096  # reads of a tensor
 _MAX_HEADER = 100 << 20  # as in the safetensors library
 
 
@@ -178,17 +179,17 @@ class TensorFile:
                 inner -= 1
                 run *= shape[inner]
             span = entry.end - entry.offset
-            if run * size < 64 and span <= 4 * flat.numel():  # every second column, say: all of it, in one go
-                flat = torch.empty(span, dtype=torch.uint8)
-                shape, stride, inner, run = list(entry.shape), list(entry.stride), 0, span // size
+            dense = run * size < 64 and span <= 4 * flat.numel() and flat.numel() > _FEW * run * size
+            if dense:  # every second column, say: all between the first and the last, in one go
+                flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
             buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
             with self.path.open("rb", buffering=0) as stream:
                 for start in _offsets(shape[:inner], stride[:inner]):
                     _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
                     at += run * size
             self.bytes_read += at
-            if flat.numel() > math.prod(shape) * size:
-                return flat.view(entry.dtype).as_strided(shape, stride)
+            if dense:
+                return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
         back = [order.index(n) for n in range(len(order))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
 
