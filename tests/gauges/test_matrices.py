@@ -115,7 +115,7 @@ def codegen():
 
     def split(x):  # as in its forward
         qkv = attention.qkv_proj(x)
-        q, v, k = qkv.reshape(qkv.shape[:-1] + (4, -1)).split(attention.head_dim * 8 // 4, dim=-1)
+        q, v, k = qkv.reshape((*qkv.shape[:-1], 4, -1)).split(attention.head_dim * 8 // 4, dim=-1)
         return [attention._split_heads(part, 8, attention.head_dim, mp_num=4) for part in (q, k, v)]
 
     return attention, split
@@ -173,7 +173,9 @@ def test_fused_projections_are_split_as_the_familys_own_code_splits_them(family)
     with torch.no_grad():
         for p in attention.parameters():
             p.normal_() if p.dim() > 1 else p.zero_()
-        x = torch.randn(1, 5, attention.in_proj.in_features if family == "deberta" else 64 if family == "codegen" else D)
+        x = torch.randn(
+            1, 5, attention.in_proj.in_features if family == "deberta" else 64 if family == "codegen" else D
+        )
         for part, expected in zip("qkv", split(x), strict=True):
             (matrix,) = find_matrices(attention, part)
             w = matrix.read()[0]
