@@ -112,13 +112,13 @@ def test_checkpoints_with_the_weights_of_another_step_are_left_out_and_told(tmp_
     fake = Fake(scanned(steps, same=same), dict.fromkeys([f"step{n}" for n in steps], "ok"))
     run = exhibit(tmp_path, monkeypatch, fake)
     assert sorted(set(run.frame().step)) == [0, 2, 6, 8]
-    assert "step1, step4 of m" in fig7.judge(run).reason
+    assert "step1, step4 of m" in fig7.judge(run).summary
 
 
 def test_a_model_without_entropy_is_judged_by_its_stable_rank(tmp_path, monkeypatch):
     fake = Fake(scanned([0, 1, 2, 4], gauges=("stable_rank",)), {f"step{n}": "partly" for n in (0, 1, 2, 4)})
     run = exhibit(tmp_path, monkeypatch, fake)
-    assert "entropy of the top layer could not be measured" in fig7.judge(run).reason
+    assert "entropy of the top layer could not be measured" in fig7.judge(run).summary
     fig7.draw(run).to_dict()
 
 

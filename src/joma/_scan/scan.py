@@ -212,9 +212,9 @@ def _cluster(checkpoints: list[Checkpoint], request: Request, workers: int) -> I
                     yield from parallel([delayed(measure_there)(checkpoint, request) for checkpoint in batch])
                     start += len(batch)
         except RayError:
-            for checkpoint in checkpoints[start : start + workers]:
+            for checkpoint in checkpoints[start : start + workers]:  # each alone; one job would run in this process
                 try:
-                    (row,) = Parallel(n_jobs=1, backend="ray")([delayed(measure_there)(checkpoint, request)])
+                    (row,) = Parallel(n_jobs=2)([delayed(measure_there)(checkpoint, request)])
                 except RayError as error:
                     row = _died(checkpoint, error)
                 start += 1

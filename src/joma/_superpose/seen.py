@@ -45,7 +45,7 @@ class Seen(Capture):
         self.on_neurons = on_neurons
         self._layers = {module: n for n, (_, module) in enumerate(uppers)}
         self._attention: dict[str, Rows] = {}  # of this pass: module -> rows
-        self._tokens: tuple[int, ...] | None = None  # of this pass: (B, T)
+        self._windows: tuple[int, ...] | None = None  # of this pass: (B, T)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -61,7 +61,7 @@ class Seen(Capture):
     ) -> Any:
         self._attention.clear()
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        self._tokens = tuple(given.shape) if given is not None and given.dim() == 2 else None
+        self._windows = tuple(given.shape) if given is not None and given.dim() == 2 else None
         try:
             return super()._run_pass(module, call, args, kwargs, *more, **other)
         finally:
@@ -70,8 +70,8 @@ class Seen(Capture):
     def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if (layer := self._layers.get(module)) is not None:
             states = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-            if states.dim() == 2 and self._tokens is not None and len(states) == math.prod(self._tokens):
-                states = states.unflatten(0, self._tokens)  # OPT has windows one after the other here
+            if states.dim() == 2 and self._windows is not None and len(states) == math.prod(self._windows):
+                states = states.unflatten(0, self._windows)  # OPT has windows one after the other here
             if states.dim() != 3:
                 raise ValueError(f"{self.names[module]} is given states of shape {tuple(states.shape)}, not (B, T, h)")
             with torch._C.DisableTorchFunction():  # what we do ourselves is not looked at
