@@ -7,6 +7,7 @@ Raw cosines say how far the vectors are from orthogonal; centred ones leave out 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -159,7 +160,16 @@ def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
 
     if not Path(source).expanduser().is_dir():
         raise ValueError(f"there is no folder {source}")
-    return {checkpoint.step: str(checkpoint.path) for checkpoint in series(os.fspath(source))}
+    found: dict[int, Model] = {}
+    for checkpoint in series(os.fspath(source)):
+        if checkpoint.step in found:
+            warnings.warn(
+                f"{checkpoint.name} is left out: {Path(str(found[checkpoint.step])).name} is of step {checkpoint.step} "
+                "too. To choose, give a mapping step -> model",
+                stacklevel=3,
+            )
+        found.setdefault(checkpoint.step, str(checkpoint.path))
+    return found
 
 
 def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
@@ -207,10 +217,12 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
 
     from joma._gauges.matrices import plain_name
     from joma._gauges.registry import get
+    from joma._models import check_tokens
     from joma._watch.calls import install, uninstall
     from joma._watch.capture import Capture
     from joma._watch.tally import Tally
 
+    check_tokens(net, tokens)
     kept: dict[tuple[str, int], Tensor] = {}
 
     class Keep(Tally):

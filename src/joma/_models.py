@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # one of them is what a tokenizer is read from
+_VOCABULARY = ("tokenizer.json", "vocab.*", "*.model")  # one of them is what a tokenizer is read from
+_BYTES = ("ByT5", "Canine", "Perceiver")  # tokenizers that need none
 _ELSEWHERE = "name another place for it, --tokenizer FOLDER or ID (tokenizer= in Python)"
 
 
@@ -46,7 +47,7 @@ def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
 def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     """The tokenizer that belongs to a model."""
     source = _source(name, "")
-    if Path(source).is_dir() and not any(path for glob in _FILES for path in Path(source).glob(glob)):
+    if Path(source).is_dir() and not has_tokenizer(Path(source)):
         raise ValueError(f"there is no tokenizer in {source}: {_ELSEWHERE}")  # transformers would make an empty one
     try:
         with quiet():
@@ -56,6 +57,28 @@ def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) ->
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ValueError(f"{_explained(source, 'tokenizer', error)}. Or {_ELSEWHERE}") from error
     return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a vocabulary in a folder; settings alone (tokenizer_config.json) are no tokenizer."""
+    if any(path.is_file() for glob in _VOCABULARY for path in folder.glob(glob)):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and any(name in settings.read_text(encoding="utf-8") for name in _BYTES)
+
+
+def check_tokens(model: Any, tokens: Any) -> None:
+    """Refuse tokens that a model has no embedding for; it would end in an index error, or on a GPU in worse."""
+    get = getattr(model, "get_input_embeddings", None)
+    size = getattr(get() if get is not None else None, "num_embeddings", None)
+    if size is None or not tokens.numel():
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"the sample has token {low if low < 0 else high}, the model {size} tokens (0 to {size - 1}): is the "
+            "tokenizer another model's?"
+        )
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

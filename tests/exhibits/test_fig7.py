@@ -64,3 +64,64 @@ def test_end_to_end_from_files(tmp_path, monkeypatch):
     scans = list((tmp_path / "out/fig7-runs").iterdir())
     assert len(scans) == 1
     assert joma.Run(scans[0]).done
+
+
+def scanned(steps, gauges=("stable_rank", "entropy"), same=None):
+    """A scan's table of two layers, and where weights are another step's."""
+    import pandas as pd
+
+    rows = [
+        {"step": step, "checkpoint": f"step{step}", "layer": layer, "gauge": gauge, "value": 1.0 + layer + step,
+         "same_as": (same or {}).get(step, "")}
+        for step in steps for gauge in gauges for layer in range(2)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+class Fake:
+    """A scan that is done."""
+
+    def __init__(self, frame, status):
+        self._frame, self._status = frame, status
+        self.failed = [name for name, how in status.items() if how != "ok"]
+
+    def frame(self):
+        return self._frame
+
+    def status(self):
+        return self._status
+
+    def checkpoints(self):
+        import pandas as pd
+
+        return pd.DataFrame({"note": ["why"] * len(self._status)})
+
+
+def exhibit(tmp_path, monkeypatch, fake):
+    monkeypatch.setattr("joma._scan.scan.scan", lambda *args, **options: fake)
+    settings = {"models": {"m": "all"}, "data": "pydoc", "tokens": 8, "length": 4}
+    config = {"settings": settings}
+    with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES) as writer:
+        fig7.run(writer, settings, 0, lambda share, what: None)
+    return Run(tmp_path / "run")
+
+
+def test_checkpoints_with_the_weights_of_another_step_are_left_out_and_told(tmp_path, monkeypatch):
+    same = {1: "step4, step8", 4: "step1, step8", 8: "step1, step4"}  # two branches serve the final weights
+    steps = [0, 1, 2, 4, 6, 8]
+    fake = Fake(scanned(steps, same=same), dict.fromkeys([f"step{n}" for n in steps], "ok"))
+    run = exhibit(tmp_path, monkeypatch, fake)
+    assert sorted(set(run.frame().step)) == [0, 2, 6, 8]
+    assert "step1, step4 of m" in fig7.judge(run).summary
+
+
+def test_a_model_without_entropy_is_judged_by_its_stable_rank(tmp_path, monkeypatch):
+    fake = Fake(scanned([0, 1, 2, 4], gauges=("stable_rank",)), {f"step{n}": "partly" for n in (0, 1, 2, 4)})
+    run = exhibit(tmp_path, monkeypatch, fake)
+    assert "entropy of the top layer could not be measured" in fig7.judge(run).summary
+    fig7.draw(run).to_dict()
+
+
+def test_a_model_of_which_all_failed_ends_the_exhibit(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="nothing of m could be measured: why"):
+        exhibit(tmp_path, monkeypatch, Fake(scanned([0]), {"step0": "failed", "step1": "failed"}))

@@ -127,11 +127,14 @@ def _family(name):
     if name == "gpt2":
         config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_inner=24, use_cache=False)
         return transformers.GPT2Model(config), lambda m, x: m.act(m.c_fc(x))
+    if name == "opt":  # gives its MLPs all windows in one list
+        config = transformers.OPTConfig(**sizes, ffn_dim=24, word_embed_proj_dim=16, use_cache=False)
+        return transformers.OPTModel(config), lambda m, x: m.activation_fn(m.fc1(x))
     config = transformers.BertConfig(**sizes, intermediate_size=24)
     return transformers.BertModel(config), None
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "opt"])
 def test_neurons_of_a_family_are_its_activation_after_the_gate(name):
     torch.manual_seed(0)
     model, formula = _family(name)
@@ -139,10 +142,12 @@ def test_neurons_of_a_family_are_its_activation_after_the_gate(name):
     tokens = np.random.default_rng(2).integers(0, 50, (5, 12))
     found = collect(model, batches([tokens.reshape(-1)], 12, 5), [0], k=2, T=12)[0]
     inputs = []
-    mlp = (
-        model.encoder.layer[0].intermediate if name == "bert" else (model.layers if name == "llama" else model.h)[0].mlp
-    )
-    handle = mlp.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+    mlp = {
+        "bert": lambda: model.encoder.layer[0].intermediate, "llama": lambda: model.layers[0].mlp,
+        "gpt2": lambda: model.h[0].mlp, "opt": lambda: model.decoder.layers[0],
+    }[name]()  # fmt: skip
+    given = mlp.fc1 if name == "opt" else mlp
+    handle = given.register_forward_pre_hook(lambda m, args: inputs.append(args[0].reshape(5, 12, -1)))
     with torch.no_grad():
         model(torch.from_numpy(tokens))
         handle.remove()
@@ -291,6 +296,18 @@ def test_a_missing_tokenizer_is_told_with_the_way_out(folder, tmp_path):
         joma.superpose(tmp_path / "bare", folder[1])
     found = joma.superpose(tmp_path / "bare", folder[1], tokenizer=folder[0], layer=0, tokens=500)
     assert 400 < found.info["tokens"] <= 500
+
+
+def test_tokens_outside_of_the_vocabulary_are_told():
+    model = _neox()
+    late = np.arange(640) % 50
+    late[-1] = 50  # in the last batch
+    with pytest.raises(ValueError, match="token 50, the model 50 tokens"):
+        joma.superpose(model, late, batch=2)
+    with pytest.raises(ValueError, match="token 50, the model 50 tokens"):
+        joma.embedding_geometry(model, late)
+    with pytest.raises(ValueError, match="token -1, the model 50 tokens"):
+        joma.embedding_geometry(model, late - 1)
 
 
 def test_the_model_is_left_as_it_was():

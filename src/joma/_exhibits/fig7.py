@@ -35,7 +35,8 @@ RULE = (
     "then rises by max(0.05, 10 % of the drop) until the end (the rule of fig6); holds: in every model the stable rank "
     "of the top layer drops and bounces and that of the bottom layer drops without a bounce; holds under: the top "
     "layer's drops and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern "
-    "less salient. The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
+    "less salient. Of checkpoints with the same weights only the last counts. "
+    "The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
     "Pythia"
 )
 
@@ -45,7 +46,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._exhibits._series import series
     from joma._scan.scan import scan
 
-    models, failures = settings["models"], {}
+    models, failures, dropped = settings["models"], {}, {}
     for n, (name, revisions) in enumerate(models.items()):
         source = name
         if name == OWN:
@@ -63,11 +64,25 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         )  # fmt: skip
         if failed := result.failed:
             failures[name] = f"{len(failed)} of {len(result.status())}"
-            if len(failed) == len(result.status()):
+            if set(result.status().values()) == {"failed"}:
                 raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
-        _copy(result.frame(), writer, name)
+        frame, again = distinct(result.frame())
+        if again:
+            dropped[name] = again
+        _copy(frame, writer, name)
     if failures:
         writer.note(failures=failures)
+    if dropped:
+        writer.note(duplicates=dropped)
+
+
+def distinct(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """A scan's table without checkpoints that have the weights of a later step, and their names."""
+    order = list(dict.fromkeys(frame.sort_values("step", kind="stable").checkpoint))
+    same = frame.drop_duplicates("checkpoint").set_index("checkpoint").same_as
+    later = {name: order[n + 1 :] for n, name in enumerate(order)}
+    again = [name for name in order if set(same[name].split(", ")) & set(later[name])]
+    return frame[~frame.checkpoint.isin(again)], again
 
 
 def _copy(frame: pd.DataFrame, writer: RunWriter, model: str) -> None:
@@ -86,6 +101,7 @@ def draw(run: Run) -> Chart:
         panels = [
             _panel(rows[rows.gauge == gauge], title, model if gauge == "stable_rank" else "")
             for gauge, title in GAUGES.items()
+            if (rows.gauge == gauge).any()
         ]
         columns.append(alt.vconcat(*panels))
     return alt.hconcat(*columns)
@@ -131,22 +147,27 @@ def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
 def judge(run: Run) -> Verdict:
     """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
     found = shapes(run)
-    models = list(dict.fromkeys(model for model, _, _ in found))
+    models = list(dict.fromkeys(model for model, gauge, _ in found if gauge == "stable_rank"))
     words, bounced, suppressed = [], [], []
     for model in models:
         layers = [layer for name, gauge, layer in found if (name, gauge) == (model, "stable_rank")]
         top, bottom = (found[model, "stable_rank", pick(layers)] for pick in (max, min))
-        attends = found[model, "entropy", max(layer for name, g, layer in found if (name, g) == (model, "entropy"))]
+        attended = [layer for name, gauge, layer in found if (name, gauge) == (model, "entropy")]
+        attends = found[model, "entropy", max(attended)] if attended else None
         bounced += [model] * top.bounced
         suppressed += [model] * (bottom.dipped and not bottom.bounced)
         words.append(
             f"{model}: stable rank of the top layer {_path(top)} ({top.pattern}), of the bottom layer {_path(bottom)} "
-            f"({bottom.pattern}), entropy of the top layer {_path(attends)} ({attends.pattern})"
+            f"({bottom.pattern}), entropy of the top layer "
+            + (f"{_path(attends)} ({attends.pattern})" if attends else "could not be measured")
         )
     whole = bounced == models and suppressed == models
     verdict = "holds" if models and whole else "holds under" if bounced else "fails"
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
+    if dropped := run.info.get("duplicates"):
+        told = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
+        words.append(f"left out, since a later checkpoint has the same weights: {told}")
     numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
     tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
     measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())

@@ -31,7 +31,7 @@ def _scan(
         int | None, typer.Option(help="Tokens of a sequence.  [default: 512, or what the model has]")
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="Regular expression: tensors to take as the lower MLP matrices.")
+        str | None, typer.Option(help="Regular expression that whole names of tensors match: the lower MLP matrices.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/scan-…]")] = None,
     keep: Annotated[
@@ -81,6 +81,8 @@ def _show(result: Scan, console: Console) -> int:
     from joma import _figures
 
     points, frame = result.checkpoints(), result.frame()
+    if result.asked is not None:  # the run may have more, of other calls
+        points = points[points.checkpoint.isin(result.asked)]
     means = frame.groupby(["checkpoint", "gauge"], sort=False).value.mean().unstack() if len(frame) else None
     console.print(_table(points, means))
     if means is not None:

@@ -23,8 +23,10 @@ from torch import Tensor
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+_FEW = 4096  # reads of a tensor
 _MAX_HEADER = 100 << 20  # as in the safetensors library
 
 
@@ -40,6 +42,7 @@ class Entry:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    stored: str = ""  # the type in the file, if it is none of PyTorch's: then this is its bytes
 
     def view(self, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Entry:
         """Of a contiguous tensor, the part that a view with this shape, stride and storage offset shows."""
@@ -175,12 +178,18 @@ class TensorFile:
             while inner and (stride[inner - 1] == run or shape[inner - 1] == 1):
                 inner -= 1
                 run *= shape[inner]
+            span = entry.end - entry.offset
+            dense = run * size < 64 and span <= 4 * flat.numel() and flat.numel() > _FEW * run * size
+            if dense:  # every second column, say: all between the first and the last, in one go
+                flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
             buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
             with self.path.open("rb", buffering=0) as stream:
                 for start in _offsets(shape[:inner], stride[:inner]):
                     _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
                     at += run * size
             self.bytes_read += at
+            if dense:
+                return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
         back = [order.index(n) for n in range(len(order))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
 
@@ -192,6 +201,9 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
         shape, (begin, end) = tuple(int(n) for n in item["shape"]), item["data_offsets"]
         dtype = _DTYPES.get(item["dtype"])
         if dtype is None:  # packed 4-bit and the like: there, but nothing that gauges measure
+            if end < begin or begin < 0:
+                raise ValueError(f"{name} lies between bytes {begin} and {end}")
+            yield name, Entry(torch.uint8, (end - begin,), (1,), data + begin, str(item["dtype"]))
             continue
         if end - begin != math.prod(shape) * dtype.itemsize or begin < 0 or min(shape, default=0) < 0:
             raise ValueError(f"{name} has {end - begin} bytes, but shape {shape}")

@@ -1,19 +1,29 @@
-"""Revisions of a model on the Hugging Face hub: what is in the local cache first, the rest downloaded file by file."""
+"""Revisions of a model on the Hugging Face hub: what is in the local cache first, the rest downloaded file by file.
+
+What is to be kept is downloaded into the hub's cache. What is not goes into a folder of our own for each revision, and
+that folder is all that is ever deleted: in the hub's cache, models may share files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from joma._scan.files import BadCheckpoint
-from joma._scan.tensors import SUFFIXES, Tensors
+from joma._scan.tensors import INDEX, Tensors
+from joma._train.cache import cache_folder
 
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
 Report = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+_NETWORK = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}  # of httpx, requests and Python
 LOCAL = "give the path of a local folder of checkpoints instead, or download them once with a connection"
 
 
@@ -34,6 +44,11 @@ def cache_of(repo: str) -> Path:
     return Path(hf.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
+def downloads(repo: str, revision: str) -> Path:
+    """The folder of our own for downloads of a revision that are not kept."""
+    return cache_folder() / "downloads" / f"{repo}@{revision}".replace("/", "--")
+
+
 def branches(repo: str) -> list[str]:
     """The revisions of a model as the hub lists them; without a connection those in the cache."""
     hf = library()
@@ -44,7 +59,7 @@ def branches(repo: str) -> list[str]:
     try:
         refs = hf.HfApi().list_repo_refs(repo)
     except Exception as error:
-        if cached and not isinstance(error, (hf.errors.RepositoryNotFoundError, hf.errors.HFValidationError)):
+        if cached and _unreachable(error):
             return cached
         raise ValueError(explain(repo, error)) from error
     return [branch.name for branch in refs.branches]
@@ -61,6 +76,19 @@ def check(repo: str) -> None:
         raise ValueError(explain(repo, error)) from error
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _unreachable(error: Exception) -> bool:
+    """Whether there was no connection: an answer of the hub, whatever it says, is one."""
+    answered = any(isinstance(e, library().errors.HfHubHTTPError) for e in _chain(error))
+    return not answered and any(base.__name__ in _NETWORK for e in _chain(error) for base in type(e).__mro__)
+
+
 def explain(repo: str, error: Exception) -> str:
     """Why the hub gave no answer, and what to do."""
     errors = library().errors
@@ -70,24 +98,37 @@ def explain(repo: str, error: Exception) -> str:
         return f"there is no folder {repo!r} here and no model of this name on the hub (or it is private); or {LOCAL}"
     if library().constants.HF_HUB_OFFLINE:
         return f"{repo} is not a folder here nor in the hub's cache, and HF_HUB_OFFLINE forbids to ask the hub: {LOCAL}"
-    return (
-        f"{repo} is not a folder here, and the hub cannot be reached ({type(error).__name__}: "
-        f"{str(error).splitlines()[0][:120] if str(error) else ''}). No network? Then {LOCAL}"
-    )
+    unreachable = _unreachable(error)
+    disk = [e for e in _chain(error) if isinstance(e, OSError) and e.errno in _DISK]
+    if disk and not unreachable:
+        return (
+            f"{repo} cannot be written to the disk ({disk[0]}): make room, or name other folders by JOMA_CACHE and "
+            "HF_HOME"
+        )
+    said = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    if any(isinstance(e, errors.HfHubHTTPError) for e in _chain(error)):
+        return f"the hub answers for {repo} with an error ({said}); try again later, or {LOCAL}"
+    if unreachable or isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{repo} is not a folder here, and the hub cannot be reached ({said}). No network? Then {LOCAL}"
+    return f"{repo} cannot be downloaded ({said}); try again, or {LOCAL}"
 
 
 class Revision:
-    """The files of one revision; what it downloads can be deleted again.
+    """The files of one revision.
+
+    Files are taken from the hub's cache, or from what a scan that was killed has left, and downloaded otherwise.
 
     Arguments:
         repo: the model's id.
         revision: a branch, tag or commit.
         report: told of the progress of downloads.
+        keep: download into the hub's cache; otherwise into a folder of our own, which `forget` deletes.
     """
 
-    def __init__(self, repo: str, revision: str, report: Report | None = None) -> None:
-        self.repo, self.revision, self._report = repo, revision, report
-        self.downloaded: dict[Path, int] = {}  # file in the snapshot -> its size; what was not in the cache before
+    def __init__(self, repo: str, revision: str, report: Report | None = None, keep: bool = False) -> None:
+        self.repo, self.revision, self.keep, self._report = repo, revision, keep, report
+        self.own = downloads(repo, revision)
+        self._lock: Any = None
 
     def tensors(self) -> Tensors:
         """Its tensors; shards are downloaded when one of their tensors is read."""
@@ -96,19 +137,28 @@ class Revision:
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""
         hf = library()
-        known = hf.try_to_load_from_cache(self.repo, name, revision=self.revision)
-        if isinstance(known, str):
-            return Path(known)
+        commit = self._commit()
+        for place in (None, self.own):  # the hub's cache, then ours
+            known = hf.try_to_load_from_cache(self.repo, name, cache_dir=place, revision=commit or self.revision)
+            if known is not None:
+                if place is not None:
+                    self._hold()
+                return Path(known) if isinstance(known, str) else None  # or the hub said that there is none
         if hf.constants.HF_HUB_OFFLINE:
-            folder = cache_of(self.repo)
-            if not (folder / "refs" / self.revision).exists() and not (folder / "snapshots" / self.revision).exists():
+            if commit is None:
                 raise BadCheckpoint(
                     f"the revision {self.revision} is not in the hub's cache, and HF_HUB_OFFLINE is set"
                 )
             return None
-        before = self._blobs()
         try:
-            path = Path(hf.hf_hub_download(self.repo, name, revision=self.revision, tqdm_class=self._bar(name)))
+            if not self.keep:
+                self._hold()
+            return Path(
+                hf.hf_hub_download(
+                    self.repo, name, revision=commit or self.revision, cache_dir=None if self.keep else self.own,
+                    tqdm_class=self._bar(name),
+                )
+            )  # fmt: skip
         except hf.errors.RevisionNotFoundError:
             raise BadCheckpoint(f"{self.repo} has no revision {self.revision}") from None
         except hf.errors.LocalEntryNotFoundError as error:
@@ -117,38 +167,69 @@ class Revision:
             return None
         except Exception as error:  # the network has many ways to fail
             raise BadCheckpoint(f"{name} of revision {self.revision}: {explain(self.repo, error)}") from error
-        if path.resolve() not in before:
-            self.downloaded[path] = path.stat().st_size
-        return path
+
+    def _commit(self) -> str | None:
+        """The commit that the first of its files came from: a branch may move meanwhile."""
+        for folder in (cache_of(self.repo), self.own / cache_of(self.repo).name):
+            if (ref := folder / "refs" / self.revision).is_file():
+                return ref.read_text().strip()
+            if (folder / "snapshots" / self.revision).is_dir():
+                return self.revision
+        return None
 
     def folder(self) -> Path:
-        """The snapshot's folder with everything that transformers loads a model and its tokenizer from."""
-        config = self.fetch("config.json")
-        if config is None:
+        """A folder with everything that transformers loads a model and its tokenizer from."""
+        found = {"config.json": self.fetch("config.json")}
+        if found["config.json"] is None:
             raise BadCheckpoint(f"{self.repo} at {self.revision} has no config.json")
         tensors = self.tensors()  # checks what the index names
         for shard in tensors.shards(tensors.names):
-            if self.fetch(shard) is None:
+            if (path := self.fetch(shard)) is None:
                 raise BadCheckpoint(f"the shard {shard} that the index names is not there")
-        for name in TOKENIZER:
-            self.fetch(name)
-        return config.parent
+            found[shard] = path
+        found |= {name: self.fetch(name) for name in (*TOKENIZER, *INDEX)}
+        there = {name: path for name, path in found.items() if path is not None}
+        places = {path.parents[len(Path(name).parts) - 1] for name, path in there.items()}
+        if len(places) == 1:
+            return places.pop()
+        self._hold()
+        together = self.own / "model"  # some were in the hub's cache: links to all
+        shutil.rmtree(together, ignore_errors=True)
+        for name, path in there.items():
+            (together / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                (together / name).symlink_to(path.resolve())
+            except OSError:  # a system without links
+                shutil.copyfile(path, together / name)
+        return together
 
-    def forget(self) -> int:
-        """Delete the weights that this object downloaded; returns their bytes. Config, index and tokenizer stay."""
-        freed = 0
-        for path, size in self.downloaded.items():
-            if path.name.endswith(SUFFIXES):
-                blob = path.resolve()
-                path.unlink(missing_ok=True)
-                blob.unlink(missing_ok=True)
-                freed += size
-        self.downloaded.clear()
-        return freed
+    def close(self) -> None:
+        """Let others delete our folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
-    def _blobs(self) -> set[Path]:
-        folder = cache_of(self.repo) / "blobs"
-        return {blob.resolve() for blob in folder.iterdir()} if folder.is_dir() else set()
+    def forget(self) -> None:
+        """Delete our folder of this revision, unless another scan is reading it: then that one will."""
+        self.close()
+        if not self.own.is_dir():
+            return
+        lock = _locked(self.own, wait=False)
+        if lock is not None:
+            shutil.rmtree(self.own, ignore_errors=True)
+            _lock_file(self.own).unlink(missing_ok=True)
+            lock.close()
+
+    def _hold(self) -> None:
+        """Keep others from deleting our folder; files that a killed download left half are of no use to anyone."""
+        if self._lock is not None:
+            return
+        alone = _locked(self.own, wait=False)
+        if alone is not None:
+            for half in self.own.rglob("*.incomplete") if self.own.is_dir() else ():
+                half.unlink(missing_ok=True)
+            alone.close()
+        self._lock = _locked(self.own, wait=True)
 
     def _bar(self, name: str) -> Any:
         """A progress bar that draws nothing and tells ours."""
@@ -167,3 +248,24 @@ class Revision:
                     report(name, self._done, self._all)
 
         return Quiet
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _locked(folder: Path, wait: bool) -> Any:
+    """The lock file of a folder, open: shared, or alone without waiting, None if others have it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stream = _lock_file(folder).open("ab")
+    with suppress(ImportError):  # no locks on this system
+        import fcntl
+
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+            return None
+        except OSError:  # none on this file system
+            pass
+    return stream

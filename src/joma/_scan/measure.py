@@ -48,9 +48,9 @@ class Row:
 
 
 def measure(checkpoint: Checkpoint, request: Request, report: Report | None = None) -> Row:
-    """All gauges on one checkpoint; errors are in the row."""
-    row, notes = Row(checkpoint), []
-    revision = checkpoint.revision(report)
+    """All gauges on one checkpoint; errors are in the row. What it downloaded stays: `forget` it with the row safe."""
+    row, notes = Row(checkpoint), [checkpoint.note] * bool(checkpoint.note)
+    revision = checkpoint.revision(report, request.keep)
     try:
         gauges = get(request.gauges)
         tensors = checkpoint_tensors(checkpoint, revision)
@@ -67,15 +67,28 @@ def measure(checkpoint: Checkpoint, request: Request, report: Report | None = No
                 notes.append(_message(error))
         row.status = "ok" if done == len(tasks) else "partly" if row.found else "failed"
         row.bytes_read = tensors.bytes_read
-        notes = tensors.notes + notes
+        notes += tensors.notes
     except Exception as error:
         row.status = "failed"
         notes.append(_message(error))
     finally:
-        if revision is not None and not request.keep:
-            revision.forget()
+        if revision is not None:
+            revision.close()
     row.note = "; ".join(dict.fromkeys(notes))
     return row
+
+
+def measure_there(checkpoint: Checkpoint, request: Request) -> Row:
+    """`measure` on a machine of a cluster, where nobody else can delete what it downloads."""
+    row = measure(checkpoint, request)
+    forget(checkpoint, request)
+    return row
+
+
+def forget(checkpoint: Checkpoint, request: Request) -> None:
+    """Delete what was downloaded of a checkpoint, if it is not to be kept."""
+    if not request.keep and (revision := checkpoint.revision()) is not None:
+        revision.forget()
 
 
 def checkpoint_tensors(checkpoint: Checkpoint, revision: Revision | None) -> Tensors:
@@ -93,11 +106,16 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 def planned(tensors: Tensors, parts: list[str], pattern: str | None) -> Plan:
     """The plan of a checkpoint; the checkpoints of a series share it."""
     key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), pattern)
-    if key not in _plans:
+    if key not in _plans or not _fits(_plans[key], tensors):  # without a config, names alone decide nothing
         found = plan(tensors, parts, pattern)
         _plans.clear()
         _plans[key] = found
     return _plans[key]
+
+
+def _fits(found: Plan, tensors: Tensors) -> bool:
+    pieces = (piece for matrices in found.values() for matrix in matrices for piece in matrix.pieces)
+    return all(tensors.entry(piece.tensor).shape == piece.shape for piece in pieces)
 
 
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | None) -> list[str]:

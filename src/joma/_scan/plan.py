@@ -21,7 +21,14 @@ from joma._gauges.registry import PARTS
 from joma._scan.files import BadCheckpoint, Entry, contiguous
 from joma._scan.tensors import Tensors
 
-_OUT = re.compile(r"down|4h_to_h|fc_?(2|out)|c_proj|^w_?2$|^w_?o$|output|lin(ear)?_?2|proj_out", re.IGNORECASE)
+# what maps into the hidden neurons, and out of them, is called
+_IN = re.compile(
+    r"gate|up_proj|h_to_4h|c_fc|fc_?(1|in)$|^w_?[13]$|^wi(_\d)?$|intermediate|lin(ear)?_?1$|proj_in", re.IGNORECASE
+)
+_OUT = re.compile(
+    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj", re.IGNORECASE
+)
+_SCALES = ("_scale", "_scale_inv", "_scales")
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE)
 
 
@@ -36,13 +43,17 @@ class Piece:
     def read(self, tensors: Tensors) -> Tensor:
         """The view, from the file, in float32."""
         entry = tensors.entry(self.tensor)
+        if not entry.dtype.is_floating_point:
+            raise BadCheckpoint(
+                f"{self.tensor} is of type {entry.stored or entry.dtype}: quantised weights cannot be measured"
+            )
+        if entry.dtype.itemsize == 1 and (scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")):
+            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): it cannot be measured without them")
         if entry.shape != self.shape:
             raise BadCheckpoint(
                 f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
                 "config.json, or by the checkpoints before it)"
             )
-        if not entry.dtype.is_floating_point:
-            raise BadCheckpoint(f"{self.tensor} is of type {entry.dtype}: quantised weights cannot be measured")
         shape, stride, start = self.view
         whole = shape == entry.shape and start == 0 and stride == contiguous(shape)
         return tensors.read(self.tensor, None if whole else entry.view(shape, stride, start))
@@ -81,7 +92,11 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
             raise BadCheckpoint(
                 f"no matrix found for {part!r} ({PARTS[part]}) among {len(tensors.names)} tensors"
                 + ("; name them with a pattern" if part == "mlp_in" else "")
-                + ("; heads need a config.json" if part == "qk" and tensors.config is None else "")
+                + (
+                    "; heads, and fused projections, need a config.json of a family that is known"
+                    if part in ("q", "k", "v", "qk")
+                    else ""
+                )
             )
         found[part] = matrices
     return found
@@ -109,7 +124,7 @@ def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> l
     """Where the matrices' views lie in the file; None if the file calls nothing as the model does."""
     match = _matcher(tensors.names)
     owners = {p.untyped_storage()._cdata: (name, p) for name, p in model.named_parameters()}
-    planned, missing = [], []
+    planned, missing, stacks = [], [], 0
     for matrix in matrices:
         with torch.no_grad():
             views = matrix.views()
@@ -118,10 +133,13 @@ def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> l
             name, parameter = owners[view.untyped_storage()._cdata]
             if (tensor := match(name)) is None:
                 missing.append(name)
+                stacks += parameter.dim() == 3
                 continue
             place = (tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
             pieces.append(Piece(tensor, tuple(parameter.shape), place))
         planned.append(Planned(matrix.name, tuple(pieces), matrix.finish, matrix.heads))
+    if missing and stacks == len(missing):  # experts that the file has one by one
+        return None
     if missing and len(missing) < sum(len(p.pieces) for p in planned) + len(missing):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise BadCheckpoint(f"the tensor {missing[0]}{more} is missing")
@@ -198,15 +216,18 @@ def _skeleton(tensors: Tensors) -> nn.Module:
 
 
 def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
-    """By layers, and within one the maps out of the hidden neurons last: a lower MLP matrix precedes its upper."""
+    """By layers, and within one the maps out of the hidden neurons last: a lower MLP matrix precedes its upper.
+
+    Names decide; where they tell nothing, shapes do: most MLPs are wider inside, but many experts are not.
+    """
     parts = name.split(".")
     last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
-    out = False
-    if len(entry.shape) == 2:
-        rows, columns = entry.shape[::-1] if transposed else entry.shape
-        out = columns > rows or (columns == rows and any(_OUT.search(part) for part in parts[last + 1 :]))
-    elif len(entry.shape) == 3:  # a stack of experts, either way round
-        out = bool(_OUT.search(parts[-1]))
+    named = [bool(_OUT.search(part)) for part in parts[last + 1 :] if _OUT.search(part) or _IN.search(part)]
+    if named:
+        out = named[-1]  # the innermost name that tells
+    else:
+        rows, columns = (entry.shape[::-1] if transposed else entry.shape) if len(entry.shape) == 2 else (0, 0)
+        out = columns > rows
     return (*(_natural(".".join(parts[: last + 1])) if last >= 0 else []), (2, int(out), ""), *_natural(name))
 
 

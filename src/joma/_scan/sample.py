@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._models import encode, load, load_tokenizer, quiet
+from joma._models import check_tokens, encode, has_tokenizer, load, load_tokenizer, quiet
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
 
@@ -43,9 +43,7 @@ def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: i
         if length is not None and length > positions:
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
         windows = sample(folders, data, tokens, min(LENGTH, positions) if length is None else length)
-        vocabulary = model.get_input_embeddings().num_embeddings
-        if int(windows.max()) >= vocabulary:
-            raise BadCheckpoint(f"the sample has token {int(windows.max())}, the model {vocabulary} tokens")
+        check_tokens(model, windows)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with joma.watch(model, gauges=list(gauges), every=1, live=False) as watch, torch.no_grad():
@@ -123,10 +121,8 @@ def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
 
 
 def _tokenizer(folders: Sequence[Path]) -> Any:
-    from joma._scan.hub import TOKENIZER
-
     for folder in folders:
-        if any((folder / name).is_file() for name in TOKENIZER):
+        if has_tokenizer(folder):
             return load_tokenizer(folder)
     raise BadCheckpoint(
         "no tokenizer beside the weights: attention gauges need one (tokenizer.json), in its folder or the one above "

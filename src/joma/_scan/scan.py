@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from joma._gauges.registry import get
 from joma._run import Run, RunWriter
-from joma._scan.measure import Request, Row, measure
+from joma._scan.measure import Request, Row, forget, measure, measure_there
 from joma._scan.series import Checkpoint, series
 from joma._watch.watch import axes_of
 
@@ -77,6 +78,10 @@ def scan(
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)
     _check(names, tokens, length, pattern, workers, engine)
+    if pattern is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
+        raise ValueError(
+            f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
+        )
     checkpoints = series(os.fspath(source), revisions)
     request = Request(tuple(names), pattern, data, tokens, length, keep)
     config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
@@ -84,6 +89,7 @@ def scan(
         config |= {"data": _named(data), "tokens": tokens, "length": length}
     path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
     result = Scan(path, temporary=run is None)
+    result.asked = [c.name for c in checkpoints]
     if not overwrite and (path / "run.json").exists():
         writer = RunWriter.resume(path, config)
     else:
@@ -103,12 +109,12 @@ def scan(
         say("")
         for row in _rows(left, request, workers, engine, address, say):
             _write(writer, row)
+            forget(row.checkpoint, request)
             done[0] += 1
             say(f"{row.checkpoint.name} {row.status}")
         if left:
-            writer.note(checkpoints=[c.name for c in checkpoints])
-        asked = {c.name for c in checkpoints}
-        bad = sum(status != "ok" for name, status in result.status().items() if name in asked)
+            writer.note(checkpoints=result.asked)
+        bad = sum(status != "ok" for name, status in result.status().items() if name in result.asked)
         writer.finish("done", f"{bad} of {len(checkpoints)} checkpoints failed" if bad else None)
     return result
 
@@ -126,6 +132,8 @@ def _check(
         raise ValueError(f"at least one worker is needed, got {workers}")
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}: {' or '.join(ENGINES)}")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise ValueError("engine 'ray' needs Ray: pip install 'joma[ray]'")
     if pattern is not None:
         try:
             re.compile(pattern)
@@ -158,19 +166,64 @@ def _rows(
 
             yield measure(checkpoint, request, downloading)
         return
-    from joblib import Parallel, delayed
-
-    from joma._train.cluster import ray_backend
-
-    tasks = [delayed(measure)(checkpoint, request) for checkpoint in checkpoints]
     say(f"{workers} at a time")
     if engine == "loky":
-        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
+        yield from _processes(checkpoints, request, workers)
         return
-    # Ray's backend gives no result before all are there: so many at a time, by the same actors, appended after each
-    with ray_backend(address), Parallel(n_jobs=workers) as parallel:
-        for n in range(0, len(tasks), workers):
-            yield from parallel(tasks[n : n + workers])
+    from joma._train.cluster import ray_backend
+
+    with ray_backend(address):
+        yield from _cluster(checkpoints, request, workers)
+
+
+def _processes(checkpoints: list[Checkpoint], request: Request, workers: int) -> Iterator[Row]:
+    """By processes of this machine; one that dies takes no more than its own checkpoint with it."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from joblib import Parallel, delayed
+
+    left = {c.name: c for c in checkpoints}
+    while left:
+        tasks = [delayed(measure)(checkpoint, request) for checkpoint in left.values()]
+        try:
+            for row in Parallel(n_jobs=workers, return_as="generator_unordered", pre_dispatch="n_jobs")(tasks):
+                del left[row.checkpoint.name]
+                yield row
+        except BrokenProcessPool:  # of one of those under way, and it is not told which: each alone
+            for checkpoint in list(left.values())[:workers]:
+                try:
+                    (row,) = Parallel(n_jobs=2)([delayed(measure)(checkpoint, request)])
+                except BrokenProcessPool as error:
+                    row = _died(checkpoint, error)
+                del left[checkpoint.name]
+                yield row
+
+
+def _cluster(checkpoints: list[Checkpoint], request: Request, workers: int) -> Iterator[Row]:
+    """By Ray, whose backend gives no result before all are there: so many at a time, appended after each."""
+    from joblib import Parallel, delayed
+    from ray.exceptions import RayError
+
+    start = 0
+    while start < len(checkpoints):
+        try:
+            with Parallel(n_jobs=workers) as parallel:  # the same actors
+                while batch := checkpoints[start : start + workers]:
+                    yield from parallel([delayed(measure_there)(checkpoint, request) for checkpoint in batch])
+                    start += len(batch)
+        except RayError:
+            for checkpoint in checkpoints[start : start + workers]:  # each alone; one job would run in this process
+                try:
+                    (row,) = Parallel(n_jobs=2)([delayed(measure_there)(checkpoint, request)])
+                except RayError as error:
+                    row = _died(checkpoint, error)
+                start += 1
+                yield row
+
+
+def _died(checkpoint: Checkpoint, error: Exception) -> Row:
+    why = str(error).strip().split("\n")[0][:160]
+    return Row(checkpoint, "failed", f"the process that measured it died, for want of memory perhaps ({why})")
 
 
 def _write(writer: RunWriter, row: Row) -> None:
@@ -193,7 +246,10 @@ class Scan:
 
     Attributes:
         path: the run folder.
+        asked: the checkpoints that this call asked for; None of a run that was opened.
     """
+
+    asked: list[str] | None = None
 
     def __init__(self, path: str | os.PathLike[str], *, temporary: bool = False) -> None:
         self.path = Path(path)

@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joma._scan import hub
@@ -22,7 +23,12 @@ from joma._scan.tensors import NAMES, SUFFIXES, Tensors
 
 LOG = 20
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter(?:ation)?|global_step)[-_]?(\d+)", re.IGNORECASE)
+_STEPS = (  # the first that a name matches; sizes as in 7b, 70m or 1.4b are no steps
+    re.compile(r"steps?[-_]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:checkpoint|ckpt|iter(?:ation)?)[-_]?(\d+)(?!\d|\.\d|[bm](?![a-z]))", re.IGNORECASE),
+)
+_NUMBER = re.compile(r"(?<![\d.])(\d+)(?!\d|\.\d|[bm](?![a-z]))", re.IGNORECASE)
+_COMMIT = re.compile(r"(?=\d*[a-f])[0-9a-f]{7,40}")
 _RANGE = re.compile(r"(?:step[-_]?)?(\d+)\.\.(?:step[-_]?)?(\d+)(?::(\d+))?")
 
 
@@ -34,10 +40,11 @@ class Checkpoint:
     step: int
     path: str | None = None
     repo: str | None = None
+    note: str = ""  # for its row
 
-    def revision(self, report: hub.Report | None = None) -> hub.Revision | None:
+    def revision(self, report: hub.Report | None = None, keep: bool = False) -> hub.Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else hub.Revision(self.repo, self.name, report)
+        return None if self.repo is None else hub.Revision(self.repo, self.name, report, keep)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""
@@ -47,10 +54,16 @@ class Checkpoint:
 
 def step_of(name: str) -> int | None:
     """The step that a name tells: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "model-1000.pt"."""
-    if found := _STEP.search(name):
-        return int(found[1])
-    numbers = re.findall(r"\d+", name)
+    if (step := _told(name)) is not None or _COMMIT.fullmatch(name):
+        return step
+    numbers = _NUMBER.findall(name)
     return int(numbers[-1]) if numbers else None
+
+
+def _told(name: str) -> int | None:
+    """The step of a name that says that it is one."""
+    found = next((match for pattern in _STEPS if (match := pattern.search(name))), None)
+    return int(found[1]) if found else None
 
 
 def series(source: str, revisions: str | Sequence[str] | None = None) -> list[Checkpoint]:
@@ -59,10 +72,24 @@ def series(source: str, revisions: str | Sequence[str] | None = None) -> list[Ch
     if not source:
         raise ValueError("no model: give a folder of checkpoints or the id of a model on the hub")
     if path.exists():
-        return _local(path, revisions)
+        return _noted(_local(path, revisions))
     if source.startswith((".", "/", "~")) or source.endswith("/") or not _HUB.fullmatch(source):
         raise ValueError(f"there is no folder or file {path}; give one, or the id of a model on the hub")
-    return _remote(source, revisions)
+    return _noted(_remote(source, revisions))
+
+
+def _noted(found: list[Checkpoint]) -> list[Checkpoint]:
+    """Each once; those that share a step say so."""
+    found = list(dict.fromkeys(found))
+    names: dict[int, list[str]] = {}
+    for c in found:
+        names.setdefault(c.step, []).append(c.name)
+    result = []
+    for c in found:
+        others = [name for name in names[c.step] if name != c.name]
+        said = [c.note] * bool(c.note) + [f"step {c.step} is also that of {_some(others)}"] * bool(others)
+        result.append(replace(c, note="; ".join(said)))
+    return result
 
 
 def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
@@ -70,7 +97,7 @@ def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint
     if revisions is None:
         return found
     chosen = _choose(revisions, [(c.name, c.step) for c in found])
-    by_name, by_step = {c.name: c for c in found}, {c.step: c for c in found}
+    by_name, by_step = {c.name: c for c in found}, {c.step: c for c in reversed(found)}
     result = []
     for name in chosen:
         step = step_of(name)
@@ -87,14 +114,14 @@ def _found(path: Path) -> list[Checkpoint]:
         return [Checkpoint(path.name, step_of(path.stem) or 0, str(path))]
     if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # what joma train writes
         path = path / "checkpoints"
-    if any((path / name).is_file() for name in NAMES):
-        return [Checkpoint(path.name, step_of(path.name) or 0, str(path))]
+    if _weights(path):
+        return _with_model(path)
     inside = [
         entry
         for entry in path.iterdir()
         if not entry.name.startswith(".")
         and step_of(entry.name) is not None
-        and (entry.suffix in SUFFIXES if entry.is_file() else _STEP.search(entry.name) or _weights(entry))
+        and (entry.suffix in SUFFIXES if entry.is_file() else _told(entry.name) is not None or _weights(entry))
     ]
     if not inside:
         raise ValueError(
@@ -105,6 +132,26 @@ def _found(path: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda c: (c.step, c.name))
 
 
+def _with_model(path: Path) -> list[Checkpoint]:
+    """A folder with a model in it; a Trainer also leaves checkpoints there, and the model is the last of them."""
+    inside = [entry for entry in path.iterdir() if entry.is_dir() and _told(entry.name) is not None and _weights(entry)]
+    found = sorted((Checkpoint(e.name, _told(e.name) or 0, str(e)) for e in inside), key=lambda c: (c.step, c.name))
+    if not found:
+        return [Checkpoint(path.name, step_of(path.name) or 0, str(path))]
+    step = _trained(path)
+    note = "" if step is not None else "the model beside the checkpoints; its step is not known, it is put last"
+    return [*found, Checkpoint(path.name, found[-1].step + 1 if step is None else step, str(path), note=note)]
+
+
+def _trained(folder: Path) -> int | None:
+    """How many steps a Trainer made."""
+    try:
+        step = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
 def _weights(folder: Path) -> bool:
     return any((folder / name).is_file() for name in NAMES)
 
@@ -112,7 +159,15 @@ def _weights(folder: Path) -> bool:
 def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
     hub.check(repo)
     names = ["main"] if revisions is None else _choose(revisions, None, repo)
-    return [Checkpoint(name, step_of(name) or 0, repo=repo) for name in names]
+    steps = [step_of(name) for name in names]
+    after, found = max((step for step in steps if step is not None), default=-1) + 1, []
+    for name, step in zip(names, steps, strict=True):
+        note = ""
+        if step is None:
+            note = "its name tells no step: it is put after those that do" if len(names) > 1 else ""
+            step, after = after, after + 1
+        found.append(Checkpoint(name, step, repo=repo, note=note))
+    return found
 
 
 def _choose(
@@ -124,7 +179,7 @@ def _choose(
         if available is not None:
             return available
         assert repo is not None
-        with_step = [(name, step) for name in hub.branches(repo) if (step := _branch_step(name)) is not None]
+        with_step = [(name, step) for name in hub.branches(repo) if (step := _told(name)) is not None]
         if not with_step:
             raise ValueError(f"no branch of {repo} tells a step: name the revisions one by one")
         return sorted(with_step, key=lambda item: item[1])
@@ -149,11 +204,6 @@ def _choose(
             raise ValueError(f"no checkpoint has a step in {text}: there are {_some([n for n, _ in there()])}")
         return chosen
     return _checked([name.strip() for name in text.split(",")])
-
-
-def _branch_step(name: str) -> int | None:
-    found = _STEP.search(name)
-    return int(found[1]) if found else None
 
 
 def _checked(names: list[str]) -> list[str]:

@@ -71,6 +71,10 @@ class Tensors:
             self._files[name] = TensorFile(path, path.name if name in SINGLE else name)
         return self._files[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._place
+
     def entry(self, name: str) -> Entry:
         """Type and shape of a tensor, without reading it."""
         file = self._open(self._place[name])

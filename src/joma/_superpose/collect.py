@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from joma._models import check_tokens
 from joma._superpose.seen import Rows, Seen, upper_mlps
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
@@ -132,6 +133,7 @@ def collect(
         with torch.inference_mode(), seen.installed():
             for tokens in batches:
                 B, length = tokens.shape
+                check_tokens(model, tokens)
                 tokens = tokens.to(device)
                 start = count + length * torch.arange(B, device=device)
                 state |= {"tokens": tokens, "keys": context_keys(tokens), "start": start}

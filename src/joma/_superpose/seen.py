@@ -45,6 +45,7 @@ class Seen(Capture):
         self.on_neurons = on_neurons
         self._layers = {module: n for n, (_, module) in enumerate(uppers)}
         self._attention: dict[str, Rows] = {}  # of this pass: module -> rows
+        self._windows: tuple[int, ...] | None = None  # of this pass: (B, T)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -55,16 +56,22 @@ class Seen(Capture):
         finally:
             uninstall(self)
 
-    def _run_pass(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_pass(
+        self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any], *more: Any, **other: Any
+    ) -> Any:
         self._attention.clear()
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        self._windows = tuple(given.shape) if given is not None and given.dim() == 2 else None
         try:
-            return super()._run_pass(*args, **kwargs)
+            return super()._run_pass(module, call, args, kwargs, *more, **other)
         finally:
             self._attention.clear()
 
     def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if (layer := self._layers.get(module)) is not None:
             states = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+            if states.dim() == 2 and self._windows is not None and len(states) == math.prod(self._windows):
+                states = states.unflatten(0, self._windows)  # OPT has windows one after the other here
             if states.dim() != 3:
                 raise ValueError(f"{self.names[module]} is given states of shape {tuple(states.shape)}, not (B, T, h)")
             with torch._C.DisableTorchFunction():  # what we do ourselves is not looked at
