@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from joma._run import Run, RunError, RunWriter, staged, write_atomic, write_json
+from joma._run.folder import lock, unlock
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
@@ -240,13 +241,18 @@ def reproduce(
     exhibit: Exhibit, preset: str = "quick", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:  # fmt: skip
-    """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done."""
+    """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done.
+
+    With ``force`` the runs that some exhibits keep beside it, in ``out/<id>-runs``, are made again, too.
+    """
     from joma import _figures
 
     start, path, config = time.perf_counter(), out / exhibit.id, _config(exhibit, preset)
     if not force and _ready(path, config, seed):
         stored = load_verdict(path)
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
+    if force:
+        _remove_runs(out / f"{exhibit.id}-runs")
     module = exhibit.module
     with staged(path, overwrite=True) as folder:
         packages = ("joma", "numpy", "scipy", "torch", "altair")
@@ -272,6 +278,16 @@ def reproduce(
             {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)},
         )
     return Outcome(exhibit, path, verdict, time.perf_counter() - start)
+
+
+def _remove_runs(folder: Path) -> None:
+    """Remove the runs in a folder, unless one is in use; what is no run stays."""
+    for path in sorted(file.parent for file in folder.glob("*/run.json")):
+        descriptor = lock(path)
+        try:
+            shutil.rmtree(path)
+        finally:
+            unlock(descriptor, path)
 
 
 def load_verdict(path: Path) -> Verdict:

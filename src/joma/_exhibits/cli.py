@@ -75,7 +75,7 @@ def _reproduce(
     checked = found.claims or stored_claims(out)
     page = write_report(out, all_there, checked, preset=preset, seed=seed, path=report)
     _print(console, found)
-    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True)
+    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True, markup=False)
     if not found.ok:
         raise typer.Exit(1)
 
