@@ -59,12 +59,12 @@ def test_two_runs_never_share_a_folder(choices):
 
 def test_threads_as_asked_and_as_a_run_began(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "")
-    monkeypatch.setattr("joma._train.settings.cores", lambda: 2)
+    monkeypatch.setattr("joma._train.settings.cores", lambda: 3)
     before = torch.get_num_threads()
     runs = grid(replace(TINY, steps=1), {"threads": [2, 0]})
     runs = {name: settings for name, settings in runs.items() if name == "threads=2"} | {"free": runs["threads=0"]}
     sweep(runs, tmp_path)
-    assert [joma.Run(tmp_path / name).info["config"]["threads"] for name in runs] == [2, 2]
+    assert [joma.Run(tmp_path / name).info["config"]["threads"] for name in runs] == [2, 3]
     monkeypatch.setattr("joma._train.settings.cores", lambda: 1)  # now each would have one
     assert [o.status for o in sweep(runs, tmp_path)] == ["done", "done"]
     torch.set_num_threads(before)
