@@ -13,8 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from joma._exhibits import EXHIBITS, reproduce
+from joma._exhibits import EXHIBITS
 from joma._exhibits.base import load_verdict
+from joma._exhibits.runner import Runner
 from joma._plot import plot
 from joma._simulate import simulate
 from joma.theory.claims import Claim, Result, check, claims
@@ -28,14 +29,17 @@ import paper_index  # noqa: E402
 import reading  # noqa: E402
 
 
-def pictures(folder: Path) -> None:
-    """One PNG an exhibit, and the one of the README's ``joma simulate``."""
+def pictures(folder: Path, keep: bool) -> None:
+    """One PNG an exhibit, and the one of the README's ``joma simulate``; ``keep`` takes what is there."""
     (ROOT / "docs/figures").mkdir(exist_ok=True)
-    for exhibit in EXHIBITS.values():
-        print(exhibit.id, flush=True)
-        outcome = reproduce(exhibit, out=folder)
-        shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{exhibit.id}.png")
-    plot(next((folder / "fig6-runs").glob("*layers=2*")), folder / "watch-figure")
+    exhibits = list(EXHIBITS.values())
+    runner = Runner(exhibits, out=folder, force=not keep, finished=lambda job: print(job.id, job.verdict, flush=True))
+    for outcome in runner.run().outcomes:
+        if outcome.error:
+            raise SystemExit(f"{outcome.exhibit.id}: {outcome.error}")
+        shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{outcome.exhibit.id}.png")
+    trained = max((folder / "fig6-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime)
+    plot(trained, folder / "watch-figure")
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
     simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0, force=True)
     shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")
@@ -101,13 +105,14 @@ def short_table(results: list[tuple[Claim, Result]]) -> str:
 
 
 def main() -> None:
-    """Make everything, or the parts named: pictures, reading, tables."""
-    chosen = sys.argv[1:] or PARTS
+    """Make everything, or the parts named: pictures, reading, tables; ``--keep`` takes exhibits that are there."""
+    keep = "--keep" in sys.argv
+    chosen = [part for part in sys.argv[1:] if part != "--keep"] or PARTS
     if unknown := set(chosen) - set(PARTS):
         sys.exit(f"unknown part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
     folder = ROOT / "runs/figures"
     if "pictures" in chosen:
-        pictures(folder)  # what is there and complete is not made again
+        pictures(folder, keep)
     if "reading" in chosen:
         for name, made in reading.make(folder).items():
             shutil.copy(made / "figure.png", ROOT / f"docs/figures/{name}.png")

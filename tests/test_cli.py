@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from joma import Run
@@ -173,14 +175,30 @@ def test_simulate_says_when_a_flow_blows_up(tmp_path):
 
 
 def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
-    out = tmp_path / "run"
-    joma("simulate", "two-tokens", "--out", out, "--t-end", "1", check=0)
+    out = tmp_path / "[a]"  # would be a style, were it markup
+    assert f"{out}/  (run.json" in joma("simulate", "two-tokens", "--out", out, "--t-end", "1", check=0).stdout
     before = (out / "run.json").read_bytes()
     done = joma("simulate", "two-tokens", "--out", out, "--t-end", "2", check=2)
     assert str(out) in done.stderr.replace("\n", "")
     assert (out / "run.json").read_bytes() == before
     joma("simulate", "two-tokens", "--out", out, "--t-end", "2", "--force", check=0)
     assert Run(out).info["config"]["t_end"] == 2.0
+    assert f"{out}/figure.svg" in joma("plot", out, check=0).stdout
+
+
+def test_a_scan_prints_brackets_as_they_are(tmp_path):
+    from rich.console import Console
+
+    from joma._scan.cli import _show
+
+    row = {"step": 1, "checkpoint": "a[/x]", "status": "failed", "note": "no [/y] here", "same_as": "b[/z]"}
+    result = SimpleNamespace(checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path)
+    console = Console(file=io.StringIO(), width=100)
+    assert _show(result, console) == 1
+    said = console.file.getvalue()
+    assert said.count("a[/x]") == 3
+    assert "identical to b[/z]" in said
+    assert "no [/y] here" in said
 
 
 def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_other_runs(tmp_path):

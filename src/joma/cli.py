@@ -159,23 +159,25 @@ def simulate(
     from joma._simulate import simulate as run
 
     folder = out or Path("runs") / f"simulate-{Path(task).stem}"
-    with Console(stderr=True).status(f"integrating {task}"):
+    with Console(stderr=True).status(f"integrating {escape(task)}"):
         path = run(
             task, folder, attention=attention, activation=activation, t_end=t_end, mlp_lr=mlp_lr,
             attention_lr=attention_lr, temperature=temperature, folded=folded, step=step, times=times, scale=scale,
             signed=signed, seed=seed, force=force,
         )  # fmt: skip
     invariant, entropy = path.invariant(), path.entropy()
-    console.print(f"{path.flow}")
-    console.print(f"status     {path.status}")
+    console.print(f"{path.flow}", markup=False)
+    console.print(f"status     {path.status}", markup=False)
     console.print(f"entropy    {entropy[0]:.4f} → {entropy[-1]:.4f} nats (lowest {entropy.min():.4f})")
     console.print(
         f"invariant  {invariant.formula}: drift {invariant.max_drift:.1e}"
-        + ("" if invariant.exact else " (approximate under softmax)")
+        + ("" if invariant.exact else " (approximate under softmax)"),
+        markup=False,
     )
     if path.switches:
         console.print(f"gates      {path.switches} switches, {len(path.slides)} slides")
-    console.print(f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)", soft_wrap=True)
+    where = f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)"
+    console.print(where, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -189,7 +191,7 @@ def plot(
     from joma._plot import plot as draw
 
     folder = draw(run, out)
-    Console(highlight=False).print(f"{folder}/figure.svg, figure.png, figure.json", soft_wrap=True)
+    Console(highlight=False).print(f"{folder}/figure.svg, figure.png, figure.json", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -43,10 +47,11 @@ def test_what_a_curve_did(values, pattern):
 
 
 def made_up(path, settings, curves, losses):
-    """A run with these curves: (layers, lr) -> one a layer."""
+    """A run with these curves: (layers, lr) -> one a layer; the same on every corpus."""
+    corpora = settings["data"] if isinstance(settings["data"], list) else [settings["data"]]
     writer = RunWriter.create(path, kind="exhibit", config={"settings": settings}, axes=fig6.AXES)
     with writer:
-        for (layers, lr), lines in curves.items():
+        for data, ((layers, lr), lines) in itertools.product(corpora, curves.items()):
             for n, step in enumerate(STEPS):
                 values = {
                     "entropy": [line[n] for line in lines],
@@ -54,7 +59,7 @@ def made_up(path, settings, curves, losses):
                     "phase": [PHASES.index("collapsed" if line[n] < 0.2 else "dense") for line in lines],
                     "valid_loss": losses[layers, lr],
                 }
-                writer.write(int(step), values, layers=layers, lr=lr, status="done")
+                writer.write(int(step), values, data=data, layers=layers, lr=lr, status="done")
     return Run(path)
 
 
@@ -71,16 +76,33 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     ],
 )
 def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
-    settings = {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": 1e-3}
+    settings = {"data": ["pydoc"], "vocabulary": None, "layers": [1, 2], "lr": 1e-3}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
     run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
     said = fig6.judge(run)
     assert said.verdict == verdict
     # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
     assert f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers" in said.summary
-    assert [c["pattern"] for c in said.numbers["entropy"].values()].count("collapse") == sum(
+    assert [c["pattern"] for c in said.numbers["pydoc"]["entropy"].values()].count("collapse") == sum(
         line is DIP for line in (bottom, top, single)
     )
+
+
+def test_figure_6_at_the_papers_scale_has_the_papers_losses_of_both_corpora_beside_ours(tmp_path):
+    settings = {**fig6.SETTINGS["paper"], "layers": [1, 2]}
+    curves = {(1, 1e-4): [GOOD], (2, 1e-4): [LOW, GOOD]}
+    run = made_up(tmp_path / "run", settings, curves, {(1, 1e-4): 5.5, (2, 1e-4): 5.25})
+    said = fig6.judge(run)
+    assert said.verdict == "holds"
+    drawn = json.dumps(fig6.draw(run).to_dict())
+    for data, losses in (("wikitext-2", (5.357, 5.255)), ("wikitext-103", (5.047, 4.912))):  # Figure 6's captions
+        assert f"{data}: loss {losses[0]} (1), {losses[1]} (2)" in said.paper
+        assert f"{data}, 1 layer: validation loss 5.500 (paper {losses[0]})" in drawn
+        assert f"{data}, 2 layers: validation loss 5.250 (paper {losses[1]})" in drawn
+
+
+def test_exhibits_have_one_thread_and_their_settings_say_so():
+    assert {preset["threads"] for module in (fig6, fig8) for preset in module.SETTINGS.values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -105,5 +127,19 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
     runs = sorted(path.name for path in (tmp_path / f"{name}-runs").iterdir())
     assert len(runs) == len(tiny["layers"] if name == "fig6" else tiny["lr"])
-    again = reproduce(get([name])[0], out=tmp_path, force=True)  # the runs are there: only drawn and judged
+
+    runs = tmp_path / f"{name}-runs"
+    made = {path: path.stat().st_mtime_ns for path in runs.glob("*/checkpoints/*/state.json")}
+    assert made
+    monkeypatch.setattr("joma._figures.save", lambda chart, folder: None)
+    shutil.rmtree(outcome.path)
+    again = reproduce(get([name])[0], out=tmp_path)  # the runs are there: only drawn and judged
     assert again.verdict == outcome.verdict
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+    (runs / "notes").mkdir()
+    monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": 6, "vocabulary": 150})
+    other = reproduce(get([name])[0], "laptop", out=tmp_path, force=True)  # not taken from the other preset
+    assert Run(other.path).frame("loss").step.max() == 6
+    assert not any(path.exists() for path in made)  # force makes the runs again, too
+    assert (runs / "notes").exists()  # what is no run stays

@@ -220,7 +220,9 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
         )
 
     monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(sys, "argv", ["joma", "reproduce", "--out", str(tmp_path), "--jobs", "3", "--seed", "2"])
+    out = tmp_path / "[a]"  # would be a style, were it markup
+    out.mkdir()
+    monkeypatch.setattr(sys, "argv", ["joma", "reproduce", "--out", str(out), "--jobs", "3", "--seed", "2"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1  # one was not made
@@ -230,7 +232,8 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
     said = capsys.readouterr().out
     assert "ValueError: no" in said
     assert "1 claims" in said
-    assert (tmp_path / "report.html").exists()
+    assert f"report: {out}/report.html" in said
+    assert (out / "report.html").exists()
 
 
 def job(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, what="at it"):

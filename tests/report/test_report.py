@@ -98,6 +98,7 @@ def test_a_formula_that_cannot_be_converted_is_shown_as_its_source(latex):
 
 def test_scripts_in_prose_and_names_with_underscores():
     assert typeset("z_m = Σ_k v_k²") == "z<sub>m</sub> = Σ<sub>k</sub> v<sub>k</sub>²"
+    assert typeset("drift ∝ ε^1.001, x^2.") == "drift ∝ ε<sup>1.001</sup>, x<sup>2</sup>."
     assert typeset("e^{z_l}") == "e<sup>z<sub>l</sub></sup>"
     assert typeset("attention_lr / mlp_lr") == "attention_lr / mlp_lr"
     assert typeset("a < b & `x_y`") == "a &lt; b &amp; <code>x_y</code>"

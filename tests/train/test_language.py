@@ -18,12 +18,14 @@ from torch import nn
 
 import joma
 from joma._run import RunError
+from joma._run.folder import LOCK
 from joma._train import checkpoints
 from joma._train.language import train
 from joma._train.model import LanguageModel, sinusoids
 from joma._train.projection import ROWS, Projection
 from joma._train.settings import Settings
 from joma._train.step import Stepper
+from joma.cli import main
 
 TINY = {"vocabulary": 300, "width": 16, "hidden": 24, "layers": 2, "heads": 2, "length": 12, "batch": 4, "lr": 1e-3,
         "every": 5, "threads": 1, "valid_windows": 2, "probe_windows": 1}  # fmt: skip
@@ -223,6 +225,13 @@ def test_divergence_is_an_outcome(tmp_path):
         ({"vocabulary": 0}, "capped at 0"),
         ({"lr": -1.0}, "learning rate must be positive"),
         ({"dropout": 1.0}, "dropout"),
+        ({"threads": -1}, "threads must be a whole number of at least 0, got -1"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"clip": -1.0}, "clip must be a number of at least 0, got -1.0"),
+        ({"weight_decay": -0.1}, "weight decay must be a number of at least 0"),
+        ({"weight_decay": float("nan")}, "weight decay must be a number of at least 0"),
+        ({"init": -0.1}, "init must be a number of at least 0"),
+        ({"activation": "tanh"}, "unknown activation 'tanh': choose relu or gelu"),
         ({"heads": 3}, "not a multiple of 3 heads"),
         ({"gauges": ("entropi",)}, "Did you mean"),
         ({"length": 100_000}, "shorter than a window"),
@@ -232,6 +241,68 @@ def test_divergence_is_an_outcome(tmp_path):
 def test_bad_settings(wrong, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         train(Settings(**{**TINY, "steps": 5, **wrong}), tmp_path / "run", say=lambda line: None)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"checkpoint_every": 0}, "checkpoint every must be a whole number of at least 1, got 0"),
+        ({"keep": 0}, "keep must be a whole number of at least 1, got 0"),
+        ({"keep": -3}, "keep must be a whole number of at least 1, got -3"),
+        ({"keep_every": 0}, "keep every must be a whole number of at least 1, got 0"),
+        ({"device": "gpu"}, "device 'gpu' cannot be used here"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+    ],
+)
+def test_bad_options(wrong, message, tmp_path, monkeypatch, capsys):
+    with pytest.raises(ValueError, match=message):
+        train(Settings(**TINY, steps=5), tmp_path / "run", **wrong)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in wrong.items()]
+    monkeypatch.setattr(sys, "argv", ["joma", "train", *options, f"--out={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_any_gauges_and_any_folder_can_be_asked_for(tmp_path, monkeypatch, capsys):
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 3}.items()]
+    out = tmp_path / "[a]"  # would be a style, were it markup
+    for _ in range(2):  # trained, then found complete
+        monkeypatch.setattr(
+            sys, "argv", ["joma", "train", *options, "--gauges=nonsink_entropy", "--device=cpu", f"--out={out}"]
+        )
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        assert end.value.code == 0
+        assert f"{out}: done" in said.out
+        assert f"picture: joma plot {out}" in said.out
+        assert "layer 1: " in said.out
+        assert "entropy" not in said.out  # it was not measured
+    assert f"{out} is complete" in said.err
+
+
+def test_an_interrupted_run_is_unfinished_and_goes_on(tmp_path):
+    settings = Settings(**TINY, steps=20)
+    whole = train(settings, tmp_path / "whole", checkpoint_every=5, say=lambda line: None)
+
+    def show(progress):
+        if progress.step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "run", checkpoint_every=5, say=lambda line: None, show=show)
+    info = joma.Run(tmp_path / "run").info
+    assert info["status"] == "running"
+    assert "reason" not in info
+    assert not (tmp_path / "run" / LOCK).exists()
+    said = []
+    assert train(settings, tmp_path / "run", checkpoint_every=5, say=said.append).done
+    assert "going on from step 10" in said[-1]
+    same(outcome(whole.path), outcome(tmp_path / "run"))
 
 
 def test_an_empty_corpus(tmp_path):
@@ -240,15 +311,74 @@ def test_an_empty_corpus(tmp_path):
         train(Settings(**{**TINY, "steps": 5, "data": str(tmp_path / "empty.txt")}), tmp_path / "run")
 
 
+TOGETHER = """
+import json, sys
+import torch.distributed as dist
+from joma._run import RunError
+from joma._train import checkpoints
+from joma._train.language import train
+from joma._train.processes import joined
+from joma._train.settings import Settings
+from joma.cli import main
+
+settings, folder, options = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]
+out = folder + "/run"
+
+def go(say=lambda line: None, show=lambda progress: None, checkpoint_every=5, **options):
+    chosen = Settings(**{**settings, **options.pop("settings", {})})
+    return train(chosen, out, say=say, show=show, checkpoint_every=checkpoint_every, **options)
+
+def stop(progress):
+    if progress.step == 11:
+        raise KeyboardInterrupt
+
+with joined() as rank:
+    sys.argv = ["joma", "train", *options, "--out=" + folder + "/two"]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0
+    try:
+        go(show=stop)
+    except KeyboardInterrupt:
+        pass
+    dist.barrier()
+    load = checkpoints.load
+    def broken(run, step):  # the first process finds the newest one damaged: all must go on from the one before
+        if rank == 0 and step == 10:
+            raise ValueError("damaged")
+        return load(run, step)
+    checkpoints.load = broken
+    said, steps = [], []
+    assert go(say=said.append, show=lambda progress: steps.append(progress.step)).done
+    assert said[-1] == "going on from step 5" and steps[0] == 6, (rank, said, steps)
+    checkpoints.load = load
+    assert go(show=stop).done  # complete: no process makes a step
+    steps.clear()
+    go(force=True, show=lambda progress: steps.append(progress.step))  # no process goes on from an old checkpoint
+    assert steps[0] == 1, (rank, steps)
+    try:
+        go(settings={"lr": 0.5})
+    except RunError as error:
+        assert "lr: 0.001 in the run, 0.5 asked" in str(error), (rank, error)
+    else:
+        raise AssertionError("another config was accepted")
+    wild = {"lr": 1e18, "clip": 0.0}
+    assert go(settings=wild, force=True).info["status"] == "diverged"
+    dist.barrier()
+    assert go(settings=wild, show=stop).info["status"] == "diverged"
+"""
+
+
 def test_two_processes_of_torchrun(tmp_path):
-    """Without dropout, two processes do what one does."""
+    """Without dropout, two processes do what one does; stopped, damaged, complete or diverged, they agree on it."""
     options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     one = [sys.executable, "-m", "joma", "train", *options, f"--out={tmp_path / 'one'}"]
-    two = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "-m", "joma", "train", *options, f"--out={tmp_path / 'two'}",
-    ]  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = tmp_path / "together.py"
+    script.write_text(TOGETHER)
+    two = [*torchrun, str(script), json.dumps({**TINY, "steps": 12}), str(tmp_path), *options]
     for command in (one, two):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert done.returncode == 0, done.stderr

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import joma
+from joma._run import RunError, RunWriter
 from joma._run.folder import LOCK
 from joma._train.cli import _values
 from joma._train.settings import Settings, threads
-from joma._train.sweep import grid, status, sweep
+from joma._train.step import Stepper
+from joma._train.sweep import Outcome, grid, status, sweep
+from joma.cli import main
 
 TINY = Settings(vocabulary=300, width=16, hidden=24, heads=2, length=12, batch=4, every=5, valid_windows=2,
                 probe_windows=1, steps=12)  # fmt: skip
@@ -32,8 +38,110 @@ def test_grid_and_values():
     assert _values("seed", "0..2,7", int) == [0, 1, 2, 7]
     assert _values("lr", "1e-5,1e-4", float) == [1e-5, 1e-4]
     assert _values("vocabulary", "4000", int | None) == [4000]
-    with pytest.raises(ValueError, match=r"--layers: '1.5' is not a whole number"):
-        _values("layers", "1.5", int)
+    assert _values("data", "../a..b,hblt:rho=0.9,depth=4,pydoc", str) == ["../a..b", "hblt:rho=0.9,depth=4", "pydoc"]
+    assert _values("norm_first", "true,false", bool) == [True, False]
+    for name, text, kind, message in (
+        ("layers", "1.5", int, r"--layers: '1.5' is not a whole number"),
+        ("seed", "3..1", int, r"--seed: '3..1' is not a whole number, or a range"),
+        ("lr", "1..3", float, r"--lr: '1..3' is not a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _values(name, text, kind)
+
+
+@pytest.mark.parametrize(
+    "choices", [{"lr": [1e-4, 1.0000001e-4]}, {"data": ["a/b", "a_b"]}, {"seed": [0, 0]}], ids=["lr", "data", "seed"]
+)
+def test_two_runs_never_share_a_folder(choices):
+    with pytest.raises(ValueError, match="two runs would share the folder"):
+        grid(TINY, choices)
+
+
+def test_threads_as_asked_and_as_a_run_began(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.setattr("joma._train.settings.cores", lambda: 3)
+    before = torch.get_num_threads()
+    runs = grid(replace(TINY, steps=1), {"threads": [2, 0]})
+    runs = {name: settings for name, settings in runs.items() if name == "threads=2"} | {"free": runs["threads=0"]}
+    sweep(runs, tmp_path)
+    assert [joma.Run(tmp_path / name).info["config"]["threads"] for name in runs] == [2, 3]
+    monkeypatch.setattr("joma._train.settings.cores", lambda: 1)  # now each would have one
+    assert [o.status for o in sweep(runs, tmp_path)] == ["done", "done"]
+    torch.set_num_threads(before)
+
+
+def test_results_of_other_settings_are_refused(tmp_path):
+    runs = grid(TINY, {"seed": [0, 1]})
+    sweep({"seed=1": runs["seed=1"]}, tmp_path)
+    other = grid(replace(TINY, steps=13, gauges=("entropy",)), {"seed": [0, 1]})
+    with pytest.raises(RunError, match=r"seed=1 was .* \(steps: 12 in the run, 13 asked; gauges: .* \['entropy'\]"):
+        sweep(other, tmp_path)
+    assert not (tmp_path / "seed=0").exists()  # before any work
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path, monkeypatch):
+    runs = grid(TINY, {"seed": [0, 1]})
+    step, steps = Stepper.step, []
+
+    def interrupted(self, *window):
+        steps.append(0)
+        if len(steps) == 17:  # in the second run
+            raise KeyboardInterrupt
+        return step(self, *window)
+
+    monkeypatch.setattr(Stepper, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(runs, tmp_path)
+    assert status(tmp_path)["status"].tolist() == ["done", "running"]
+    assert [o.status for o in sweep(runs, tmp_path)] == ["done", "done"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed=0", "seed=1"]
+
+
+@pytest.mark.parametrize("marked", [True, False])  # a worker may die before it has begun a run
+def test_deaths_are_counted_by_run(marked, tmp_path, monkeypatch):
+    class TerminatedWorkerError(Exception):
+        pass
+
+    unlucky = {"seed=1": 1, "seed=2": 1, "seed=3": 99, "seed=4": 2} if marked else {"seed=4": 99}
+
+    def one_worker(runs, out, *_):
+        for name in runs:
+            (out / ".running").mkdir(parents=True, exist_ok=True)
+            if unlucky.get(name, 0) > 0:
+                unlucky[name] -= 1
+                if marked:
+                    (out / ".running" / name).touch()
+                raise TerminatedWorkerError
+            yield name, Outcome(out / name, "done")
+
+    monkeypatch.setattr("joma._train.sweep._parallel", one_worker)
+    found = sweep(grid(TINY, {"seed": [*range(6)]}), tmp_path)
+    failed = {o.path.name: o.reason for o in found if o.status == "failed"}
+    assert list(failed) == (["seed=3"] if marked else ["seed=4", "seed=5"])
+    assert "died 3 times (TerminatedWorkerError)" in failed.popitem()[1]
+
+
+def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
+    options = {key: getattr(TINY, key) for key in ("vocabulary", "width", "hidden", "length", "batch", "valid_windows")}
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    out = tmp_path / "[a]"
+    command = ["joma", "sweep", "train", *arguments, "--steps=2", "--data=pydoc,no[/x]such", f"--out={out}"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    said = capsys.readouterr()
+    assert "unknown corpus 'no[/x]such'" in said.err
+    with RunWriter.create(out / "[b]", kind="train", config={}) as writer:
+        writer.finish("failed", "no [/x] here")
+    monkeypatch.setattr(sys, "argv", ["joma", "sweep", "status", str(out)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    said = capsys.readouterr()
+    assert "[b]" in said.out
+    assert "no [/x] here" in said.out
 
 
 def test_a_sweep(tmp_path):
@@ -89,6 +197,7 @@ def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
     outcomes = sweep(runs, tmp_path / "out", workers=2, engine=engine, checkpoint_every=20)
     killer.join(timeout=1)
     assert killed
+    assert not (tmp_path / "out/.running").exists()
     assert [o.status for o in outcomes] == ["done"] * 3
     mine, other = (
         [row for row in joma.Run(path).rows() if row["gauge"] == "loss"]
@@ -99,7 +208,12 @@ def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"workers": 0}, "at least one worker"), ({"engine": "dask"}, "unknown engine")]
+    ("options", "message"),
+    [
+        ({"workers": 0}, "at least one worker"),
+        ({"engine": "dask"}, "unknown engine"),
+        ({"checkpoint_every": 0}, "checkpoint every must be a whole number of at least 1"),
+    ],
 )
 def test_bad_options(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):

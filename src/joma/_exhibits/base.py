@@ -8,7 +8,9 @@ folder appears whole or not at all.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
+from joma._run.folder import lock, unlock
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
@@ -163,7 +166,13 @@ def get(ids: Iterable[str]) -> list[Exhibit]:
 
 
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
-    return {"exhibit": exhibit.id, "preset": preset, "settings": exhibit.module.SETTINGS[preset]}
+    source = Path(str(exhibit.module.__file__)).read_bytes()
+    return {
+        "exhibit": exhibit.id,
+        "preset": preset,
+        "settings": exhibit.module.SETTINGS[preset],
+        "source": hashlib.sha256(source).hexdigest()[:16],  # a changed rule or measurement is another exhibit
+    }
 
 
 def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
@@ -175,9 +184,9 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
             return False
         raise RunError(f"{path} exists and is not a run; choose another --out")
     info = Run(path).info
-    if info.get("config") == config and info.get("seed") == seed and (path / "verdict.json").exists():
-        return True
     have = info.get("config", {})
+    if {**have, "source": config["source"]} == config and info.get("seed") == seed:
+        return have.get("source") == config["source"] and (path / "verdict.json").exists()  # else it is made again
     raise RunError(
         f"{path} holds another run ({have.get('exhibit', info.get('kind'))}, preset {have.get('preset', '?')}, seed "
         f"{info.get('seed')}); choose another --out, or --force to replace it"
@@ -218,13 +227,18 @@ def reproduce(
     exhibit: Exhibit, preset: str = "quick", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:  # fmt: skip
-    """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done."""
+    """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done.
+
+    With ``force`` the runs that some exhibits keep beside it, in ``out/<id>-runs``, are made again, too.
+    """
     from joma import _figures
 
     start, path, config = time.perf_counter(), out / exhibit.id, _config(exhibit, preset)
     if not force and _ready(path, config, seed):
         stored = load_verdict(path)
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
+    if force:
+        _remove_runs(out / f"{exhibit.id}-runs")
     module = exhibit.module
     with staged(path, overwrite=True) as folder:
         packages = ("joma", "numpy", "scipy", "torch", "altair")
@@ -250,6 +264,16 @@ def reproduce(
             {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)},
         )
     return Outcome(exhibit, path, verdict, time.perf_counter() - start)
+
+
+def _remove_runs(folder: Path) -> None:
+    """Remove the runs in a folder, unless one is in use; what is no run stays."""
+    for path in sorted(file.parent for file in folder.glob("*/run.json")):
+        descriptor = lock(path)
+        try:
+            shutil.rmtree(path)
+        finally:
+            unlock(descriptor, path)
 
 
 def load_verdict(path: Path) -> Verdict:

@@ -83,7 +83,7 @@ def _reproduce(
         out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,
         claims_error=found.claims_error,
     )  # fmt: skip
-    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True)
+    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True, markup=False)
     if not found.ok:
         raise typer.Exit(1)
 

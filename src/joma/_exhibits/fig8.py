@@ -17,9 +17,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
               "every": 20, "threads": 1},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": 2, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 7500,
-               "every": 50, "threads": 0},
+               "every": 50, "threads": 1},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": 2, "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
-              "steps": 30_000, "every": 100, "threads": 0},
+              "steps": 30_000, "every": 100, "threads": 1},
 }  # fmt: skip
 RULE = (
     "a run matches the theory if the entropy of its top layer dips and bounces (the rule of fig6); holds: the run with "
@@ -36,8 +36,8 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 def draw(run: Run) -> Chart:
     """One panel a learning rate, its best validation loss in the title."""
-    frame, losses = run.frame("entropy"), best_loss(run)
-    layers = run.info["config"]["settings"]["layers"]
+    data, layers = (run.info["config"]["settings"][name] for name in ("data", "layers"))
+    frame, losses = run.frame("entropy"), best_loss(run, data)
 
     def panel(lr: float) -> alt.Chart:
         title = [f"lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
@@ -58,7 +58,8 @@ def draw(run: Run) -> Chart:
 
 def judge(run: Run) -> Verdict:
     """Do the patterns that match the theory give the lowest loss?"""
-    found, losses = curves(run), best_loss(run)
+    data = run.info["config"]["settings"]["data"]
+    found, losses = curves(run, data), best_loss(run, data)
     matches = {key: found[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
     best = min(losses, key=lambda key: losses[key])
     with_, without = ([losses[key] for key in losses if matches[key] is which] for which in (True, False))
@@ -69,11 +70,11 @@ def judge(run: Run) -> Verdict:
         + ", ".join(c.pattern for (m, r, _), c in found.items() if (m, r) == (n, lr))
         for n, lr in losses
     ]
-    ranks, rank_numbers = rank_story(run)
+    ranks, rank_numbers = rank_story(run, data)
     numbers = {
         "validation loss": {f"lr {lr:g}": loss for (_, lr), loss in losses.items()},
         "matches": {f"lr {lr:g}": match for (_, lr), match in matches.items()},
-        "entropy": entropy_story(run),
+        "entropy": entropy_story(run, data),
         "stable rank": rank_numbers,
     }
     pattern = found[*best, best[0] - 1].pattern

@@ -40,12 +40,6 @@ CASES = {
     "trained": "free logits, embeddings train",
     "both": "Z = U W_Q W_Kᵀ Uᵀ, embeddings train",
 }
-EXACT = {
-    "free": "z − ½Σv²",
-    "product": "W_QᵀW_Q − W_KᵀW_K",
-    "trained": "z − ½‖u‖²",
-    "both": "UUᵀ − wwᵀ − W_QW_Qᵀ − W_KW_Kᵀ",
-}
 MOVED, T_END = 2.0, 300.0
 
 

@@ -11,7 +11,7 @@ _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.S)
 # in plain text: v_k, x^{2}, ‖v‖^2; one letter or a bracket before it, so that attention_lr stays what it is
 _SCRIPT = re.compile(
     r"((?<![A-Za-z_`.])(?:max|min|sup|inf|[^\W\d_][\u0300-\u036f]?)|[)\]‖])(_|\^)"
-    r"(\{[^{}]*\}|[−-]?[A-Za-z0-9Α-ω±]{1,3}(?![A-Za-z0-9_])[′*]?)"
+    r"(\{[^{}]*\}|[−-]?\d+\.\d+|[−-]?[A-Za-z0-9Α-ω±]{1,3}(?![A-Za-z0-9_])[′*]?)"
 )
 # macros that the converter does not know
 _MACROS = {r"\textstyle": "", r"\arg": r"\operatorname{arg}", r"\nparallel": "∦"}

@@ -121,11 +121,7 @@ class RunWriter:
         with ExitStack() as stack:
             stack.callback(unlock, descriptor := lock(path), path)
             info = read_info(path)
-            if differences := _differences(info["config"], plain(config, "config")):
-                raise RunError(
-                    f"{path} was made with another config ({'; '.join(differences)}): "
-                    "ask for the same config or choose another folder"
-                )
+            check_config(path, info["config"], config)
             packages = [package for package in info.get("versions", {}) if package != "python"]
             info.setdefault("resumed", []).append({"at": _now(), "versions": _versions(packages)})
             info = {key: item for key, item in info.items() if key not in ("finished", "reason")}
@@ -212,6 +208,14 @@ class RunWriter:
             self._open = False
             os.close(self._metrics)
             unlock(self._lock, self.path)
+
+    def leave(self) -> None:
+        """Release the folder of a run that was interrupted: it stays "running", for `resume` to go on with."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._metrics)
+        unlock(self._lock, self.path)
 
     def _save(self) -> None:
         write_json(self.path / RUN, self.info)
@@ -301,6 +305,15 @@ def _versions(packages: Sequence[str]) -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+def check_config(path: Path, old: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    """Refuse to take the run in `path` for one of another config; say what differs."""
+    if differences := _differences(old, plain(asked, "config")):
+        raise RunError(
+            f"{path} was made with another config ({'; '.join(differences)}): "
+            "ask for the same config or choose another folder"
+        )
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:

@@ -51,7 +51,8 @@ def _scan(
 
     folder = out or Path("runs") / f"scan-{_name(source)}"
     columns = (
-        BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"),
+        BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
@@ -76,8 +77,6 @@ def _name(source: str) -> str:
 
 def _show(result: Scan, console: Console) -> int:
     """Print the table, the notes, where the picture is, and in the last line how many failed, which is returned."""
-    from rich.markup import escape
-
     from joma import _figures
 
     points, frame = result.checkpoints(), result.frame()
@@ -89,13 +88,15 @@ def _show(result: Scan, console: Console) -> int:
         console.print("gauges: means over layers and heads", style="dim")
     for row in points.itertuples():
         if row.same_as:
-            console.print(f"{row.checkpoint}: identical to {_short(str(row.same_as))}", style="yellow", soft_wrap=True)
+            same = f"{row.checkpoint}: identical to {_short(str(row.same_as))}"
+            console.print(same, style="yellow", soft_wrap=True, markup=False)
     for note, names in points[points.note != ""].groupby("note", sort=False).checkpoint:
         many = f"{names.iloc[0]} and {len(names) - 1} more" if len(names) > 1 else names.iloc[0]
-        console.print(f"{many}: {escape(str(note))}", soft_wrap=True)
+        console.print(f"{many}: {note}", soft_wrap=True, markup=False)
     if len(frame) and frame.value.notna().any():
         _figures.save(result.draw(), result.path)
-        console.print(f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)", soft_wrap=True)
+        where = f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)"
+        console.print(where, soft_wrap=True, markup=False)
     failed, partly = (int((points.status == status).sum()) for status in ("failed", "partly"))
     words = [f"{failed} failed"] + [f"{partly} measured in part"] * bool(partly)
     console.print(f"{len(points)} checkpoint{'s' * (len(points) != 1)}: {', '.join(words)}")
@@ -106,6 +107,7 @@ def _table(points: Any, means: Any) -> Any:
     from rich.table import Table
 
     from joma._scan.series import log_spaced
+    from joma._terminal import escape
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     gauges = [] if means is None else list(means.columns)
@@ -120,7 +122,7 @@ def _table(points: Any, means: Any) -> Any:
         cells = [means[g].get(row.checkpoint, float("nan")) for g in gauges]
         style = {"ok": "green", "partly": "yellow"}.get(row.status, "red")
         numbers = ("" if x != x else f"{x:.4g}" for x in cells)
-        table.add_row(f"{row.step:,}", row.checkpoint, *numbers, f"[{style}]{row.status}[/{style}]")
+        table.add_row(f"{row.step:,}", escape(row.checkpoint), *numbers, f"[{style}]{row.status}[/{style}]")
     if len(shown) < len(points):
         table.caption = f"{len(shown)} of {len(points)} checkpoints"
     return table

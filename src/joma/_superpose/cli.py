@@ -56,7 +56,8 @@ def _superpose(
         for group in groups[:3]:
             words = ", ".join(repr(word) for word in group.words[:6])
             console.print(f"  {len(group.contexts)} contexts attend to {words}", markup=False, soft_wrap=True)
-    console.print(f"page: {path}/superpose.html  (superpose.json, run.json beside it)", soft_wrap=True)
+    page = f"page: {path}/superpose.html  (superpose.json, run.json beside it)"
+    console.print(page, soft_wrap=True, markup=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -67,15 +67,17 @@ def load_latest(run: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that is intact; damaged ones are told of and passed over."""
     for step in reversed(steps(run)):
         try:
-            return _load(folder(run, step))
+            return load(run, step)
         except (OSError, ValueError, KeyError) as error:
             say(f"checkpoint {folder(run, step)} is damaged ({error}): going back to the one before it")
     return None
 
 
-def _load(path: Path) -> Checkpoint:
+def load(run: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step; an error if it is not what was written."""
     from safetensors.torch import load_file
 
+    path = folder(run, step)
     facts = json.loads((path / "state.json").read_text())
     for name in _FILES:
         if _hash(path / name) != facts["sha256"][name]:

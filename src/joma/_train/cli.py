@@ -63,24 +63,24 @@ def _train(
     chosen = Settings(**settings).checked()
     folder = out or Path("runs") / f"train-{chosen.corpus_name}-{chosen.label}"
     with joined() as rank:
-        console = Console(stderr=True, quiet=rank > 0)
+        console = Console(stderr=True, quiet=rank > 0, highlight=False, markup=False)
         with progress_bar(console, chosen.steps) as show:
             run = train(
                 chosen, folder, device=_device(device), checkpoint_every=checkpoint_every, keep=keep,
-                keep_every=keep_every, force=force, say=lambda line: console.print(line, highlight=False), show=show,
+                keep_every=keep_every, force=force, say=lambda line: console.print(line, soft_wrap=True), show=show,
             )  # fmt: skip
     if rank > 0:
         return
     info = run.info
     last = {row["gauge"]: row["value"] for row in run.rows()}
-    print = Console(highlight=False).print
+    print = Console(highlight=False, markup=False).print
     print(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""), soft_wrap=True)
     if "valid_loss" in last:
         print(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
     for n, code in enumerate(last.get("phase", [])):
-        print(
-            f"layer {n}: {info['phases'][int(code)]}, entropy {sum(last['entropy'][n]) / len(last['entropy'][n]):.3f}"
-        )
+        heads = last["entropy"][n] if "entropy" in last else []
+        entropy = f", entropy {sum(heads) / len(heads):.3f}" if heads else ""
+        print(f"layer {n}: {info['phases'][int(code)]}{entropy}")
     print(f"picture: joma plot {folder}", soft_wrap=True)
     if info["status"] == "diverged":
         raise typer.Exit(1)
@@ -111,7 +111,7 @@ def _sweep_train(
         else:
             lists[name] = _values(name, text, hints[name])
     runs = grid(Settings(**base), lists)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
 
     def report(outcome: Any, n: int, total: int) -> None:
         reason = f": {outcome.reason}" if outcome.reason else ""
@@ -143,29 +143,42 @@ def _print_status(folder: Path) -> None:
         table.add_column(column, no_wrap=column == "run")
     for row in frame.itertuples(index=False):
         table.add_row(*("" if x is None or x != x else f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _values(name: str, text: str, kind: Any) -> list[Any]:
-    """ "1,2,5" or "0..2" as values of a setting."""
-    types = [t for t in (typing.get_args(kind) or (kind,)) if t is not type(None)]
+    """ "1,2,5" or, of whole numbers, "0..2" as values of a setting."""
+    (type_,) = [t for t in (typing.get_args(kind) or (kind,)) if t is not type(None)]
     out: list[Any] = []
-    for part in text.split(","):
+    for part in _parts(text):
         first, dots, last = part.partition("..")
         try:
-            if dots:
-                out += range(int(first), int(last) + 1)
-            elif types[0] is bool:
+            if dots and type_ is int:
+                if not (whole := range(int(first), int(last) + 1)):
+                    raise ValueError
+                out += whole
+            elif type_ is bool:
                 out.append({"true": True, "false": False}[part.lower()])
             else:
-                out.append(types[0](part))
+                out.append(type_(part))
         except (ValueError, KeyError):
-            raise ValueError(f"--{name.replace('_', '-')}: {part!r} is not {_article(types[0])}") from None
+            raise ValueError(f"--{name.replace('_', '-')}: {part!r} is not {_article(type_)}") from None
     return out
 
 
+def _parts(text: str) -> list[str]:
+    """Split at commas, but for those between the options of a corpus, as in "pydoc,hblt:rho=0.9,depth=4"."""
+    parts: list[str] = []
+    for part in text.split(","):
+        if parts and parts[-1].startswith("hblt:") and "=" in part:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
 def _article(kind: type) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
+    return {int: "a whole number, or a range as 0..2", float: "a number", bool: "true or false"}.get(kind, "a word")
 
 
 def _names(text: str) -> tuple[str, ...]:

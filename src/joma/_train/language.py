@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from joma._gauges.registry import get
-from joma._run import Run
+from joma._run import Run, RunError
 from joma._run.folder import existing
 from joma._run.writer import RunWriter
 from joma._train import checkpoints
 from joma._train.checkpoints import Checkpoint
 from joma._train.corpora import Corpus, corpus
 from joma._train.model import LanguageModel
-from joma._train.settings import Settings
+from joma._train.settings import Settings, check_whole
 from joma._train.step import Stepper
 from joma._train.windows import epoch, streams, window
 from joma._watch.watch import Watch, axes_of, watch
@@ -58,17 +58,32 @@ def train(
         out: the run folder.
         device: "cpu", "cuda", … (not part of the settings: but bits are promised on one machine only).
         checkpoint_every: steps between checkpoints.
-        keep: how many of the newest checkpoints to keep; and, with ``keep_every``, those of its multiples.
+        keep: how many of the newest checkpoints to keep, at least one; and, with ``keep_every``, those of its
+            multiples.
         force: start again even if there is a run.
         say: told what is worth a line.
         show: told the progress.
     """
-    lab = _Lab(settings.checked(), Path(out), torch.device(device), say, force)
+    check_whole("checkpoint_every", checkpoint_every)
+    check_whole("keep", keep)
+    if keep_every is not None:
+        check_whole("keep_every", keep_every)
+    lab = _Lab(settings.checked(), Path(out), _usable(device), say, force)
     if lab.done:
         say(f"{out} is complete: nothing to do (force starts it again)")
         return Run(out)
     lab.run(checkpoint_every, keep, keep_every, show)
+    if lab.processes > 1:
+        dist.barrier()  # the first process has finished the run
     return Run(out)
+
+
+def _usable(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was built without it
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}): choose cpu, cuda, … or auto") from None
 
 
 class _Lab:
@@ -100,7 +115,7 @@ class _Lab:
         windows = min(settings.valid_windows, epoch(valid, settings.length))
         self.valid = [self._tensors(window(valid, n, settings.length)) for n in range(windows)]
         torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
-        self.writer = self._open(text, force)
+        found = self._agreed(text, force)
         if self.done:
             return
         probe = torch.cat([inputs for inputs, _ in self.valid[: settings.probe_windows]])
@@ -108,7 +123,7 @@ class _Lab:
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
             probe={"tokens": probe, "project": False}, live=False,
         )  # fmt: skip
-        self._restore()
+        self._restore(found)
 
     def run(self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[Progress], None]) -> None:
         """All steps that are left."""
@@ -117,6 +132,10 @@ class _Lab:
         try:
             with self.watch:
                 status, reason = self._steps(checkpoint_every, keep, keep_every, show)
+        except (KeyboardInterrupt, SystemExit):
+            if self.writer is not None:
+                self.writer.leave()  # not finished: the same command goes on
+            raise
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             raise
@@ -160,9 +179,31 @@ class _Lab:
 
     # Going on
 
-    def _open(self, text: Corpus, force: bool) -> RunWriter | None:
-        if self.rank > 0:
-            return None
+    def _agreed(self, text: Corpus, force: bool) -> Checkpoint | None:
+        """Open the run in the first process; all of them go on from the checkpoint that it found, or are done."""
+        self.writer: RunWriter | None = None
+        found, error = None, None
+        if self.rank == 0:
+            try:
+                self.writer = self._open(text, force)
+                if not self.done:
+                    found = checkpoints.load_latest(self.out, self.say)
+                    self.writer.truncate(found.offset if found else 0)
+            except (RunError, OSError) as problem:
+                if self.processes == 1:
+                    raise
+                error = problem
+        if self.processes > 1:
+            news: list[Any] = [self.done, found.step if found else None, str(error) if error else None]
+            dist.broadcast_object_list(news, src=0)
+            self.done, step, reason = news
+            if reason is not None:
+                raise error or RunError(reason)
+            if self.rank > 0 and step is not None:
+                found = checkpoints.load(self.out, step)
+        return found
+
+    def _open(self, text: Corpus, force: bool) -> RunWriter:
         config = {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.settings).items()
         }
@@ -179,11 +220,7 @@ class _Lab:
             packages=("joma", "torch"), overwrite=force,
         )  # fmt: skip
 
-    def _restore(self) -> None:
-        found = checkpoints.load_latest(self.out, self.say)
-        if self.rank == 0:
-            assert self.writer is not None
-            self.writer.truncate(found.offset if found else 0)
+    def _restore(self, found: Checkpoint | None) -> None:
         if found is None:
             return
         self.model.load_state_dict(found.model)
@@ -214,9 +251,7 @@ class _Lab:
         watch_state = self.watch.state_dict()
         state |= {f"watch.{key}": x for key, x in watch_state.pop("starts").items()}
         offset = self.writer.offset
-        checkpoints.save(
-            self.out, Checkpoint(step, offset, self.model.state_dict(), state, {"watch": _spelt(watch_state)})
-        )
+        checkpoints.save(self.out, Checkpoint(step, offset, self.model.state_dict(), state, {"watch": watch_state}))
 
     def _random_states(self) -> dict[str, Tensor]:
         """Of every process."""
@@ -251,14 +286,3 @@ def early_steps(every: int) -> frozenset[int]:
         steps.append(step)
         step += max(1, step // 8)
     return frozenset(steps)
-
-
-def _spelt(value: Any) -> Any:
-    """Infinities and NaN as strings, which JSON has not; `float` reads them back."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _spelt(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_spelt(item) for item in value]
-    return value

@@ -17,7 +17,11 @@ def joined() -> Iterator[int]:
         return
     import torch
 
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl")  # random states and decisions are exchanged on the CPU
+    else:
+        dist.init_process_group("gloo")
     try:
         yield dist.get_rank()
     finally:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+ACTIVATIONS = ("relu", "gelu")
+
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -55,30 +57,31 @@ class Settings:
 
     def checked(self) -> Settings:
         """These settings, with the number of threads decided; what makes no sense is an error."""
-        whole = (
-            "layers",
-            "width",
-            "hidden",
-            "heads",
-            "length",
-            "batch",
-            "steps",
-            "every",
-            "probe_windows",
-            "valid_windows",
-        )
-        for name in whole:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in ("layers", "width", "hidden", "heads", "length", "batch", "steps", "every", "probe_windows",
+                     "valid_windows"):  # fmt: skip
+            check_whole(name, getattr(self, name))
+        check_whole("threads", self.threads, least=0)
+        check_whole("seed", self.seed, least=0)
         if not self.lr > 0 or not math.isfinite(self.lr):
             raise ValueError(f"the learning rate must be positive, got {self.lr!r}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        for name in ("clip", "weight_decay", "init"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name.replace('_', ' ')} must be a number of at least 0, got {value!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {self.activation!r}: choose {' or '.join(ACTIVATIONS)}")
         from joma._gauges.registry import get
 
         get(self.gauges)
         return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least ``least``, and what 64 bits cannot hold."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**62:
+        raise ValueError(f"{name.replace('_', ' ')} must be a whole number of at least {least}, got {value!r}")
 
 
 def cores() -> int:
