@@ -204,8 +204,9 @@ def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, o
 def test_the_cache_stands_in_for_the_hub_only_without_a_connection(server, cache, revisions, monkeypatch):  # noqa: F811
     put(cache, "step0", revisions["step0"])
     hf = hub.library()
-    monkeypatch.setattr(server, "repo", "someone/else")  # 404 of all that is asked for
-    with pytest.raises(ValueError, match="no model of this name"):
+    assert hub.branches(REPO) == list(revisions)
+    server.refuses = 403
+    with pytest.raises(ValueError, match=r"the hub answers for someone/neox with an error .*403"):
         hub.branches(REPO)
     monkeypatch.setattr(hf.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert hub.branches(REPO) == ["step0"]
