@@ -18,6 +18,7 @@ class Hub:
         self.repo, self.revisions = repo, revisions
         self.log: list[str] = []
         self.sent = 0
+        self.refuses = 0  # a status to answer everything with
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -36,6 +37,8 @@ class Hub:
                 self.answer(head=False)
 
             def answer(self, head: bool) -> None:
+                if hub.refuses:
+                    return self.send(hub.refuses, b"", {})
                 path = self.path.split("?")[0].strip("/")
                 if not path.startswith((f"api/models/{hub.repo}", f"{hub.repo}/resolve/")):
                     return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
