@@ -23,10 +23,10 @@ reproduce: $(READY) ## reproduce the paper at the quick preset and write report.
 	$(BIN)/joma reproduce $(EXHIBITS) --preset quick --out $(OUT) --report $(REPORT)
 
 test: $(READY) ## run the tests on all cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
 
 coverage: $(READY) ## the same with coverage: at least 90 % of the lines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -q --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q --cov --cov-report=term
 
 lint: $(READY) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

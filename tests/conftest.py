@@ -5,7 +5,9 @@ said so in the last lines, or missing and an error.
 """
 
 import os
+import re
 import shutil
+import warnings
 
 import pytest
 
@@ -34,31 +36,50 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"browser tests left out: {HOW}", yellow=True)
 
 
-SHARED = (
-    "test_exhibits.py",
-    "test_beyond.py",
-    "test_hierarchy_lab.py",
-    "test_browser.py",
-)  # module-wide fixtures that take seconds
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One local cluster, started as joma starts it, for all tests that need one: they are kept on one worker."""
+    from joma._train.cluster import cluster
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        with cluster(None):
+            yield
+
+
+# fixtures of these files take seconds; what needs the Ray cluster is a group, too
+SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py")
+RAY = re.compile(r"::test_(\w+_)?ray(_|$)")
 LONG = (
     "test_python_blocks_and_joma_commands",
     "test_a_killed_worker_loses_no_run",
     "test_make_reproduce",
     "test_two_processes",
     "test_killed_at_random_it_ends_in_the_same_bits",
-    "test_on_ray",
 )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.name in SHARED:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+def group(nodeid):
+    """What a test must share a worker with; itself if nothing."""
+    file = nodeid.partition("::")[0].rpartition("/")[2]
+    return file if file in SHARED else "ray" if RAY.search(nodeid) else nodeid
 
+
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        """`--dist loadgroup` of pytest-xdist 3.8 does nothing under pytest 9.2."""
+
+        def _split_scope(self, nodeid):
+            return group(nodeid)
+
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(items):
     def rank(item):
-        if item.path.name in SHARED:
-            return 0
-        return 1 if item.name.startswith(LONG) else 2
+        return 0 if group(item.nodeid) != item.nodeid else 1 if item.name.startswith(LONG) else 2
 
     items.sort(key=rank)  # stable: within a rank all stays as it was

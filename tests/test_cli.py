@@ -192,7 +192,7 @@ def test_a_scan_prints_brackets_as_they_are(tmp_path):
     from joma._scan.cli import _show
 
     row = {"step": 1, "checkpoint": "a[/x]", "status": "failed", "note": "no [/y] here", "same_as": "b[/z]"}
-    result = SimpleNamespace(checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path)
+    result = SimpleNamespace(checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None)
     console = Console(file=io.StringIO(), width=100)
     assert _show(result, console) == 1
     said = console.file.getvalue()

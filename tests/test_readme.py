@@ -55,7 +55,9 @@ def test_there_is_something_to_run():
 
 
 def smaller(command):
-    """The same command with fewer steps and words, where it trains."""
+    """The same command with fewer steps and words, where it trains; tests/theory checks all claims."""
+    if command == "$ joma claims":
+        return f"{command} L6 L7 L8"
     if not command.startswith("$ joma train "):
         return command
     return re.sub(r"--steps \d+", "--steps 10", command) + " --vocabulary 500"

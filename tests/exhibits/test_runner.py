@@ -97,8 +97,7 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # Ray's
-def test_on_ray(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+def test_on_ray(ray_cluster, tmp_path):
     shown = []
     found = Runner(
         get(["fig3"]), out=tmp_path, engine="ray", jobs=1, show=lambda jobs, left: shown.append(jobs[0].state)

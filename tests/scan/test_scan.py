@@ -266,9 +266,15 @@ def test_bad_options(options, message, bare):
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of Ray
-@pytest.mark.parametrize("engine", ["loky", "ray"])
-def test_engines_give_the_same_rows(engine, bare, whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+def test_ray_gives_the_same_rows(ray_cluster, bare, whole, tmp_path):
+    the_same_rows("ray", bare, whole, tmp_path)
+
+
+def test_loky_gives_the_same_rows(bare, whole, tmp_path):
+    the_same_rows("loky", bare, whole, tmp_path)
+
+
+def the_same_rows(engine, bare, whole, tmp_path):
     scan = joma.scan(str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine)
     assert len(scan.status()) == 4
     alone = whole.frame()

@@ -186,10 +186,17 @@ def kill_one_worker(folder: Path, killed: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of Ray and of the dying pool
-@pytest.mark.parametrize("engine", ["loky", "ray"])
-def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    runs = grid(TINY, {"seed": [0, 1, 2], "steps": [400]})
+def test_a_killed_worker_loses_no_run(tmp_path):
+    sweep_with_a_killed_worker("loky", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_a_killed_worker_of_ray_loses_no_run(ray_cluster, tmp_path):
+    sweep_with_a_killed_worker("ray", tmp_path)
+
+
+def sweep_with_a_killed_worker(engine, tmp_path):
+    runs = grid(TINY, {"seed": [0, 1, 2], "steps": [240]})
     alone = sweep({"alone": runs["seed=1"]}, tmp_path)[0]
     killed: list[int] = []
     killer = threading.Thread(target=kill_one_worker, args=(tmp_path / "out", killed), daemon=True)

@@ -166,12 +166,13 @@ def get(ids: Iterable[str]) -> list[Exhibit]:
 
 
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
-    source = Path(str(exhibit.module.__file__)).read_bytes()
+    file = getattr(exhibit.module, "__file__", None)
     return {
         "exhibit": exhibit.id,
         "preset": preset,
         "settings": exhibit.module.SETTINGS[preset],
-        "source": hashlib.sha256(source).hexdigest()[:16],  # a changed rule or measurement is another exhibit
+        # a changed rule or measurement is another exhibit
+        "source": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else None,
     }
 
 
