@@ -16,6 +16,7 @@ import pandas as pd
 from joma._exhibits._series import checkpoints, located, series
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
+from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
 
 PYTHIA = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 143000]
@@ -93,18 +94,13 @@ def _over_steps(mean: pd.DataFrame, words: str, layers: int) -> alt.Chart:
         alt.Chart(mean, title=alt.Title(f"Tokens {words}", subtitle="mean |cos|; dashed: random vectors"))
         .mark_line(strokeWidth=1.8, point=alt.OverlayMarkDef(size=14))
         .encode(
-            alt.X("step:Q", title="step", scale=alt.Scale(type="symlog"), axis=alt.Axis(values=_ticks(mean.step))),
+            step_axis(mean.step, scan=True),
             alt.Y("value:Q", title="mean |cos| of different tokens", scale=alt.Scale(domain=[0, 1])),
             _colour(layers),
             tooltip=["step", "layer", alt.Tooltip("value", format=".3f")],
         )
         .properties(width=260, height=200)
     )
-
-
-def _ticks(steps: pd.Series[Any]) -> list[int]:
-    last = int(steps.max())
-    return [0, *(10**n for n in range(7) if 10**n <= last)]
 
 
 def _random_line(random: float) -> alt.Chart:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from joma._exhibits._curves import Curve, curve
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
+from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
 
 AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
@@ -115,11 +115,9 @@ def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
     if len(steps) == 1:  # one checkpoint: over the layers
         chart = chart.mark_line(point=True, strokeWidth=1.8).encode(alt.X("layer:Q", title="layer"), y)
         return chart.properties(title=f"{title} (one checkpoint)") if title else chart
-    ticks = [0, *(10**n for n in range(1 + int(np.log10(steps[-1]))))]
-    axis = alt.Axis(labelExpr="format(datum.value, '~s')", values=ticks, grid=False)
     scheme = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])
     chart = chart.mark_line(strokeWidth=1.8 if layers <= 12 else 1.2).encode(
-        alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis),
+        step_axis(table.step, scan=True),
         y,
         alt.Color(
             "layer:Q",

@@ -33,7 +33,7 @@ def draw(run: Run) -> Chart:
     axes = [axis for axis in ("layer", "head") if axis in frame]
     frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of a stretch that was run again
     means = _means(frame, info) if "layer" in frame else {}
-    x = _axis(frame.step, scan=info["kind"] == "scan")
+    x = step_axis(frame.step, scan=info["kind"] == "scan")
     layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
     colour = _colour(set(layers.values()))
     changes = _changes(frame, info)
@@ -69,7 +69,7 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
     return result
 
 
-def _axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
+def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
     """Steps; of a scan always on a log axis, which shows step 0 too."""
     if scan and steps.max() > 0:
         ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]

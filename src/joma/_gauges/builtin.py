@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
-from joma._gauges.embedding import Coherence, centred, embedding_coherence
+from joma._gauges.embedding import centred, embedding_coherence
 from joma._gauges.rank import TopSingular
 from joma._gauges.rank import effective_rank as _effective_rank
 from joma._gauges.registry import gauge
@@ -67,33 +67,30 @@ def effective_rank(w: Tensor) -> float:
     return float(_effective_rank(w))
 
 
-def _coherence(states: Tensor) -> Coherence | None:
-    return embedding_coherence(states) if bool(states.isfinite().all()) else None
+def _cosines(states: Tensor, statistic: str) -> float:
+    """One number of `Coherence`; NaN where states are not finite."""
+    return float(getattr(embedding_coherence(states), statistic)) if bool(states.isfinite().all()) else math.nan
 
 
 @gauge("coherence", on="hidden")
 def coherence(states: Tensor) -> float:
     """Largest |cos| between the representations of different tokens."""
-    found = _coherence(states)
-    return math.nan if found is None else found.maximum
+    return _cosines(states, "maximum")
 
 
 @gauge("coherence_centred", on="hidden")
 def coherence_centred(states: Tensor) -> float:
     """Largest |cos| between different tokens, their common mean taken away."""
-    found = _coherence(centred(states))
-    return math.nan if found is None else found.maximum
+    return _cosines(centred(states), "maximum")
 
 
 @gauge("mean_cosine", on="hidden")
 def mean_cosine(states: Tensor) -> float:
     """Mean |cos| between the representations of different tokens; √(2/(πd)) for random ones."""
-    found = _coherence(states)
-    return math.nan if found is None else found.mean
+    return _cosines(states, "mean")
 
 
 @gauge("mean_cosine_centred", on="hidden")
 def mean_cosine_centred(states: Tensor) -> float:
     """Mean |cos| between different tokens, their common mean taken away."""
-    found = _coherence(centred(states))
-    return math.nan if found is None else found.mean
+    return _cosines(centred(states), "mean")

@@ -163,7 +163,7 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
         if folder.is_file():
             raise BadCheckpoint("attention gauges need a folder with a config.json, not a single file")
         places = [folder] if revision is not None else [folder, folder.parent]
-        measured = run_model(places, names, request.data, request.tokens, request.length)
+        measured = run_model(places, names, request.data, request.tokens, request.length, hashed=not row.digest)
     except Exception as error:
         raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
     row.found |= measured.values

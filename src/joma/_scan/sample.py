@@ -29,16 +29,18 @@ class Measured:
     layers: list[str]
     heads: int
     notes: list[str]
-    digest: str
+    digest: str  # of all weights, or "" if it was not asked for
 
 
-def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None) -> Measured:
+def measure(
+    folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None, *, hashed: bool
+) -> Measured:
     """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
     import joma
 
     with quiet():
         if isinstance(data, (str, os.PathLike)):
-            _tokenizer(folders)  # missing ones are told before anything is loaded
+            _with_tokenizer(folders)  # a missing one is told before anything is loaded
         model, positions = _load(folders[0])
         if length is not None and length > positions:
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
@@ -57,7 +59,7 @@ def measure(folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: i
     if missing:
         raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
     heads = max((len(v[0]) for v in values.values() if v and isinstance(v[0], list)), default=1)
-    return Measured(values, watch.layers, heads, notes, _digest(model))
+    return Measured(values, watch.layers, heads, notes, _digest(model) if hashed else "")
 
 
 def _load(folder: Path) -> tuple[Any, int]:
@@ -98,7 +100,7 @@ def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tens
         return ids[: min(wanted, len(ids) // length * length)].reshape(-1, length)
     key = (str(data), wanted, length, *(_state(folder) for folder in folders))
     if key not in _samples:
-        ids = torch.tensor(_encode(_tokenizer(folders), str(data), wanted))
+        ids = torch.tensor(_encode(load_tokenizer(_with_tokenizer(folders)), str(data), wanted))
         if len(ids) < length:
             raise BadCheckpoint(f"{data} has {len(ids)} tokens only: a window of {length} is asked for")
         _samples.clear()
@@ -120,10 +122,11 @@ def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
     return ids
 
 
-def _tokenizer(folders: Sequence[Path]) -> Any:
+def _with_tokenizer(folders: Sequence[Path]) -> Path:
+    """The first folder that has a tokenizer."""
     for folder in folders:
         if has_tokenizer(folder):
-            return load_tokenizer(folder)
+            return folder
     raise BadCheckpoint(
         "no tokenizer beside the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
         "it; weight gauges do not"
