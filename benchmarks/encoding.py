@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._timing import alternate, row
-from joma._train.corpora import corpus
+from joma._data.corpora import corpus
 
 _RULES = [
     (re.compile(pattern), replacement)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from benchmarks._timing import peak_memory, row
-from joma._superpose.collect import collect
-from joma._superpose.windows import batches
+from joma._inspect.collect import collect
+from joma._inspect.windows import batches
 
 SHAPE = {
     "vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -16,8 +16,8 @@ from pathlib import Path
 from joma._exhibits import EXHIBITS
 from joma._exhibits.base import load_verdict
 from joma._exhibits.runner import Runner
-from joma._plot import plot
-from joma._simulate import simulate
+from joma._report.plot import plot
+from joma._train.simulate import simulate
 from joma.theory.claims import Claim, Result, check, claims
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from joma._plot import plot
+from joma._report.plot import plot
 from joma._run import Run
 from joma._train.language import Progress, train
 from joma._train.settings import Settings

@@ -39,7 +39,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def ray_cluster():
     """One local cluster, started as joma starts it, for all tests that need one: they are kept on one worker."""
-    from joma._train.cluster import cluster
+    from joma._jobs.cluster import cluster
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's

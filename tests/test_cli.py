@@ -189,7 +189,7 @@ def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
 def test_a_scan_prints_brackets_as_they_are(tmp_path):
     from rich.console import Console
 
-    from joma._scan.cli import _show
+    from joma.cli.scan import _show
 
     row = {"step": 1, "checkpoint": "a[/x]", "status": "failed", "note": "no [/y] here", "same_as": "b[/z]"}
     result = SimpleNamespace(checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None)

@@ -130,14 +130,14 @@ def test_every_picture_has_a_command_that_makes_it():
 def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
     assert (DOCS / "figures/dataflow.svg").read_text() == dataflow.svg()
     named = " ".join(title for *_, title, _ in dataflow.BOXES.values())
-    for part in ("theory", "_watch", "_scan", "_superpose", "_geometry", "_run", "_exhibits", "_figures", "_report"):
+    for part in ("theory", "_watch", "_scan", "_inspect", "_run", "_exhibits", "_figures", "_report"):
         assert part in named
     assert {("run", "report"), ("run", "exhibits"), ("superpose", "run")} <= set(dataflow.ARROWS)
 
 
 def test_what_public_functions_return_is_in_the_reference(site):
     text = (site / "api/joma.html").read_text()
-    for name in ("_watch.watch.Watch", "_watch.phases.Phase", "_scan.scan.Scan", "_superpose.superpose.Superposition"):
+    for name in ("_watch.watch.Watch", "_watch.phases.Phase", "_scan.scan.Scan", "_inspect.superpose.Superposition"):
         assert f'id="joma.{name}"' in text
 
 

@@ -16,7 +16,7 @@ BOXES = {
     "theory": (1, 0, "code", "theory", "flow → trajectory"),
     "watch": (1, 1, "code", "_watch", "gauges on each step"),
     "scan": (1, 2, "code", "_scan", "gauges on each checkpoint"),
-    "superpose": (1, 3, "code", "_superpose", "what fires each neuron"),
+    "superpose": (1, 3, "code", "_inspect", "what fires each neuron"),
     "geometry": (1, 4, "code", "_geometry", "cosines between tokens"),
     "claims": (1, 5, "code", "theory.claims", "check, control → verdict"),
     "logger": (2, 0, "given", "your logger", "W&B, TensorBoard, print"),

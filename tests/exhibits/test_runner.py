@@ -21,8 +21,8 @@ from rich.console import Console
 from joma import Run
 from joma._exhibits import EXHIBITS, cli, engines, get
 from joma._exhibits.base import Exhibit, Outcome, Verdict
-from joma._exhibits.engines import Task, work
 from joma._exhibits.runner import Job, Reproduction, Runner, stored_claims, time_left
+from joma._jobs.engines import Task, work
 from joma._report import write_report
 from joma._run import RunError, write_json
 from joma.cli import main

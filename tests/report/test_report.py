@@ -23,9 +23,9 @@ from joma._figures import specification
 from joma._figures.compare import MEAN
 from joma._figures.compare import draw as compare
 from joma._figures.interactive import interactive
-from joma._plot import plot
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
+from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
 from joma._run import Run, RunError

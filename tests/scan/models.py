@@ -112,6 +112,6 @@ def save(family: str, folder: Path, how: str = "safetensors", dtype: torch.dtype
 
 
 def quiet() -> Any:
-    from joma._models import quiet
+    from joma._data.pretrained import quiet
 
     return quiet()

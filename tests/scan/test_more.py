@@ -319,7 +319,7 @@ def test_without_ray_it_is_told_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_settings_alone_are_no_tokenizer(tmp_path):
-    from joma._models import has_tokenizer, load_tokenizer
+    from joma._data.pretrained import has_tokenizer, load_tokenizer
 
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert not has_tokenizer(tmp_path)

@@ -285,7 +285,7 @@ def the_same_rows(engine, bare, whole, tmp_path):
 
 def test_picture_has_a_log_axis_with_step_0(whole):
     from joma._figures import save as save_figure
-    from joma._plot import plot
+    from joma._report.plot import plot
 
     chart = whole.draw().to_dict()
     assert '"symlog"' in json.dumps(chart)

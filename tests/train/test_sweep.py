@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import joma
+from joma._jobs.machine import threads
 from joma._run import RunError, RunWriter
 from joma._run.folder import LOCK
-from joma._train.cli import _values
-from joma._train.settings import Settings, threads
+from joma._train.settings import Settings
 from joma._train.step import Stepper
 from joma._train.sweep import Outcome, grid, status, sweep
 from joma.cli import main
+from joma.cli.train import _values
 
 TINY = Settings(vocabulary=300, width=16, hidden=24, heads=2, length=12, batch=4, every=5, valid_windows=2,
                 probe_windows=1, steps=12)  # fmt: skip
@@ -59,13 +60,13 @@ def test_two_runs_never_share_a_folder(choices):
 
 def test_threads_as_asked_and_as_a_run_began(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "")
-    monkeypatch.setattr("joma._train.settings.cores", lambda: 3)
+    monkeypatch.setattr("joma._jobs.machine.cores", lambda: 3)
     before = torch.get_num_threads()
     runs = grid(replace(TINY, steps=1), {"threads": [2, 0]})
     runs = {name: settings for name, settings in runs.items() if name == "threads=2"} | {"free": runs["threads=0"]}
     sweep(runs, tmp_path)
     assert [joma.Run(tmp_path / name).info["config"]["threads"] for name in runs] == [2, 3]
-    monkeypatch.setattr("joma._train.settings.cores", lambda: 1)  # now each would have one
+    monkeypatch.setattr("joma._jobs.machine.cores", lambda: 1)  # now each would have one
     assert [o.status for o in sweep(runs, tmp_path)] == ["done", "done"]
     torch.set_num_threads(before)
 
@@ -229,6 +230,6 @@ def test_bad_options(options, message, tmp_path):
 
 @pytest.mark.parametrize(("asked", "workers", "expected"), [("3", 2, 3), ("", 2, 4), ("", 16, 1), ("none", 1, 8)])
 def test_threads_are_those_asked_for_or_a_share_of_the_cores(asked, workers, expected, monkeypatch):
-    monkeypatch.setattr("joma._train.settings.cores", lambda: 8)
+    monkeypatch.setattr("joma._jobs.machine.cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert threads(workers) == expected

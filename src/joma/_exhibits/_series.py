@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from joma._exhibits.base import Progress
 
 if TYPE_CHECKING:
-    from joma._train.corpora import Corpus
+    from joma._data.corpora import Corpus
 
 VERSION = 1  # of this module's rules: part of the hash
 INFO = "series.json"
@@ -45,8 +45,8 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
         seed: of the weights; batches are consecutive windows of the corpus.
         progress: told the share done.
     """
-    from joma._train.cache import cache_folder, entry
-    from joma._train.corpora import corpus
+    from joma._data.cache import cache_folder, entry
+    from joma._data.corpora import corpus
 
     if unknown := settings.keys() - SERIES.keys():
         raise ValueError(f"unknown settings of the series: {', '.join(sorted(unknown))}; there are {', '.join(SERIES)}")
@@ -85,9 +85,9 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
     import numpy as np
     import torch
 
-    from joma._models import quiet
+    from joma._data.pretrained import quiet
+    from joma._data.tokens import BytePairs
     from joma._run import write_json
-    from joma._train.tokens import BytePairs
     from joma._train.windows import epoch, streams, window
 
     try:

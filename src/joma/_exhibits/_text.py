@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from joma._train.corpora import corpus
-from joma._train.tokens import Words
+from joma._data.corpora import corpus
+from joma._data.tokens import Words
 
 
 def words_of(data: str) -> list[str]:

@@ -42,7 +42,7 @@ RULE = (
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Measure the geometry of each checkpoint on the same tokens."""
-    from joma._geometry import embedding_geometry
+    from joma._inspect.geometry import embedding_geometry
 
     if "model" in settings:
         found = {step: located(settings["model"], f"step{step}") for step in settings["steps"]}
@@ -147,7 +147,7 @@ def _between(frame: pd.DataFrame, kind: str, last: int) -> Any:
 
 def judge(run: Run) -> Verdict:
     """Compare with random vectors, at the last checkpoint; by RULE."""
-    from joma._geometry import ALMOST
+    from joma._inspect.geometry import ALMOST
 
     frame = run.frame()
     last = frame[frame.step == frame.step.max()]

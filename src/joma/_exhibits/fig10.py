@@ -21,7 +21,7 @@ from joma._figures import Chart
 from joma._run import Run, RunWriter
 
 if TYPE_CHECKING:
-    from joma._superpose.superpose import Superposition
+    from joma._inspect.superpose import Superposition
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"series": {}, "data": "pydoc", "tokens": 100_000, "shuffles": 20},
@@ -45,9 +45,9 @@ RULE = (
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Count patterns in each model, trained and not, and with contexts dealt out at random."""
+    from joma._inspect.page import as_json, page
+    from joma._inspect.superpose import superpose
     from joma._run import write_atomic, write_json
-    from joma._superpose.page import as_json, page
-    from joma._superpose.superpose import superpose
 
     if "models" in settings:
         sources = {(name, s): located(name, r) for name in settings["models"] for s, r in _REVISIONS.items()}
@@ -82,7 +82,7 @@ _REVISIONS = {"trained": None, "untrained": "step0"}
 
 def chance(found: Superposition, shuffles: int, seed: int) -> list[float]:
     """The share of superposed neurons when each gets as many contexts as it has, of any neurons of its layer."""
-    from joma._superpose.group import attended_words, grouped
+    from joma._inspect.group import attended_words, grouped
 
     rng = np.random.default_rng(seed)
     layers = []

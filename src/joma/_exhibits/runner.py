@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._exhibits.base import Exhibit, Outcome, check_output, ready
-from joma._exhibits.engines import Cluster, Engine, Event, Processes, Task
+from joma._jobs.engines import Cluster, Engine, Event, Processes, Task
 from joma._run import tidy, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Runner:
 
     def _engine(self) -> Engine:
         if self.engine == "processes":
-            from joma._train.settings import cores
+            from joma._jobs.machine import cores
 
             return Processes(self.jobs or cores())
         try:

@@ -190,7 +190,7 @@ def _comparison(page: Page, runs: dict[str, Run]) -> str:
 
 def _section(page: Page, run: Run, label: str, id: str) -> str:
     from joma._figures import specification
-    from joma._plot import chart
+    from joma._report.plot import chart
 
     info = run.info
     if info["kind"] == "exhibit" and (run.path / "verdict.json").exists():

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from joma._data.cache import cache_folder
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import INDEX, Tensors
-from joma._train.cache import cache_folder
 
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._models import check_tokens, encode, has_tokenizer, load, load_tokenizer, quiet
+from joma._data.pretrained import check_tokens, encode, has_tokenizer, load, load_tokenizer, quiet
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
 
@@ -109,7 +109,7 @@ def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tens
 
 
 def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
-    from joma._train.corpora import texts
+    from joma._data.corpora import texts
 
     _, train, valid = texts(data)
     ids: list[int] = []

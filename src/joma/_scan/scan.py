@@ -170,7 +170,7 @@ def _rows(
     if engine == "loky":
         yield from _processes(checkpoints, request, workers)
         return
-    from joma._train.cluster import ray_backend
+    from joma._jobs.cluster import ray_backend
 
     with ray_backend(address):
         yield from _cluster(checkpoints, request, workers)

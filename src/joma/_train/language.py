@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from joma._data.corpora import Corpus, corpus
 from joma._gauges.registry import get
 from joma._run import Run, RunError
 from joma._run.folder import existing
 from joma._run.writer import RunWriter
 from joma._train import checkpoints
 from joma._train.checkpoints import Checkpoint
-from joma._train.corpora import Corpus, corpus
 from joma._train.model import LanguageModel
 from joma._train.settings import Settings, check_whole
 from joma._train.step import Stepper

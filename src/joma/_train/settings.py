@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from joma._jobs.machine import threads
 
 ACTIVATIONS = ("relu", "gelu")
 
@@ -82,14 +83,3 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is not a whole number of at least ``least``, and what 64 bits cannot hold."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**62:
         raise ValueError(f"{name.replace('_', ' ')} must be a whole number of at least {least}, got {value!r}")
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def threads(workers: int = 1) -> int:
-    """How many threads each of ``workers`` processes should have: OMP_NUM_THREADS, or its share of the cores."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else max(1, cores() // workers)

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._jobs.cluster import ray_backend
+from joma._jobs.machine import threads
 from joma._run import Run, RunError, RunInUse
 from joma._run.writer import check_config
-from joma._train.cluster import ray_backend
 from joma._train.language import train
-from joma._train.settings import Settings, check_whole, threads
+from joma._train.settings import Settings, check_whole
 
 if TYPE_CHECKING:
     import pandas as pd

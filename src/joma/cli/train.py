@@ -57,7 +57,7 @@ def _train(
 
     from joma._train.language import train
     from joma._train.processes import joined
-    from joma._train.show import progress_bar
+    from joma.cli.progress import progress_bar
 
     settings["gauges"] = _names(settings["gauges"])
     chosen = Settings(**settings).checked()

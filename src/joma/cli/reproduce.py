@@ -45,7 +45,7 @@ def _reproduce(
 
     console = Console(highlight=False)
     if list_:
-        from joma._terminal import plain_table
+        from joma.cli.terminal import plain_table
 
         table = plain_table("exhibit", "*the paper's statement")
         for exhibit in EXHIBITS.values():
@@ -115,7 +115,7 @@ def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    from joma._terminal import VERDICT_STYLE, escape
+    from joma.cli.terminal import VERDICT_STYLE, escape
 
     table = Table(box=None, pad_edge=False, show_header=False, expand=True)
     table.add_column(no_wrap=True)
@@ -141,7 +141,7 @@ def _print(console: Console, found: Reproduction) -> None:
     """The verdicts: a column for everything where there is room, else two or three lines an exhibit."""
     from rich.padding import Padding
 
-    from joma._terminal import escape, plain_table, styled
+    from joma.cli.terminal import escape, plain_table, styled
 
     if console.width >= _WIDE:
         table = plain_table("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")

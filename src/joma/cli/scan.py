@@ -107,7 +107,7 @@ def _table(points: Any, means: Any) -> Any:
     from rich.table import Table
 
     from joma._scan.series import log_spaced
-    from joma._terminal import escape
+    from joma.cli.terminal import escape
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     gauges = [] if means is None else list(means.columns)

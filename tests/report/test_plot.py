@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import joma
 from joma._figures import watch as figure
 from joma._gauges.registry import PARTS
-from joma._plot import plot
+from joma._report.plot import plot
 from joma._run import Run, RunError, RunWriter
-from joma._simulate import simulate
+from joma._train.simulate import simulate
 from joma.cli import app
 
 PHASES = ["dense", "sparsifying", "bouncing", "collapsed"]

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from joma._train.cache import cache_folder, entry, read_entry, write_entry, write_tokens
-from joma._train.hub import fetch
-from joma._train.text import Span, Text
-from joma._train.tokens import BYTES, KINDS, BytePairs, Tokeniser, Tokens, Words, narrowest, tokenizers
+from joma._data.cache import cache_folder, entry, read_entry, write_entry, write_tokens
+from joma._data.streamed import fetch
+from joma._data.text import Span, Text
+from joma._data.tokens import BYTES, KINDS, BytePairs, Tokeniser, Tokens, Words, narrowest, tokenizers
 
 VERSION = 1  # of the rules and the format: part of the hash
 VALID = 0.1  # of a text without a validation part: its end
@@ -173,7 +173,7 @@ def _pydoc() -> tuple[Text, Text]:
 
 
 def _hblt(spec: str) -> tuple[Text, Text]:
-    from joma._train.trees import text
+    from joma._data.trees import text
 
     return Text((Span("hblt", text(spec)),)).split(1 - VALID)
 

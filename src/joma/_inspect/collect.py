@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from joma._models import check_tokens
-from joma._superpose.seen import Rows, Seen, upper_mlps
+from joma._data.pretrained import check_tokens
+from joma._inspect.seen import Rows, Seen, upper_mlps
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
 

@@ -117,7 +117,7 @@ def embedding_geometry(
     if isinstance(model, torch.nn.Module):
         net = model
     else:
-        from joma._models import check, load, load_tokenizer
+        from joma._data.pretrained import check, load, load_tokenizer
 
         check(model, revision)
         if isinstance(tokens, (str, os.PathLike)) and tokenizer is None:
@@ -179,8 +179,8 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
     if sample < 2 or length < 2:
         raise ValueError(f"sample is {sample} and length {length}: give at least 2")
     if isinstance(tokens, (str, os.PathLike)):
-        from joma._models import encode, load_tokenizer
-        from joma._superpose.windows import corpus_text
+        from joma._data.pretrained import encode, load_tokenizer
+        from joma._inspect.windows import corpus_text
 
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = load_tokenizer(tokenizer)
@@ -215,9 +215,9 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
     """One pass, the input of each block with attention kept."""
     import torch
 
+    from joma._data.pretrained import check_tokens
     from joma._gauges.matrices import plain_name
     from joma._gauges.registry import get
-    from joma._models import check_tokens
     from joma._watch.calls import install, uninstall
     from joma._watch.capture import Capture
     from joma._watch.tally import Tally

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from joma._superpose.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern
-from joma._superpose.windows import short_name
+from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern
+from joma._inspect.windows import short_name
 
 if TYPE_CHECKING:
-    from joma._superpose.superpose import Superposition
+    from joma._inspect.superpose import Superposition
 
 SHOWN = 4  # contexts of a pattern that are open to view; the others unfold
 STYLE = """

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma._train.text import Text
+from joma._data.text import Text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

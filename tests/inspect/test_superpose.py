@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.superpose.planted import FIRST, SECOND, Planted, corpus
+from tests.inspect.planted import FIRST, SECOND, Planted, corpus
 from typer.testing import CliRunner
 
 import joma
-from joma._superpose.collect import LEAST, Strongest, collect, context_keys
-from joma._superpose.group import Context, attended, patterns
-from joma._superpose.windows import batches
+from joma._inspect.collect import LEAST, Strongest, collect, context_keys
+from joma._inspect.group import Context, attended, patterns
+from joma._inspect.windows import batches
 
 
 def _words(groups):

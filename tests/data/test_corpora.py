@@ -16,11 +16,11 @@ from benchmarks.encoding import basic_english
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joma._train import text as text_module
-from joma._train.cache import cache_folder, write_tokens
-from joma._train.corpora import Corpus, corpus
-from joma._train.text import Span, Text
-from joma._train.tokens import UNKNOWN, Words, narrowest, split_words
+from joma._data import text as text_module
+from joma._data.cache import cache_folder, write_tokens
+from joma._data.corpora import Corpus, corpus
+from joma._data.text import Span, Text
+from joma._data.tokens import UNKNOWN, Words, narrowest, split_words
 from joma._train.windows import epoch, streams, window
 
 JOMA_DATA = os.environ.get("JOMA_DATA", "")
@@ -225,7 +225,7 @@ def test_windows_that_do_not_exist(call, message):
 
 def test_hblt_has_the_trees_own_co_occurrence():
     """Pairs of tokens occur together in the lines as often as the tree's closed form says."""
-    from joma._train import trees
+    from joma._data import trees
 
     spec = "samples=20000,depth=2,children=2,latents=3,classes=4,rho=0.7,seed=5"
     lines = trees.text(spec).decode().splitlines()
@@ -418,8 +418,8 @@ import sys, time, hashlib
 from pathlib import Path
 if sys.argv[3] == "no locks":
     sys.modules["fcntl"] = None
-from joma._train import cache
-from joma._train.corpora import corpus
+from joma._data import cache
+from joma._data.corpora import corpus
 if sys.argv[3] == "no locks":  # both are done before either is renamed
     to_disk = cache._to_disk
     def met(folder):
@@ -467,7 +467,7 @@ def test_two_processes_at_once_get_the_same_corpus(tmp_path, locks):
 def test_a_process_killed_while_encoding_leaves_no_entry_and_the_next_one_tidies_up(tmp_path):
     folder = write(tmp_path / "a", train__txt="a b c\n" * 50, valid__txt="a\n")
     stuck = process(
-        "import sys, time; from joma._train import cache; from joma._train.corpora import corpus\n"
+        "import sys, time; from joma._data import cache; from joma._data.corpora import corpus\n"
         "cache._to_disk = lambda folder: time.sleep(60)\ncorpus(sys.argv[1])",
         folder,
     )
@@ -485,8 +485,8 @@ def test_a_process_killed_while_encoding_leaves_no_entry_and_the_next_one_tidies
 
 PEAK = """
 import sys
-from joma._train.corpora import corpus
-from joma._train.tokens import split_words
+from joma._data.corpora import corpus
+from joma._data.tokens import split_words
 def status(key):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))

@@ -28,8 +28,8 @@ def _superpose(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from joma._inspect.superpose import default_run, superpose
     from joma._run.folder import RunError, existing
-    from joma._superpose.superpose import default_run, superpose
 
     path = out or default_run(model)
     if existing(path) is not None and not force:

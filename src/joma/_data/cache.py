@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from joma._data.tokens import KINDS, Tokeniser, Tokens
 from joma._run import RunError, staged, write_json
-from joma._train.tokens import KINDS, Tokeniser, Tokens
 
 T = TypeVar("T")
 

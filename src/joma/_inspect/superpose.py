@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma._models import check, encode, load, load_tokenizer
-from joma._superpose.collect import LEAST, Strongest, collect
-from joma._superpose.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
-from joma._superpose.seen import upper_mlps
-from joma._superpose.windows import batches, corpus_text, encoded, not_empty, short_name
+from joma._data.pretrained import check, encode, load, load_tokenizer
+from joma._inspect.collect import LEAST, Strongest, collect
+from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
+from joma._inspect.seen import upper_mlps
+from joma._inspect.windows import batches, corpus_text, encoded, not_empty, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +74,8 @@ class Superposition:
         self, run: str | os.PathLike[str], *, neuron: int | None = None, top: int = 20, force: bool = False
     ) -> Path:
         """Write a run folder: counts for all neurons, page and JSON for the ``top`` neurons, or for one of them."""
+        from joma._inspect.page import as_json, page
         from joma._run import RunWriter, staged, write_atomic, write_json
-        from joma._superpose.page import as_json, page
 
         chosen = self.top(top, neuron)
         path = Path(run)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joma._superpose.collect import LEAST
+from joma._inspect.collect import LEAST
 
 
 def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:
     """Name and `Text` of a corpus: training and validation text together."""
-    from joma._train.corpora import texts
-    from joma._train.text import Text
+    from joma._data.corpora import texts
+    from joma._data.text import Text
 
     name, train, valid = texts(data)
     return name, Text((*train.spans, *valid.spans))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from joma._train.cache import entry
+from joma._data.cache import entry
 
 Rows = Iterable[Mapping[str, Any]]
 

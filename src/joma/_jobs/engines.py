@@ -206,7 +206,7 @@ class Cluster:
     """Tasks on a Ray cluster; the output folder must be one that all its machines see."""
 
     def __init__(self, address: str | None, workers: int | None) -> None:
-        from joma._train.cluster import cluster
+        from joma._jobs.cluster import cluster
 
         self._stack = ExitStack()
         self._ray = self._stack.enter_context(cluster(address))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma._superpose.collect import Strongest
+from joma._inspect.collect import Strongest
 
 FIRES, HALF, MOST, SUPPORT = 0.5, 0.5, 8, 3
 Array = NDArray[np.floating[Any]]

@@ -1,0 +1,1 @@
+"""Pieces of work in processes of this machine or on a Ray cluster."""

@@ -1,0 +1,59 @@
+"""The command line: parse, call, print. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from joma.cli import claims, gauges, plot, report, reproduce, scan, simulate, superpose, train
+
+app = typer.Typer(
+    name="joma",
+    help="Training dynamics of Transformers: the JoMA theory, checked, and its gauges on your own models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from joma import __version__
+
+        typer.echo(f"joma {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (claims, simulate, plot, gauges, reproduce, train, superpose, scan, report):
+    command.register(app)
+
+
+def main() -> None:
+    """Entry point: errors are for the user, without a traceback."""
+    from joma._run import RunError
+
+    try:
+        app()
+    except (ValueError, TypeError, RunError, OSError) as error:
+        print(f"joma: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, as Typer passes it on
+            print("joma: interrupted; what was complete is kept, nothing is half-written", file=sys.stderr)
+        raise
+
+
+if __name__ == "__main__":
+    main()
