@@ -19,13 +19,15 @@ import pytest
 from rich.console import Console
 
 from joma import Run
-from joma._exhibits import EXHIBITS, cli, engines, get
+from joma._exhibits import EXHIBITS, get
 from joma._exhibits.base import Exhibit, Outcome, Verdict
 from joma._exhibits.runner import Job, Reproduction, Runner, stored_claims, time_left
+from joma._jobs import engines
 from joma._jobs.engines import Task, work
 from joma._report import write_report
 from joma._run import RunError, write_json
 from joma.cli import main
+from joma.cli import reproduce as reproduce_command
 from joma.theory import claims as registry
 from joma.theory.claims import Claim
 
@@ -273,7 +275,7 @@ def reproduction():
 
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_the_last_table_is_readable_at_any_width(width):
-    text = printed(width, lambda console: cli._print(console, reproduction()), no_color=True)
+    text = printed(width, lambda console: reproduce_command._print(console, reproduction()), no_color=True)
     assert "\x1b" not in text
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
@@ -293,7 +295,7 @@ def test_the_live_table_has_a_line_a_job(width):
         job("parameterised", 5, "running", 0.43),
         job("fig9", 5, "done", seconds=3, what="words " * 40),
     ]
-    text = printed(width, lambda console: console.print(cli.live_table(jobs, 75.0, 9.0)))
+    text = printed(width, lambda console: console.print(reproduce_command.live_table(jobs, 75.0, 9.0)))
     lines = text.splitlines()
     assert len(lines) == len(jobs) + 2
     assert max(map(len, lines)) <= width
@@ -316,7 +318,7 @@ def test_a_pipe_gets_a_plain_line_for_each_and_a_terminal_a_live_table(terminal,
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("TERM", "xterm")
     runner = Runner([])
-    with cli._shown(runner):
+    with reproduce_command._shown(runner):
         for state in ("running", "done"):
             now = job("fig3", 5, state, started=time.monotonic(), seconds=3.0)
             runner.show([now], 1.0)
@@ -328,7 +330,7 @@ def test_a_pipe_gets_a_plain_line_for_each_and_a_terminal_a_live_table(terminal,
 
 
 def test_times(tmp_path):
-    assert [cli._clock(s) for s in (0.04, 9.94, 12, 99.4, 100, 3725, 36000)] == [
+    assert [reproduce_command._clock(s) for s in (0.04, 9.94, 12, 99.4, 100, 3725, 36000)] == [
         "0.0 s", "9.9 s", "12 s", "99 s", "1:40 min", "62:05 min", "10:00 h",
     ]  # fmt: skip
     write_json(tmp_path / "times.json", {"quick": {"good": 1234.5}})

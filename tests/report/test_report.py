@@ -17,12 +17,13 @@ import pytest
 import vl_convert
 from typer.testing import CliRunner
 
-from joma._exhibits import engines, get, reproduce
+from joma._exhibits import get, reproduce
 from joma._exhibits.runner import Runner
 from joma._figures import specification
 from joma._figures.compare import MEAN
 from joma._figures.compare import draw as compare
 from joma._figures.interactive import interactive
+from joma._jobs import engines
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
 from joma._report.plot import plot

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.inspect.planted import FIRST, SECOND, Planted, corpus
+from tests.inspection.planted import FIRST, SECOND, Planted, corpus
 from typer.testing import CliRunner
 
 import joma
