@@ -41,7 +41,7 @@ def module_of(path: Path) -> str:
 
 
 def with_strings() -> tuple[grimp.ImportGraph, set[tuple[str, str]]]:
-    """The import graph, and the imports by string that were added to it; the package itself imports nothing by itself."""
+    """The import graph with the imports by string (those of the package itself are its lazy names), and the latter."""
     graph = grimp.build_graph("joma", cache_dir=None)
     added = set()
     for path in sorted(SRC.rglob("*.py")):
