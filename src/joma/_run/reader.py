@@ -140,4 +140,3 @@ class Run:
         info = {"folder": self.path, **self.info}
         cells = (f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>" for key, item in info.items())
         return f"<table>{''.join(cells)}</table>"
-

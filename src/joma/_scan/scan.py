@@ -228,7 +228,8 @@ def _died(checkpoint: Checkpoint, error: Exception) -> Row:
 
 def _write(writer: RunWriter, row: Row) -> None:
     if row.found:
-        facts = {key: {**writer.info.get(key, {}), **now} for key, now in (("layers", row.layers), ("heads", row.heads))}
+        new: dict[str, dict[str, Any]] = {"layers": row.layers, "heads": row.heads}
+        facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
     writer.write(
@@ -286,7 +287,8 @@ class Scan:
     def frame(self) -> pd.DataFrame:
         """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
         table, same = Run(self.path).frame(), _same(self._points())
-        table = table[table.gauge != _SERVICE].assign(same_as=lambda rows: rows.checkpoint.map(same).fillna(""))
+        table = table[table.gauge != _SERVICE]
+        table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
         table = table.drop_duplicates(["step", "checkpoint", "gauge", *axes], keep="last")  # measured twice, by a retry
         columns = ["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]
