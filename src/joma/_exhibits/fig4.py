@@ -109,7 +109,7 @@ def draw(run: Run) -> Chart:
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
-    """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end, whether both count."""
+    """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
     rows = []
     for key, group in entropy.sort_values("t").groupby(["case", "draw"]):
         curve = describe(group.t, group.value, EXACT)
