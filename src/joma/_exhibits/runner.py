@@ -237,7 +237,7 @@ def _basis() -> dict[str, Any]:
 
 def read_claims(out: Path) -> list[Result] | None:
     """The results in ``claims.json``, whatever they say and whenever they were made; None if there are none."""
-    from joma._run.reader import unspell
+    from joma._run.table import unspell
     from joma.theory.claims import Result
 
     try:
