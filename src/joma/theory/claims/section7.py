@@ -64,7 +64,7 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
     flow = EmbeddingFlow(task, attention, "gelu", attention_lr=1.5, embedding_lr=0.6, temperature=temperature)
     z0 = 0.3 * rng.standard_normal(8) + (1.0 if attention == "linear" else -1.0)
     path = flow.integrate(3.0, 0.5 * rng.standard_normal((6, 4)), rng.standard_normal((6, 9)), z0, times=31)
-    if path.status != "done":
+    if not path.ending.done:
         raise ArithmeticError(path.status)
     return path, 1.5 / 0.6, temperature
 
