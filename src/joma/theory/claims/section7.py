@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
@@ -30,6 +30,7 @@ def welch(d: int, M: int) -> float:
 
 @claim(
     "S7.dimension",
+    kind=Kind.WRONG,
     source="Section 7",
     statement="For M embedding vectors to achieve |u_lᵀu_l′| ≤ ε, only d ≤ 8 ε⁻² log M is needed.",
     tolerance=1.0,
@@ -71,6 +72,7 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
 
 @claim(
     "S7.trained",
+    kind=Kind.EXTENSION,
     source="Section 7, training embedding vectors",
     statement="Theorem 1's invariants where the embedding vectors are also trained (left open by the paper).",
     tolerance=1e-8,

@@ -8,7 +8,7 @@ import numpy as np
 
 from joma.theory._block import Block
 from joma.theory._charts import JointChart
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
@@ -111,6 +111,7 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
 
 @claim(
     "T1.softmax",
+    kind=Kind.UNSAID,
     source="Theorem 1, Eqn. 18",
     statement="Softmax attention: with b̄ constant and E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, "
     "z(t) = ½ Σ_k (v_k² − ‖v_k‖² b̄) + c.",
@@ -147,6 +148,7 @@ def t1_softmax(variant: str) -> float:
 
 @claim(
     "T1.softmax_hypothesis",
+    kind=Kind.WRONG,
     source="Theorem 1 and Eqn. 17",
     statement="If E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, then ż = Σ_k (v̇_k ∘ v_k − b̄ v̇_kᵀ v_k).",
     tolerance=1e-10,
@@ -186,6 +188,7 @@ _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature
 
 @claim(
     "T1.rates",
+    kind=Kind.EXTENSION,
     source="Theorem 1 with the slides' remark",
     statement="The first integrals hold for any learning rates of MLP and attention.",
     tolerance=1e-9,
@@ -213,6 +216,7 @@ def t1_rates(variant: str) -> float:
 
 @claim(
     "T1.zero_init",
+    kind=Kind.UNSAID,
     source="Theorem 1, last sentence",
     statement="Under zero initialisation (w = 0, z = 0) the constant c is 0.",
     tolerance=1e-9,
@@ -241,6 +245,7 @@ def t1_zero_init(variant: str) -> float:
 
 @claim(
     "T1.descent_law",
+    kind=Kind.EXTENSION,
     source="Theorem 1, for gradient descent (joma)",
     statement="A step of gradient descent changes the exp invariant by exactly −(r/2T) Σ Δv², the linear one by Δz² − r Σ Δv², "
     "and leaves the softmax sum Σ_l z_l as it is.",
