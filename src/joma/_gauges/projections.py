@@ -83,6 +83,11 @@ def _project(module: nn.Module, part: str) -> Tensor:
         return weight_of(own)
     fused = _child(module, "fused")
     w = whole(module.in_proj_weight if fused is None else weight_of(fused))  # type: ignore[arg-type]
+    return split_fused(module, part, w)
+
+
+def split_fused(module: nn.Module, part: str, w: Tensor) -> Tensor:
+    """The rows of q, k or v out of a fused projection's weight, bias or gradient w (rows, …)."""
     H, Hk = _heads(module) or (1, 1)
     n, layout = "qkv".index(part), _layout(module)
     if layout == "heads":
