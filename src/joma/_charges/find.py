@@ -13,12 +13,14 @@ stream    normalisation does not see the scale, up to its ε:  Σ ‖all that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
 from joma._charges.anatomy import Anatomy, Block, Norm, Placement, Projection, anatomy, bias_side, side_of
-from joma._charges.charge import Charge, Side, Status
+from joma._charges.charge import Charge, Form, Side, Status
+
+View = Callable[[Tensor], Tensor]
 
 _UNPLACED = (
     "whether normalisation comes before or after its sublayer is not known of this model; say norm='pre' or norm='post'"
@@ -57,7 +59,7 @@ def _block(parts: Anatomy, block: Block) -> Iterator[Charge]:
 # -- inside a block ----------------------------------------------------------------------------------------
 
 
-def _heads_view(heads: int, groups: int):  # type: ignore[no-untyped-def]
+def _heads_view(heads: int, groups: int) -> View:
     """(H·h, n) → (groups, h, H/groups · n): one matrix per group of heads that share a key."""
 
     def view(rows: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def _heads_view(heads: int, groups: int):  # type: ignore[no-untyped-def]
     return view
 
 
-def _both(parts: Anatomy, projection: Projection, view, weight: float) -> list[Side]:  # type: ignore[no-untyped-def]
+def _both(parts: Anatomy, projection: Projection, view: View, weight: float) -> list[Side]:
     """A projection's weight and bias as sides."""
     return [side_of(projection, parts.names, view, weight), *bias_side(projection, parts.names, view, weight)]
 
@@ -79,13 +81,13 @@ def _attention(parts: Anatomy, block: Block) -> Iterator[Charge]:
     of_q, of_k = _heads_view(H, G), _heads_view(G, G)
     shared = "" if H == G else f", summed over the {H // G} queries that share a key"
 
-    def pairs(rows) -> list[Side]:  # type: ignore[no-untyped-def]
+    def pairs(rows: View) -> list[Side]:
         return [
             *_both(parts, a.q, lambda t: rows(of_q(t)), 1.0),
             *_both(parts, a.k, lambda t: rows(of_k(t)), -1.0),
         ]
 
-    def charge(name: str, status: Status, reason: str, form, sides: list[Side], kind: str = "qk") -> Charge:  # type: ignore[no-untyped-def]
+    def charge(name: str, status: Status, reason: str, form: Form, sides: list[Side], kind: str = "qk") -> Charge:
         return Charge(kind, f"{a.name}.{name}", status, reason, form, tuple(sides), layer)
 
     if a.normed:
@@ -118,7 +120,7 @@ def _attention(parts: Anatomy, block: Block) -> Iterator[Charge]:
     yield charge("vo", Status.EXACT, f"only the product is seen{shared}", "matrix", [*values, output], "vo")
 
 
-def _planes(R: int, halves: bool):  # type: ignore[no-untyped-def]
+def _planes(R: int, halves: bool) -> View:
     """Rows (…, h, n) of the rotated coordinates, a plane each: (…, R/2, 2n); all in one if the pairs are not known."""
 
     def view(x: Tensor) -> Tensor:
@@ -225,11 +227,20 @@ def _ends(parts: Anatomy) -> Iterator[Charge]:
         yield Charge("sum", f"{head.name}.logits", status, reason, "linear", (side,))
 
 
+def _stream_first(axis: int) -> View:
+    """(d, n) from a tensor whose ``axis`` is the stream's."""
+    return lambda t: t.movedim(axis, 0).reshape(t.shape[axis], -1)
+
+
+def _summed(view: View) -> View:
+    return lambda t: view(t).sum(dim=0)
+
+
 def _writers(parts: Anatomy) -> list[tuple[str, int | None, list[tuple[Tensor, Side]]]]:
     """What writes to the stream: name, layer, and its parameters as sides whose views have the stream's axis first."""
     out: list[tuple[str, int | None, list[tuple[Tensor, Side]]]] = []
     for name, tensor, axis in parts.embeddings:
-        side = Side(name, tensor, lambda t, axis=axis: t.movedim(axis, 0).flatten(1) if t.dim() > 1 else t[:, None])
+        side = Side(name, tensor, _stream_first(axis))
         out.append((name, None, [(tensor, side)]))
     for block in parts.blocks:
         written = [block.attention.o, None if block.mlp is None else block.mlp.upper]
@@ -246,7 +257,7 @@ def _sums(parts: Anatomy) -> Iterator[Charge]:
     unknown = any(block.placement is None or not block.norms for block in parts.blocks)
     for _, layer, written in _writers(parts):
         for tensor, side in written:
-            summed = Side(side.name, side.parameter, lambda t, view=side.view: view(t).sum(dim=0), 1.0)
+            summed = Side(side.name, side.parameter, _summed(side.view), 1.0)
             if unknown:
                 status, reason = Status.NONE, _UNPLACED
             elif not all(n.centres for n in norms):

@@ -1,0 +1,250 @@
+"""Laws of motion per step: what an optimiser's step does to a charge, exactly.
+
+SGD moves each side's weights by X ← X − lr·D with m = μ m + (1 − τ)(G + λX) and D = m; Nesterov: D = G + λX + μ m. The
+dampening τ is left out in the first step; lr and the decay λ may differ between sides and change over time. Since
+B(θ, G) = 0,
+
+    P_t = B(θ_t, m_t) = μ (P_{t−1} − Σ w lr D mᵀ|_{t−1}) + (1 − τ) Λ_t,     Λ_t = Σ w λ XXᵀ,
+    ΔQ = −(P + Pᵀ) + Σ w lr DDᵀ                      (Nesterov: Λ_t + μ P_t in the place of P)
+
+for Q = Σ (w/lr) XXᵀ, the charge with each side weighed by one over its learning rate. Nothing but Q before the step and
+the optimiser's own buffers are needed: no weights are copied. A deviation is an error of the *update* (or of the
+gradient): a matrix stepped twice, a rate that one side does not know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma._charges.charge import Charge, Side
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A charge that did not do what its law says: by how much, relative to its size, and in which head."""
+
+    charge: Charge
+    value: float
+    bound: float
+    head: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.head is None else f", head {self.head}"
+        return f"{self.charge.name}{where}: off by {self.value:.1e} (rounding allows {self.bound:.1e})"
+
+
+def precision(charge: Charge) -> float:
+    """The machine precision of the coarsest parameter that a charge looks at."""
+    kinds = {side.parameter.dtype for side in charge.sides}
+    return max((float(torch.finfo(kind).eps) for kind in kinds), default=0.0)
+
+
+def check_gradients(charges: Iterable[Charge], tolerance: float | None = None) -> list[Deviation]:
+    """Charges whose gradient identity B(θ, g) = 0 is broken by the gradients that the parameters hold now.
+
+    It holds for every optimiser, Adam included, and for gradients clipped by their global norm; per-parameter clipping
+    breaks it. The bound is the root of the machine precision: a healthy float32 gradient is at about 2e-7, and one in
+    which a path is detached at about 1.
+    """
+    out = []
+    for charge in charges:
+        if not charge.conserved or all(side.parameter.grad is None for side in charge.sides):
+            continue
+        bound = max(precision(charge) ** 0.5, _allowed(charge)) if tolerance is None else tolerance
+        out += _over(charge, charge.residual(lambda p: p.grad), bound)
+    return out
+
+
+def _allowed(charge: Charge) -> float:
+    """What the ε of a normalisation may do to a charge that is conserved up to it, as a bound for alarms."""
+    return 1e-2 if charge.status == "up to ε" else 0.0
+
+
+def _over(charge: Charge, residual: Tensor, bound: float) -> list[Deviation]:
+    values = residual.reshape(-1).tolist()
+    per_head = len(values) > 1
+    return [Deviation(charge, v, bound, n if per_head else None) for n, v in enumerate(values) if not v <= bound]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What the optimiser does to one parameter."""
+
+    lr: float
+    momentum: float
+    dampening: float
+    decay: float
+    nesterov: bool
+    sign: float  # −1 if it maximises
+
+
+class StepLaw:
+    """Checks the steps of a ``torch.optim.SGD`` against the laws of a model's charges.
+
+    Call ``before()`` when the gradients are there and ``after()`` when the step is done; ``after`` returns what is off.
+    """
+
+    def __init__(self, charges: Iterable[Charge], optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise TypeError(
+                f"the law per step is known for torch.optim.SGD, not for {type(optimizer).__name__}; the gradient "
+                "identity holds for every optimiser: check_gradients()"
+            )
+        self.optimizer = optimizer
+        rules = self._rules()
+        self.charges = [
+            c
+            for c in charges
+            if c.conserved and all(id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides)
+        ]
+        self._memory: dict[int, Tensor] = {}  # μ-weighted part of P from the step before, per charge
+        self._stepped: set[int] = set()
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _rules(self) -> dict[int, _Rule]:
+        rules = {}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                rules[id(parameter)] = _Rule(
+                    lr=float(group["lr"]),
+                    momentum=float(group["momentum"]),
+                    dampening=float(group["dampening"]),
+                    decay=float(group["weight_decay"]),
+                    nesterov=bool(group["nesterov"]),
+                    sign=-1.0 if group.get("maximize") else 1.0,
+                )
+        return rules
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Note the charges, and what decay is about to do to them."""
+        rules = self._rules()
+        self._held = {}
+        for charge in self.charges:
+            used = [(side, rules[id(side.parameter)]) for side in charge.sides if side.parameter.requires_grad]
+            if not used or any(rule.lr == 0 for _, rule in used) or len({_common(rule) for _, rule in used}) > 1:
+                continue  # no one law for sides that are stepped by different rules
+            decay = _sum(charge, [(side, side.weights(), side.weights(), rule.decay) for side, rule in used])
+            self._held[id(charge)] = (_weighed(charge, used), decay)
+
+    @torch.no_grad()
+    def after(self) -> list[Deviation]:
+        """What the step did, against the law; empty if all is well."""
+        rules, out = self._rules(), []
+        for charge in self.charges:
+            if id(charge) not in self._held:
+                continue
+            earlier, decay = self._held[id(charge)]
+            used = [(side, rules[id(side.parameter)]) for side in charge.sides if side.parameter.requires_grad]
+            if any(side.parameter.grad is None for side, _ in used):
+                self._memory.pop(id(charge), None)
+                continue
+            out += self._judge(charge, used, earlier, decay)
+        return out
+
+    def _judge(self, charge: Charge, used: list[tuple[Side, _Rule]], earlier: Tensor, decay: Tensor) -> list[Deviation]:
+        rule = used[0][1]
+        first = id(charge) not in self._stepped
+        product = decay * (1.0 if first else 1.0 - rule.dampening)
+        if rule.momentum:
+            product = product + self._memory.get(id(charge), torch.zeros_like(decay))
+        steps = [(side, *self._directions(side, own), own.lr) for side, own in used]  # D, m, lr
+        whole_step = decay + rule.momentum * product if rule.nesterov else product
+        if charge.form == "linear":
+            law = -whole_step
+        else:
+            square = _sum(charge, [(side, d, d, lr) for side, d, _, lr in steps])
+            law = -(whole_step + (whole_step.mT if charge.form == "matrix" else whole_step)) + square
+        if rule.momentum:
+            carried = product
+            if charge.form != "linear":
+                carried = product - _sum(charge, [(side, d, m, lr) for side, d, m, lr in steps])
+            self._memory[id(charge)] = rule.momentum * carried
+        self._stepped.add(id(charge))
+        off = _weighed(charge, used) - earlier - law
+        return _over(charge, _relative(charge, off, steps), 8 * precision(charge))
+
+    def _directions(self, side: Side, rule: _Rule) -> tuple[Tensor, Tensor]:
+        """What was subtracted, over the learning rate, and the momentum buffer, in the side's view."""
+        p = side.parameter
+        gradient: Any = p.grad
+        state = self.optimizer.state.get(p, {})
+        buffer = state.get("momentum_buffer")
+        if rule.momentum and buffer is not None:
+            m = side.of(lambda _: buffer)
+            if not rule.nesterov:
+                return m, m
+            # D = G + λX + μm before the step; X before = X now + lr D
+            held = rule.sign * side.of(lambda _: gradient) + rule.decay * side.weights() + rule.momentum * m
+            return held / (1 - rule.lr * rule.decay), m
+        d = rule.sign * side.of(lambda _: gradient)
+        d = (d + rule.decay * side.weights()) / (1 - rule.lr * rule.decay)
+        return d, d
+
+
+def _common(rule: _Rule) -> tuple[float, float, bool]:
+    return rule.momentum, rule.dampening, rule.nesterov
+
+
+def _sum(charge: Charge, terms: list[tuple[Side, Tensor, Tensor, float]]) -> Tensor:
+    """Σ w f X Dᵀ over (side, X, D, f), in the charge's form; of a linear charge Σ w f X."""
+    total: Tensor | None = None
+    for side, x, d, factor in terms:
+        x, d = x.double(), d.double()
+        if charge.form == "linear":
+            term = side.weight * factor * x
+        elif charge.form == "rows":
+            term = side.weight * factor * (x * d).sum(dim=-1)
+        else:
+            product = x @ d.mT
+            term = side.weight * factor * (product if side.weight > 0 else product.mT)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def _weighed(charge: Charge, used: list[tuple[Side, _Rule]]) -> Tensor:
+    return _sum(charge, [(side, side.weights(), side.weights(), 1 / rule.lr) for side, rule in used])
+
+
+def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tensor, float]]) -> Tensor:
+    """The deviation over Σ |w| (‖X‖² + ‖lr D‖²)/lr, per head; of a linear charge over Σ |w| ‖X‖/lr."""
+    if charge.form == "linear":
+        size = sum(
+            abs(side.weight) / lr * float(torch.linalg.vector_norm(side.parameter.detach().double()))
+            for side, _, _, lr in steps
+        )
+        return torch.linalg.vector_norm(off) / max(size, 1e-300)
+
+    def square(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x.double(), dim=(-2, -1)) ** 2
+
+    terms = [abs(side.weight) * (square(side.weights()) / lr + lr * square(d)) for side, d, _, lr in steps]
+    total = torch.stack(terms).sum(dim=0)
+    return torch.linalg.vector_norm(off.flatten(total.dim()), dim=-1) / total.clamp_min(1e-300)
+
+
+def epsilon_term(modules: Iterable[nn.Module], loss: Any, relative: float = 1e-3) -> float:
+    """−2 Σ_n ε_n ∂L/∂ε_n over normalisations, by central differences: what Σ w⟨X, G⟩ of a charge up to ε equals.
+
+    ``loss()`` evaluates the loss; each module's ``eps`` (or ``variance_epsilon``) is varied and put back.
+    """
+    total = 0.0
+    for module in modules:
+        key = "eps" if hasattr(module, "eps") else "variance_epsilon"
+        eps = getattr(module, key)
+        values = []
+        try:
+            for factor in (1 + relative, 1 - relative):
+                setattr(module, key, eps * factor)
+                with torch.no_grad():
+                    values.append(float(loss()))
+        finally:
+            setattr(module, key, eps)
+        total += -2 * (values[0] - values[1]) / (2 * relative)
+    return total

@@ -1,0 +1,134 @@
+"""``joma.charges``: the charges of a model as one object, with a table, their balance, and the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import torch
+from torch import nn
+
+from joma._charges.anatomy import Placement
+from joma._charges.charge import Charge, Status
+from joma._charges.find import find
+from joma._charges.law import Deviation, StepLaw, check_gradients
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Charges(Sequence[Charge]):
+    """The charges of one model; iterate over them, print them, or ask for a frame."""
+
+    all: tuple[Charge, ...]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @overload
+    def __getitem__(self, index: int) -> Charge: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Charge, ...]: ...
+    def __getitem__(self, index: int | slice) -> Charge | tuple[Charge, ...]:
+        return self.all[index]
+
+    def __iter__(self) -> Iterator[Charge]:
+        return iter(self.all)
+
+    @property
+    def conserved(self) -> tuple[Charge, ...]:
+        """Those that gradient flow conserves, exactly or up to ε."""
+        return tuple(charge for charge in self.all if charge.conserved)
+
+    @torch.no_grad()
+    def to_frame(self) -> pd.DataFrame:
+        """One row per charge: kind, layer, name, status, reason, numbers, and the balance.
+
+        ``numbers`` is how many conserved numbers it holds. ``balance`` is ‖Q‖ over Σ|w| ‖X‖², 0 where both sides are
+        equally large; NaN on the meta device and for sums.
+        """
+        import pandas as pd
+
+        rows = []
+        for charge in self.all:
+            meta = any(side.parameter.is_meta for side in charge.sides)
+            balance, numbers = float("nan"), 0
+            if charge.sides and not meta:
+                q = charge.value()
+                numbers = _numbers(charge, q)
+                if charge.form != "linear":
+                    balance = float(torch.linalg.vector_norm(q) / torch.linalg.vector_norm(charge.size()))
+            rows.append(
+                {
+                    "kind": charge.kind,
+                    "layer": charge.layer,
+                    "name": charge.name,
+                    "status": str(charge.status),
+                    "reason": charge.reason,
+                    "numbers": numbers if charge.conserved else 0,
+                    "balance": balance,
+                }
+            )
+        frame = pd.DataFrame(rows)
+        frame["layer"] = frame["layer"].astype("Int64")
+        return frame
+
+    def check_gradients(self, tolerance: float | None = None) -> list[Deviation]:
+        """Charges whose gradient identity the gradients of now break; empty if all is well.
+
+        Call it after ``loss.backward()`` (and after unscaling, if gradients are scaled), before the optimiser's step.
+
+        Arguments:
+            tolerance: relative; by default the root of the parameters' machine precision. Under autocast give that of
+                the type computed in: 0.1 for bfloat16, 0.03 for float16.
+
+        Returns:
+            What is off, the head named.
+        """
+        return check_gradients(self.all, tolerance)
+
+    def law(self, optimizer: torch.optim.Optimizer) -> StepLaw:
+        """The law per step of ``torch.optim.SGD``, to check updates with; see ``StepLaw``."""
+        return StepLaw(self.all, optimizer)
+
+    def __str__(self) -> str:
+        groups: dict[tuple[str, str, str], int] = {}
+        for charge in self.all:
+            reason = charge.reason.split(":")[0] if charge.kind == "norm" and charge.conserved else charge.reason
+            key = charge.kind, str(charge.status), reason
+            groups[key] = groups.get(key, 0) + 1
+        return "\n".join(f"{kind:9s} {status:8s} {n:4d} ×  {reason}" for (kind, status, reason), n in groups.items())
+
+
+def _numbers(charge: Charge, q: torch.Tensor) -> int:
+    """How many conserved numbers a charge holds: a symmetric matrix has h(h + 1)/2."""
+    if charge.form == "matrix":
+        h = q.shape[-1]
+        return int(q[..., 0, 0].numel()) * h * (h + 1) // 2
+    return int(q.numel())
+
+
+def charges(model: nn.Module, norm: Placement | None = None) -> Charges:
+    """The conserved quantities of a model's weights, found by structure.
+
+    Each is called *exact*, *up to ε* (of a normalisation) or *none*, with the reason.
+
+    Arguments:
+        model: any Transformer with attention projections under usual names: transformers' models, PyTorch's own layers,
+            hand-written ones.
+        norm: "pre" or "post", where normalisation stands; known of PyTorch's layers and the usual families.
+
+    Returns:
+        The charges; a ValueError if no attention is found.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)
+    >>> found = charges(nn.TransformerEncoder(layer, 1, norm=nn.LayerNorm(8), enable_nested_tensor=False))
+    >>> [charge.name for charge in found if charge.kind == "qk"], str(found[0].status)
+    (['layers.0.self_attn.qk'], 'exact')
+    """
+    return Charges(tuple(find(model, norm)))
+
+
+__all__ = ["Charge", "Charges", "Deviation", "Status", "StepLaw", "charges"]
