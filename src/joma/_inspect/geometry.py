@@ -216,38 +216,26 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
     import torch
 
     from joma._data.pretrained import check_tokens
-    from joma._gauges.matrices import plain_name
-    from joma._gauges.registry import get
-    from joma._watch.calls import install, uninstall
-    from joma._watch.capture import Capture
-    from joma._watch.tally import Tally
+    from joma._events.source import Source
+    from joma._inspect.seen import BlockInputs
 
     check_tokens(net, tokens)
-    kept: dict[tuple[str, int], Tensor] = {}
-
-    class Keep(Tally):
-        def add_hidden(self, name: str, invocation: int, states: Tensor) -> None:
-            kept.setdefault((name, invocation), states.cpu())
-
-    names = {module: plain_name(name) or type(net).__name__ for name, module in net.named_modules()}
-    capture = Capture(net, names, Keep([], get("coherence")), None)
+    inputs = BlockInputs()
+    source = Source(net, [inputs])
     training = net.training
     net.eval()
-    install(capture, list(names))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), source.listening():
             net(tokens.to(next(net.parameters()).device))
     finally:
-        uninstall(capture)
         net.train(training)
-    if capture.problems or not kept:
-        why = "; ".join(f"{name}: {text}" for name, text in capture.problems.items())
-        raise ValueError(f"no attention was seen in {type(net).__name__}" + (f" ({why})" if why else ""))
-    states = list(kept.values())
-    if bad := [name for (name, _), x in kept.items() if not bool(x.isfinite().all())]:
-        raise ValueError(f"the states at the input of {bad[0]} are not finite")
-    if len({len(x) for x in states}) > 1 or len(states[0]) < 2:
-        raise ValueError(
-            f"layers were given {sorted({len(x) for x in states})} different tokens: they cannot be compared"
-        )
-    return Geometry([name for name, _ in kept], states)
+    source.raise_problems()
+    if not inputs.states:
+        raise ValueError(f"no attention was seen in {type(net).__name__}")
+    for (name, _), states in inputs.states.items():
+        if not bool(states.isfinite().all()):
+            raise ValueError(f"the states at the input of {name} are not finite")
+    counts = sorted({len(states) for states in inputs.states.values()})
+    if len(counts) > 1 or counts[0] < 2:
+        raise ValueError(f"layers were given {counts} different tokens: they cannot be compared")
+    return Geometry([name for name, _ in inputs.states], list(inputs.states.values()))

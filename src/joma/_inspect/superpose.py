@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joma._data.pretrained import check, encode, load, load_tokenizer
+from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
-from joma._inspect.seen import upper_mlps
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, short_name
 
 if TYPE_CHECKING:

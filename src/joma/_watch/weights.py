@@ -16,7 +16,7 @@ from joma._watch.processes import Processes
 
 
 class Weights:
-    """Measures weight gauges; each matrix is read once a measurement, and decomposed once for all its gauges.
+    """Measures weight gauges; each matrix is read once per measurement, and decomposed once for all its gauges.
 
     Attributes:
         reasons: (part, matrix) -> why a value of the last measurement is 0 or NaN.

@@ -1,0 +1,88 @@
+"""The run folder that a watch writes; a temporary one if none is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joma._gauges.registry import Gauge
+from joma._run import Run
+from joma._run.writer import RunWriter
+from joma._watch.notices import Notices
+from joma._watch.phases import PHASES
+
+RunFolder = str | os.PathLike[str]
+
+
+def axes_of(gauges: Sequence[Gauge]) -> dict[str, list[str]]:
+    """The axes of what a watch with these gauges writes."""
+    axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
+    axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
+    return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
+
+
+class Record:
+    """Writes what was measured; a full disk loses rows, and never stops the training.
+
+    Attributes:
+        writer: of the run folder.
+        last_step: the last one in the folder of a run that is resumed, else None.
+    """
+
+    def __init__(
+        self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], gauges: Sequence[Gauge], notices: Notices,
+        overwrite: bool, resume: bool,
+    ) -> None:  # fmt: skip
+        self._notices, self._lent = notices, isinstance(run, RunWriter)
+        self.last_step: int | None = None
+        if isinstance(run, RunWriter):
+            self.writer = run
+            return
+        if run is None:
+            temporary = tempfile.mkdtemp(prefix="joma-watch-")
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            run = os.path.join(temporary, "run")
+        elif resume and os.path.exists(os.path.join(run, "run.json")):
+            self.writer = RunWriter.resume(run, config)
+            self.last_step = max((row["step"] for row in Run(run).rows()), default=0)
+            return
+        self.writer = RunWriter.create(
+            run,
+            kind="watch",
+            config=config,
+            axes=axes_of(gauges),
+            packages=("joma", "torch", "transformers"),
+            overwrite=overwrite,
+        )
+
+    def note_layers(self, names: Mapping[str, Sequence[str]], heads: Sequence[int]) -> None:
+        """Which module each layer is, by gauge, and how many heads the attention layers have (0: not seen yet)."""
+        layers = {gauge: list(modules) for gauge, modules in names.items()}
+        if self.writer.info.get("layers") != layers:
+            widest = max(heads, default=0)  # of a layer that this pass skipped, nothing better is known
+            self.writer.note(layers=layers, heads=[n or widest for n in heads], phases=list(PHASES))
+
+    def write(
+        self, step: int, rows: Mapping[str, Any], names: Mapping[str, Sequence[str]], heads: Sequence[int]
+    ) -> None:
+        """The rows of one step."""
+        try:
+            self.note_layers(names, heads)
+            self.writer.write(step, dict(rows))
+        except OSError as error:
+            self._notices.once(
+                "disk", f"{self.writer.path}: {error}; training goes on, measurements are lost meanwhile"
+            )
+
+    def finish(self, status: str, reason: str | None) -> None:
+        """The run is over; one that was lent by the caller is the caller's to finish."""
+        if self._lent:
+            return
+        try:
+            self.writer.finish("done" if status == "done" else "failed", reason)
+        except OSError as error:
+            self._notices.once("disk", f"the run {self.writer.path} could not be finished: {error}")
