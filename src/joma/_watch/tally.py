@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from joma._events.events import Attention, BlockInput, Event, PassBegins, Place
-from joma._gauges.attention import AttentionStats
 from joma._gauges.registry import Gauge
 
 
@@ -51,11 +50,9 @@ class Tally:
         if isinstance(event, PassBegins):
             self._grad = event.grad
         elif isinstance(event, Attention):
-            states = event.call.states
-            source = None if states is None else states.data_ptr()
-            self._add_attention(*event.place, event.stats, event.real, source)
+            self._add_attention(event, *event.place)
         else:
-            self._add_hidden(event.place, event.distinct)
+            self._add_hidden(event)
 
     def clear(self) -> None:
         """Forget everything but the layers."""
@@ -67,17 +64,16 @@ class Tally:
         """The sums of this step."""
         return self._sums[True] or self._sums[False]
 
-    def _add_attention(
-        self, name: str, invocation: int, stats: AttentionStats, real: Tensor | None, source: int | None
-    ) -> None:
+    def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
-        heads = stats.entropy.shape[1]
+        heads, states = event.shape[1], event.call.states
+        source = None if states is None else states.data_ptr()
         sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
         if sums.heads != heads:  # another attention in the same module
-            self._add_attention(name, invocation + 1, stats, real, source)
+            self._add_attention(event, name, invocation + 1)
             return
         for gauge in self.attention_gauges:
-            if (values := self._call(gauge, stats)) is None:
+            if (values := self._call(gauge, stats := event.stats)) is None:
                 continue
             if not isinstance(values, Tensor) or values.shape != stats.entropy.shape:
                 shape = tuple(values.shape) if isinstance(values, Tensor) else values
@@ -86,20 +82,20 @@ class Tally:
                 )
                 continue
             if gauge.reduce == "max":
-                total, count = stats.largest(values, real), torch.zeros(heads, device=values.device)
+                total, count = stats.largest(values, event.real), torch.zeros(heads, device=values.device)
                 old = sums.total.get(gauge.name)
                 sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
                 sums.count[gauge.name] = count
             else:
-                total, count = stats.total(values, real)
+                total, count = stats.total(values, event.real)
                 sums.total[gauge.name] = sums.total.get(gauge.name, 0) + total
                 sums.count[gauge.name] = sums.count.get(gauge.name, 0) + count
 
-    def _add_hidden(self, place: Place, states: Tensor) -> None:
-        """Add the value of each hidden-state gauge on states (tokens, d)."""
-        sums = self._sums[self._grad][place]
+    def _add_hidden(self, event: BlockInput) -> None:
+        """Add the value of each hidden-state gauge."""
+        sums = self._sums[self._grad][event.place]
         for gauge in self.hidden_gauges:
-            if (number := self._call(gauge, states)) is None:
+            if (number := self._call(gauge, event.distinct)) is None:
                 continue
             value = torch.tensor([float(number)], dtype=torch.float64)
             sums.total[gauge.name] = sums.total.get(gauge.name, 0) + value
