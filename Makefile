@@ -28,10 +28,11 @@ test: $(READY) ## run the tests on all cores
 coverage: $(READY) ## the same with coverage: at least 90 % of the lines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q --cov --cov-report=term
 
-lint: $(READY) ## ruff (lint and format) and mypy
+lint: $(READY) ## ruff (lint and format), mypy and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(READY) ## benchmarks against what one would use instead, side by side
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
