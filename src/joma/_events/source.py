@@ -240,7 +240,8 @@ class Source:
         """Can these be measured? If not, the reason is kept."""
         if all(map(is_plain, tensors)):
             return True
-        if sharded := next((tensor for tensor in tensors if is_sharded(tensor)), None):
+        sharded = next((tensor for tensor in tensors if is_sharded(tensor)), None)
+        if sharded is not None:
             self.refusal = self.refusal or (
                 f"{call.name} ({type(call.module).__name__}) gets sharded tensors ({type(sharded).__name__}: context "
                 "or tensor parallelism); that cannot be watched"

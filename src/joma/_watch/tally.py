@@ -66,6 +66,8 @@ class Tally:
 
     def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
+        if self.attention_gauges:
+            _ = event.stats  # may raise: what cannot be measured does not count as seen
         heads, states = event.shape[1], event.call.states
         source = None if states is None else states.data_ptr()
         sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
@@ -73,13 +75,12 @@ class Tally:
             self._add_attention(event, name, invocation + 1)
             return
         for gauge in self.attention_gauges:
-            if (values := self._call(gauge, stats := event.stats)) is None:
+            stats = event.stats
+            if (values := self._call(gauge, stats)) is None:
                 continue
-            if not isinstance(values, Tensor) or values.shape != stats.entropy.shape:
+            if not isinstance(values, Tensor) or values.shape != event.shape:
                 shape = tuple(values.shape) if isinstance(values, Tensor) else values
-                self.problems[gauge.name] = (
-                    f"it must give a tensor (B, H, Tq), {tuple(stats.entropy.shape)}, not {shape}"
-                )
+                self.problems[gauge.name] = f"it must give a tensor (B, H, Tq), {event.shape}, not {shape}"
                 continue
             if gauge.reduce == "max":
                 total, count = stats.largest(values, event.real), torch.zeros(heads, device=values.device)
