@@ -23,16 +23,6 @@ def looks_like_attention(kind: type[nn.Module]) -> bool:
     return bool(_ATTENTION.search(kind.__name__))
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel and torch.compile."""
-    while True:
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        inner = getattr(inner, "_orig_mod", inner)
-        if inner is model:
-            return model
-        model = inner
-
-
 def check_model(model: object) -> None:
     """Refuse what cannot be watched, by name."""
     if not isinstance(model, nn.Module):

@@ -9,11 +9,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from joma._gauges.registry import Gauge
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch.notices import Notices
 from joma._watch.phases import PHASES
+from joma._watch.schedule import Every
 
 RunFolder = str | os.PathLike[str]
 
@@ -23,6 +26,27 @@ def axes_of(gauges: Sequence[Gauge]) -> dict[str, list[str]]:
     axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
     axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
     return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
+
+
+def config_of(model: nn.Module, every: Every, gauges: Sequence[Gauge], *, probed: bool) -> dict[str, Any]:
+    """What decides the outcome; a run is resumed with the same only."""
+    return {
+        "model": type(_unwrapped(model)).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
+        "gauges": [gauge.name for gauge in gauges],
+        "measured on": "probe" if probed else "training batches",
+    }
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    while True:
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        inner = getattr(inner, "_orig_mod", inner)
+        if inner is model:
+            return model
+        model = inner
 
 
 class Record:

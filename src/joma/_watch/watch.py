@@ -18,14 +18,14 @@ from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import alarms
 from joma._watch.display import LiveLine, html
-from joma._watch.inputs import check_has_attention, check_model, find, unwrapped
+from joma._watch.inputs import check_has_attention, check_model, find
 from joma._watch.measurement import Measurement
 from joma._watch.notices import Notices, silent, warn
 from joma._watch.passes import Passes
 from joma._watch.phases import PHASES, Phase
 from joma._watch.probe import Probe
 from joma._watch.processes import Processes
-from joma._watch.record import Record
+from joma._watch.record import Record, config_of
 from joma._watch.schedule import Every, Schedule
 from joma._watch.tally import Layer
 from joma._watch.weights import Weights
@@ -132,13 +132,7 @@ class Watch:
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
         self.phases: list[Phase] = []
-        config = {
-            "model": type(unwrapped(model)).__name__,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
-            "gauges": [g.name for g in self._gauges],
-            "measured on": "training batches" if probe is None else "probe",
-        }
+        config = config_of(model, every, self._gauges, probed=probe is not None)
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
         self._record = Record(folder, config, self._gauges, self._notices, overwrite, resume)
         self._resumed = self._record.last_step is not None
