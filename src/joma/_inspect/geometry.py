@@ -154,8 +154,8 @@ def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
     for checkpoint in series(os.fspath(source)):
         if checkpoint.step in folders:
             warnings.warn(
-                f"{checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step {checkpoint.step} "
-                "too. To choose, give a mapping step -> model",
+                f"{checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step "
+                f"{checkpoint.step} too. To choose, give a mapping step -> model",
                 stacklevel=3,
             )
         folders.setdefault(checkpoint.step, str(checkpoint.path))
