@@ -28,7 +28,7 @@ from joma._report.typeset import markdown_table, typeset
 from joma._run import Run
 
 if TYPE_CHECKING:
-    from joma._exhibits import Exhibit, Outcome, Verdict
+    from joma._exhibits import Exhibit, Judgement, Outcome
     from joma.theory.claims import Result
 
 PAPER = """<p class="lead">Tian, Wang, Zhang, Chen and Du: <em>JoMA: Demystifying Multilayer Transformers via Joint Dynamics of
@@ -66,7 +66,7 @@ def write_report(
     check_place(page.path)
     page.ids |= {"summary", "claims", "explorer"}
     page.contents.append(("summary", "Summary", ""))
-    made: list[tuple[Exhibit, Verdict | None]] = []
+    made: list[tuple[Exhibit, Judgement | None]] = []
     sections = []
     for item in exhibits:
         if isinstance(item, Exhibit):
@@ -105,7 +105,7 @@ def _complaint(out: Path, id: str) -> str | None:
 def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
-) -> tuple[Verdict | None, str]:  # fmt: skip
+) -> tuple[Judgement | None, str]:  # fmt: skip
     """An exhibit's verdict and its part of the page; one that is not there is said to be missing.
 
     Arguments:
@@ -152,7 +152,9 @@ def exhibit_section(
     return verdict, body
 
 
-def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | None, claims_error: str | None) -> str:
+def _summary(
+    made: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
+) -> str:
     words = [verdict.verdict if verdict else "error" for _, verdict in made]
     parts = [("exhibits", words)] + ([("claims", [r.verdict for r in claims])] if claims is not None else [])
     counts = "".join(_tally(name, found) for name, found in parts if found)
@@ -172,7 +174,7 @@ def _tally(name: str, verdicts: list[str]) -> str:
     return f'<div class="tally" aria-hidden="true">{bar}</div><ul class="counts"><li><b>{len(verdicts)} {name}</b></li>{items}</ul>'
 
 
-def _row(exhibit: Exhibit, verdict: Verdict | None, numbers: bool) -> str:
+def _row(exhibit: Exhibit, verdict: Judgement | None, numbers: bool) -> str:
     measured, paper = (verdict.measured, verdict.paper) if verdict else ("", "")
     cells = "".join(
         f'<td data-label="{label}"{"" if text else " class=none"}>{typeset(text) if text else "–"}</td>'
