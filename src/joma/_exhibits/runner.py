@@ -237,13 +237,13 @@ def _basis() -> dict[str, Any]:
 
 def read_claims(out: Path) -> list[Result] | None:
     """The results in ``claims.json``, whatever they say and whenever they were made; None if there are none."""
-    from joma._run.reader import unspell
+    from joma._run.table import unspell
     from joma.theory.claims import Result
 
     try:
         rows = _read(out / "claims.json")["results"]
-        return [Result(**{name: unspell(value) for name, value in row.items()}) for row in rows]
-    except (TypeError, KeyError, AttributeError):
+        return [Result.from_dict({name: unspell(value) for name, value in row.items()}) for row in rows]
+    except (TypeError, KeyError, AttributeError, ValueError):
         return None
 
 
