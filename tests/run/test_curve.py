@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma._run.curve import CHECKPOINTS, ENTROPY, EXACT, ONLINE, RANK, Rule, describe
@@ -26,6 +26,7 @@ def planted(start: float, trough: float, end: float, length: int = 20) -> np.nda
 
 
 @pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None)
 @given(start=levels, fall=st.floats(0, 0.99), rise=st.floats(0, 1.0), noise=st.integers(0, 1000))
 def test_a_planted_dip_is_found_with_its_size(rule, start, fall, rise, noise):
     trough = start * (1 - fall)
@@ -45,6 +46,7 @@ def test_a_planted_dip_is_found_with_its_size(rule, start, fall, rise, noise):
         assert curve.pattern == ("flat" if depth < dip else "dip" if bounce < back else "dip and bounce")
 
 
+@settings(deadline=None)
 @given(values=lines, scale=st.sampled_from([2.0**n for n in range(-8, 9)]))
 def test_the_unit_does_not_matter_if_the_thresholds_have_the_same(values, scale):
     for rule in RULES:
@@ -55,6 +57,7 @@ def test_the_unit_does_not_matter_if_the_thresholds_have_the_same(values, scale)
         assert (here.pattern, here.trough_step) == (there.pattern, there.trough_step)
 
 
+@settings(deadline=None)
 @given(values=lines, between=st.integers(1, 4))
 def test_points_between_the_points_change_nothing(values, between):
     steps = np.arange(len(values)) * (between + 1)
@@ -63,6 +66,7 @@ def test_points_between_the_points_change_nothing(values, between):
     assert (here.start, here.trough, here.end) == pytest.approx((there.start, there.trough, there.end))
 
 
+@settings(deadline=None)
 @given(values=lines)
 def test_only_when_it_was_depends_on_the_steps(values):
     n = len(values)
@@ -71,6 +75,7 @@ def test_only_when_it_was_depends_on_the_steps(values):
     assert replace(there, trough_step=here.trough_step) == here
 
 
+@settings(deadline=None)
 @given(level=levels, at=st.integers(2, 17), size=st.floats(-0.99, 10))
 def test_one_odd_measurement_is_neither_a_dip_nor_a_bounce(level, at, size):
     """But for the two at each end, where the window has fewer values."""
@@ -81,6 +86,7 @@ def test_one_odd_measurement_is_neither_a_dip_nor_a_bounce(level, at, size):
             assert describe(np.arange(20), values, rule).pattern == "flat"
 
 
+@settings(deadline=None)
 @given(values=lines, gaps=st.lists(st.integers(0, 40), max_size=10))
 def test_nan_are_left_out(values, gaps):
     steps = np.arange(len(values))
@@ -96,6 +102,7 @@ def test_a_constant_curve_is_flat_even_at_zero():
         assert describe([0, 1, 2], [0.0, 0.0, 0.0], rule).pattern == "flat"
 
 
+@settings(deadline=None)
 @given(start=levels, fall=st.floats(0, 0.99), rise=st.floats(0, 1.0))
 def test_the_phases_tell_the_same_story_as_the_finished_curve(start, fall, rise):
     trough = start * (1 - fall)
@@ -111,6 +118,7 @@ def test_the_phases_tell_the_same_story_as_the_finished_curve(start, fall, rise)
         assert online == curve.pattern
 
 
+@settings(deadline=None)
 @given(
     window=st.integers(1, 9), dip=st.integers(0, 100), bounce=st.integers(0, 100),
     least_dip=st.integers(0, 50), least_bounce=st.integers(0, 50),
