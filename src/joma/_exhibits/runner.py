@@ -242,8 +242,8 @@ def read_claims(out: Path) -> list[Result] | None:
 
     try:
         rows = _read(out / "claims.json")["results"]
-        return [Result(**{name: unspell(value) for name, value in row.items()}) for row in rows]
-    except (TypeError, KeyError, AttributeError):
+        return [Result.from_dict({name: unspell(value) for name, value in row.items()}) for row in rows]
+    except (TypeError, KeyError, AttributeError, ValueError):
         return None
 
 
