@@ -104,11 +104,13 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
         if not any(path.iterdir()):
             return False
         raise RunError(f"{path} exists and is not a run; choose another --out")
-    info = Run(path).info
+    run = Run(path)
+    info = run.info
     stored = info.get("config", {})
-    if info.get("seed") == seed and all(stored.get(key) == config[key] for key in ("exhibit", "preset")):
-        # what other code, or the preset's settings of another version, made is made again
-        return stored.get("fingerprint") == config["fingerprint"] and (path / "verdict.json").exists()
+    if info.get("seed") == seed and all(stored.get(key) == config[key] for key in ("exhibit", "preset", "settings")):
+        # what other code has made is made again, and so is what has lost the runs that it refers to
+        present = [path / "verdict.json", *(member / "run.json" for member in run.members)]
+        return stored.get("fingerprint") == config["fingerprint"] and all(file.exists() for file in present)
     raise RunError(
         f"{path} holds another run ({stored.get('exhibit', info.get('kind'))}, preset {stored.get('preset', '?')}, "
         f"seed {info.get('seed')}); choose another --out, or --force to replace it"
@@ -177,7 +179,6 @@ def reproduce(
             experiment.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
         _figures.save(experiment.draw(run), folder)
-        write_atomic(folder / "data.csv", run.frame().to_csv(index=False))
         for name, text in experiment.tables(run).items() if experiment.tables else ():
             write_atomic(folder / name, text)
         judgement = experiment.judge(run)

@@ -25,7 +25,7 @@ from joma._report.document import (
 )  # fmt: skip
 from joma._report.explorer import explorer_section
 from joma._report.typeset import markdown_table, typeset
-from joma._run import Run
+from joma._run import Run, RunNotFound
 
 if TYPE_CHECKING:
     from joma._exhibits import Exhibit, Judgement, Outcome
@@ -133,7 +133,11 @@ def exhibit_section(
     config = run.info["config"]
     alt = f"{title}. {verdict.verdict}: {verdict.summary}"
     spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
-    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), folder)
+    try:
+        table, missing = run.frame().to_csv(index=False), ""
+    except RunNotFound as error:  # of a run that it refers to; picture and verdict are here
+        table, missing = None, f'<p class="meta">There is no table of the numbers: {escape(str(error))}.</p>'
+    drawn = figure(page, id, spec, alt, table, folder) + missing
     tables = "".join(markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md")))
     numbers = {"measured": verdict.measured, "the paper": verdict.paper}
     beside = "".join(f"<span>{name} <b>{typeset(text)}</b></span>" for name, text in numbers.items() if text)
