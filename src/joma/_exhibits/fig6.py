@@ -7,11 +7,11 @@ from typing import Any
 import altair as alt
 
 from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
-
-__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+from joma._run.curve import ENTROPY, RANK
+from joma.theory.verdict import Verdict
 
 # the paper's best validation losses, by depth
 PAPER = {
@@ -27,11 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
               "steps": 30_000, "every": 100, "threads": 1},
 }  # fmt: skip
 RULE = (
-    "on the median of five measurements, the entropy of the top layer dips by max(0.1 nats, 5 %) below its start and "
-    "rises again by max(0.05 nats, 10 % of the dip), at every depth; in models of several layers the bottom layer ends "
-    "below the top one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at "
-    "none. The stable rank of the lower MLP is told by the same rule, a dip of 5 % and a rise of 10 % of it, and does "
-    "not decide"
+    f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
+    f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
+    "one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at none. The stable "
+    f"rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise of {RANK.rise}, and does not "
+    "decide"
 )
 
 
@@ -94,7 +94,7 @@ def _panel(run: Run, data: str, gauge: str, name: str, layers: int, title: str |
     return chart.properties(title=title) if title else chart
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
     settings = run.info["config"]["settings"]
     corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
@@ -125,11 +125,14 @@ def judge(run: Run) -> Verdict:
             "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run, data).items()},
             "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},
         }
-    return Verdict(
-        "holds" if whole else "holds under" if bounced else "fails",
+    return Judgement(
+        Verdict("holds" if whole else "holds under" if bounced else "fails"),
         RULE,
         "; ".join(summary),
         numbers,
         measured=f"top layer, nats, by depth: {'; '.join(told)}",
         paper="; ".join(["dips, then bounces", *beside]),
     )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

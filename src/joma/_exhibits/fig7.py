@@ -12,11 +12,12 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from joma._exhibits._curves import Curve, curve
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
+from joma._run.curve import CHECKPOINTS, Curve, describe
+from joma.theory.verdict import Verdict
 
 AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
 OWN = "a small GPT-NeoX"
@@ -28,16 +29,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
                          "EleutherAI/pythia-6.9b": "pythia", "facebook/opt-2.7b": "main"},
               "data": "wikitext-103", "tokens": 20_000, "length": 512},
 }  # fmt: skip
-LEAST = 0.1  # the smallest drop that counts, in nats or ranks
 GAUGES = {"stable_rank": "stable rank of the lower MLP", "entropy": "attention entropy (nats)"}
 RULE = (
-    "on the median of three checkpoints, a curve drops if it falls by max(0.1, 5 %) below its start, and bounces if it "
-    "then rises by max(0.05, 10 % of the drop) until the end (the rule of fig6); holds: in every model the stable rank "
-    "of the top layer drops and bounces and that of the bottom layer drops without a bounce; holds under: the top "
-    "layer's drops and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern "
-    "less salient. Of checkpoints with the same weights only the last counts. "
-    "The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
-    "Pythia"
+    f"a curve is told by the thresholds of fig6, {CHECKPOINTS['stable_rank'].smoothed('checkpoints')}stable rank: "
+    f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}; holds: in every model the stable rank of the "
+    "top layer dips and bounces and that of the bottom layer dips without a bounce; holds under: the top layer's dips "
+    "and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern less salient. "
+    "Of checkpoints with the same weights only the last counts. The quick preset judges a toy model of 1,000 steps: it "
+    "shows the method, and decides nothing about Pythia"
 )
 
 
@@ -138,11 +137,11 @@ def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
         model, gauge, layer = cast(tuple[str, str, int], key)
         rows = rows.sort_values("step")
         if len(rows) >= 3:
-            found[model, gauge, int(layer)] = curve(rows.step.to_numpy(), rows.value.to_numpy(), LEAST, window=3)
+            found[model, gauge, int(layer)] = describe(rows.step, rows.value, CHECKPOINTS[gauge])
     return found
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
     found = shapes(run)
     models = list(dict.fromkeys(model for model, gauge, _ in found if gauge == "stable_rank"))
@@ -169,8 +168,13 @@ def judge(run: Run) -> Verdict:
     numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
     tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
     measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
-    return Verdict(verdict, RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)")
+    return Judgement(
+        Verdict(verdict), RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)"
+    )
 
 
 def _path(curve: Curve) -> str:
     return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

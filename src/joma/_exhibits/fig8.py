@@ -6,12 +6,12 @@ from typing import Any
 
 import altair as alt
 
-from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, rank_story, train_all
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
-
-__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+from joma._run.curve import ENTROPY
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
@@ -22,9 +22,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
               "steps": 30_000, "every": 100, "threads": 1},
 }  # fmt: skip
 RULE = (
-    "a run matches the theory if the entropy of its top layer dips and bounces (the rule of fig6); holds: the run with "
-    "the lowest validation loss matches, and every run that does not match has a higher loss than every one that does; "
-    "holds under: the best run matches; fails: it does not"
+    "a run matches the theory if the entropy of its top layer dips and bounces without a collapse: "
+    f"{ENTROPY.smoothed()}{ENTROPY}; holds: the run with the lowest validation loss matches, and every run that does "
+    "not match has a higher loss than every one that does; holds under: the best run matches; fails: it does not"
 )
 
 
@@ -37,7 +37,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 def draw(run: Run) -> Chart:
     """One panel a learning rate, its best validation loss in the title."""
     data, layers = (run.info["config"]["settings"][name] for name in ("data", "layers"))
-    frame, losses = run.frame("entropy"), best_loss(run, data)
+    frame, losses = measured(run, "entropy", data), best_loss(run, data)
 
     def panel(lr: float) -> alt.Chart:
         title = [f"lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
@@ -56,7 +56,7 @@ def draw(run: Run) -> Chart:
     return alt.hconcat(*map(panel, sorted(frame.lr.unique())))
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Do the patterns that match the theory give the lowest loss?"""
     data = run.info["config"]["settings"]["data"]
     found, losses = curves(run, data), best_loss(run, data)
@@ -78,11 +78,14 @@ def judge(run: Run) -> Verdict:
         "stable rank": rank_numbers,
     }
     pattern = found[*best, best[0] - 1].pattern
-    return Verdict(
-        verdict,
+    return Judgement(
+        Verdict(verdict),
         RULE,
         "; ".join([*words, ranks]),
         numbers,
         measured=f"lowest loss {losses[best]:.3f} at lr {best[1]:g}: {pattern}",
         paper="lowest loss with dip and bounce",
     )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from joma._run import RunError, check_writable, write_atomic
+from joma._run import Run, RunError, check_writable, write_atomic
 
 LABELS = {"holds under": "holds under a condition"}
 TONE = {"holds": "good", "holds as corrected": "fair", "holds under": "fair", "fails": "bad", "error": "bad"}
@@ -139,11 +139,8 @@ def figure(
         file = folder / f"figure.{ending}" if folder is not None and pictures else None
         links.append(_link(page, name, ending, kind, content, file))
     if data is not None:
-        link = _link(page, name, "csv", "text/csv", data, None if folder is None else folder / "data.csv")
-        if not link and folder is not None:
-            metrics = escape(page.link(folder / "metrics.jsonl"))
-            link = f'<a href="{metrics}" type="application/jsonl">metrics.jsonl (too large for this page)</a>'
-        links.append(link)
+        link = _link(page, name, "csv", "text/csv", data, None)
+        links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
     files = f'<span class="links">{" ".join(filter(None, links))}</span>'
     if not room:
         return f"<figure><p>There is no room for this figure on the page.</p><figcaption>{files}</figcaption></figure>"
@@ -177,6 +174,15 @@ def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, f
         return ""
     embedded = f' data-file="{name}-{ending}"' if inside else ""
     return f'<a href="{href}" download="{name}.{ending}" type="{kind}"{embedded}>{ending.upper()}</a>'
+
+
+def _metrics(page: Page, folder: Path) -> str:
+    """A link to the numbers of a run whose table is too large for the page; "" if it has none of its own."""
+    file = folder / "metrics.jsonl"
+    if not (file.exists() and file.stat().st_size):
+        return ""
+    name = escape(f"metrics.jsonl of {folder.name} (too large for this page)")
+    return f'<a href="{escape(page.link(file))}" type="application/jsonl">{name}</a>'
 
 
 def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str, bytes]]:

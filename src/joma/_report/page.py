@@ -25,10 +25,10 @@ from joma._report.document import (
 )  # fmt: skip
 from joma._report.explorer import explorer_section
 from joma._report.typeset import markdown_table, typeset
-from joma._run import Run
+from joma._run import Run, RunNotFound
 
 if TYPE_CHECKING:
-    from joma._exhibits import Exhibit, Outcome, Verdict
+    from joma._exhibits import Exhibit, Judgement, Outcome
     from joma.theory.claims import Result
 
 PAPER = """<p class="lead">Tian, Wang, Zhang, Chen and Du: <em>JoMA: Demystifying Multilayer Transformers via Joint Dynamics of
@@ -66,7 +66,7 @@ def write_report(
     check_place(page.path)
     page.ids |= {"summary", "claims", "explorer"}
     page.contents.append(("summary", "Summary", ""))
-    made: list[tuple[Exhibit, Verdict | None]] = []
+    made: list[tuple[Exhibit, Judgement | None]] = []
     sections = []
     for item in exhibits:
         if isinstance(item, Exhibit):
@@ -105,7 +105,7 @@ def _complaint(out: Path, id: str) -> str | None:
 def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
-) -> tuple[Verdict | None, str]:  # fmt: skip
+) -> tuple[Judgement | None, str]:  # fmt: skip
     """An exhibit's verdict and its part of the page; one that is not there is said to be missing.
 
     Arguments:
@@ -133,7 +133,11 @@ def exhibit_section(
     config = run.info["config"]
     alt = f"{title}. {verdict.verdict}: {verdict.summary}"
     spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
-    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), folder)
+    try:
+        table, missing = run.frame().to_csv(index=False), ""
+    except RunNotFound as error:  # of a run that it refers to; picture and verdict are here
+        table, missing = None, f'<p class="meta">There is no table of the numbers: {escape(str(error))}.</p>'
+    drawn = figure(page, id, spec, alt, table, folder) + missing
     tables = "".join(markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md")))
     numbers = {"measured": verdict.measured, "the paper": verdict.paper}
     beside = "".join(f"<span>{name} <b>{typeset(text)}</b></span>" for name, text in numbers.items() if text)
@@ -152,7 +156,9 @@ def exhibit_section(
     return verdict, body
 
 
-def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | None, claims_error: str | None) -> str:
+def _summary(
+    made: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
+) -> str:
     words = [verdict.verdict if verdict else "error" for _, verdict in made]
     parts = [("exhibits", words)] + ([("claims", [r.verdict for r in claims])] if claims is not None else [])
     counts = "".join(_tally(name, found) for name, found in parts if found)
@@ -172,7 +178,7 @@ def _tally(name: str, verdicts: list[str]) -> str:
     return f'<div class="tally" aria-hidden="true">{bar}</div><ul class="counts"><li><b>{len(verdicts)} {name}</b></li>{items}</ul>'
 
 
-def _row(exhibit: Exhibit, verdict: Verdict | None, numbers: bool) -> str:
+def _row(exhibit: Exhibit, verdict: Judgement | None, numbers: bool) -> str:
     measured, paper = (verdict.measured, verdict.paper) if verdict else ("", "")
     cells = "".join(
         f'<td data-label="{label}"{"" if text else " class=none"}>{typeset(text) if text else "–"}</td>'

@@ -33,7 +33,7 @@ class Measured:
 
     values: dict[str, Any]
     layers: list[str]
-    heads: int
+    heads: dict[str, list[int]]  # gauge -> how many heads each layer has
     notes: list[str]
     digest: str  # of all weights, or "" if it was not asked for
 
@@ -60,12 +60,13 @@ def measure(
         values = passes.measure()
     if missing := [name for name in gauges if name not in values]:
         raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
-    names = dict.fromkeys(gauges, passes.layers)
-    measurement = Measurement(0, values, names, {name: passes.heads(name) for name in gauges}, math.nan)
+    layers = passes.layers
+    seen = {name: passes.heads(name) for name in gauges}
+    measurement = Measurement(0, values, dict.fromkeys(gauges, layers), seen, math.nan)
     notes += [f"{name} of layer {n} ({module}) is NaN" for name, n, module in measurement.not_numbers()]
-    heads = max((value.shape[1] for value in values.values() if value.dim() == 2), default=1)
+    heads = {name: passes.tally.widths() for name, value in values.items() if value.dim() == 2}
     lists = {name: value.tolist() for name, value in values.items()}
-    return Measured(lists, passes.layers, heads, notes, _digest(model) if hashed else "")
+    return Measured(lists, layers, heads, notes, _digest(model) if hashed else "")
 
 
 def _load(folder: Path) -> tuple[Any, int]:

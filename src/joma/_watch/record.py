@@ -83,15 +83,14 @@ class Record:
             overwrite=overwrite,
         )
 
-    def note_layers(self, names: Mapping[str, Sequence[str]], heads: Sequence[int]) -> None:
-        """Which module each layer is, by gauge, and how many heads the attention layers have (0: not seen yet)."""
+    def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
+        """Which module each layer is, and how many heads it has, by gauge."""
         layers = {gauge: list(modules) for gauge, modules in names.items()}
         if self.writer.info.get("layers") != layers:
-            widest = max(heads, default=0)  # of a layer that this pass skipped, nothing better is known
-            self.writer.note(layers=layers, heads=[n or widest for n in heads], phases=list(PHASES))
+            self.writer.note(layers=layers, heads=dict(heads), phases=list(PHASES))
 
     def write(
-        self, step: int, rows: Mapping[str, Any], names: Mapping[str, Sequence[str]], heads: Sequence[int]
+        self, step: int, rows: Mapping[str, Any], names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]
     ) -> None:
         """The rows of one step."""
         try:

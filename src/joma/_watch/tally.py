@@ -115,6 +115,12 @@ class Tally:
         seen = self.seen
         return sum(seen[k].heads for k in self.layers[layer].keys if k in seen and gauge in seen[k].total)
 
+    def widths(self) -> list[int]:
+        """How many heads each layer has; for one that was not seen, as many as the widest."""
+        seen = self.seen
+        heads = [sum(seen[key].heads for key in layer.keys if key in seen) for layer in self.layers]
+        return [count or max(heads) for count in heads]
+
     def settle_layers(self, order: Iterable[str], skipped: Iterable[str]) -> range:
         """Number the layers by position in the model, once; later ones are added at the end, and returned.
 
@@ -148,8 +154,7 @@ class Tally:
         ``reduce_sum`` and ``reduce_max`` combine tensors over processes, in place.
         """
         seen = self.seen
-        heads = [sum(seen[k].heads if k in seen else 0 for k in layer.keys) for layer in self.layers]
-        widest = torch.tensor([float(max(heads, default=0))], dtype=torch.float64)
+        widest = torch.tensor([float(max(self.widths(), default=0))], dtype=torch.float64)
         if reduce_max is not None:
             reduce_max(widest)
         H = int(widest)

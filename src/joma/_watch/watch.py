@@ -138,7 +138,7 @@ class Watch:
         self._resumed = self._record.last_step is not None
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
-        self._record.note_layers(self._names(), self._passes.heads("_entropy"))
+        self._record.note_layers(self._names(), self._widths())
         for module in self._modules:
             _watched[module] = f"run {self.path}" if self.path is not None else "without a run folder"
         show = sys.stderr.isatty() if live is None else live
@@ -163,6 +163,11 @@ class Watch:
     def last_step(self) -> int:
         """The number of the last step that was made."""
         return self._schedule.step
+
+    @property
+    def heads(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
+        return dict(self._record.writer.info.get("heads", {}))
 
     def step(self, loss: Any = None, *, step: int | None = None, **numbers: Any) -> dict[str, float]:
         """Tell that an optimiser step was made; measures if this step is due.
@@ -208,23 +213,8 @@ class Watch:
         self._listen()
 
     def frame(self) -> pd.DataFrame:
-        """The long table: step, layer, head, gauge, value, and the module or matrix that a layer is."""
-        run = Run(self._record.writer.path)
-        table = run.frame()
-        names = run.info.get("layers", {})
-        if "layer" in table:
-            lookup = {(gauge, n): name for gauge, all_ in names.items() for n, name in enumerate(all_)}
-            keys = zip(table["gauge"], table["layer"], strict=True)
-            table["module"] = [None if layer is None else lookup.get((gauge, layer)) for gauge, layer in keys]
-            for axis in ("layer", "head"):
-                if axis in table:
-                    table[axis] = table[axis].astype("Int64")
-            if "head" in table and (heads := run.info.get("heads")):  # rows that only pad a layer with fewer heads
-                own = table["layer"].map(dict(enumerate(heads))).astype("Int64")
-                table = table[(table["head"] < own).fillna(True)]
-            order = [c for c in ("step", "layer", "head", "gauge", "value", "module") if c in table]
-            table = table[[*order, *(c for c in table if c not in order)]].reset_index(drop=True)
-        return table
+        """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
+        return Run(self._record.writer.path).frame()
 
     def close(self, status: str = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing."""
@@ -305,7 +295,7 @@ class Watch:
         rows |= values
         if self.phases:
             rows["phase"] = [PHASES.index(phase.name) for phase in self.phases]
-        self._record.write(step, rows, self._names(), self._passes.heads("_entropy"))
+        self._record.write(step, rows, self._names(), self._widths())
         if self._line is not None:
             self._line.show(self)
         return self.latest.metrics()
@@ -315,6 +305,11 @@ class Watch:
         known = [gauge.name for gauge in self._gauges if gauge.on == "weight" or self.layers]
         names = {gauge: self._weights.names.get(gauge, self.layers) for gauge in known}
         return names | ({"phase": self.layers} if self.layers else {})
+
+    def _widths(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
+        widths = self._passes.tally.widths()
+        return {gauge.name: widths for gauge in self._gauges if gauge.on == "attention"} | self._weights.widths
 
 
 def _scalar(value: Any) -> float:

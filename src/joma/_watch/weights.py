@@ -33,6 +33,11 @@ class Weights:
         """Gauge -> names of the matrices that it is measured on, by layer."""
         return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
 
+    @property
+    def widths(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each layer has, for products of projections."""
+        return {g.name: [matrix.heads for matrix in self._matrices["qk"]] for g in self.gauges if g.part == "qk"}
+
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (layers,), or (layers, heads) for products of projections."""
         widths = {g.name: max(matrix.heads for matrix in self._matrices[g.part]) for g in self.gauges}
