@@ -10,9 +10,9 @@ from joma._watch.schedule import Schedule
 def measured(every, steps):
     schedule, due = Schedule(every), []
     for step in steps:
+        schedule.arm()
         if schedule.advance(step):
             due.append(schedule.step)
-        schedule.arm()
     return due
 
 
@@ -47,12 +47,12 @@ def test_a_restored_schedule_goes_on_as_an_unbroken_one(cut):
     expected = [step for step in measured(15, steps) if step > 5 * cut]
     schedule = Schedule(15)
     for step in steps[:cut]:
-        schedule.advance(step)
         schedule.arm()
+        schedule.advance(step)
     other, due = Schedule(15), []
     other.restore(schedule.state())
     for step in steps[cut:]:
+        other.arm()
         if other.advance(step):
             due.append(step)
-        other.arm()
     assert due == expected

@@ -27,18 +27,18 @@ class Schedule:
 
     Attributes:
         step: the last step that was made.
-        armed: whether the passes of the step to come are to be looked at.
     """
 
     def __init__(self, every: Every) -> None:
         self._due = rule(every)
         self.step, self._measured, self._stride = 0, -1, 1
-        self.arm()
+        self._expected, self._armed = 1, False
 
-    def arm(self) -> None:
-        """Decide about the step to come."""
+    def arm(self) -> bool:
+        """Decide about the step to come: are its passes to be looked at?"""
         self._expected = self.step + self._stride
-        self.armed = self._due(self._measured, self._expected)
+        self._armed = self._due(self._measured, self._expected)
+        return self._armed
 
     def advance(self, step: int | None) -> bool:
         """A step was made, one more than the last unless its number is given: is it to be measured?"""
@@ -46,7 +46,7 @@ class Schedule:
         self._stride = max(1, self.step - before)
         if self.step <= self._measured:  # from a checkpoint that is older: what came after it is made again
             self._measured = self.step - 1
-        due = self.armed and (self.step >= self._expected or self._due(self._measured, self.step))
+        due = self._armed and (self.step >= self._expected or self._due(self._measured, self.step))
         if due:
             self._measured = self.step
         return due
@@ -54,7 +54,6 @@ class Schedule:
     def go_on_from(self, step: int) -> None:
         """A run is continued: everything up to this step was measured."""
         self.step = self._measured = step
-        self.arm()
 
     def state(self) -> dict[str, int]:
         """What `restore` needs."""
@@ -64,4 +63,3 @@ class Schedule:
         """Go on from a `state`."""
         self.step, self._stride = int(state["step"]), int(state.get("stride", 1))
         self._measured = int(state.get("measured", self.step))
-        self.arm()

@@ -16,7 +16,7 @@ from joma._events.events import Padding
 from joma._gauges.registry import get
 from joma._run import Run
 from joma._run.writer import RunWriter
-from joma._watch import alarms
+from joma._watch import alarms, attached
 from joma._watch.display import LiveLine, html
 from joma._watch.inputs import check_has_attention, check_model, find
 from joma._watch.measurement import Measurement
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_GAUGES = ("entropy", "stable_rank")
-_watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-
 _open: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """A script that ends without `close` leaves a finished run all the same."""
-    error = getattr(sys, "last_value", None)  # of the exception that ended it
     for watch in list(_open):
-        watch.close(*(("done",) if error is None else ("failed", f"{type(error).__name__}: {error}")))
+        watch.close(*_ending(getattr(sys, "last_value", None)))  # the exception that ended it
+
+
+def _ending(error: BaseException | None) -> tuple[str, str | None]:
+    """The status of a run, and the reason."""
+    return ("done", None) if error is None else ("failed", f"{type(error).__name__}: {error}")
 
 
 def watch(
@@ -123,12 +125,7 @@ class Watch:
         self._weights = Weights(self._gauges, self._matrices, self._processes)
         measured = [*self._gauges, *alarms.FOR_PHASES]
         self._passes = Passes(model, measured, padding, self._processes, self._notices)
-        self._modules = self._passes.source.names
-        if clash := next((module for module in self._modules if module in _watched), None):
-            raise ValueError(
-                f"{self._modules[clash]} of this model is watched already ({_watched[clash]}); close that watch first, "
-                "or give it more gauges"
-            )
+        attached.check_free(self._passes.source.names)
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
         self.phases: list[Phase] = []
@@ -139,13 +136,12 @@ class Watch:
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
         self._record.note_layers(self._names(), self._widths())
-        for module in self._modules:
-            _watched[module] = f"run {self.path}" if self.path is not None else "without a run folder"
+        attached.claim(self._passes.source.names, self._where("without a run folder"))
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
         self._closed = False
         _open.add(self)
-        self._listen()
+        self._arm()
 
     # The user's side
 
@@ -210,7 +206,7 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
-        self._listen()
+        self._arm()
 
     def frame(self) -> pd.DataFrame:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
@@ -233,10 +229,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.close("failed", f"{type(error).__name__}: {error}")
+        self.close(*_ending(error))
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
@@ -245,14 +238,15 @@ class Watch:
     def _detach(self) -> None:
         """Leave the model alone."""
         self._passes.source.leave()
-        for module in self._modules:
-            _watched.pop(module, None)
+        attached.release(self._passes.source.names)
 
     def __repr__(self) -> str:
-        where = f"run {self.path}" if self.path is not None else "no run folder"
         phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
         state = "closed" if self._closed else f"step {self.last_step}"
-        return f"Watch({type(self.model).__name__}, {where}, {state}{f'; {phases}' if phases else ''})"
+        return f"Watch({type(self.model).__name__}, {self._where()}, {state}{f'; {phases}' if phases else ''})"
+
+    def _where(self, nowhere: str = "no run folder") -> str:
+        return f"run {self.path}" if self.path is not None else nowhere
 
     def _repr_html_(self) -> str:
         return html(self)
@@ -260,14 +254,9 @@ class Watch:
     # A measurement
 
     def _arm(self) -> None:
-        """Decide whether the step to come is measured."""
-        self._schedule.arm()
-        self._listen()
-
-    def _listen(self) -> None:
-        """Listen to the model if the step to come is measured in its own passes."""
+        """Listen to the model if the step to come is due, and measured in the model's own passes."""
         self._passes.source.leave()
-        if self._schedule.armed and self._attends and self._probe is None:
+        if self._schedule.arm() and self._attends and self._probe is None:
             self._passes.source.listen()
 
     def _measure(self, loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
