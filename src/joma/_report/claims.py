@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from joma._report.document import Page
@@ -26,18 +27,13 @@ def group_of(id: str) -> str:
 
 def claims_section(page: Page, results: list[Result] | None, error: str | None = None) -> str:
     """All claims with verdict, error and control, and both formulas where they differ; or why there are none."""
-    from joma.theory.claims import claims
-
     page.contents.append(("claims", "Claims", "bad" if error else ""))
-    registered = {claim.id: claim for claim in claims()}
-    rows = [(group_of(r.id), r, registered.get(r.id)) for r in results or []]
-    groups = dict.fromkeys(group for group, *_ in rows)
-    return render(
-        "claims.html", rows=rows, groups=groups, verdicts=tally([r.verdict for r in results or []]), error=error
-    )
+    rows = [(group_of(result.id), result) for result in results or []]
+    groups = dict.fromkeys(group for group, _ in rows)
+    return render("claims.html", rows=rows, groups=groups, verdicts=tally(r.verdict for _, r in rows), error=error)
 
 
-def tally(verdicts: list[str]) -> dict[str, int]:
+def tally(verdicts: Iterable[str]) -> dict[str, int]:
     """How often each verdict occurs, the best first."""
     count = Counter(verdicts)
     return {verdict: count[verdict] for verdict in TONE if count[verdict]}

@@ -133,8 +133,8 @@ def versions(run: Run) -> dict[str, str]:
 
 def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | None, claims_error: str | None) -> str:
     tallies = {
-        "exhibits": tally([verdict.verdict if verdict else "error" for _, verdict in made]),
-        "claims": tally([result.verdict for result in claims or []]),
+        "exhibits": tally(verdict.verdict if verdict else "error" for _, verdict in made),
+        "claims": tally(result.verdict for result in claims or []),
     }
     numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in made)
     return render("summary.html", tallies=tallies, made=made, numbers=numbers, claims_error=claims_error)

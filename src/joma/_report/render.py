@@ -13,8 +13,8 @@ from markupsafe import Markup
 from joma._report.typeset import typeset
 from joma.theory.verdict import Verdict
 
-LABELS = {Verdict.UNDER: "holds under a condition"}
-TONE = {
+LABELS: dict[str, str] = {Verdict.UNDER: "holds under a condition"}
+TONE: dict[str, str] = {
     Verdict.HOLDS: "good",
     Verdict.CORRECTED: "fair",
     Verdict.UNDER: "fair",

@@ -104,12 +104,7 @@ def _table(page: Page, runs: list[Run], labels: list[str], *, links: bool) -> st
     keys = list(dict.fromkeys(key for config in configs for key in config))
     values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
     rows = [
-        {
-            "label": label,
-            "info": {"reason": None, "seed": None, **run.info},
-            "config": config,
-            "files": _files(page, run),
-        }
+        {"label": label, "info": run.info, "config": config, "files": _files(page, run)}
         for run, label, config in zip(runs, labels, configs, strict=True)
     ]
     return render("runs.html", rows=rows, settings=[key for key in keys if len(values[key]) > 1][:8], many=links)
