@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from joma._report.render import asset, render
-from joma._run import RunError, check_writable, write_atomic
+from joma._run import Run, RunError, check_writable, write_atomic
 
 # A page stays under 15 MB; what is not embedded takes less than 2 MB of it. In bytes:
 MOST = 11_000_000  # pictures and data are embedded up to this size of all that is embedded
@@ -100,11 +100,8 @@ def figure(
         file = folder / f"figure.{ending}" if folder is not None and pictures else None
         links.append(_link(page, id, ending, kind, content, file))
     if data is not None:
-        link = _link(page, id, "csv", "text/csv", data, None if folder is None else folder / "data.csv")
-        if not link and folder is not None:
-            metrics = page.link(folder / "metrics.jsonl")
-            link = {"href": metrics, "type": "application/jsonl", "text": "metrics.jsonl (too large for this page)"}
-        links.append(link)
+        link = _link(page, id, "csv", "text/csv", data, None)
+        links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
     return render(
         "figure.html", id=id, alt=alt, room=room, height=height, series=series, links=[link for link in links if link]
     )
@@ -118,6 +115,15 @@ def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, f
     if page.embed(f"{name}-{ending}", content):
         return link | {"embedded": f"{name}-{ending}"}
     return link if stored else {}
+
+
+def _metrics(page: Page, folder: Path) -> dict[str, str]:
+    """A link to the numbers of a run whose table is too large for the page; empty if it has none of its own."""
+    file = folder / "metrics.jsonl"
+    if not (file.exists() and file.stat().st_size):
+        return {}
+    text = f"metrics.jsonl of {folder.name} (too large for this page)"
+    return {"href": page.link(file), "type": "application/jsonl", "text": text}
 
 
 def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str, bytes]]:

@@ -13,10 +13,10 @@ from joma._report.claims import claims_section, tally
 from joma._report.document import Page, check_place, document, figure, write_page
 from joma._report.render import TONE, render
 from joma._report.typeset import markdown_table
-from joma._run import Run
+from joma._run import Run, RunNotFound
 
 if TYPE_CHECKING:
-    from joma._exhibits import Exhibit, Outcome, Verdict
+    from joma._exhibits import Exhibit, Judgement, Outcome
     from joma.theory.claims import Result
 
 
@@ -51,7 +51,7 @@ def write_report(
     check_place(page.path)
     page.ids |= {"summary", "claims", "explorer"}
     page.contents.append(("summary", "Summary", ""))
-    made: list[tuple[Exhibit, Verdict | None]] = []
+    made: list[tuple[Exhibit, Judgement | None]] = []
     sections = []
     for item in exhibits:
         if isinstance(item, Exhibit):
@@ -93,7 +93,7 @@ def _complaint(out: Path, id: str) -> str | None:
 def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
-) -> tuple[Verdict | None, str]:  # fmt: skip
+) -> tuple[Judgement | None, str]:  # fmt: skip
     """An exhibit's verdict and its part of the page; one that is not there is said to be missing.
 
     Arguments:
@@ -116,11 +116,15 @@ def exhibit_section(
     config, seed = run.info["config"], run.info["seed"]
     alt = f"{title}. {verdict.verdict}: {verdict.summary}"
     spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+    try:
+        table, missing = run.frame().to_csv(index=False), None
+    except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
+        table, missing = None, refusal
     tables = [markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))]
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
     return verdict, render(
         "exhibit.html", id=id, title=title, exhibit=exhibit, verdict=verdict, tables=Markup("").join(tables),
-        figure=figure(page, id, spec, alt, run.frame().to_csv(index=False), folder), preset=config["preset"], seed=seed,
+        figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
         facts=config["settings"] | origin | versions(run),
         numbers=json.dumps(verdict.numbers, indent=2, ensure_ascii=False),
     )  # fmt: skip
@@ -131,7 +135,9 @@ def versions(run: Run) -> dict[str, str]:
     return {f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text}
 
 
-def _summary(made: list[tuple[Exhibit, Verdict | None]], claims: list[Result] | None, claims_error: str | None) -> str:
+def _summary(
+    made: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
+) -> str:
     tallies = {
         "exhibits": tally(verdict.verdict if verdict else "error" for _, verdict in made),
         "claims": tally(result.verdict for result in claims or []),

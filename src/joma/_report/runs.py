@@ -72,14 +72,14 @@ def _of_the_paper(folder: Path, runs: list[Run]) -> bool:
 
 
 def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
-    from joma._exhibits import EXHIBITS
+    from joma._exhibits import exhibits
     from joma._exhibits.runner import read_claims
 
     info = next(run.info for run in runs if _is_exhibit(run))
     made = {run.path.name for run in runs if _is_exhibit(run)}
     failed = {file.name.removesuffix(".error.txt") for file in folder.glob("*.error.txt")}
-    chosen = [exhibit for exhibit in EXHIBITS.values() if exhibit.id in made | failed]
-    rest = [run for run in runs if run.path.name not in EXHIBITS or not _is_exhibit(run)]
+    chosen = [exhibit for exhibit in exhibits().values() if exhibit.id in made | failed]
+    rest = [run for run in runs if run.path.name not in exhibits() or not _is_exhibit(run)]
 
     def others(page: Page) -> list[str]:
         return [_section(page, run, label, page.id(label)) for label, run in zip(_labels(rest), rest, strict=True)]
@@ -152,9 +152,9 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
 
     info = run.info
     if info["kind"] == "exhibit" and (run.path / "verdict.json").exists():
-        from joma._exhibits import EXHIBITS
+        from joma._exhibits import exhibits
 
-        if (exhibit := EXHIBITS.get(str(info["config"].get("exhibit")))) is not None:
+        if (exhibit := exhibits().get(str(info["config"].get("exhibit")))) is not None:
             preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
             return exhibit_section(page, exhibit, run.path, preset, info["seed"], id=id, label=title)[1]
     page.contents.append((id, label, STATUS.get(str(info["status"]), "fair")))

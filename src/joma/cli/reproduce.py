@@ -41,14 +41,16 @@ def _reproduce(
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
     from rich.console import Console
 
-    from joma._exhibits.base import EXHIBITS, PRESETS, get, is_there
+    from joma._exhibits import PRESETS, get
+    from joma._exhibits import exhibits as registered
+    from joma._exhibits.base import is_there
 
     console = Console(highlight=False)
     if list_:
         from joma.cli.terminal import plain_table
 
         table = plain_table("exhibit", "*the paper's statement")
-        for exhibit in EXHIBITS.values():
+        for exhibit in registered().values():
             table.add_row(exhibit.id, exhibit.statement)
         console.print(table)
         return
@@ -56,7 +58,7 @@ def _reproduce(
         from joma.theory.setting import nearest
 
         raise ValueError(nearest(preset, PRESETS, "preset"))
-    chosen = get(exhibits) if exhibits else list(EXHIBITS.values())
+    chosen = get(exhibits) if exhibits else list(registered().values())
 
     from joma._exhibits.runner import Runner, read_claims
 
@@ -76,7 +78,7 @@ def _reproduce(
     made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
     all_there = [
         made.get(exhibit.id, exhibit)
-        for exhibit in EXHIBITS.values()
+        for exhibit in registered().values()
         if exhibit in chosen or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
