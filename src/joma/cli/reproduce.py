@@ -82,7 +82,7 @@ def _reproduce(
 
     _print(console, found)  # before the page: a disk that is full by now does not hide it
 
-    from joma._report import write_report
+    from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
     made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
