@@ -59,6 +59,19 @@ EXPECTED = {
     "CDAG.recursion": "holds under",
     "CDAG.E2": "holds",
     "CDAG.E3": "holds under",
+    "LAWS.count": "holds",
+    "LAWS.softmax": "holds",
+    "LAWS.no_go": "holds",
+    "LAWS.velocity": "holds",
+    "END.identity": "holds",
+    "END.unique": "holds",
+    "END.mirror": "holds under",
+    "OPT.sgd": "holds",
+    "OPT.rest": "holds",
+    "OPT.sign": "holds",
+    "OPT.adam": "holds under",
+    "OPT.theorem2": "holds",
+    "GaLore.B6": "holds as corrected",
 }
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from joma.theory import BlockFlow, JointFlow, Task
-from joma.theory.laws import WeightPair, endpoint_count, laws, softmax_sums, split_logit_velocity
+from joma.theory.invariants import softmax_sums
+from joma.theory.laws import WeightPair, endpoint_count, laws, split_logit_velocity
 
 M, K = 3, 2
 
@@ -100,14 +101,14 @@ def test_softmax_sums_are_conserved_by_flow_and_descent(embedded):
     flow = JointFlow(task(), "softmax", "gelu", attention_lr=2.0, embedding=E)
     start = np.random.default_rng(3).standard_normal((M, K))
     for path in (flow.integrate(5.0, start, times=11), flow.descend(1000, 0.1, start)):
-        sums = softmax_sums(flow.embedding, path.v, path.xi[:, None])
-        assert sums.shape == (len(path.t), K)
+        sums = path.invariant().sums
+        assert sums.shape == (len(path.t), K + 1)
         assert np.abs(sums - sums[0]).max() <= 1e-12 * max(1.0, np.abs(sums).max())
 
 
 def test_dependent_embeddings_have_no_such_sum():
     E = np.random.default_rng(1).standard_normal((2, M + 1))
-    assert softmax_sums(E, np.zeros((1, M, K)), np.zeros((1, 1, K))) is None
+    assert softmax_sums(E.T @ E, np.zeros((1, M, K)), np.zeros((1, 1, K))).shape == (1, 0)
     assert laws(JointFlow(task(), "softmax", embedding=E)).count == 1
 
 
@@ -116,8 +117,7 @@ def test_the_velocity_of_softmax_logits_splits_exactly():
     rng = np.random.default_rng(5)
     v, xi, z = rng.standard_normal((M, K)), rng.standard_normal(K), rng.standard_normal(M)
     transport, covariance = split_logit_velocity(flow, v, xi, z)
-    b, a = flow.forward(v, xi, z)
-    z_dot = flow.velocity(v, b, flow.forces(a, flow.activation.derivative(a))).z
+    z_dot = flow.block.smooth_velocity(v, xi, z).z
     np.testing.assert_allclose(transport + covariance, z_dot, rtol=1e-12, atol=1e-14)
     assert np.abs(covariance).max() > 1e-3 * np.abs(z_dot).max()
     with pytest.raises(ValueError, match="softmax"):

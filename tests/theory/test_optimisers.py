@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from joma.theory import JointFlow
-from joma.theory.optimisers import SGD, Adam, AdamW, SignDescent, descent, sgd_law
+from joma.theory.optimisers import SGD, Adam, AdamW, SignDescent
+from joma.theory.optimisers import walk as steps_of
 from joma.theory.tasks import random_gradients, small_start
 
 RATES = {"mlp_lr": 0.8, "attention_lr": 1.7, "temperature": 1.4}
@@ -15,11 +16,12 @@ STEP = 0.02
 
 
 def walk(flow, optimiser, start, steps=100, step=STEP):
-    """v (T, M, K), ξ (T, K), z (T, M) and the optimiser's memory after each step."""
-    y = flow._initial(*start, None)
-    moments = list(islice(descent(flow, optimiser, y, step), steps))
-    states = [flow.unpack(place) for place in (y, *(m.y for m in moments))]
-    return *(np.stack([state[n] for state in states]) for n in range(3)), [m.memory for m in moments]
+    """The trajectory, and the optimiser's memory after each step."""
+    system = flow._system(*start, None)
+    memory = [moment.memory for moment in islice(steps_of(system, optimiser, step), steps)]
+    path = flow.descend(steps, step, *start, optimiser=optimiser)
+    assert path.done
+    return path, memory
 
 
 def example(attention, nodes=3, seed=0, activation="gelu", **rates):
@@ -40,7 +42,7 @@ def example(attention, nodes=3, seed=0, activation="gelu", **rates):
 )
 def test_the_steps_are_those_of_pytorch(optimiser, theirs):
     flow, start = example("softmax", activation="linear")
-    v, xi, z, _ = walk(flow, optimiser, start, steps=40)
+    path, _ = walk(flow, optimiser, start, steps=40)
     x, g, p = (torch.tensor(np.array(a)) for a in (flow.task.x, flow.task.g, flow.task.p))
     V, X, Z = (torch.tensor(np.array(a), requires_grad=True) for a in start)
     groups = [{"params": [V, X], "lr": STEP * flow.mlp_lr}, {"params": [Z], "lr": STEP * flow.attention_lr}]
@@ -51,8 +53,8 @@ def test_the_steps_are_those_of_pytorch(optimiser, theirs):
         b = weights / weights.sum(dim=1, keepdim=True)
         (-(p[:, None] * g * (b @ V + X)).sum()).backward()
         other.step()
-    for mine, its in ((v, V), (xi, X), (z, Z)):
-        np.testing.assert_allclose(mine[-1], its.detach().numpy(), rtol=1e-12, atol=1e-13)
+    for ours, their in ((path.v, V), (path.xi, X), (path.z, Z)):
+        np.testing.assert_allclose(ours[-1], their.detach().numpy(), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("attention", ["exp", "linear"])
@@ -62,20 +64,22 @@ def test_the_steps_are_those_of_pytorch(optimiser, theirs):
 )
 def test_sgd_with_momentum_and_decay_has_an_exact_law(attention, optimiser):
     flow, start = example(attention)
-    v, _, z, _ = walk(flow, optimiser, (start.v0, start.xi0, start.z0 - 2 * (attention == "exp")), steps=60)
-    r, T = flow.ratio, flow.attention.temperature
-    square = (v**2).sum(axis=2)
-    Q = z**2 - r * square if attention == "linear" else z - r / (2 * T) * square
-    law = sgd_law(flow, optimiser, STEP, v, z)
-    scale = max(1.0, np.abs(z).max())
-    assert np.abs(Q - Q[0] - law).max() <= 1e-13 * scale
-    assert np.abs(law).max() > 1e-6  # and it says something
+    z0 = start.z0 - 2 * (attention == "exp")
+    invariant = walk(flow, optimiser, (start.v0, start.xi0, z0), steps=60)[0].invariant()
+    assert invariant.law_error <= 1e-13
+    assert np.abs(invariant.law).max() > 1e-6  # and it says something
+
+
+def test_other_optimisers_have_no_law_of_their_own():
+    flow, start = example("exp")
+    assert walk(flow, Adam(), start, steps=3)[0].invariant().law is None
 
 
 @pytest.mark.parametrize(("optimiser", "kept"), [(SGD(), 1.0), (SGD(0.9), 1.0), (SGD(0.0, 0.1), None)])
 def test_softmax_sums_under_sgd(optimiser, kept):
     flow, start = example("softmax")
-    v, xi, z, _ = walk(flow, optimiser, start, steps=1000)
+    path, _ = walk(flow, optimiser, start, steps=1000)
+    v, xi, z = path.v, path.xi, path.z
     shrink = np.ones((2, 1001))
     if kept is None:
         rate = STEP * 0.1 * np.array([[flow.mlp_lr], [flow.attention_lr]])
@@ -87,13 +91,14 @@ def test_softmax_sums_under_sgd(optimiser, kept):
 
 def test_sign_descent_keeps_z_minus_r_v_until_v_changes_sign():
     flow, start = example("exp", nodes=1)
-    v, _, z, _ = walk(flow, SignDescent(), start, steps=150, step=0.01)
-    q, size = z - flow.ratio * np.abs(v[:, :, 0]), v[:, :, 0]
+    path, _ = walk(flow, SignDescent(), start, steps=150, step=0.01)
+    size = path.v[:, :, 0]
+    q = path.z - flow.ratio * np.abs(size)
     same = np.sign(size[1:]) == np.sign(size[:-1])
     change = np.abs(np.diff(q, axis=0))
     assert change[same].max() <= 1e-14
     assert change[~same].min() > 1e-6
-    v, _, z, _ = walk(flow, SignDescent(), (0 * start.v0, start.xi0, start.z0), steps=3, step=0.01)
+    z = walk(flow, SignDescent(), (0 * start.v0, start.xi0, start.z0), steps=3, step=0.01)[0].z
     assert (z[1] == z[0]).all()  # at v = 0 attention has no gradient, so a zero start loses one step
     assert (np.abs(z[2] - z[1]) > 0).all()
 
@@ -101,7 +106,8 @@ def test_sign_descent_keeps_z_minus_r_v_until_v_changes_sign():
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 def test_adam_has_a_law_per_step_with_the_memory_of_its_average(beta):
     flow, start = example("exp", activation="linear")
-    v, _, _, memory = walk(flow, Adam((beta, 0.99)), start, steps=50, step=0.003)
+    path, memory = walk(flow, Adam((beta, 0.99)), start, steps=50, step=0.003)
+    v = path.v
     M, K, T = flow.task.tokens, flow.task.nodes, flow.attention.temperature
     carried = np.zeros(M)
     for n, (m, _, _) in enumerate(memory):
@@ -114,7 +120,8 @@ def test_adam_has_a_law_per_step_with_the_memory_of_its_average(beta):
 
 def test_at_rest_one_weight_decay_gives_twice_the_printed_coefficient():
     flow, start = example("exp", activation="linear", attention_lr=2.5, temperature=1.3)
-    v, _, z, _ = walk(flow, SGD(0.0, 0.6), start, steps=2500, step=0.03)
+    path, _ = walk(flow, SGD(0.0, 0.6), start, steps=2500, step=0.03)
+    v, z = path.v, path.z
     assert np.abs(np.diff(z[-2:], axis=0)).max() < 1e-12
     np.testing.assert_allclose(z[-1], (v[-1] ** 2).sum(axis=1) / 1.3, atol=1e-9)
     assert np.abs(z[-1]).max() > 0.01

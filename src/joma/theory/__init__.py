@@ -6,10 +6,13 @@ from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_
 from joma.theory.cdag import CDAG, CDAGPath
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.ending import Ending, EndingKind
+from joma.theory.final import FinalAttention, final_attention
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
 from joma.theory.hierarchy import HBLT, HBLTSamples
 from joma.theory.invariants import Invariant
+from joma.theory.laws import Law, Laws, WeightPair, laws, split_logit_velocity
+from joma.theory.optimisers import SGD, Adam, AdamW, SignDescent
 from joma.theory.queries import BlockFlow, BlockTrajectory, predicted_logits
 from joma.theory.setting import Attention, Saliency, Task
 from joma.theory.trajectory import Slide, Trajectory
@@ -18,6 +21,9 @@ from joma.theory.winner import WinnerTakeAll, winner_take_all
 __all__ = [
     "CDAG",
     "HBLT",
+    "SGD",
+    "Adam",
+    "AdamW",
     "Attention",
     "BlockFlow",
     "BlockTrajectory",
@@ -27,20 +33,28 @@ __all__ = [
     "EmbeddingPath",
     "Ending",
     "EndingKind",
+    "FinalAttention",
     "FoldedFlow",
     "HBLTSamples",
     "Invariant",
     "JointFlow",
+    "Law",
+    "Laws",
     "Saliency",
+    "SignDescent",
     "Slide",
     "Task",
     "Trajectory",
+    "WeightPair",
     "WinnerTakeAll",
+    "final_attention",
     "isotropic",
+    "laws",
     "predicted_logits",
     "saliency",
     "solve_bounce",
     "solve_linear_bounce",
     "solve_softmax_bounce",
+    "split_logit_velocity",
     "winner_take_all",
 ]

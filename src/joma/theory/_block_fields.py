@@ -13,9 +13,11 @@ from scipy.special import erf
 
 from joma.theory._lie import Family, Points
 from joma.theory.flows import JointFlow
+from joma.theory.invariants import reachable, sign_vectors
 from joma.theory.queries import BlockFlow
 from joma.theory.setting import Array
 
+AnyFlow = JointFlow | BlockFlow
 Values = Callable[[Points], Points]  # of conserved quantities, (P, n) at θ (P, D)
 
 
@@ -30,9 +32,9 @@ class Frame:
     units: Array = field(default_factory=lambda: np.empty(0))  # (D,) of the family's coordinates
     still: Callable[[Array], list[tuple[str, Values]]] | None = None
 
-    def start(self, flow: JointFlow, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None) -> Array:
+    def start(self, flow: AnyFlow, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None) -> Array:
         """θ (D,) of a start of the flow."""
-        v, xi, z = flow.unpack(flow._initial(v0, xi0, z0, None))
+        v, xi, z = flow.start(v0, xi0, z0)
         both = np.vstack([v, np.atleast_2d(xi)])
         return np.concatenate([(np.linalg.pinv(self.embedding.T) @ both).ravel(), z.ravel()]) / self.units
 
@@ -41,9 +43,9 @@ class Frame:
         return [] if self.still is None else self.still(place)
 
 
-def block_frame(flow: JointFlow, rng: np.random.Generator, normalised: bool = False) -> Frame:
+def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = False) -> Frame:
     """The fields of a flow's block for all data, or all whose frequencies sum to 1."""
-    if not isinstance(flow, JointFlow):
+    if not isinstance(flow, (JointFlow, BlockFlow)):
         raise TypeError(f"laws are counted for a JointFlow, a BlockFlow or a WeightPair, got {type(flow).__name__}")
     M, K = flow.task.tokens, flow.task.nodes
     heads, queries = (flow.heads, flow.queries) if isinstance(flow, BlockFlow) else (1, 1)
@@ -85,7 +87,7 @@ def block_frame(flow: JointFlow, rng: np.random.Generator, normalised: bool = Fa
         both = E.T @ w  # (P, R + Q, K)
         b, pull = attend(z)
         flat = b.reshape(P, n, R)
-        s = c.reshape(P, n, -1) @ directions
+        s: Points = c.reshape(P, n, -1) @ directions
         if slope is not None:
             s = s * slope(flat @ both[:, :R] + both[:, R:][:, query])
         seen = np.concatenate([flat, np.broadcast_to(one_hot, (P, n, queries))], axis=2)
@@ -114,21 +116,19 @@ def block_frame(flow: JointFlow, rng: np.random.Generator, normalised: bool = Fa
     return Frame(family, known, trivial, E, units, resting if kind == "linear" else None)
 
 
-def _within_span(flow: JointFlow, heads: int, queries: int) -> tuple[Array, int]:
+def _within_span(flow: AnyFlow, heads: int, queries: int) -> tuple[Array, int]:
     """The embeddings (ρ, H·M + Q) in an orthonormal basis of their span, and how many components of w lie outside."""
     M, K = flow.task.tokens, flow.task.nodes
-    if flow.embedding is not None:
-        gram, d = flow.embedding.T @ flow.embedding, len(flow.embedding)
-    elif isinstance(flow, BlockFlow) and flow._gram is not None:
-        gram, d = flow._gram, None
-    else:
+    gram = flow.block.gram
+    if gram is None:
         return np.eye(heads * M + queries), 0
+    d = len(flow.embedding) if isinstance(flow, JointFlow) and flow.embedding is not None else None
     values, vectors = np.linalg.eigh(gram)
     kept = values > 1e-12 * values.max()
     return np.sqrt(values[kept])[:, None] * vectors[:, kept].T, 0 if d is None else (d - int(kept.sum())) * K
 
 
-def _slope(flow: JointFlow) -> Values | None:
+def _slope(flow: AnyFlow) -> Values | None:
     """φ′ for complex arguments; None for linear nodes."""
 
     def sigmoid(a: Points) -> Points:
@@ -136,7 +136,7 @@ def _slope(flow: JointFlow) -> Values | None:
 
     if flow.activation.name == "linear":
         return None
-    if flow.slopes is not None:
+    if flow.activation.slopes is not None:
         raise ValueError(
             "under a softmax loss the laws of piecewise linear nodes depend on which nodes are active together, so "
             "there is no one count; use a smooth activation, or count the laws of a task with another loss"
@@ -151,19 +151,15 @@ def _slope(flow: JointFlow) -> Values | None:
     )
 
 
-def sign_vectors(heads: int, tokens: int, queries: int) -> Array:
-    """(1_h, −1_Q) for each head, (H·M + Q, H)."""
-    return np.vstack([np.kron(np.eye(heads), np.ones((tokens, 1))), -np.ones((queries, heads))])
-
-
-def reachable(E: Array, vectors: Array) -> Array:
-    """A basis of those combinations of the columns that are Eᵀn for some n."""
-    outside = vectors - np.linalg.pinv(E) @ (E @ vectors)
-    return vectors @ null_space(outside, rcond=1e-9) if np.abs(outside).max() > 1e-9 else vectors
-
-
 def _known(
-    flow: JointFlow, E: Array, heads: int, queries: int, share: Array, *, linear_nodes: bool, normalised: bool
+    flow: AnyFlow,
+    E: Array,
+    heads: int,
+    queries: int,
+    share: Array,
+    *,
+    linear_nodes: bool,
+    normalised: bool,
 ) -> tuple[tuple[str, Values], ...]:
     M, K, rho = flow.task.tokens, flow.task.nodes, len(E)
     R, r, T, kind = heads * M, flow.ratio, flow.attention.temperature, flow.attention.kind
@@ -205,7 +201,7 @@ def _known(
     return tuple(known)
 
 
-def _duals(flow: JointFlow, both: Points, z: Points) -> Points:
+def _duals(flow: AnyFlow, both: Points, z: Points) -> Points:
     """Σ_l θ_l − ξ (P, 1) with θ_l the dual variable of the mirror flow, of velocity η E[s x_l]; see ``final``."""
     v, xi, z = both[:, :-1, 0], both[:, -1, 0], z[:, 0]
     r, T = flow.ratio, flow.attention.temperature
@@ -219,7 +215,7 @@ def _duals(flow: JointFlow, both: Points, z: Points) -> Points:
 
 
 def _between_heads(
-    flow: JointFlow,
+    flow: AnyFlow,
     E: Array,
     heads: int,
     share: Array,
@@ -262,9 +258,9 @@ def _quadratic(E: Array, context: int) -> tuple[Array, Array]:
         S = np.zeros((rho, rho))
         S[i, j] = S[j, i] = 1.0
         unknowns.append((S @ E).ravel())
-    for j in range(context):
+    for token in range(context):
         one = np.zeros((rho, columns))
-        one[:, j] = -E[:, j]
+        one[:, token] = -E[:, token]
         unknowns.append(one.ravel())
     solutions = null_space(np.array(unknowns).T, rcond=1e-10).T  # (n, ρ(ρ+1)/2 + R)
     S = np.zeros((len(solutions), rho, rho))

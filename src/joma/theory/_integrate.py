@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from joma.theory._block import Block
 from joma.theory._charts import Chart
 from joma.theory._kinks import Kinked, Smooth, Stop
 from joma.theory.ending import Ending, EndingKind, done
+from joma.theory.optimisers import Optimiser, walk
 from joma.theory.setting import Array, nearest
 
 # A state this large, whose squares are still numbers, has overflowed.
@@ -141,18 +143,15 @@ def integrate(
     return Solution(np.array(times_kept), states, v, xi, z, ending, switches, slides)
 
 
-def descend(system: System, steps: int, step: float) -> Solution:
-    """Gradient descent with a constant step size from the system's start; time runs as n · step."""
-    block, chart, y = system.block, system.chart, system.y0
-    states, ending = [y], done(steps * step)
-    for n in range(1, steps + 1):
-        with np.errstate(over="ignore", invalid="ignore"):
-            y = y + step * chart.tangent(block.smooth_velocity(*chart.unpack(y)))
-        if not np.abs(y).max() < OVERFLOW:
+def descend(system: System, steps: int, step: float, optimiser: Optimiser) -> Solution:
+    """Steps of an optimiser with a constant step size from the system's start; time runs as n · step."""
+    chart, states, ending = system.chart, [system.y0], done(steps * step)
+    for n, moment in enumerate(islice(walk(system, optimiser, step), steps), start=1):
+        if not np.abs(moment.y).max() < OVERFLOW:
             message = f"overflow at step {n}: the step size {step:g} is too large, or the flow blows up"
             ending = Ending(EndingKind.OVERFLOW, n * step, message)
             break
-        states.append(y)
+        states.append(moment.y)
     v, xi, z = (list(column) for column in zip(*(chart.unpack(y) for y in states), strict=True))
     return Solution(step * np.arange(len(states), dtype=np.float64), states, v, xi, z, ending)
 

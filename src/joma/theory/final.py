@@ -96,7 +96,7 @@ def final_attention(
         )
     if task.loss == "fixed":
         raise ValueError("constant gradients have no end: the loss is linear, and some token wins; see winner_take_all")
-    v, xi, z = flow.unpack(flow._initial(v0, xi0, z0, None))
+    v, xi, z = flow.start(v0, xi0, z0)
     means = v.mean(axis=1, keepdims=True), xi.mean()
     if task.loss == "classification":  # what a softmax loss never moves
         v, xi = v - means[0], xi - means[1]

@@ -10,6 +10,7 @@ An explicit embedding U = [U_C, u_m] (d, M + 1) makes ``w`` (d, K) the state: v 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from joma.theory import _integrate
 from joma.theory._block import Block, checked, one_query_block
 from joma.theory._charts import EmbeddedChart, JointChart, State
 from joma.theory._integrate import Solution, System
+from joma.theory.optimisers import PLAIN, Optimiser
 from joma.theory.setting import Activation, Array, Attention, Task, finite
 from joma.theory.trajectory import Slide, Trajectory
 
@@ -131,13 +133,15 @@ class Flow:
         xi0: ArrayLike | None,
         z0: ArrayLike | None,
         w0: ArrayLike | None,
+        optimiser: Optimiser = PLAIN,
     ) -> Trajectory:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive integer, got {steps!r}")
         if not (np.isfinite(step) and step > 0):
             raise ValueError(f"step must be a positive number, got {step!r}")
-        solution = _integrate.descend(self._system(v0, xi0, z0, w0), int(steps), step)
-        return self._trajectory(solution, float(step))
+        solution = _integrate.descend(self._system(v0, xi0, z0, w0), int(steps), step, optimiser)
+        trajectory = self._trajectory(solution, float(step))
+        return trajectory if optimiser == PLAIN else replace(trajectory, optimiser=optimiser)
 
     def _trajectory(self, solution: Solution, step: float | None) -> Trajectory:
         return Trajectory(**self._fields(solution, step))
@@ -239,9 +243,18 @@ class JointFlow(Flow):
         z0: ArrayLike | None = None,
         *,
         w0: ArrayLike | None = None,
+        optimiser: Optimiser = PLAIN,
     ) -> Trajectory:
-        """Plain full-batch gradient descent with the given step size, the paper's own experiments.
+        """Full-batch training with the given step size; by default gradient descent, the paper's own experiments.
 
         Time runs as n · step, so the trajectory lies beside the flow's. φ′(0) is taken as PyTorch takes it.
+
+        Arguments:
+            steps, step: how many steps, and the step size; each parameter's learning rate is step times the flow's.
+            v0, xi0, z0, w0: start, as for ``integrate``.
+            optimiser: of ``joma.theory.optimisers``: SGD (momentum, weight decay), SignDescent, Adam, AdamW.
+
+        Returns:
+            a ``Trajectory``; its ``invariant().law`` is the exact law of SGD, None for other optimisers.
         """
-        return self._descend(steps, step, v0, xi0, z0, w0)
+        return self._descend(steps, step, v0, xi0, z0, w0, optimiser)

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.linalg import null_space
 
+from joma.theory.optimisers import PLAIN, SGD, sgd_law
 from joma.theory.setting import Array, nearest
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Invariant:
     nc1: Array | None = field(default=None, repr=False)
     nc2: Array | None = field(default=None, repr=False)
     sum_drift: Array | None = field(default=None, repr=False)  # (T,) of Σ_l z_l, exact under softmax
+    sums: Array | None = field(default=None, repr=False)  # (T, K + 1) Σ_l z_l and Σ_l v_lk − ξ_k, exact under softmax
     law: Array | None = field(default=None, repr=False)  # (T, M) gradient descent only
 
     @property
@@ -76,7 +79,11 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     kind, r, T = flow.attention.kind, flow.ratio, flow.attention.temperature
     square = (v**2).sum(axis=2)  # (T, M)
     scale = max(1.0, float(np.abs(z).max()))
-    dv2 = (np.diff(v, axis=0) ** 2).sum(axis=2) if path.step is not None else None  # (T - 1, M)
+    descends = path.step is not None and path.optimiser == PLAIN
+    dv2 = (np.diff(v, axis=0) ** 2).sum(axis=2) if descends else None  # (T - 1, M)
+    trained: Array | None = None
+    if path.step is not None and not descends and isinstance(path.optimiser, SGD) and kind != "softmax":
+        trained = sgd_law(flow, path.optimiser, path.step, v, z)
 
     def cumulative(steps: Array) -> Array:
         return np.concatenate([np.zeros((1, v.shape[1])), np.cumsum(steps, axis=0)])
@@ -84,12 +91,12 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     if kind == "linear":
         value = z**2 - r * square
         z_hat = np.where(z < 0, -1.0, 1.0) * np.sqrt(np.maximum(r * square + value[0], 0.0))
-        law = None if dv2 is None else cumulative(np.diff(z, axis=0) ** 2 - r * dv2)
+        law = trained if dv2 is None else cumulative(np.diff(z, axis=0) ** 2 - r * dv2)
         return Invariant("z² − r Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law)
     if kind == "exp":
         value = z - r / (2 * T) * square
         z_hat = r / (2 * T) * square + value[0]
-        law = None if dv2 is None else cumulative(-r / (2 * T) * dv2)
+        law = trained if dv2 is None else cumulative(-r / (2 * T) * dv2)
         return Invariant("z − (r/2T) Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law)
 
     if b_bar == "start":
@@ -117,4 +124,30 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
         nc1=normalised_correlation(z1, z),
         nc2=normalised_correlation(z2, z),
         sum_drift=np.abs(total - total[0]) / scale,
+        sums=np.column_stack([total, softmax_sums(flow.block.gram, v, path.xi[:, None])]),
     )
+
+
+def softmax_sums(gram: Array | None, v: Array, xi: Array, heads: int = 1) -> Array:
+    """Σ_l v_hlk − Σ_m ξ_mk along a trajectory, (T, n K), from v (T, H·M, K) and ξ (T, Q, K); conserved under softmax.
+
+    With embeddings E that are not orthonormal, EᵀE = ``gram``, they are nᵀw_k for the n with Eᵀn = (1_h, −1_Q), and
+    combinations of them over heads; n = 0 if there is none, since the embeddings are linearly dependent.
+    """
+    both = np.concatenate([v, xi], axis=1)  # (T, H·M + Q, K)
+    queries = xi.shape[1]
+    weights = sign_vectors(heads, (both.shape[1] - queries) // heads, queries)
+    if gram is not None:
+        weights = np.linalg.pinv(gram) @ reachable(gram, weights)  # nᵀw = (1_h, −1_Q)ᵀ (EᵀE)⁺ Eᵀw
+    return np.einsum("jn,tjk->tnk", weights, both).reshape(len(both), -1)
+
+
+def sign_vectors(heads: int, tokens: int, queries: int) -> Array:
+    """(1_h, −1_Q) for each head, (H·M + Q, H)."""
+    return np.vstack([np.kron(np.eye(heads), np.ones((tokens, 1))), -np.ones((queries, heads))])
+
+
+def reachable(E: Array, vectors: Array) -> Array:
+    """A basis of those combinations of the columns that are Eᵀn for some n."""
+    outside = vectors - np.linalg.pinv(E) @ (E @ vectors)
+    return vectors @ null_space(outside, rcond=1e-9) if np.abs(outside).max() > 1e-9 else vectors

@@ -30,9 +30,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from joma.theory._block_fields import Frame, Values, block_frame, reachable, sign_vectors
+from joma.theory._block_fields import Frame, Values, block_frame
 from joma.theory._lie import Family, Points, derivative, endpoint_rank, lie_rank, numerical_rank
 from joma.theory.flows import JointFlow
+from joma.theory.queries import BlockFlow
 from joma.theory.setting import Array
 
 
@@ -67,7 +68,7 @@ class Laws:
 
 
 def laws(
-    system: JointFlow | WeightPair,
+    system: System,
     v0: ArrayLike | None = None,
     xi0: ArrayLike | None = None,
     z0: ArrayLike | None = None,
@@ -169,23 +170,7 @@ class WeightPair:
         return Frame(family, (("W_QW_Qᵀ − W_KW_Kᵀ", charge),))
 
 
-def softmax_sums(embedding: Array | None, v: Array, xi: Array, heads: int = 1) -> Array | None:
-    """Σ_l v_hlk − Σ_m ξ_mk along a trajectory, (T, n K), from v (T, H·M, K) and ξ (T, Q, K); conserved under softmax.
-
-    With an explicit embedding E (d, H·M + Q) they are nᵀw_k for the n with Eᵀn = (1_h, −1_Q), or combinations of them
-    over heads. None if there is no such n: the tokens' embeddings are linearly dependent.
-    """
-    both = np.concatenate([v, xi], axis=1)  # (T, H·M + Q, K)
-    queries = xi.shape[1]
-    signs = sign_vectors(heads, (both.shape[1] - queries) // heads, queries)
-    if embedding is None:
-        weights = signs
-    else:
-        signs = reachable(embedding, signs)
-        if signs.shape[1] == 0:
-            return None
-        weights = np.linalg.pinv(embedding.T @ embedding) @ signs  # nᵀw = signsᵀ (EᵀE)⁺ Eᵀw
-    return np.einsum("jn,tjk->tnk", weights, both).reshape(len(both), -1)
+System = JointFlow | BlockFlow | WeightPair
 
 
 def split_logit_velocity(flow: JointFlow, v: Array, xi: Array, z: Array) -> tuple[Array, Array]:
@@ -210,7 +195,9 @@ def split_logit_velocity(flow: JointFlow, v: Array, xi: Array, z: Array) -> tupl
     return transport, -rate * (off.T @ (s * (off @ v)).sum(axis=1))
 
 
-def endpoint_count(system: JointFlow | WeightPair, *, normalised: bool = False, seed: int = 0) -> tuple[int, float]:
+def endpoint_count(
+    system: JointFlow | BlockFlow | WeightPair, *, normalised: bool = False, seed: int = 0
+) -> tuple[int, float]:
     """D minus the rank of the end-point map's Jacobian, integrated to 1e-12, and the singular-value gap.
 
     The independent check of ``laws``: no brackets, but trajectories under changing data.

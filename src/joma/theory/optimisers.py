@@ -38,7 +38,8 @@ import numpy as np
 from joma.theory.setting import Array
 
 if TYPE_CHECKING:
-    from joma.theory.flows import JointFlow
+    from joma.theory._integrate import System
+    from joma.theory.flows import Flow
 
 Decay = float | tuple[float, float]  # of (v, ξ) and z, or one value for both
 
@@ -152,6 +153,7 @@ class AdamW(Adam):
 
 
 Optimiser = SGD | SignDescent | Adam | AdamW
+PLAIN = SGD()  # gradient descent
 
 
 class Moment(NamedTuple):
@@ -161,41 +163,29 @@ class Moment(NamedTuple):
     memory: tuple[Array, ...]
 
 
-def rates(flow: JointFlow, size: int) -> Array:
-    """The learning rate of each coordinate of a state vector of that size, (D,)."""
-    logits = size - _weights(flow, size)
-    return np.concatenate([np.full(size - logits, flow.mlp_lr), np.full(logits, flow.attention_lr)])
-
-
-def _weights(flow: JointFlow, size: int) -> int:
-    """How many coordinates of a state vector are weights; the logits come last."""
-    K = flow.task.nodes
-    if flow.embedding is not None:
-        return len(flow.embedding) * K
-    _, _, z = flow.unpack(np.zeros(size))
-    return size - z.size
-
-
-def descent(flow: JointFlow, optimiser: Optimiser, y: Array, step: float) -> Iterator[Moment]:
-    """The states after 1, 2, … steps of the optimiser, without end."""
-    rate = rates(flow, y.size)
-    mlp, attention = _pair(optimiser.weight_decay)
-    decay = np.where(np.arange(y.size) < _weights(flow, y.size), mlp, attention)
+def walk(system: System, optimiser: Optimiser, step: float) -> Iterator[Moment]:
+    """The states after 1, 2, … steps of the optimiser from the system's start, without end."""
+    block, chart, y = system.block, system.chart, system.y0
+    logits = chart.unpack(y)[2].size  # they come last in the state vector
+    weights = np.arange(y.size) < y.size - logits
+    rate = np.where(weights, block.mlp_lr, block.attention_lr)
+    decay = np.where(weights, *_pair(optimiser.weight_decay))
     memory: tuple[Array, ...] = ()
     n = 0
     while True:
-        v, xi, z = flow.unpack(y)
         with np.errstate(over="ignore", invalid="ignore"):
-            b, a = flow.forward(v, xi, z)
-            s = flow.forces(a, flow.activation.derivative(a))
-            gradient = flow.tangent(flow.velocity(v, b, s)) / np.where(rate > 0, rate, 1.0)
-            moved = optimiser.step(gradient, y, decay, memory, n)
-            y = y * (1 - step * rate * moved.decay) + step * rate * moved.direction
-        memory, n = moved.memory, n + 1
+            tangent = chart.tangent(block.smooth_velocity(*chart.unpack(y)))
+            if optimiser == PLAIN:
+                y = y + step * tangent
+            else:
+                moved = optimiser.step(tangent / np.where(rate > 0, rate, 1.0), y, decay, memory, n)
+                y = y * (1 - step * rate * moved.decay) + step * rate * moved.direction
+                memory = moved.memory
+        n += 1
         yield Moment(y, memory)
 
 
-def sgd_law(flow: JointFlow, optimiser: SGD, step: float, v: Array, z: Array) -> Array:
+def sgd_law(flow: Flow, optimiser: SGD, step: float, v: Array, z: Array) -> Array:
     """Q_t − Q_0 (T, M) of exp or linear attention along SGD's path v (T, M, K), z (T, M), from the exact law."""
     r, T, linear = flow.ratio, flow.attention.temperature, flow.attention.kind == "linear"
     if flow.attention.kind == "softmax":

@@ -41,7 +41,7 @@ from joma.theory._block import Block, Errors, Pairs, Velocity, checked
 from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
 from joma.theory.flows import Flow, starts
-from joma.theory.invariants import Invariant, normalised_correlation
+from joma.theory.invariants import Invariant, normalised_correlation, softmax_sums
 from joma.theory.setting import Array, Attention, Task, finite, nearest
 from joma.theory.trajectory import Trajectory
 
@@ -303,7 +303,9 @@ class BlockTrajectory(Trajectory):
             total = self.z.reshape(len(self.t), -1, M).sum(axis=2)
             law = np.zeros_like(total) if self.step is not None else None
             start = np.broadcast_to(total[0], total.shape)
-            return Invariant("Σ_l z_mhl", True, total, start, scale, np.full(len(self.t), np.nan), law=law)
+            sums = np.hstack([total, softmax_sums(flow.block.gram, self.v, self.xi, flow.heads)])
+            unknown = np.full(len(self.t), np.nan)
+            return Invariant("Σ_l z_mhl", True, total, start, scale, unknown, law=law, sums=sums)
         weight, v = flow.weight[:, None], self.v
         summed = (weight * (self.z if kind == "exp" else self.z**2)).sum(axis=1)  # (T, R)
         dz2 = (weight * np.diff(self.z, axis=0) ** 2).sum(axis=1)  # (T - 1, R)

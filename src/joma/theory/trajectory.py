@@ -9,6 +9,7 @@ import numpy as np
 
 from joma.theory.ending import Ending
 from joma.theory.invariants import Invariant, first_integral
+from joma.theory.optimisers import PLAIN, Optimiser
 from joma.theory.setting import Array, Attention
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Trajectory:
     slides: tuple[Slide, ...] = field(default=(), repr=False)
     w: Array | None = field(default=None, repr=False)  # (T, d, K) with an explicit embedding
     step: float | None = None  # step size of gradient descent, None for a flow
+    optimiser: Optimiser = field(default=PLAIN, repr=False)  # of gradient descent
 
     @property
     def status(self) -> str:

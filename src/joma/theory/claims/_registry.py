@@ -161,6 +161,7 @@ def _stored(variant: Variant) -> float:
 _CLAIMS: dict[str, Claim] = {}
 _MODULES = (
     "theorem1", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "theorem4", "hierarchy", "cdag", "section7",
+    "laws", "final", "optimisers",
 )  # fmt: skip
 
 

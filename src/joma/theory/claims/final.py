@@ -1,0 +1,127 @@
+"""Claims on where attention ends (beyond Theorems 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.special import lambertw
+
+from joma.theory.claims._registry import Kind, Variant, claim
+from joma.theory.final import final_attention
+from joma.theory.flows import JointFlow
+from joma.theory.setting import Array, Task
+
+
+def rest(flow: JointFlow, v: Array, xi: Array, z: Array, tolerance: float = 1e-10) -> tuple[Array, Array, Array]:
+    """(v, ξ, z) of a joint flow where no component of the loss's gradient in (u, ξ) exceeds the tolerance."""
+    task, span = flow.task, 20.0
+    while span < 1e8:
+        path = flow.integrate(span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000)
+        if not path.done:
+            raise ArithmeticError(path.status)
+        v, xi, z = path.v[-1], path.xi[-1], path.z[-1]
+        g = task.p[:, None] * task.gradient(flow.attention.weights(z, task.x) @ v + xi)
+        if max(np.abs(task.x.T @ g / flow.attention.A).max(), np.abs(g.sum(axis=0)).max()) <= tolerance:
+            return v, xi, z
+        span *= 3
+    raise ArithmeticError("the flow has not come to rest")
+
+
+def random_task(
+    rng: np.random.Generator, nodes: int, *, samples: int = 12, tokens: int = 3, labels: bool = False
+) -> Task:
+    """A task whose loss has a unique minimiser if there are more samples than tokens; soft labels never separate."""
+    x, p = rng.random((samples, tokens)), rng.random(samples) + 0.1
+    if labels:
+        return Task.classification(x, rng.dirichlet(np.ones(nodes), samples), p=p)
+    return Task.regression(x, rng.standard_normal((samples, nodes)), p=p)
+
+
+def random_start(rng: np.random.Generator, task: Task) -> tuple[Array, Array, Array]:
+    """v, ξ and z away from zero."""
+    M, K = task.tokens, task.nodes
+    return 0.7 * rng.standard_normal((M, K)), rng.standard_normal(K), 0.5 * rng.standard_normal(M)
+
+
+@claim(
+    "END.identity",
+    kind=Kind.EXTENSION,
+    source="Theorem 1, exp attention and linear nodes",
+    statement="At all times, for any K and any start, z_l = c_l + (T/2) W((r/T²) e^{−2c_l/T} ‖u_l‖²) with u = e^{z/T} v, "
+    "c = z(0) − (r/2T) ‖v(0)‖² and Lambert's W.",
+    tolerance=1e-9,
+    measures="largest deviation along joint flows with moving and constant gradients, K = 1 … 4",
+    control="W(r ‖u_l‖²/T²), without the factor e^{−2c_l/T}",
+    derivation="q = (r/T²)‖v‖² = 2(z − c)/T by Theorem 1, and ‖u‖² = e^{2z/T}‖v‖², so q e^q = (r/T²) e^{−2c/T} ‖u‖²",
+)
+def end_identity(variant: Variant) -> Iterator[float]:
+    """z from u along flows."""
+    rng = np.random.default_rng(0)
+    for nodes in (1, 2, 3, 4):
+        task = random_task(rng, nodes, labels=nodes == 3)
+        r, T = float(rng.uniform(0.3, 3)), float(rng.uniform(0.6, 1.6))
+        start = random_start(rng, task)
+        path = JointFlow(task, "exp", attention_lr=r, temperature=T).integrate(3.0, *start, times=7)
+        c = start[2] - r / (2 * T) * (start[0] ** 2).sum(axis=1)
+        square = np.exp(2 * path.z / T) * (path.v**2).sum(axis=2)
+        factor = 1.0 if variant == "control" else np.exp(-2 * c / T)
+        yield float(np.abs(c + T / 2 * lambertw(r / T**2 * factor * square).real - path.z).max())
+
+
+@claim(
+    "END.unique",
+    kind=Kind.EXTENSION,
+    source="Theorem 1, exp attention and linear nodes",
+    statement="Where the loss has one minimiser, attention ends where one convex fit and the identity for z say, from any "
+    "start; with a softmax loss u and v(0) are class-centred.",
+    tolerance=1e-6,
+    measures="largest |z predicted − z of the joint flow at rest| (gradient ≤ 1e-10), K = 1 … 5, r and T varied, zero and "
+    "other starts, squared and softmax losses",
+    control="the start's v(0) not class-centred in c (softmax loss), or left out of it (squared loss)",
+)
+def end_unique(variant: Variant) -> Iterator[float]:
+    """Predicted against integrated logits."""
+    rng = np.random.default_rng(1)
+    for n, nodes in enumerate((1, 2, 4, 3, 5)):
+        task = random_task(rng, nodes, labels=n in (1, 4))
+        r, T = float(rng.uniform(0.2, 3)), float(rng.uniform(0.6, 1.6))
+        start = random_start(rng, task)
+        if n == 3:
+            start = (0 * start[0], 0 * start[1], 0 * start[2])
+        end = final_attention(task, *start, attention_lr=r, temperature=T)
+        z = end.z
+        if variant == "control":
+            v0 = start[0] if task.loss == "classification" else 0 * start[0]
+            c = start[2] - r / (2 * T) * (v0**2).sum(axis=1)
+            u = end.u - (end.u.mean(axis=1, keepdims=True) if task.loss == "classification" else 0.0)
+            z = c + T / 2 * lambertw(r / T**2 * np.exp(-2 * c / T) * (u**2).sum(axis=1)).real
+        yield float(np.abs(z - rest(JointFlow(task, "exp", attention_lr=r, temperature=T), *start)[2]).max())
+
+
+@claim(
+    "END.mirror",
+    kind=Kind.EXTENSION,
+    source="Theorem 1, exp attention and linear nodes",
+    statement="Where the loss has many minimisers, flows from one start end in the same one, whatever the weights of the "
+    "samples: the Bregman projection of the start.",
+    tolerance=1e-6,
+    measures="largest |z − z′| at rest of two flows that fit the same three samples with different weights, and for one node "
+    "the distance from the projection",
+    condition="one node. For several the inverse metric e^{−|v|²}(I − vvᵀ/(1 + |v|²)) of u is not a Hessian: no potential "
+    "exists, and the end depends on the whole way",
+    control="one node, another start",
+)
+def end_mirror(variant: Variant) -> Iterator[float]:
+    """Two ways to one set of minimisers."""
+    rng = np.random.default_rng(2)
+    nodes = 3 if variant == "printed" else 1
+    x, y = rng.random((3, 5)), 2 * rng.standard_normal((3, nodes))
+    ends = []
+    for n, p in enumerate(([1.0, 1.0, 1.0], [1.0, 8.0, 0.2])):
+        task = Task.regression(x, y, p=p)
+        start = random_start(np.random.default_rng(n if variant == "control" else 0), task)
+        ends.append(rest(JointFlow(task, "exp"), *start)[2])
+        if variant == "condition":
+            yield float(np.abs(final_attention(task, *start).z - ends[-1]).max())
+    yield float(np.abs(ends[0] - ends[1]).max())
