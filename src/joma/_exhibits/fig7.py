@@ -7,7 +7,7 @@ format at Pythia's steps, and scanned from those files by the same code.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -16,7 +16,7 @@ from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
-from joma._run.curve import CHECKPOINTS, Curve, describe
+from joma._run.curve import CHECKPOINTS, Curve, describe_all
 from joma.theory.verdict import Verdict
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
@@ -125,14 +125,15 @@ def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
 
 
 def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
-    """(model, gauge, layer) -> what its curve did; models of one checkpoint have none."""
-    found = {}
-    for key, rows in frame.groupby(["model", "gauge", "layer"], sort=False):
-        model, gauge, layer = cast(tuple[str, str, int], key)
-        rows = rows.sort_values("step")
-        if len(rows) >= 3:
-            found[model, gauge, int(layer)] = describe(rows.step, rows.value, CHECKPOINTS[gauge])
-    return found
+    """(model, gauge, layer) -> what its curve did; models of fewer than three checkpoints have none."""
+    long = frame[frame.groupby(["model", "gauge", "layer"]).step.transform("count") >= 3]
+    found = {
+        (model, gauge, int(layer)): curve
+        for gauge, rule in CHECKPOINTS.items()
+        for (model, layer), curve in describe_all(long[long.gauge == gauge], rule, ["model", "layer"]).items()
+    }
+    models = list(dict.fromkeys(frame.model))
+    return dict(sorted(found.items(), key=lambda item: models.index(item[0][0])))
 
 
 def judge(run: Run) -> Judgement:

@@ -214,7 +214,27 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
         return f'{head}<p class="meta">{escape(str(error))}</p>{settings}</section>'
     alt = f"{info['kind']} run {label}: each gauge over its steps"
     drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=_drawn_since(run))
-    return f"{head}{drawn}{command(f'joma plot {_quoted(run.path)}')}{settings}</section>"
+    return f"{head}{drawn}{_curves(run)}{command(f'joma plot {_quoted(run.path)}')}{settings}</section>"
+
+
+def _curves(run: Run) -> str:
+    """What entropy and stable rank of each layer did, in words, and the rule that tells it; "" if there is neither."""
+    from joma._figures.watch import titled
+    from joma._run.curve import CHECKPOINTS, TRAINING, describe_all
+
+    scan, frame = run.info["kind"] == "scan", run.frame()
+    if "layer" not in frame:
+        return ""
+    last = frame[frame.gauge == "phase"].groupby("layer").value.last()
+    phases = {(layer,): run.info["phases"][int(code)] for layer, code in last.items()}
+    collapsed = [layer for layer, phase in phases.items() if phase == "collapsed"]
+    items: dict[str, str] = {}
+    for gauge, rule in (CHECKPOINTS if scan else TRAINING).items():
+        curves = describe_all(frame[frame.gauge == gauge], rule, collapsed=collapsed if gauge == "entropy" else ())
+        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for (n,), curve in curves.items()}
+        if curves:
+            items[f"rule for {titled(gauge)}"] = f"{rule.smoothed('checkpoints' if scan else 'measurements')}{rule}"
+    return more("What each layer did", facts(items)) if items else ""
 
 
 def _quoted(path: Path) -> str:
