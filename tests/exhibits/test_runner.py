@@ -23,7 +23,7 @@ from joma._exhibits.base import Exhibit, Experiment, Judgement, Outcome
 from joma._exhibits.runner import Job, Reproduction, Runner, stored_claims, time_left
 from joma._jobs import engines
 from joma._jobs.engines import Task, work
-from joma._report import write_report
+from joma._report.page import write_report
 from joma._run import RunError, write_json
 from joma.cli import main
 from joma.cli import reproduce as reproduce_command

@@ -30,6 +30,10 @@ def _reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
     report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting of the preset; of one exhibit."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Exhibits at a time; results do not depend on it.  [default: the cores]")
     ] = None,
@@ -59,6 +63,12 @@ def _reproduce(
 
         raise ValueError(nearest(preset, PRESETS, "preset"))
     chosen = get(exhibits) if exhibits else list(registered().values())
+    if set_:
+        from joma._exhibits.choices import with_settings
+
+        if len(chosen) != 1:
+            raise ValueError("--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …")
+        chosen = [with_settings(chosen[0], preset, set_)]
 
     from joma._exhibits.runner import Runner, read_claims
 
@@ -72,14 +82,14 @@ def _reproduce(
 
     _print(console, found)  # before the page: a disk that is full by now does not hide it
 
-    from joma._report import write_report
+    from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
     made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
     all_there = [
         made.get(exhibit.id, exhibit)
         for exhibit in registered().values()
-        if exhibit in chosen or is_there(exhibit, preset, out, seed)
+        if exhibit.id in made or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
         out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,
