@@ -68,16 +68,16 @@ def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float
     by = ["layers", "lr", "layer"]
     phases = measured(run, "phase", data).sort_values("step").groupby(by).value.last()
     collapsed = phases[phases == PHASES.index("collapsed")].index if gauge == "entropy" else ()
-    found = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
-    return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in found.items()}
+    by_key = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
+    return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()}
 
 
 def rank_story(run: Run, data: str) -> tuple[str, dict[str, Any]]:
     """The stable rank of the lower MLPs: where it fell and rose again, in words and numbers."""
-    found = curves(run, data, "stable_rank")
-    done = [c for c in found.values() if c.bounced]
-    words = f"stable rank of the lower MLP falls and rises again in {len(done)} of {len(found)} layers"
-    return words, {_name(key): c.numbers() for key, c in found.items()}
+    ranks = curves(run, data, "stable_rank")
+    bounced = [c for c in ranks.values() if c.bounced]
+    words = f"stable rank of the lower MLP falls and rises again in {len(bounced)} of {len(ranks)} layers"
+    return words, {_name(key): c.numbers() for key, c in ranks.items()}
 
 
 def entropy_story(run: Run, data: str) -> dict[str, Any]:

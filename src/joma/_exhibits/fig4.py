@@ -89,7 +89,7 @@ def draw(run: Run) -> Chart:
         right = (
             alt.Chart(
                 entropy,
-                title=alt.Title("attention entropy", subtitle="one line a draw of μ; bold: the one on the left"),
+                title=alt.Title("attention entropy", subtitle="one line per draw of μ; bold: the one on the left"),
             )
             .mark_line()
             .encode(
@@ -111,8 +111,8 @@ def draw(run: Run) -> Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    found = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
-    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in found.items()]
+    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 

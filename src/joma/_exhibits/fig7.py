@@ -87,7 +87,7 @@ def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
 
 
 def draw(run: Run) -> Chart:
-    """Stable rank above, entropy below; one column a model, one line a layer coloured by depth."""
+    """Stable rank above, entropy below; one column per model, one line per layer coloured by depth."""
     frame, _ = table(run)
     columns = []
     for model in run.info["config"]["settings"]["models"]:
@@ -127,26 +127,26 @@ def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
 def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
     """(model, gauge, layer) -> what its curve did; models of fewer than three checkpoints have none."""
     long = frame[frame.groupby(["model", "gauge", "layer"]).step.transform("count") >= 3]
-    found = {
+    curves = {
         (model, gauge, int(layer)): curve
         for gauge, rule in CHECKPOINTS.items()
         for (model, layer), curve in describe_all(long[long.gauge == gauge], rule, ["model", "layer"]).items()
     }
     models = list(dict.fromkeys(frame.model))
-    return dict(sorted(found.items(), key=lambda item: models.index(item[0][0])))
+    return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))
 
 
 def judge(run: Run) -> Judgement:
     """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
     frame, dropped = table(run)
-    found = shapes(frame)
-    models = list(dict.fromkeys(model for model, gauge, _ in found if gauge == "stable_rank"))
+    curves = shapes(frame)
+    models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
     words, bounced, suppressed = [], [], []
     for model in models:
-        layers = [layer for name, gauge, layer in found if (name, gauge) == (model, "stable_rank")]
-        top, bottom = (found[model, "stable_rank", pick(layers)] for pick in (max, min))
-        attended = [layer for name, gauge, layer in found if (name, gauge) == (model, "entropy")]
-        attends = found[model, "entropy", max(attended)] if attended else None
+        layers = [layer for name, gauge, layer in curves if (name, gauge) == (model, "stable_rank")]
+        top, bottom = (curves[model, "stable_rank", pick(layers)] for pick in (max, min))
+        attended = [layer for name, gauge, layer in curves if (name, gauge) == (model, "entropy")]
+        attends = curves[model, "entropy", max(attended)] if attended else None
         bounced += [model] * top.bounced
         suppressed += [model] * (bottom.dipped and not bottom.bounced)
         words.append(
@@ -154,15 +154,15 @@ def judge(run: Run) -> Judgement:
             f"({bottom.pattern}), entropy of the top layer "
             + (f"{_path(attends)} ({attends.pattern})" if attends else "could not be measured")
         )
-    whole = bounced == models and suppressed == models
-    verdict = "holds" if models and whole else "holds under" if bounced else "fails"
+    complete = bounced == models and suppressed == models
+    verdict = "holds" if models and complete else "holds under" if bounced else "fails"
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
     if dropped:
-        told = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
-        words.append(f"left out, since a later checkpoint has the same weights: {told}")
-    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
-    tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
+        copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
+        words.append(f"left out, since a later checkpoint has the same weights: {copies}")
+    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in curves.items()}
+    tops = {m: curves[m, "stable_rank", max(n for k, g, n in curves if (k, g) == (m, "stable_rank"))] for m in models}
     measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
     return Judgement(
         Verdict(verdict), RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)"
