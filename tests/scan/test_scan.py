@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.jobs import calls
 from tests.scan.models import D, H, lower, model, save, stable_rank
 
 import joma
+from joma._jobs import cluster, local
+from joma._scan import scan as module
 from joma._scan.scan import Scan
 
 STEPS = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *range(1000, 10_000, 1000)]  # 20
@@ -265,22 +269,46 @@ def test_bad_options(options, message, bare):
         joma.scan(str(bare), **options)
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of Ray
-def test_ray_gives_the_same_rows(ray_cluster, bare, whole, tmp_path):
-    the_same_rows("ray", bare, whole, tmp_path)
+@pytest.fixture(params=["processes", "ray"])
+def engine(request):
+    """With warnings as errors, as everywhere in these tests."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
 
 
-def test_loky_gives_the_same_rows(bare, whole, tmp_path):
-    the_same_rows("loky", bare, whole, tmp_path)
+def test_a_dying_worker_costs_an_attempt_of_its_checkpoint_and_the_rows_are_the_same(
+    engine, bare, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "_measure_one", calls.measure_killed)
+    scan = joma.scan(str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path)
+    assert (tmp_path / "killed").read_text().count("\n") == 2  # step 1: at the second attempt
+    assert {row.step: row.status for row in scan.checkpoints().itertuples()} == {0: "ok", 1: "ok", 2: "failed", 4: "ok"}
+    assert scan.checkpoints().set_index("step").note[2].startswith("the process that measured it died")
+    alone = whole.frame()
+    assert scan.frame().equals(alone[alone.step.isin([0, 1, 4])].reset_index(drop=True))
+    alone, again = whole.checkpoints(), scan.checkpoints()
+    steps = alone.step.isin([0, 1, 4])
+    assert again[again.step != 2].reset_index(drop=True).equals(alone[steps].reset_index(drop=True))
 
 
-def the_same_rows(engine, bare, whole, tmp_path):
-    scan = joma.scan(str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine)
-    assert len(scan.status()) == 4
+def test_a_leaking_worker_is_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_GROWTH", 20e6)
+    monkeypatch.setattr(cluster, "_CALLS", 2)
+    monkeypatch.setattr(module, "_measure_one", calls.measure_and_leak)
+    reported = []
+    scan = joma.scan(
+        str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
+        report=lambda done, total, what: reported.append((done, len(Scan(tmp_path / "run").status()))),
+    )  # fmt: skip
+    pids = Counter(file.read_text() for file in tmp_path.glob("pid-*"))
+    assert max(pids.values()) <= 2
     alone = whole.frame()
     assert scan.frame().equals(alone[alone.step <= 4])
     alone = whole.checkpoints()
     assert scan.checkpoints().equals(alone[alone.step <= 4])
+    assert {done for done, _ in reported} == set(range(5))
+    assert all(done == stored for done, stored in reported)  # each row is written before the next is waited for
 
 
 def test_picture_has_a_log_axis_with_step_0(whole):
