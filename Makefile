@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test coverage lint bench figures docs format clean
+.PHONY: help reproduce test coverage lint bench figures record docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -28,10 +28,11 @@ test: $(READY) ## run the tests on all cores
 coverage: $(READY) ## the same with coverage: at least 90 % of the lines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q --cov --cov-report=term
 
-lint: $(READY) ## ruff (lint and format) and mypy
+lint: $(READY) ## ruff (lint and format), mypy and the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(READY) ## benchmarks against what one would use instead, side by side
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -39,6 +40,9 @@ bench: $(READY) ## benchmarks against what one would use instead, side by side
 
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
+
+record: $(READY) ## go on with the queue of long runs (docs/record.md); needs WikiText-2 in JOMA_DATA
+	$(BIN)/python docs/record.py
 
 docs: $(READY) ## build the documentation into site/, offline and with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -18,15 +18,17 @@ from joma._exhibits.base import load_verdict
 from joma._exhibits.runner import Runner
 from joma._report.plot import plot
 from joma._train.simulate import simulate
-from joma.theory.claims import Claim, Result, check, claims
+from joma.theory.claims import check, claims
 
 ROOT = Path(__file__).parent.parent
 PARTS = ["pictures", "reading", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
+import claim_pages  # noqa: E402
 import dataflow  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
+from claim_pages import cell  # noqa: E402
 
 
 def pictures(folder: Path, keep: bool) -> None:
@@ -43,65 +45,6 @@ def pictures(folder: Path, keep: bool) -> None:
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
     simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0, force=True)
     shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")
-
-
-def cell(text: str | None) -> str:
-    """``text`` for a Markdown table."""
-    return (text or "").replace("|", "\\|")
-
-
-def full_table(results: list[tuple[Claim, Result]]) -> str:
-    """docs/claims.md: each claim with its statement, verdict, correction, derivation and control."""
-    lines = [
-        "# Claims",
-        "",
-        "Made by `make figures` from `joma claims`. Every check must also reject its control, a deliberately wrong "
-        "variant of the statement.",
-        "",
-    ]
-    for claim, r in results:
-        lines += [f'<a id="{r.id}"></a>', "", f"## {r.id}: {r.verdict}", "", f"*{r.source}.* {r.statement}", ""]
-        for name, text in (("Corrected", r.correction), ("Under", r.condition), ("Why", claim.derivation)):
-            if text:
-                lines += [f"**{name}.** {text}.".replace("..", "."), ""]
-        lines += [
-            f"Measured: {r.measures}: **{r.value:.2g}** "
-            f"(tolerance {r.tolerance:.2g}; as printed {r.printed_value:.2g}). "
-            f"Control: {r.control}: {r.control_value:.2g}, {'rejected' if r.control_rejected else 'NOT REJECTED'}.",
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def errata(results: list[tuple[Claim, Result]]) -> str:
-    """docs/errata.md: where the printed formula and the derivation differ, and the number that decides."""
-    lines = [
-        "# Errata",
-        "",
-        "Made by `make figures` from the claims: every place where the paper's formula and the derivation differ. The "
-        "numbers come from one and the same check, applied to both formulas.",
-        "",
-    ]
-    for claim, r in results:
-        if r.verdict == "holds" or not claim.paper_formula:
-            continue
-        lines += [f"## {r.source} (`{r.id}`): {r.verdict}", ""]
-        lines += [f"**Printed.** {claim.paper_formula}", "", f"**Derived.** {claim.corrected_formula}", ""]
-        lines += [f"**Derivation.** {claim.derivation}", ""]
-        decides = f"{r.measures}: as printed **{r.printed_value:.2g}**, tolerance {r.tolerance:.2g}"
-        if r.verdict != "fails":
-            decides += f", as derived **{r.value:.2g}**"
-        lines += [f"**Decides.** {decides}.", ""]
-    return "\n".join(lines)
-
-
-def short_table(results: list[tuple[Claim, Result]]) -> str:
-    """The README's table."""
-    lines = ["| claim | the paper says | verdict | error / tolerance |", "|---|---|---|--:|"]
-    lines += [
-        f"| `{r.id}` | {cell(r.statement)} | {r.verdict} | {r.value:.2g} / {r.tolerance:.2g} |" for _, r in results
-    ]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -123,15 +66,15 @@ def main() -> None:
 
 def tables(folder: Path) -> None:
     """Claims, errata, the index of the paper and the README's table."""
-    results = [(claim, check(claim)) for claim in claims()]
-    (ROOT / "docs/claims.md").write_text(full_table(results))
-    (ROOT / "docs/errata.md").write_text(errata(results))
+    results = [check(claim) for claim in claims()]
+    (ROOT / "docs/claims.md").write_text(claim_pages.full_table(results))
+    (ROOT / "docs/errata.md").write_text(claim_pages.errata(results))
     exhibits = {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
-    (ROOT / "docs/paper-index.md").write_text(paper_index.page({r.id: r.verdict for _, r in results}, exhibits))
+    (ROOT / "docs/paper-index.md").write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
     guide = ROOT / "docs/reproduce.md"
     guide.write_text(between(guide.read_text(), "exhibits", exhibit_sections(folder)))
     readme = ROOT / "README.md"
-    text = between(readme.read_text(), "claims", short_table(results))
+    text = between(readme.read_text(), "claims", claim_pages.short_table(results))
     text = between(text, "exhibits", exhibit_table(folder))
     readme.write_text(between(text, "benchmarks", benchmark_table()))
 

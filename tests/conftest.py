@@ -7,10 +7,26 @@ said so in the last lines, or missing and an error.
 import os
 import re
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
+RUNNING = pytest.StashKey()
 HOW = "install chromium and chromium-driver (apt-get install chromium chromium-driver)"
+
+
+def pytest_configure(config):
+    """While tests run, the queue of long runs (docs/record.py) stands still: it looks at this lock."""
+    from joma._run.lock import take
+
+    user = getattr(os, "getuid", int)()
+    config.stash[RUNNING] = take(Path(tempfile.gettempdir()) / f"joma-tests-{user}.lock", shared=True, wait=True)
+
+
+def pytest_unconfigure(config):
+    if (descriptor := config.stash.get(RUNNING, None)) is not None:
+        os.close(descriptor)
 
 
 def find_browser():

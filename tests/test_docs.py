@@ -18,7 +18,8 @@ from joma._exhibits import EXHIBITS
 from joma._exhibits.base import Exhibit, reproduce
 from joma._gauges.registry import gauges, remove
 from joma.cli import app
-from joma.theory.claims import _registry, check, claims, get
+from joma.theory import claims as registry
+from joma.theory.claims import check, claims, get
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -209,7 +210,7 @@ def test_the_example_of_a_claim():
         result = check(get(["E3"])[0])
         assert (result.verdict, result.ok) == ("holds as corrected", True)
     finally:
-        _registry._CLAIMS.pop("E3", None)
+        registry.remove("E3")
 
 
 def test_public_functions_document_every_argument_and_what_they_return():

@@ -11,11 +11,12 @@ import pytest
 
 from joma import Run
 from joma._exhibits import fig6, fig8, get, reproduce
-from joma._exhibits._curves import LEAST, curve
+from joma._run.curve import ENTROPY, describe
 from joma._run.writer import RunWriter
 from joma._watch.phases import PHASES
 
 STEPS = np.arange(0, 1000, 10)
+AXES = {"entropy": ["layer"], "stable_rank": ["layer"], "phase": ["layer"]}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def shape(*corners: float) -> np.ndarray:
     ],
 )
 def test_what_a_curve_did(values, pattern):
-    found = curve(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)), LEAST["entropy"])
+    found = describe(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)), ENTROPY)
     assert found.pattern == pattern
     if pattern == "dip and bounce":
         assert found.depth == pytest.approx(0.92, abs=0.03)
@@ -49,7 +50,7 @@ def test_what_a_curve_did(values, pattern):
 def made_up(path, settings, curves, losses):
     """A run with these curves: (layers, lr) -> one a layer; the same on every corpus."""
     corpora = settings["data"] if isinstance(settings["data"], list) else [settings["data"]]
-    writer = RunWriter.create(path, kind="exhibit", config={"settings": settings}, axes=fig6.AXES)
+    writer = RunWriter.create(path, kind="exhibit", config={"settings": settings}, axes=AXES)
     with writer:
         for data, ((layers, lr), lines) in itertools.product(corpora, curves.items()):
             for n, step in enumerate(STEPS):

@@ -7,20 +7,20 @@ from joma._report import write_report
 from joma._report.runs import report
 from joma._run import RunWriter
 from joma.theory.claims import Result, claims
+from joma.theory.verdict import Verdict
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
-VERDICTS = ("holds", "holds as corrected", "holds under", "fails", "error")
+VERDICTS = (Verdict.HOLDS, Verdict.CORRECTED, Verdict.UNDER, Verdict.FAILS, Verdict.ERROR)
 
 
 def results():
     """One for each registered claim; nothing is checked, the verdicts take turns."""
     return [
         Result(
-            id=c.id, source=c.source, statement=c.statement, verdict=VERDICTS[n % 5], value=1e-9, tolerance=1e-6,
-            correction=c.correction, condition=c.condition, control_rejected=True, printed_value=0.5, control_value=1.0,
-            measures=c.measures, control=c.control, seconds=0.0, error="NaN < 1 & x" if n % 5 == 4 else None,
+            claim=claim, verdict=VERDICTS[n % 5], value=1e-9, printed_value=0.5, control_value=10.0, cases=3,
+            seconds=0.0, error="NaN < 1 & x" if n % 5 == 4 else None,
         )
-        for n, c in enumerate(claims())
+        for n, claim in enumerate(claims())
     ]  # fmt: skip
 
 

@@ -1,13 +1,16 @@
 """The claims: every one decides, every control is rejected, and the rule behind the verdicts."""
 
 import importlib.util
+import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from joma.theory import claims as registry
-from joma.theory.claims import Claim, check
+from joma.theory.claims import Claim, Result, check, claim
+from joma.theory.verdict import Verdict
 
 EXPECTED = {
     "A1.per_hidden_loss": "holds",
@@ -79,11 +82,11 @@ def test_the_verdict_is_the_derived_one_and_the_control_is_rejected(id):
 
 
 def test_the_errata_hold_what_differs_from_the_paper_and_nothing_else():
-    path = Path(__file__).parents[2] / "docs/make_figures.py"
-    spec = importlib.util.spec_from_file_location("make_figures", path)
+    path = Path(__file__).parents[2] / "docs/_build/claim_pages.py"
+    spec = importlib.util.spec_from_file_location("claim_pages", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = module.errata([(claim, check(claim)) for claim in registry.get(["T2.invariant", "L6"])])
+    text = module.errata([check(claim) for claim in registry.get(["T2.invariant", "L6"])])
     (differs,) = registry.get(["T2.invariant"])
     assert "`L6`" not in text
     for part in (differs.paper_formula, differs.corrected_formula, differs.derivation, "as derived"):
@@ -129,6 +132,62 @@ def test_a_check_that_rejects_what_is_true_is_an_error():
     result = check(made_up({"printed": 3, "reference": 5, "control": 9}, reference="r"))
     assert result.verdict == "error"
     assert "rejects what is true" in result.error
+
+
+@pytest.mark.parametrize("empty", [[], (), iter(())])
+def test_a_check_that_had_nothing_to_check_is_an_error(empty):
+    result = check(made_up({"printed": empty, "control": 2}))
+    assert result.verdict is Verdict.ERROR
+    assert "nothing to check" in result.error
+
+
+def test_the_largest_error_of_all_cases_counts():
+    result = check(made_up({"printed": [0.1, 0.9, 0.4], "control": [0.0, 2.0]}))
+    assert (result.verdict, result.value, result.cases, result.control_value) == (Verdict.HOLDS, 0.9, 3, 2.0)
+    assert check(made_up({"printed": [0.1, math.nan], "control": 2})).verdict is Verdict.ERROR
+
+
+def test_a_result_goes_through_json_and_keeps_its_claim():
+    result = check(made_up({"printed": 0.5, "control": 2}, remark="r"))
+    again = Result.from_dict(json.loads(json.dumps(result.as_dict())))
+    assert again == result
+    assert (again.claim.id, again.note, again.ok) == ("X", "r", True)
+
+
+FIELDS = {"source": "here", "statement": "s", "tolerance": 0.5, "measures": "m", "control": "c"}
+
+
+def test_users_register_claims_of_their_own(monkeypatch):
+    @claim("Z.mine", **FIELDS)
+    def mine(variant):
+        return 1.0 if variant == "control" else 0.0
+
+    try:
+        assert registry.claims()[-1].id == "Z.mine"
+        assert check(registry.get(["Z"])[0]).verdict is Verdict.HOLDS
+        with pytest.raises(ValueError, match=r"there is a claim 'Z.mine' already"):
+            claim("Z.mine", **FIELDS)(mine)
+    finally:
+        registry.remove("Z.mine")
+
+
+def test_packages_bring_claims_by_an_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "their_claims.py").write_text(
+        "from joma.theory.claims import claim\n"
+        f"@claim('Z.theirs', **{FIELDS!r})\n"
+        "def theirs(variant):\n    return 1.0 if variant == 'control' else 0.0\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[joma.claims]\ntheirs = their_claims\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        for _ in range(2):  # it is loaded once
+            assert [c.id for c in registry.get(["Z.theirs"])] == ["Z.theirs"]
+    finally:
+        registry.remove("Z.theirs")
+        sys.modules.pop("their_claims", None)
 
 
 def test_groups_and_near_misses():

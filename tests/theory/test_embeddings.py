@@ -109,7 +109,7 @@ def test_product_logits_keep_their_balance_and_start_as_the_preconditioner_says(
 def test_until_ends_the_flow_when_a_logit_has_moved_that_far():
     task, w, U, z, _, _ = parameters()
     path = EmbeddingFlow(task, "exp", "gelu").integrate(50.0, w, U, z, times=2001, until=0.5)
-    assert path.status == "done"
+    assert path.ending.done
     assert path.t[-1] < 50.0
     assert 0.3 < np.abs(path.z[-1] - path.z[0]).max() <= 0.5 + 1e-9
 

@@ -6,7 +6,7 @@ import torch
 from scipy.integrate import solve_ivp
 from scipy.special import expit
 
-from joma.theory import FoldedFlow, JointFlow, Task
+from joma.theory import EndingKind, FoldedFlow, JointFlow, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
 
 
@@ -138,7 +138,8 @@ def test_a_pair_of_callables_is_an_activation():
 def test_relu_from_zero_is_not_unique_and_says_so():
     rng = np.random.default_rng(7)
     path = JointFlow(random_gradients(rng), "softmax", "relu").integrate(5.0)
-    assert path.status.startswith("not unique at t = 0")
+    assert path.ending.kind is EndingKind.NOT_UNIQUE
+    assert path.ending.t == 0
     assert "v0 ≠ 0" in path.status
     assert len(path.t) == 1
 
@@ -150,15 +151,17 @@ def test_linear_attention_from_zero_moves_only_the_bias():
     assert np.abs(path.xi[-1]).max() > 0
 
 
-def test_giving_up_and_overflow_are_statuses():
+def test_giving_up_and_overflow_are_endings():
     rng = np.random.default_rng(9)
     task = random_gradients(rng)
     start = small_start(task, rng, 0.3)
     few = JointFlow(task, "exp", "relu").integrate(5.0, *start, max_steps=3)
-    assert few.status.startswith("gave up at t = ")
+    assert few.ending.kind is EndingKind.STEPS
+    assert few.ending.t == few.t[-1]
     assert 0 < few.t[-1] < 5.0
     wild = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").descend(200, 1.0)
-    assert wild.status.startswith("overflow at step ")
+    assert wild.ending.kind is EndingKind.OVERFLOW
+    assert wild.ending.t == len(wild.t)  # the step size is 1, and that step is not kept
     assert np.isfinite(wild.v).all()
 
 
@@ -287,13 +290,13 @@ def test_the_margin_of_a_switch_knows_what_errors_of_the_state_do_to_it(seed):
 
 
 @pytest.mark.parametrize("seed", [4, 12])
-def test_a_blow_up_while_samples_slide_is_a_status_at_any_tolerance(seed):
+def test_a_blow_up_while_samples_slide_is_an_ending_at_any_tolerance(seed):
     rng = np.random.default_rng(seed)
     flow = JointFlow(Task(rng.random((10, 3)), rng.standard_normal((10, 2))), "exp", "relu")
     v0 = rng.standard_normal((3, 2))
     tight, loose = (flow.integrate(50.0, v0, rtol=rtol, atol=0.1 * rtol) for rtol in (1e-10, 1e-6))
     for path in (tight, loose):
-        assert path.status.startswith("blow-up at t = ")
+        assert path.ending.kind is EndingKind.BLOW_UP
         assert path.slides
     assert loose.t[-1] == pytest.approx(tight.t[-1], rel=1e-5)
 
@@ -320,11 +323,11 @@ def test_moving_gradients_never_blow_up(loss):
 
 def test_growth_without_bound_is_an_overflow_and_can_still_be_read():
     path = JointFlow(Task([[1.0, 0.5]], [[10.0]]), "linear", "linear").integrate(200.0, z0=[1.0, 1.0])
-    assert path.status.startswith("overflow at t = ")
+    assert path.ending.kind is EndingKind.OVERFLOW
     assert path.invariant().max_drift < 1e-12
     assert np.isfinite(path.entropy()).all()
     descent = JointFlow(Task([[1.0, 0.0], [0.0, 1.0]], [[1.0], [1.0]]), "exp", "linear").descend(200, 1.0)
-    assert descent.status.startswith("overflow at step ")
+    assert descent.ending.kind is EndingKind.OVERFLOW
     assert np.isfinite(descent.entropy()).all()
     assert np.isfinite(descent.invariant().law_error)
 
@@ -335,7 +338,8 @@ def test_a_start_on_the_kink_is_seen_through_the_rounding_of_an_embedding():
     U = np.linalg.qr(rng.standard_normal((6, 3)))[0]
     for embedding in (None, U):
         path = JointFlow(task, "exp", "relu", embedding=embedding).integrate(1.0, v0=[[2.0], [5.0]])
-        assert path.status.startswith("not unique at t = 0: 1 sample-node pairs")
+        assert path.ending.kind is EndingKind.NOT_UNIQUE
+        assert "1 sample-node pairs" in path.status
 
 
 def test_leaky_units_leave_zero_where_the_way_is_unique():
@@ -352,7 +356,8 @@ def test_many_samples_on_one_kink_are_no_trap():
     rng = np.random.default_rng(18)
     task = Task.classification(rng.random((150, 5)), rng.integers(5, size=150))
     path = JointFlow(task, "exp", "leaky_relu").integrate(1.0)
-    assert path.status.startswith("not unique at t = 0: 750 sample-node pairs")
+    assert path.ending.kind is EndingKind.NOT_UNIQUE
+    assert "750 sample-node pairs" in path.status
 
 
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
@@ -369,9 +374,21 @@ def test_folding_does_not_cancel_for_large_weights(activation):
 
 
 @pytest.mark.parametrize("method", ["auto", "RK45", "Radau", "BDF", "LSODA"])
-def test_whatever_a_stepper_makes_of_a_field_without_values_is_a_status(method):
+def test_whatever_a_stepper_makes_of_a_field_without_values_is_an_ending(method):
     pair = (lambda a: a, lambda a: np.where(a > 1, np.nan, 1.0))
     path = JointFlow(Task([[1.0, 0.5], [0.2, 0.9]], [[1.0], [1.0]]), "softmax", pair).integrate(5.0, method=method)
-    assert path.status.startswith("the integrator stopped at t = ")
+    assert path.ending.kind is EndingKind.INTEGRATOR
     assert 0.4 < path.t[-1] < 0.7
     assert np.isfinite(path.v).all()
+
+
+def test_an_ending_reads_as_the_sentence_it_always_was():
+    """str(ending) is what users see as ``status``; the kind and the time are what programs go by."""
+    done = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").integrate(0.5)
+    assert (done.status, done.ending.kind, done.ending.t, done.done) == ("done", EndingKind.DONE, 0.5, True)
+    blown = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").integrate(5.0)
+    assert (
+        blown.status == str(blown.ending) == f"blow-up at t = {blown.ending.t:.10g}: the solution does not exist beyond"
+    )
+    assert blown.ending.t == pytest.approx(np.sqrt(np.pi / 2), rel=1e-9)
+    assert not blown.done

@@ -66,9 +66,9 @@ def test_a_constant_mean_attention_means_constant_logits(seed):
     task = random_gradients(rng, samples=8, tokens=6, nodes=3)
     flow = JointFlow(task, "softmax", "gelu", temperature=0.7)
     v, xi, z = rng.standard_normal((6, 3)), rng.standard_normal(3), rng.standard_normal(6)
-    b, a = flow.forward(v, xi, z)
-    z_dot = flow.velocity(v, b, flow.forces(a, flow.activation.derivative(a))).z
-    p = flow._p
+    b, a = flow.block.forward(v, xi, z)
+    z_dot = flow.block.velocity(v, b, flow.block.forces(a, flow.activation.derivative(a))).z
+    p = flow.block.p
     laplacian = np.diag(p @ b) - (p[:, None] * b).T @ b
     eigenvalues = np.linalg.eigvalsh(laplacian)
     assert abs(eigenvalues[0]) < 1e-14
@@ -76,7 +76,9 @@ def test_a_constant_mean_attention_means_constant_logits(seed):
     assert abs(z_dot.sum()) < 1e-14  # ż is orthogonal to it
     h = 1e-6
     b_bar_dot = (
-        p @ (flow.attention.weights(z + h * z_dot, flow._x) - flow.attention.weights(z - h * z_dot, flow._x)) / (2 * h)
+        p
+        @ (flow.attention.weights(z + h * z_dot, flow.block.x) - flow.attention.weights(z - h * z_dot, flow.block.x))
+        / (2 * h)
     )
     assert np.linalg.norm(b_bar_dot) >= eigenvalues[1] / 0.7 * np.linalg.norm(z_dot) * (1 - 1e-6)
 

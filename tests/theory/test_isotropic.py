@@ -11,6 +11,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import kstest
 
 from joma.theory.claims.critical_points import _Tent
+from joma.theory.ending import EndingKind
 from joma.theory.isotropic import (
     Density,
     ExpNorm,
@@ -240,8 +241,9 @@ def test_linear_nodes_move_straight_and_absolute_values_die_in_finite_time():
     np.testing.assert_allclose(path.v[-1] - V, 2.0 * np.array([0.5, -0.6, 0.3]) @ CENTRES, rtol=1e-9)
     alone = Mixture(Gaussian(3), np.zeros((1, 3)), [-1.0], (-1.0, 1.0))  # v̇ = −E|s| v̂
     path = alone.integrate(10.0, [0.6, 0.0, 0.8])
-    assert path.status.startswith("dies at t = ")
-    assert float(path.status.split()[-1]) == pytest.approx(np.sqrt(np.pi / 2), rel=1e-6)
+    assert path.ending.kind is EndingKind.DIED
+    assert path.ending.t == pytest.approx(np.sqrt(np.pi / 2), rel=1e-6)
+    assert path.status == f"dies at t = {path.ending.t:.10g}"
 
 
 # -- critical rays --------------------------------------------------------------------------------------------

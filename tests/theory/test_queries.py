@@ -52,8 +52,8 @@ def test_the_field_is_the_gradient_of_the_block_written_out_with_its_embeddings(
     )
     both = E.T @ w
     v, xi = both[: H * M], both[H * M :]
-    b, a = flow.forward(v, xi, z)
-    velocity = flow.velocity(v, b, flow.forces(a, flow.activation.derivative(a)))
+    b, a = flow.block.forward(v, xi, z)
+    velocity = flow.block.velocity(v, b, flow.block.forces(a, flow.activation.derivative(a)))
 
     def value(w, z):
         return objective(task, query, E, w, z, attention, 0.7, H)
@@ -152,9 +152,9 @@ def test_what_a_query_adds_beyond_its_prediction_is_an_area():
     path = flow.descend(2000, 0.01, *start(rng, 1, "exp"))
     part, area, dv = np.zeros((Q, M, K)), np.zeros((Q, M)), np.diff(path.v, axis=0)
     for n in range(len(dv)):
-        b, a = flow.forward(path.v[n], path.xi[n], path.z[n])
-        s = flow.forces(a, flow.activation.derivative(a))
-        step = np.stack([0.01 * (b[flow._q == m].T @ s[flow._q == m]) for m in range(Q)])
+        b, a = flow.block.forward(path.v[n], path.xi[n], path.z[n])
+        s = flow.block.forces(a, flow.activation.derivative(a))
+        step = np.stack([0.01 * (b[flow.block.query == m].T @ s[flow.block.query == m]) for m in range(Q)])
         middle = path.v[n] - path.v[0] + dv[n] / 2
         area += 0.5 * (middle * step - (part + step / 2) * dv[n]).sum(axis=2)
         part += step
@@ -187,7 +187,7 @@ def test_softmax_prediction_sums_to_zero_over_tokens():
 def test_identical_rows_of_different_queries_stay_apart():
     x = np.array([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     flow = BlockFlow(Task(x, [[1.0], [-1.0], [2.0]]), [0, 0, 1], "exp", "gelu")
-    assert len(flow._x) == 2
+    assert len(flow.block.x) == 2
     path = flow.integrate(0.5, times=3)
     assert path.xi[-1, 1, 0] > path.xi[-1, 0, 0]
 

@@ -87,7 +87,7 @@ def test_the_flow_of_merged_rows_is_the_flow_of_all_of_them(loss, monkeypatch):
     merged = JointFlow(task, "softmax", "gelu").integrate(3.0, *start, times=7)
     monkeypatch.setattr(Task, "merged", lambda self, rows=None: (self, np.arange(self.samples)))
     apart = JointFlow(task, "softmax", "gelu").integrate(3.0, *start, times=7)
-    assert JointFlow(task)._x.shape == (6, 3)
+    assert JointFlow(task).block.x.shape == (6, 3)
     for name in ("v", "xi", "z"):
         np.testing.assert_allclose(getattr(merged, name), getattr(apart, name), atol=1e-10)
 

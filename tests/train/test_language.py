@@ -144,6 +144,14 @@ def test_a_run(tmp_path):
         train(Settings(**{**TINY, "lr": 0.01}, steps=20), tmp_path / "run")
 
 
+def test_validation_losses_may_be_rarer_than_measurements(tmp_path):
+    settings = Settings(**{**TINY, "every": 2, "valid_every": 3}, steps=20)
+    frame = train(settings, tmp_path / "run", say=lambda line: None).frame()
+    assert sorted(frame[frame.gauge == "valid_loss"].step) == [3, 6, 9, 12, 15, 18, 20]
+    assert sorted(frame[frame.gauge == "entropy"].step.unique()) == [*range(1, 17), 18, 20]
+    assert list(frame[frame.gauge == "loss"].step) == sorted(frame.step.unique())
+
+
 SCRIPT = """
 import sys, json
 from joma._train.language import train
@@ -232,6 +240,12 @@ def test_divergence_is_an_outcome(tmp_path):
         ({"weight_decay": float("nan")}, "weight decay must be a number of at least 0"),
         ({"init": -0.1}, "init must be a number of at least 0"),
         ({"activation": "tanh"}, "unknown activation 'tanh': choose relu or gelu"),
+        ({"start": "alike"}, "unknown start 'alike': choose copied or apart or xavier"),
+        ({"probe": "all"}, "unknown probe 'all': choose windows or authors"),
+        ({"probe": "authors"}, "probe authors needs a length of 35, got 12"),
+        ({"probe": "authors", "length": 35}, "window 100 of 10 streams"),
+        ({"fresh_adam": 1}, "fresh adam must be true or false, got 1"),
+        ({"valid_windows": -1}, "valid windows must be a whole number of at least 0, got -1"),
         ({"heads": 3}, "not a multiple of 3 heads"),
         ({"gauges": ("entropi",)}, "Did you mean"),
         ({"length": 100_000}, "shorter than a window"),

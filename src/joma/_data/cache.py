@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from joma._data.tokens import KINDS, Tokeniser, Tokens
 from joma._run import RunError, staged, write_json
+from joma._run.lock import take
 
 T = TypeVar("T")
 
@@ -62,18 +63,17 @@ def entry(path: Path, load: Callable[[Path], T | None], fill: Callable[[Path], N
 
 @contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait for other processes that make the same entry; the lock goes with the process that holds it."""
+    """Wait for other processes that make the same entry; where there are no locks, nobody waits."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.with_name(f".{path.name}.lock").open("ab")
+        descriptor = take(path.with_name(f".{path.name}.lock"), wait=True)
     except OSError as error:
         raise ValueError(f"cannot write the cache: {error}. Set JOMA_CACHE to a folder of yours") from error
-    with stream:
-        with suppress(ImportError, OSError):  # no locks on this system or file system
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
+    assert descriptor is not None  # it waits
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _to_disk(folder: Path) -> None:

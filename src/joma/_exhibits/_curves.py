@@ -1,4 +1,4 @@
-"""Entropy curves of trained language models, for Figures 6 and 8: training, and what a curve did."""
+"""Language models that are trained for Figures 6 and 8, and what their curves did."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
+from joma._run.curve import ENTROPY, RANK, Curve, describe
 from joma._watch.phases import PHASES
 
 if TYPE_CHECKING:
     from joma._train.settings import Settings
 
-AXES = {"entropy": ["layer"], "stable_rank": ["layer"], "phase": ["layer"]}
+AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
+GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
+RULES = {"entropy": ENTROPY, "stable_rank": RANK}
 
 
 def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed: int, progress: Progress) -> None:
-    """Train each of ``runs`` (settings that differ from the defaults) and copy its curves into the exhibit.
+    """Train each of ``runs`` (settings that differ from the defaults) and refer to it.
 
-    The runs themselves are kept beside the exhibit, in ``<name>-runs/``, named by all of their settings: a killed
-    exhibit goes on where it was.
+    The runs are beside the exhibit, in ``<name>-runs/``, named by all of their settings: a killed exhibit goes on where
+    it was.
     """
     from joma._train.language import train
     from joma._train.settings import Settings
@@ -44,7 +45,8 @@ def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
             run = train(settings, out, say=lambda line: None, show=show)
-        _copy(run, writer, data=settings.data, layers=settings.layers, lr=settings.lr)
+        columns = {"data": settings.data, "layers": settings.layers, "lr": settings.lr}
+        writer.refer(run, GAUGES, **columns, status=run.info["status"])
 
 
 def _folder(settings: Settings) -> str:
@@ -53,84 +55,13 @@ def _folder(settings: Settings) -> str:
     return f"{settings.corpus_name},{settings.label},{digest}"
 
 
-def _copy(run: Run, writer: RunWriter, **columns: Any) -> None:
-    steps: dict[int, dict[str, Any]] = {}
-    for row in run.rows():
-        value = row["value"]
-        if row["gauge"] == "entropy":
-            value = [float(np.mean(heads)) for heads in value]
-        if row["gauge"] in (*AXES, "loss", "valid_loss"):
-            steps.setdefault(row["step"], {})[row["gauge"]] = value
-    for step, values in steps.items():
-        writer.write(step, values, **columns, status=run.info["status"])
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What one gauge of one layer did, smoothed."""
-
-    start: float
-    trough: float
-    trough_step: int
-    end: float
-    least: float  # the smallest dip that counts, in the gauge's unit; half of it for a bounce
-    collapsed: bool = False  # the watch's phase at the end
-
-    @property
-    def depth(self) -> float:
-        """How far it fell from its start."""
-        return self.start - self.trough
-
-    @property
-    def bounce(self) -> float:
-        """How far it rose again."""
-        return self.end - self.trough
-
-    @property
-    def dipped(self) -> bool:
-        """By 5 % of its start at least; the rule of the watch's phase `sparsifying`."""
-        return self.depth >= max(self.least, 0.05 * self.start)
-
-    @property
-    def bounced(self) -> bool:
-        """By 10 % of the dip at least; the rule of the watch's phase `bouncing`."""
-        return self.dipped and self.bounce >= max(self.least / 2, 0.1 * self.depth)
-
-    @property
-    def pattern(self) -> str:
-        """In words."""
-        if self.collapsed:
-            return "collapse"
-        return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
-
-    def __str__(self) -> str:
-        return f"{self.start:.2f} → {self.trough:.2f} (step {self.trough_step}) → {self.end:.2f}"
-
-    def numbers(self) -> dict[str, Any]:
-        """All of it, for a verdict."""
-        return {**asdict(self), "depth": self.depth, "bounce": self.bounce, "pattern": self.pattern}
-
-
-LEAST = {"entropy": 0.1, "stable_rank": 0.0}  # nats; a rank's dip is relative alone
-
-
-def curve(
-    steps: NDArray[np.int64], values: NDArray[np.float64], least: float, *, window: int = 5, collapsed: bool = False
-) -> Curve:
-    """The shape of a curve, by medians of ``window`` values: the highest before the trough is its start.
-
-    The first value is taken as it is: a fast fall right after it is no noise.
-    """
-    smooth = pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
-    low = int(np.argmin(smooth))
-    start = max(float(values[0]), float(smooth[: low + 1].max()))
-    return Curve(start, float(smooth[low]), int(steps[low]), float(smooth[-1]), least, collapsed)
-
-
 def measured(run: Run, gauge: str, data: str) -> pd.DataFrame:
-    """The table of a gauge, of the models that were trained on ``data``."""
+    """The table of a gauge, mean over heads, of the models that were trained on ``data``."""
     frame = run.frame(gauge)
-    return frame[frame["data"] == data]
+    frame = frame[frame["data"] == data]
+    if "head" not in frame:
+        return frame
+    return frame.groupby(["layers", "lr", "layer", "step"]).value.mean().reset_index()
 
 
 def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float, int], Curve]:
@@ -140,9 +71,7 @@ def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float
     for key, group in measured(run, gauge, data).groupby(["layers", "lr", "layer"], sort=True):
         layers, lr, layer = cast(tuple[int, float, int], key)
         over = gauge == "entropy" and PHASES[int(phases[key])] == "collapsed"
-        found[int(layers), float(lr), int(layer)] = curve(
-            group.step.to_numpy(), group.value.to_numpy(), LEAST[gauge], collapsed=over
-        )
+        found[int(layers), float(lr), int(layer)] = describe(group.step, group.value, RULES[gauge], collapsed=over)
     return found
 
 

@@ -8,7 +8,6 @@ folder appears whole or not at all.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import shutil
 import time
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
+from joma._run.fingerprint import fingerprint
 from joma._run.folder import lock, unlock
 
 PRESETS = ("quick", "laptop", "paper")
@@ -166,13 +166,12 @@ def get(ids: Iterable[str]) -> list[Exhibit]:
 
 
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
-    file = getattr(exhibit.module, "__file__", None)
+    settings = exhibit.module.SETTINGS[preset]
     return {
         "exhibit": exhibit.id,
         "preset": preset,
-        "settings": exhibit.module.SETTINGS[preset],
-        # a changed rule or measurement is another exhibit
-        "source": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else None,
+        "settings": settings,
+        "fingerprint": fingerprint([exhibit.module.run.__module__, exhibit.module.judge.__module__], settings),
     }
 
 
@@ -185,12 +184,13 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
             return False
         raise RunError(f"{path} exists and is not a run; choose another --out")
     info = Run(path).info
-    have = info.get("config", {})
-    if {**have, "source": config["source"]} == config and info.get("seed") == seed:
-        return have.get("source") == config["source"] and (path / "verdict.json").exists()  # else it is made again
+    stored = info.get("config", {})
+    if info.get("seed") == seed and all(stored.get(key) == config[key] for key in ("exhibit", "preset", "settings")):
+        # what other code has made is made again
+        return stored.get("fingerprint") == config["fingerprint"] and (path / "verdict.json").exists()
     raise RunError(
-        f"{path} holds another run ({have.get('exhibit', info.get('kind'))}, preset {have.get('preset', '?')}, seed "
-        f"{info.get('seed')}); choose another --out, or --force to replace it"
+        f"{path} holds another run ({stored.get('exhibit', info.get('kind'))}, preset {stored.get('preset', '?')}, "
+        f"seed {info.get('seed')}); choose another --out, or --force to replace it"
     )
 
 

@@ -7,7 +7,7 @@ joint   the joint exp flow of a task with v̇ = μ − v under uniform attention
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import numpy as np
@@ -16,6 +16,7 @@ import pandas as pd
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma._run.curve import EXACT, describe
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
 from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
@@ -108,21 +109,20 @@ def draw(run: Run) -> Chart:
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
-    """Per case and draw: start, depth of the trough below it, and the rise from the trough to the end."""
-    grouped = entropy.sort_values("t").groupby(["case", "draw"]).value
-    lowest = grouped.min()
-    return pd.DataFrame(
-        {"start": grouped.first(), "depth": grouped.first() - lowest, "rebound": grouped.last() - lowest}
-    ).reset_index()
+    """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
+    rows = []
+    for key, group in entropy.sort_values("t").groupby(["case", "draw"]):
+        curve = describe(group.t, group.value, EXACT)
+        rows.append((*cast(tuple[str, int], key), curve.start, curve.depth, curve.bounce, curve.bounced))
+    return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 
 def judge(run: Run) -> Verdict:
     """A dip and a rebound of some size in nearly all draws: in the paper's dynamics, Eqn. 6 and the joint flow."""
     table = dips(run.frame("entropy"))
-    table["bounces"] = (table.depth >= 0.1 * table.start) & (table.rebound >= 0.2 * table.depth)
     means = table.groupby("case")[["depth", "rebound", "bounces"]].mean()
     numbers = {case: {name: float(means[name][case]) for name in means.columns} for case in CASES}
-    rule = "entropy falls by ≥ 10 % of its start and rises again by ≥ 20 % of that fall, in ≥ 90 % of the draws of μ"
+    rule = f"entropy falls by {EXACT.fall} below its start and rises again by {EXACT.rise}, in ≥ 90 % of the draws of μ"
     text = "; ".join(f"{case}: −{n['depth']:.2f}, then +{n['rebound']:.2f} nats" for case, n in numbers.items())
     bounces = {case: n["bounces"] >= 0.9 for case, n in numbers.items()}
     measured = "; ".join(f"{case} −{n['depth']:.2f}, +{n['rebound']:.2f}" for case, n in numbers.items()) + " nats"

@@ -10,6 +10,7 @@ from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measu
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma._run.curve import ENTROPY, RANK
 
 __all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
 
@@ -27,11 +28,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
               "steps": 30_000, "every": 100, "threads": 1},
 }  # fmt: skip
 RULE = (
-    "on the median of five measurements, the entropy of the top layer dips by max(0.1 nats, 5 %) below its start and "
-    "rises again by max(0.05 nats, 10 % of the dip), at every depth; in models of several layers the bottom layer ends "
-    "below the top one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at "
-    "none. The stable rank of the lower MLP is told by the same rule, a dip of 5 % and a rise of 10 % of it, and does "
-    "not decide"
+    f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
+    f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
+    "one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at none. The stable "
+    f"rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise of {RANK.rise}, and does not "
+    "decide"
 )
 
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from joma._exhibits._curves import Curve, curve
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
+from joma._run.curve import CHECKPOINTS, Curve, describe
 
 AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
 OWN = "a small GPT-NeoX"
@@ -28,16 +28,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
                          "EleutherAI/pythia-6.9b": "pythia", "facebook/opt-2.7b": "main"},
               "data": "wikitext-103", "tokens": 20_000, "length": 512},
 }  # fmt: skip
-LEAST = 0.1  # the smallest drop that counts, in nats or ranks
 GAUGES = {"stable_rank": "stable rank of the lower MLP", "entropy": "attention entropy (nats)"}
 RULE = (
-    "on the median of three checkpoints, a curve drops if it falls by max(0.1, 5 %) below its start, and bounces if it "
-    "then rises by max(0.05, 10 % of the drop) until the end (the rule of fig6); holds: in every model the stable rank "
-    "of the top layer drops and bounces and that of the bottom layer drops without a bounce; holds under: the top "
-    "layer's drops and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern "
-    "less salient. Of checkpoints with the same weights only the last counts. "
-    "The quick preset judges a toy model of 1,000 steps: it shows the method, and decides nothing about "
-    "Pythia"
+    f"a curve is told by the thresholds of fig6, {CHECKPOINTS['stable_rank'].smoothed('checkpoints')}stable rank: "
+    f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}; holds: in every model the stable rank of the "
+    "top layer dips and bounces and that of the bottom layer dips without a bounce; holds under: the top layer's dips "
+    "and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern less salient. "
+    "Of checkpoints with the same weights only the last counts. The quick preset judges a toy model of 1,000 steps: it "
+    "shows the method, and decides nothing about Pythia"
 )
 
 
@@ -138,7 +136,7 @@ def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
         model, gauge, layer = cast(tuple[str, str, int], key)
         rows = rows.sort_values("step")
         if len(rows) >= 3:
-            found[model, gauge, int(layer)] = curve(rows.step.to_numpy(), rows.value.to_numpy(), LEAST, window=3)
+            found[model, gauge, int(layer)] = describe(rows.step, rows.value, CHECKPOINTS[gauge])
     return found
 
 

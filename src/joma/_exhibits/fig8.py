@@ -6,10 +6,11 @@ from typing import Any
 
 import altair as alt
 
-from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, rank_story, train_all
+from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
 from joma._exhibits.base import Progress, Verdict
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma._run.curve import ENTROPY
 
 __all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
 
@@ -22,9 +23,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
               "steps": 30_000, "every": 100, "threads": 1},
 }  # fmt: skip
 RULE = (
-    "a run matches the theory if the entropy of its top layer dips and bounces (the rule of fig6); holds: the run with "
-    "the lowest validation loss matches, and every run that does not match has a higher loss than every one that does; "
-    "holds under: the best run matches; fails: it does not"
+    "a run matches the theory if the entropy of its top layer dips and bounces without a collapse: "
+    f"{ENTROPY.smoothed()}{ENTROPY}; holds: the run with the lowest validation loss matches, and every run that does "
+    "not match has a higher loss than every one that does; holds under: the best run matches; fails: it does not"
 )
 
 
@@ -37,7 +38,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 def draw(run: Run) -> Chart:
     """One panel a learning rate, its best validation loss in the title."""
     data, layers = (run.info["config"]["settings"][name] for name in ("data", "layers"))
-    frame, losses = run.frame("entropy"), best_loss(run, data)
+    frame, losses = measured(run, "entropy", data), best_loss(run, data)
 
     def panel(lr: float) -> alt.Chart:
         title = [f"lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]

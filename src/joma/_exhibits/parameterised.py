@@ -95,7 +95,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             flow = EmbeddingFlow(task, "exp", "gelu", embedding_lr=float(case in ("trained", "both")))
             logits = {"z0": z} if case in ("free", "trained") else {"W_Q0": W_Q, "W_K0": W_K}
             path = flow.integrate(T_END, w, U, **logits, times=settings["times"], until=MOVED)
-            if path.status != "done":
+            if not path.ending.done:
                 raise ArithmeticError(path.status)
             curves = gauges(case, path)
             for i in range(len(path.t) - 1):

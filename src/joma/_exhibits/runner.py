@@ -237,31 +237,29 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _basis() -> dict[str, Any]:
-    """What the results of claims depend on: versions, and the claims themselves."""
-    from importlib.metadata import version
-
+    """What the results of claims depend on."""
+    from joma._run.fingerprint import fingerprint
     from joma.theory.claims import claims
 
-    return {
-        "versions": {name: version(name) for name in ("joma", "numpy", "scipy")},
-        "claims": {claim.id: [claim.statement, claim.tolerance] for claim in claims()},
-    }
+    listed = claims()
+    said = {claim.id: [claim.statement, claim.tolerance] for claim in listed}
+    return {"fingerprint": fingerprint({claim.check.__module__ for claim in listed}, said)}
 
 
 def read_claims(out: Path) -> list[Result] | None:
     """The results in ``claims.json``, whatever they say and whenever they were made; None if there are none."""
-    from joma._run.reader import unspell
+    from joma._run.table import unspell
     from joma.theory.claims import Result
 
     try:
         rows = _read(out / "claims.json")["results"]
-        return [Result(**{name: unspell(value) for name, value in row.items()}) for row in rows]
-    except (TypeError, KeyError, AttributeError):
+        return [Result.from_dict({name: unspell(value) for name, value in row.items()}) for row in rows]
+    except (TypeError, KeyError, AttributeError, ValueError):
         return None
 
 
 def stored_claims(out: Path) -> list[Result] | None:
-    """The results in ``claims.json`` if all checks ran, in these versions and of these claims; else None."""
+    """The results in ``claims.json`` if all checks ran, of these claims, by this code; else None."""
     stored, results = _read(out / "claims.json"), read_claims(out)
     if results is None or any(stored.get(name) != value for name, value in _basis().items()):
         return None

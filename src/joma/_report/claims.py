@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from joma._report.document import LABELS, TONE, Page, badge, command
 from joma._report.typeset import typeset
+from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
-    from joma.theory.claims import Claim, Result
+    from joma.theory.claims import Result
 
 KINDS = {"T": "Theorem", "L": "Lemma", "E": "Eqn.", "S": "Section", "A": "Appendix A."}
 
@@ -26,9 +27,6 @@ def group_of(id: str) -> str:
 
 def claims_section(page: Page, results: list[Result]) -> str:
     """All claims with verdict, error and control; printed and derived formula where they differ."""
-    from joma.theory.claims import claims
-
-    registered = {claim.id: claim for claim in claims()}
     page.contents.append(("claims", "Claims", ""))
     verdicts = [verdict for verdict in TONE if any(r.verdict == verdict for r in results)]
     buttons = "".join(
@@ -38,7 +36,7 @@ def claims_section(page: Page, results: list[Result]) -> str:
     )
     groups = dict.fromkeys(group_of(r.id) for r in results)
     options = "".join(f"<option>{escape(g)}</option>" for g in groups)
-    rows = "".join(_row(r, registered.get(r.id)) for r in results)
+    rows = "".join(_row(r) for r in results)
     return f"""<section id="claims" aria-labelledby="claims-title"><h2 id="claims-title">Claims</h2>
 <p>Each numbered statement of the paper, checked by a number. The same check must also reject its control, a deliberately
 wrong variant of the statement.</p>
@@ -62,20 +60,21 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2g}"
 
 
-def _row(r: Result, claim: Claim | None) -> str:
-    formulas, note = "", ""
-    if r.verdict != "holds" and claim is not None and claim.paper_formula:
+def _row(r: Result) -> str:
+    claim, formulas, note = r.claim, "", ""
+    if r.verdict != "holds" and claim.paper_formula:
         pairs = {"printed": claim.paper_formula, "derived": claim.corrected_formula}
         formulas = "".join(f"<dt>{name}</dt><dd>{typeset(text)}</dd>" for name, text in pairs.items() if text)
         formulas = f'<dl class="formulas">{formulas}</dl>'
     if r.note:
-        name = "Error" if r.error else "Under" if r.verdict == "holds under" else "Corrected"
+        names = {Verdict.HOLDS: "Remark", Verdict.UNDER: "Under"}
+        name = "Error" if r.error else names.get(r.verdict, "Corrected")
         note = f"<p><em>{name}:</em> {typeset(r.note)}</p>"
-    control = f"{r.control}: {_number(r.control_value)}, {'rejected' if r.control_rejected else 'NOT REJECTED'}"
-    why = f"<p><em>Why:</em> {typeset(claim.derivation)}</p>" if claim is not None and claim.derivation else ""
+    control = f"{claim.control}: {_number(r.control_value)}, {'rejected' if r.control_rejected else 'NOT REJECTED'}"
+    why = f"<p><em>Why:</em> {typeset(claim.derivation)}</p>" if claim.derivation else ""
     printed = f"<p><em>As printed:</em> {_number(r.printed_value)}</p>" if r.verdict != "holds" else ""
     return f"""<tr data-verdict="{escape(r.verdict)}" data-group="{escape(group_of(r.id))}">
-<th scope="row">{escape(r.id)}<small>{typeset(r.source)}</small></th>
-<td>{typeset(r.statement)}{note}{formulas}<details class="more"><summary>How it is decided</summary>{why}
-<p><em>Measured:</em> {typeset(r.measures)}</p>{printed}<p><em>Control:</em> {typeset(control)}</p></details></td>
-<td class="n">{badge(r.verdict)}<small>{_number(r.value)} / {_number(r.tolerance)}</small></td></tr>"""
+<th scope="row">{escape(r.id)}<small>{typeset(claim.source)}</small></th>
+<td>{typeset(claim.statement)}{note}{formulas}<details class="more"><summary>How it is decided</summary>{why}
+<p><em>Measured:</em> {typeset(claim.measures)}</p>{printed}<p><em>Control:</em> {typeset(control)}</p></details></td>
+<td class="n">{badge(r.verdict)}<small>{_number(r.value)} / {_number(claim.tolerance)}</small></td></tr>"""

@@ -14,9 +14,11 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from joma._run.lock import take
 
 RUN, LOCK = "run.json", ".lock"
 _SIBLING = re.compile(r"\.(?P<name>.+)\.(?P<what>partial|old)-(?P<pid>\d+)-(?P<host>.*)-[0-9a-f]{8}")
@@ -139,32 +141,24 @@ def existing(path: Path) -> dict[str, Any] | None:
 
 def lock(folder: Path) -> int:
     """Take the folder's lock and return its descriptor, or raise `RunInUse`."""
-    try:
-        import fcntl
-    except ImportError as error:  # reading works everywhere
-        raise RunError("runs can be written on Linux and macOS; on Windows use WSL") from error
-    with ExitStack() as stack:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 300, 0).decode(errors="replace") or "another process"
+    file = folder / LOCK
+
+    def unavailable(error: ImportError | OSError) -> None:
+        if isinstance(error, ImportError):  # reading works everywhere
+            raise RunError("runs can be written on Linux and macOS; on Windows use WSL") from error
+        warnings.warn(f"cannot lock {folder} ({error}): let only one process write there", stacklevel=6)
+
+    descriptor = take(file, unavailable=unavailable)
+    if descriptor is None:
+        with suppress(FileNotFoundError):  # the holder has just gone
+            holder = file.read_text(errors="replace") or "another process"
             if holder == _me():
                 holder += " (this process: call finish() on the earlier writer)"
-            raise RunInUse(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder") from None
-        except OSError as error:  # some cluster file systems are mounted without flock
-            warnings.warn(f"cannot lock {folder} ({error}): let only one process write there", stacklevel=4)
-        try:  # the former holder may have removed the file, or moved the folder, since we opened it
-            mine = os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK))
-        except FileNotFoundError:
-            mine = False
-        if mine:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, _me().encode())
-            stack.pop_all()
-            return descriptor
-    return lock(folder)
+            raise RunInUse(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder")
+        return lock(folder)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, _me().encode())
+    return descriptor
 
 
 def unlock(descriptor: int, folder: Path) -> None:

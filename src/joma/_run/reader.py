@@ -1,16 +1,16 @@
-"""Reading run folders: rows, and the long table."""
+"""Reading run folders: lines, and the long table."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._run.folder import RunError, describe, read_info
+from joma._run.folder import RunError, RunNotFound, describe, read_info
+from joma._run.table import long_table, unspell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 END = b',"end":true}\n'  # JSON escapes quotes and newlines in strings: these bytes only end a measurement
 RESERVED = ("step", "gauge", "value", "end")
-SPELT = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _BLOCK = 1 << 22  # bytes read at a time
 
 
@@ -34,13 +33,6 @@ def complete(metrics: Path) -> int:
                 return start + at + len(END)
             stop, later = start, block[: len(END) - 1]
     return 0
-
-
-def unspell(value: Any) -> Any:
-    """Return `value` with the strings for NaN and infinities turned back into floats."""
-    if isinstance(value, list):
-        return [unspell(item) for item in value]
-    return SPELT.get(value, value) if isinstance(value, str) else value
 
 
 class Run:
@@ -66,69 +58,52 @@ class Run:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each line of the complete measurements, in order: step, extra columns, gauge, value."""
-        for row in self._lines():
-            yield {key: item if key == "gauge" else unspell(item) for key, item in row.items()}
+        for lines, _ in self._sources():
+            for row in lines:
+                yield {key: item if key == "gauge" else unspell(item) for key, item in row.items()}
 
     def frame(self, gauge: str | None = None) -> pd.DataFrame:
-        """Return the long table: one line a number, in the order of writing.
+        """Return the long table: one row per number, in the order of writing; of no head that a layer does not have.
 
         Arguments:
             gauge: only this gauge; all by default.
 
         Returns:
-            The columns step, extra columns (t, seed, ...), axes (layer, head, ...), gauge, value. Axes are
-            counted from 0, and are `Int64` with `<NA>` where some gauge does not have them.
+            The columns step, extra columns (t, seed, ...), axes (layer, head, ...), gauge, value, and, where the run
+            names its layers, module: the module or matrix that a layer is. Axes are counted from 0, and are `Int64`
+            with `<NA>` where some gauge does not have them.
         """
-        import numpy as np
-        import pandas as pd
-
-        declared: dict[str, list[str]] = self.info["axes"]
-        columns: dict[str, list[Any]] = {"step": [], "gauge": []}  # one item a line
-        groups: dict[tuple[str, tuple[int, ...]], tuple[list[int], list[Any]]] = {}  # -> line numbers, values
-        count = 0
-        for row in self._lines(gauge):
-            value = row.pop("value")
-            value = np.array(value, dtype=np.float64) if isinstance(value, list) else float(value)
-            numbers, values = groups.setdefault((row["gauge"], getattr(value, "shape", ())), ([], []))
-            numbers.append(count)
-            values.append(value)
-            for key, item in row.items():
-                column = columns.setdefault(key, [])
-                if len(column) < count:
-                    column.extend([None] * (count - len(column)))
-                column.append(item)
-            count += 1
-        if gauge is not None and not groups and gauge not in declared:
-            known = ", ".join(sorted({row["gauge"] for row in self._lines()} | declared.keys()))
+        table = long_table(self._sources(gauge), gauge)
+        if gauge is not None and table.empty and not any(gauge in info["axes"] for _, info in self._sources()):
+            declared = {name for _, info in self._sources() for name in info["axes"]}
+            known = ", ".join(sorted(declared | {row["gauge"] for row in self.rows()}))
             raise RunError(f"{self.path} has no gauge {gauge!r}; it has {known or 'none yet'}")
+        return table
 
-        gauges = columns.pop("gauge")
-        names = [gauge] if gauge is not None else list(dict.fromkeys(gauges))
-        axes: dict[str, list[Any]] = {axis: [] for name in names for axis in declared.get(name, [])}
-        at, flat = [np.empty(0, np.int64)], [np.empty(0)]
-        for (name, shape), (numbers, values) in groups.items():
-            if (size := math.prod(shape)) == 0:
-                continue
-            at.append(np.repeat(np.array(numbers), size))
-            flat.append(np.array(values).reshape(-1))  # (lines, *shape) -> (lines * size,)
-            places = np.indices(shape).reshape(len(shape), size)
-            place = dict(zip(declared.get(name, []), places, strict=True))
-            for axis, indices in axes.items():
-                indices.append(np.tile(place.get(axis, np.full(size, -1)), len(numbers)))
-        order = np.argsort(np.concatenate(at), kind="stable")
-        line = np.concatenate(at)[order]
+    @property
+    def members(self) -> list[Path]:
+        """The folders of the runs whose measurements this one refers to (`RunWriter.refer`); they may be missing."""
+        return [Path(os.path.normpath(self.path / member["path"])) for member in self.info.get("runs", [])]
 
-        table: dict[str, Any] = {}
-        for key, column in columns.items():
-            column.extend([None] * (count - len(column)))
-            table[key] = _column(column).array.take(line)
-        for axis, indices in axes.items():
-            index = np.concatenate([np.empty(0, np.int64), *indices])[order]
-            absent = index < 0
-            table[axis] = pd.arrays.IntegerArray(index, absent) if absent.any() else index
-        table["gauge"] = pd.Series(gauges, dtype="str").array.take(line)
-        table["value"] = np.concatenate(flat)[order]
-        return pd.DataFrame(table)
+    def _sources(self, gauge: str | None = None) -> Iterator[tuple[Iterator[dict[str, Any]], dict[str, Any]]]:
+        """Yield the lines of this run, then of each that it refers to, with the `run.json` that describes them."""
+        info = self.info
+        yield self._lines(gauge), info
+        for path, member in zip(self.members, info.get("runs", []), strict=True):
+            try:
+                run = Run(path)
+            except RunNotFound as error:
+                raise RunNotFound(
+                    f"{self.path} refers to the measurements in {path}, which is not there ({error}): bring that "
+                    f"folder back, or make {self.path} again"
+                ) from None
+            yield run._as_member(member, gauge), run.info
+
+    def _as_member(self, member: dict[str, Any], gauge: str | None) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the gauges that another run refers to, with the columns that it adds."""
+        for row in self._lines(gauge):
+            if row["gauge"] in member["gauges"]:
+                yield {"step": row.pop("step"), **member["columns"], **row}
 
     def _lines(self, gauge: str | None = None) -> Iterator[dict[str, Any]]:
         """Parse the complete measurements, one call of the JSON parser for many lines."""
@@ -165,14 +140,3 @@ class Run:
         info = {"folder": self.path, **self.info}
         cells = (f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>" for key, item in info.items())
         return f"<table>{''.join(cells)}</table>"
-
-
-def _column(values: list[Any]) -> pd.Series[Any]:
-    """Return a column; whole numbers and booleans stay what they are where some are missing."""
-    import pandas as pd
-
-    if not SPELT.keys().isdisjoint(values):
-        values = unspell(values)
-    missing = type(None)
-    dtypes = {frozenset(): "int64", frozenset({int, missing}): "Int64", frozenset({bool, missing}): "boolean"}
-    return pd.Series(values, dtype=dtypes.get(frozenset(map(type, values))))

@@ -26,12 +26,15 @@ from joma._run.folder import (
     unlock,
     write_json,
 )
-from joma._run.reader import END, METRICS, RESERVED, SPELT, complete
+from joma._run.reader import END, METRICS, RESERVED, complete
+from joma._run.table import SPELT
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import ArrayLike
+
+    from joma._run.reader import Run
 
 
 class RunWriter:
@@ -138,10 +141,7 @@ class RunWriter:
             extra: more columns, the same for all gauges: numbers, strings, booleans or None.
         """
         self._check_open()
-        taken = {*RESERVED, *(axis for axes in self.info["axes"].values() for axis in axes)}
-        if clash := taken & extra.keys():
-            raise RunError(f"the extra columns {sorted(clash)} have names of other columns: rename them")
-        head = {"step": operator.index(step), **{key: _checked_extra(key, extra[key]) for key in extra}}
+        head = {"step": operator.index(step), **_checked_extras(extra, self.info["axes"])}
         rows = [{**head, "gauge": name, "value": self._checked(name, item)} for name, item in values.items()]
         if not rows:
             return
@@ -162,6 +162,23 @@ class RunWriter:
         self._check_open()
         self.info |= {key: plain(fact, key) for key, fact in facts.items()}
         self._save()
+
+    def refer(self, run: Run, gauges: Sequence[str], **extra: object) -> None:
+        """Make measurements of another run part of this one's table without copying them: readers follow the reference.
+
+        Arguments:
+            run: the other run. Its place relative to this one is kept: move or copy both together.
+            gauges: which of its gauges.
+            extra: more columns for all its rows, as for `write`.
+        """
+        self._check_open()
+        axes = run.info["axes"]
+        member = {
+            "path": os.path.relpath(run.path.resolve(), self.path.resolve()),
+            "gauges": list(gauges),
+            "columns": _checked_extras(extra, {gauge: axes.get(gauge, []) for gauge in gauges}),
+        }
+        self.note(runs=[*self.info.get("runs", []), member])
 
     @property
     def offset(self) -> int:
@@ -240,7 +257,7 @@ class RunWriter:
         if array.ndim != len(axes):
             raise RunError(
                 f"gauge {gauge!r} has shape {array.shape} but the axes {axes}: "
-                f"declare one name an axis, create(..., axes={{{gauge!r}: [...]}})"
+                f"declare one name per axis, create(..., axes={{{gauge!r}: [...]}})"
             )
         if array.dtype.kind == "f":
             array = array.astype(np.float64, copy=False)
@@ -279,6 +296,14 @@ def _checked_axes(gauge: str, names: Sequence[str]) -> list[str]:
             f"none of them {', '.join(RESERVED)}"
         )
     return list(names)
+
+
+def _checked_extras(extra: Mapping[str, object], axes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return extra columns that can be read back and clash with no other column."""
+    taken = {*RESERVED, *(axis for names in axes.values() for axis in names)}
+    if clash := taken & extra.keys():
+        raise RunError(f"the extra columns {sorted(clash)} have names of other columns: rename them")
+    return {key: _checked_extra(key, value) for key, value in extra.items()}
 
 
 def _checked_extra(key: str, value: object) -> Any:

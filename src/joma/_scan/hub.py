@@ -7,13 +7,14 @@ that folder is all that is ever deleted: in the hub's cache, models may share fi
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from joma._data.cache import cache_folder
+from joma._run.lock import take
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import INDEX, Tensors
 
@@ -128,7 +129,7 @@ class Revision:
     def __init__(self, repo: str, revision: str, report: Report | None = None, keep: bool = False) -> None:
         self.repo, self.revision, self.keep, self._report = repo, revision, keep, report
         self.own = downloads(repo, revision)
-        self._lock: Any = None
+        self._lock: int | None = None
 
     def tensors(self) -> Tensors:
         """Its tensors; shards are downloaded when one of their tensors is read."""
@@ -206,7 +207,7 @@ class Revision:
     def close(self) -> None:
         """Let others delete our folder."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     def forget(self) -> None:
@@ -214,22 +215,22 @@ class Revision:
         self.close()
         if not self.own.is_dir():
             return
-        lock = _locked(self.own, wait=False)
+        lock = _locked(self.own, shared=False)
         if lock is not None:
             shutil.rmtree(self.own, ignore_errors=True)
             _lock_file(self.own).unlink(missing_ok=True)
-            lock.close()
+            os.close(lock)
 
     def _hold(self) -> None:
         """Keep others from deleting our folder; files that a killed download left half are of no use to anyone."""
         if self._lock is not None:
             return
-        alone = _locked(self.own, wait=False)
+        alone = _locked(self.own, shared=False)
         if alone is not None:
             for half in self.own.rglob("*.incomplete") if self.own.is_dir() else ():
                 half.unlink(missing_ok=True)
-            alone.close()
-        self._lock = _locked(self.own, wait=True)
+            os.close(alone)
+        self._lock = _locked(self.own, shared=True)
 
     def _bar(self, name: str) -> Any:
         """A progress bar that draws nothing and tells ours."""
@@ -254,18 +255,7 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _locked(folder: Path, wait: bool) -> Any:
-    """The lock file of a folder, open: shared, or alone without waiting, None if others have it."""
+def _locked(folder: Path, *, shared: bool) -> int | None:
+    """The lock of a folder: shared by its readers, or of one who would delete from it, None if it has readers."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    stream = _lock_file(folder).open("ab")
-    with suppress(ImportError):  # no locks on this system
-        import fcntl
-
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.close()
-            return None
-        except OSError:  # none on this file system
-            pass
-    return stream
+    return take(_lock_file(folder), shared=shared, wait=shared)

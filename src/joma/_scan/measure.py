@@ -43,8 +43,8 @@ class Row:
     digest: str = ""
     bytes_read: int = 0
     found: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
-    layers: dict[str, list[str]] = field(default_factory=dict)
-    heads: int = 0
+    layers: dict[str, list[str]] = field(default_factory=dict)  # gauge -> names of its layers
+    heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
 
 
 def measure(checkpoint: Checkpoint, request: Request, report: Report | None = None) -> Row:
@@ -130,6 +130,7 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | Non
             for g in chosen:
                 values[g.name] = table[g.name] if part == "qk" else [by_head[0] for by_head in table[g.name]]
                 row.layers[g.name] = [matrix.name for matrix in matrices]
+                row.heads |= {g.name: [matrix.heads for matrix in matrices]} if part == "qk" else {}
     row.found |= values
     row.digest = tensors.digest
     return notes
@@ -161,7 +162,7 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
         raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
     row.found |= measured.values
     row.layers |= dict.fromkeys(names, measured.layers)
-    row.heads = measured.heads
+    row.heads |= measured.heads
     row.digest = row.digest or measured.digest
     return measured.notes
 

@@ -27,7 +27,7 @@ class Measured:
 
     values: dict[str, Any]
     layers: list[str]
-    heads: int
+    heads: dict[str, list[int]]  # gauge -> how many heads each layer has
     notes: list[str]
     digest: str  # of all weights, or "" if it was not asked for
 
@@ -58,8 +58,7 @@ def measure(
     missing = [name for name in gauges if name not in values]
     if missing:
         raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
-    heads = max((len(v[0]) for v in values.values() if v and isinstance(v[0], list)), default=1)
-    return Measured(values, watch.layers, heads, notes, _digest(model) if hashed else "")
+    return Measured(values, watch.layers, watch.heads, notes, _digest(model) if hashed else "")
 
 
 def _load(folder: Path) -> tuple[Any, int]:

@@ -181,7 +181,8 @@ def _died(end: JobEnd) -> str:
 
 def _write(writer: RunWriter, row: Row) -> None:
     if row.found:
-        facts = {"layers": {**writer.info.get("layers", {}), **row.layers}}
+        new: dict[str, dict[str, Any]] = {"layers": row.layers, "heads": row.heads}
+        facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
     writer.write(
@@ -237,23 +238,14 @@ class Scan:
         return pd.DataFrame(rows)
 
     def frame(self) -> pd.DataFrame:
-        """The long table: step, checkpoint, layer, head, gauge, value, module, same_as; in the order of steps."""
-        run, same = Run(self.path), _same(self._points())
-        table = run.frame()
-        table = table[table.gauge != _SERVICE].copy()
-        names = run.info.get("layers", {})
-        lookup = {(gauge, n): name for gauge, modules in names.items() for n, name in enumerate(modules)}
+        """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
+        table, same = Run(self.path).frame(), _same(self._points())
+        table = table[table.gauge != _SERVICE]
+        table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
-        for axis in axes:
-            table[axis] = table[axis].astype("Int64")
-        if "layer" in table:
-            table["module"] = [lookup.get(key) for key in zip(table.gauge, table.layer, strict=True)]
-        else:
-            table["module"] = None
-        table["same_as"] = table.checkpoint.map(lambda name: same.get(name, ""))
-        keys = ["step", "checkpoint", "gauge", *axes]
-        table = table.drop_duplicates(keys, keep="last").sort_values("step", kind="stable")
-        return table[["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]].reset_index(drop=True)
+        table = table.drop_duplicates(["step", "checkpoint", "gauge", *axes], keep="last")  # measured twice, by a retry
+        columns = ["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]
+        return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
 
     def draw(self) -> Chart:
         """One panel a gauge, one line a layer coloured by depth, steps on a log axis."""

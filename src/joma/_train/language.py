@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from joma._data.corpora import Corpus, corpus
@@ -22,7 +24,7 @@ from joma._run.writer import RunWriter
 from joma._train import checkpoints
 from joma._train.checkpoints import Checkpoint
 from joma._train.model import LanguageModel
-from joma._train.settings import Settings, check_whole
+from joma._train.settings import AUTHORS_LENGTH, Probe, Settings, check_whole
 from joma._train.step import Stepper
 from joma._train.windows import epoch, streams, window
 from joma._watch.watch import Watch, axes_of, watch
@@ -107,18 +109,19 @@ class _Lab:
         self.model = LanguageModel(
             text.size, layers=settings.layers, d=settings.width, hidden=settings.hidden, heads=settings.heads,
             dropout=settings.dropout, activation=settings.activation, norm_first=settings.norm_first,
-            init=settings.init, length=settings.length,
+            init=settings.init, start=settings.start, length=settings.length,
         ).to(device)  # fmt: skip
         self.stepper = Stepper(self.model, settings.lr, settings.clip, settings.weight_decay)
         self.train_streams = streams(text.train, settings.batch)
+        self.epoch = epoch(self.train_streams, settings.length, short=settings.short_window)
         valid = streams(text.valid, settings.batch)
-        windows = min(settings.valid_windows, epoch(valid, settings.length))
-        self.valid = [self._tensors(window(valid, n, settings.length)) for n in range(windows)]
+        windows = epoch(valid, settings.length, short=settings.short_window)
+        self.valid = [self._window(valid, n) for n in range(min(settings.valid_windows or windows, windows))]
+        probe = self._probe(text, valid)
         torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
         found = self._agreed(text, force)
         if self.done:
             return
-        probe = torch.cat([inputs for inputs, _ in self.valid[: settings.probe_windows]])
         self.watch: Watch = watch(
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
             probe={"tokens": probe, "project": False}, live=False,
@@ -152,13 +155,16 @@ class _Lab:
         entropy, began = math.nan, time.perf_counter()
         self.model.train()
         for step in range(self.first + 1, settings.steps + 1):
-            inputs, targets = self._tensors(window(self.train_streams, step - 1, settings.length))
+            if settings.fresh_adam and (step - 1) % self.epoch == 0:
+                self.stepper.renew()
+            inputs, targets = self._window(self.train_streams, step - 1)
             loss = self.stepper.step(inputs[mine], targets[mine])
             if not math.isfinite(loss):
                 return "diverged", f"the loss is {loss} at step {step}"
             extra = {}
             if self._due(step):
-                extra = {"valid_loss": self._valid_loss(), "seconds": time.perf_counter() - began}
+                extra = {"seconds": time.perf_counter() - began}
+                extra |= {"valid_loss": self._valid_loss()} if self._validates(step) else {}
             metrics = self.watch.step(loss=loss, step=step, **extra)
             if metrics:
                 layers = [value for name, value in metrics.items() if name.startswith("joma/entropy/")]
@@ -171,11 +177,26 @@ class _Lab:
         return "done", None
 
     def _due(self, step: int) -> bool:
-        """Measure every so many steps, the last one, and early ones more often."""
-        return step % self.settings.every == 0 or step == self.settings.steps or step in self.early
+        """Measure every so many steps, the last one, those with a validation loss, and early ones more often."""
+        regular = step % self.settings.every == 0 or step in self.early
+        return regular or step == self.settings.steps or (self.settings.valid_every > 0 and self._validates(step))
+
+    def _validates(self, step: int) -> bool:
+        every = self.settings.valid_every
+        return every == 0 or step % every == 0 or step == self.settings.steps
 
     def _valid_loss(self) -> float:
-        return sum(self.stepper.loss(*pair) for pair in self.valid) / len(self.valid)
+        """The mean over tokens: a short window counts for as many as it has."""
+        tokens = [targets.numel() for _, targets in self.valid]
+        return sum(n * self.stepper.loss(*pair) for n, pair in zip(tokens, self.valid, strict=True)) / sum(tokens)
+
+    def _probe(self, text: Corpus, valid: NDArray[np.integer[Any]]) -> Tensor:
+        """The tokens (B, T) that attention is measured on."""
+        if self.settings.probe == Probe.AUTHORS:
+            return authors_sequence(text.valid).to(self.device)
+        length = self.settings.length
+        count = min(self.settings.probe_windows, epoch(valid, length))
+        return torch.cat([self._tensors(window(valid, n, length))[0] for n in range(count)])
 
     # Going on
 
@@ -271,8 +292,22 @@ class _Lab:
         for part in (text.train, text.valid):
             epoch(streams(part, self.settings.batch), self.settings.length)
 
+    def _window(self, streams: NDArray[np.integer[Any]], n: int) -> tuple[Tensor, Tensor]:
+        return self._tensors(window(streams, n, self.settings.length, short=self.settings.short_window))
+
     def _tensors(self, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(pair[0]).to(self.device), torch.from_numpy(pair[1]).to(self.device)
+
+
+def authors_sequence(valid: NDArray[np.integer[Any]]) -> Tensor:
+    """The one sequence (1, 35) on which the authors recorded attention: stream 0 of 10, window 100 of validation."""
+    ten = streams(valid, 10)
+    if epoch(ten, AUTHORS_LENGTH) <= 100:
+        raise ValueError(
+            f"the authors' sequence is window 100 of 10 streams, and this validation text of {len(valid)} tokens has "
+            f"{epoch(ten, AUTHORS_LENGTH)} windows: take wikitext-2, or --probe windows"
+        )
+    return torch.from_numpy(window(ten, 100, AUTHORS_LENGTH)[0][:1])
 
 
 def early_steps(every: int) -> frozenset[int]:

@@ -1,4 +1,10 @@
-"""The paper's language model: an encoder of `nn.TransformerEncoderLayer`s under a causal mask."""
+"""The paper's language model: an encoder of `nn.TransformerEncoderLayer`s under a causal mask.
+
+It starts as the authors' does: PyTorch's own initialisation (linear layers uniform within ± 1/√fan_in, attention's
+input projection by Xavier's rule), one layer drawn and then copied, as `nn.TransformerEncoder` does it. Parameters are
+drawn in the order of PyTorch's language-model tutorial, on which their code is built: after
+``torch.manual_seed(s + 2)`` the model is the one of their seed ``s``, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +13,45 @@ import math
 import torch
 from torch import Tensor, nn
 
+from joma._train.settings import Start
+
 
 class LanguageModel(nn.Module):
-    """Word embedding · √d + sinusoidal positions, Transformer layers, linear decoder."""
+    """Word embedding · √d + sinusoidal positions, Transformer layers, linear decoder.
+
+    Arguments:
+        words: size of the vocabulary.
+        init: embedding and decoder start uniform within ± this.
+        start: of the layers, see `Start`.
+        length: the longest window.
+    """
 
     def __init__(
         self, words: int, *, layers: int = 1, d: int = 200, hidden: int = 200, heads: int = 1, dropout: float = 0.2,
-        activation: str = "relu", norm_first: bool = False, init: float = 0.1, length: int = 35,
+        activation: str = "relu", norm_first: bool = False, init: float = 0.1, start: str = "copied", length: int = 35,
     ) -> None:  # fmt: skip
         super().__init__()
         if d % heads:
             raise ValueError(f"the width d = {d} is not a multiple of {heads} heads")
+
+        def layer() -> nn.TransformerEncoderLayer:
+            return nn.TransformerEncoderLayer(
+                d, heads, hidden, dropout, activation, norm_first=norm_first, batch_first=True
+            )
+
+        self.encoder = nn.TransformerEncoder(layer(), layers, enable_nested_tensor=False)
+        if Start(start) is not Start.COPIED:
+            self.encoder.layers = nn.ModuleList([self.encoder.layers[0], *(layer() for _ in range(layers - 1))])
+        if Start(start) is Start.XAVIER:
+            for parameter in self.encoder.parameters():
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter)
         self.embed = nn.Embedding(words, d)
-        self.dropout = nn.Dropout(dropout)
-        layer = nn.TransformerEncoderLayer(
-            d, heads, hidden, dropout, activation, norm_first=norm_first, batch_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        for parameter in self.encoder.parameters():  # TransformerEncoder copies one layer: start them apart
-            if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)
         self.decoder = nn.Linear(d, words)
         nn.init.uniform_(self.embed.weight, -init, init)
-        nn.init.uniform_(self.decoder.weight, -init, init)
         nn.init.zeros_(self.decoder.bias)
+        nn.init.uniform_(self.decoder.weight, -init, init)
+        self.dropout = nn.Dropout(dropout)
         self.register_buffer("positions", sinusoids(length, d), persistent=False)
         self.register_buffer(
             "mask", torch.ones(length, length, dtype=torch.bool).triu(1), persistent=False

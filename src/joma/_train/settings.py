@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from joma._jobs.machine import threads
 
 ACTIVATIONS = ("relu", "gelu")
+AUTHORS_LENGTH = 35  # tokens of the sequence of `Probe.AUTHORS`
+
+
+class Start(StrEnum):
+    """How the encoder's layers start."""
+
+    COPIED = "copied"  # PyTorch's own initialisation, one layer drawn and copied: the paper's
+    APART = "apart"  # PyTorch's own initialisation, every layer drawn on its own
+    XAVIER = "xavier"  # every matrix by Xavier's rule, every layer drawn on its own
+
+
+class Probe(StrEnum):
+    """The validation tokens that attention is measured on."""
+
+    WINDOWS = "windows"  # the first `probe_windows` windows of all streams
+    AUTHORS = "authors"  # the one sequence that the authors stored: stream 0 of 10, window 100
 
 
 def _setting(default: Any, help: str) -> Any:
@@ -31,17 +48,26 @@ class Settings:
     activation: str = _setting("relu", "relu or gelu")
     norm_first: bool = _setting(False, "layer norm before attention and MLP instead of after")
     init: float = _setting(0.1, "embedding and decoder start uniform between ± this")
-    length: int = _setting(35, "tokens a window")
+    start: str = _setting(
+        "copied", "the layers' start: copied (PyTorch's own, one layer copied: the paper's), apart or xavier"
+    )
+    length: int = _setting(35, "tokens per window")
     batch: int = _setting(20, "parallel streams")
     lr: float = _setting(1e-4, "Adam's learning rate")
     clip: float = _setting(0.5, "largest norm of the gradient; 0 for none")
     weight_decay: float = _setting(0.0, "weight decay")
     steps: int = _setting(6000, "optimiser steps")
-    every: int = _setting(50, "steps between measurements; fewer at first, an eighth of the step")
+    every: int = _setting(50, "steps between measurements; at first they are an eighth of the step apart")
     gauges: tuple[str, ...] = _setting(("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas")
     probe_windows: int = _setting(4, "validation windows that attention is measured on")
-    valid_windows: int = _setting(10, "validation windows of the validation loss")
-    seed: int = _setting(0, "seed")
+    valid_windows: int = _setting(10, "validation windows of the validation loss; 0 for all")
+    valid_every: int = _setting(0, "steps between validation losses; 0 for every measurement")
+    probe: str = _setting(
+        "windows", "windows, or authors: the one sequence of the authors (stream 0 of 10, window 100)"
+    )
+    fresh_adam: bool = _setting(False, "a new Adam every epoch, whose moments are lost, as in the authors' loop")
+    short_window: bool = _setting(False, "the short window at the end of an epoch counts, as in the authors' loop")
+    seed: int = _setting(0, "seed; 3 is the start of the authors' seed 1, and so on")
     threads: int = _setting(
         0, "0 for OMP_NUM_THREADS, or as many as there are cores; recorded, since it changes the last bits"
     )
@@ -58,11 +84,11 @@ class Settings:
 
     def checked(self) -> Settings:
         """These settings, with the number of threads decided; what makes no sense is an error."""
-        for name in ("layers", "width", "hidden", "heads", "length", "batch", "steps", "every", "probe_windows",
-                     "valid_windows"):  # fmt: skip
+        for name in ("layers", "width", "hidden", "heads", "length", "batch", "steps", "every",
+                     "probe_windows"):  # fmt: skip
             check_whole(name, getattr(self, name))
-        check_whole("threads", self.threads, least=0)
-        check_whole("seed", self.seed, least=0)
+        for name in ("valid_windows", "valid_every", "threads", "seed"):
+            check_whole(name, getattr(self, name), least=0)
         if not self.lr > 0 or not math.isfinite(self.lr):
             raise ValueError(f"the learning rate must be positive, got {self.lr!r}")
         if not 0 <= self.dropout < 1:
@@ -71,8 +97,17 @@ class Settings:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name.replace('_', ' ')} must be a number of at least 0, got {value!r}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {self.activation!r}: choose {' or '.join(ACTIVATIONS)}")
+        for name, known in (("activation", ACTIVATIONS), ("start", tuple(Start)), ("probe", tuple(Probe))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
+        for name in ("norm_first", "fresh_adam", "short_window"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name.replace('_', ' ')} must be true or false, got {value!r}")
+        if self.probe == Probe.AUTHORS and self.length != AUTHORS_LENGTH:
+            raise ValueError(
+                f"the authors' sequence has {AUTHORS_LENGTH} tokens: probe authors needs a length of {AUTHORS_LENGTH}, "
+                f"got {self.length}"
+            )
         from joma._gauges.registry import get
 
         get(self.gauges)

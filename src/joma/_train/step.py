@@ -36,6 +36,10 @@ class Stepper:
         self.optimizer.step()
         return loss
 
+    def renew(self) -> None:
+        """Forget Adam's moments, as a new Adam does; its hooks and whoever else holds it stay."""
+        self.optimizer.state.clear()
+
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, Tensor]:
         """Write all gradients; the mean loss and their squared norm."""
         model = self.model

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 def streams(tokens: NDArray[np.integer[Any]], batch: int) -> NDArray[np.integer[Any]]:
-    """Cut tokens into parallel streams, one a column; what does not fill a row is left out.
+    """Cut tokens into parallel streams, one per column; what does not fill a row is left out.
 
     Arguments:
         tokens: (n,), memory-mapped or not; nothing is copied.
@@ -32,14 +32,20 @@ def streams(tokens: NDArray[np.integer[Any]], batch: int) -> NDArray[np.integer[
     rows = len(tokens) // batch
     if rows < 2:
         raise ValueError(
-            f"{len(tokens)} tokens in {batch} streams leave {rows} a stream, and 2 are the least (a token and "
+            f"{len(tokens)} tokens in {batch} streams leave {rows} per stream, and 2 are the least (a token and "
             f"the one that follows it): take more text, or at most {len(tokens) // 2} streams"
         )
     return tokens[: rows * batch].reshape(batch, rows).T
 
 
-def epoch(streams: NDArray[np.integer[Any]], length: int) -> int:
-    """Return the number of whole windows of `length` tokens in streams (rows, batch): (rows - 1) // length."""
+def epoch(streams: NDArray[np.integer[Any]], length: int, *, short: bool = False) -> int:
+    """Return the number of windows of `length` tokens in streams (rows, batch): (rows - 1) // length whole ones.
+
+    Arguments:
+        streams: (rows, batch), from `streams`.
+        length: tokens per window.
+        short: what is left over at the end, if anything is, counts as one more window.
+    """
     rows, batch = streams.shape
     if length < 1:
         raise ValueError(f"length is {length}: a window has at least one token")
@@ -49,22 +55,26 @@ def epoch(streams: NDArray[np.integer[Any]], length: int) -> int:
             f"{length} need {length + 1}. Take more text (at least {batch * (length + 1)} tokens), fewer "
             "streams or shorter windows"
         )
-    return (rows - 1) // length
+    return -(-(rows - 1) // length) if short else (rows - 1) // length
 
 
-def window(streams: NDArray[np.integer[Any]], step: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what step number `step` trains on, counted from 0; after the last whole window comes the first.
+def window(
+    streams: NDArray[np.integer[Any]], step: int, length: int, *, short: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what step number `step` trains on, counted from 0; after the last window comes the first.
 
     Arguments:
         streams: (rows, batch), from `streams`.
         step: the step's number.
-        length: tokens a window.
+        length: tokens per window.
+        short: what is left over at the end of the streams is a window, too.
 
     Returns:
-        Inputs and targets, (batch, length) each; a target is the token that follows.
+        Inputs and targets, (batch, length) each, or fewer tokens in a short window; a target is the token that
+        follows.
     """
     if step < 0:
         raise ValueError(f"step is {step}: steps count from 0")
-    start = step % epoch(streams, length) * length
+    start = step % epoch(streams, length, short=short) * length
     taken = np.array(streams[start : start + length + 1].T, dtype=np.int64, order="C", subok=False)
     return np.ascontiguousarray(taken[:, :-1]), np.ascontiguousarray(taken[:, 1:])

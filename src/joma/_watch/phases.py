@@ -1,18 +1,19 @@
 """What a layer's attention is doing: `dense`, `sparsifying`, `bouncing`, `collapsed`.
 
-The rules, on the median s of the last three entropies (nats, mean over heads and queries):
+The rules, on the median s of the last ``RULE.window`` entropies (nats, mean over heads and queries), with the
+thresholds of `joma._run.curve.Rule`:
 
-    dense → sparsifying     s fell by max(0.1, 5 % of the peak) below the peak
-    sparsifying → bouncing  s rose by max(0.05, 10 % of the deepest dip so far) above the trough
-    bouncing → dense        s is back within 10 % of the depth of the peak
-    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by max(0.1, 5 % of the crest,
-                            25 % of the deepest dip so far)
-    any → collapsed         non-sink entropy below 0.1 nats at the last `PATIENCE` measurements, and over the last
-                            quarter of the run (these measurements at least) the loss did not fall by 0.5 %
-    collapsed → sparsifying non-sink entropy above 0.2 nats
+    dense → sparsifying     s fell by RULE.least_fall(peak) below the peak
+    sparsifying → bouncing  s rose by RULE.least_rise(deepest dip so far) above the trough
+    bouncing → dense        s is back at the peak, but for a share BACK of the depth
+    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by RULE.least_fall(crest) and by
+                            a share SECOND of the deepest dip so far
+    any → collapsed         non-sink entropy below LOW at the last `PATIENCE` measurements, and over the last quarter
+                            of the run (these measurements at least) the loss did not fall by 0.5 %
+    collapsed → sparsifying non-sink entropy above RECOVERED
 
 What takes a step back differs from what takes it forward, so noise does not make a phase flicker. Non-sink entropy is
-the mean over heads that are not sinks (mean mass on the first token at most 0.9): a head that parks its mass there is
+the mean over heads that are not sinks (mean mass on the first token at most SINK): a head that parks its mass there is
 healthy, and so is a layer that is sparse while the loss falls.
 """
 
@@ -25,10 +26,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from joma._run.curve import ONLINE
+
 PHASES = ("dense", "sparsifying", "bouncing", "collapsed")
+RULE = ONLINE
+BACK, SECOND = 0.1, 0.25  # of the depth of the dip
 PATIENCE = 8
-_LOW, _RECOVERED = 0.1, 0.2  # nats of non-sink entropy
-_SINK = 0.9
+LOW, RECOVERED = 0.1, 0.2  # nats of non-sink entropy
+SINK = 0.9
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Phase:
     crest: float = -math.inf  # since the trough
     deepest: float = 0.0  # dip so far
     entropy: float = math.nan  # smoothed
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=3), repr=False)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RULE.window), repr=False)
     _low: list[tuple[int, float]] = field(
         default_factory=list, repr=False
     )  # (step, loss) while non-sink entropy is low
@@ -63,7 +68,8 @@ class Phase:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Phase:
         """The phase that `state` told of."""
-        recent, low = deque(state["_recent"], maxlen=3), [(int(at), float(loss)) for at, loss in state["_low"]]
+        recent = deque(state["_recent"], maxlen=RULE.window)
+        low = [(int(at), float(loss)) for at, loss in state["_low"]]
         return cls(**{**state, "_recent": recent, "_low": low})
 
     def update(self, step: int, entropy: float, nonsink: float = math.nan, loss: float = math.nan) -> str:
@@ -78,31 +84,31 @@ class Phase:
     def _turn(self, s: float) -> None:
         if self.name == "dense":
             self.peak = max(self.peak, s)
-            if s <= self.peak - max(0.1, 0.05 * self.peak):
+            if s <= self.peak - RULE.least_fall(self.peak):
                 self.name, self.trough, self.crest = "sparsifying", s, -math.inf
         elif self.name == "bouncing":
             self.crest = max(self.crest, s)
             if s < self.trough:
                 self.name, self.trough, self.crest = "sparsifying", s, -math.inf
-            elif s >= self.peak - 0.1 * (self.peak - self.trough):
+            elif s >= self.peak - BACK * (self.peak - self.trough):
                 self.name, self.peak = "dense", s
-            elif s <= self.crest - max(0.1, 0.05 * self.crest, 0.25 * self.deepest):
+            elif s <= self.crest - max(RULE.least_fall(self.crest), SECOND * self.deepest):
                 self.name, self.peak, self.trough, self.crest = "sparsifying", self.crest, s, -math.inf
         else:  # sparsifying; and a collapsed layer's trough is followed as well
             self.trough = min(self.trough, s)
             self.deepest = max(self.deepest, self.peak - self.trough)
-            if self.name == "sparsifying" and s >= self.trough + max(0.05, 0.1 * self.deepest):
+            if self.name == "sparsifying" and s >= self.trough + RULE.least_rise(self.deepest):
                 self.name, self.crest = "bouncing", s
 
     def _judge_collapse(self, step: int, nonsink: float, loss: float) -> None:
         if math.isnan(nonsink):
             return
         if self.name == "collapsed":
-            if nonsink > _RECOVERED:
+            if nonsink > RECOVERED:
                 self.name, self.crest = "sparsifying", -math.inf
                 self._low.clear()
             return
-        if nonsink >= _LOW:
+        if nonsink >= LOW:
             self._low.clear()
         elif math.isfinite(loss):
             self._low.append((step, loss))
@@ -125,5 +131,5 @@ def _falls(low: Sequence[tuple[int, float]], step: int) -> bool:
 
 def nonsink_of_layer(nonsink: Sequence[float], sink_mass: Sequence[float]) -> float:
     """Mean non-sink entropy over the heads that are not sinks; NaN if all are."""
-    kept = [n for n, m in zip(nonsink, sink_mass, strict=True) if math.isfinite(n) and m <= _SINK]
+    kept = [n for n, m in zip(nonsink, sink_mass, strict=True) if math.isfinite(n) and m <= SINK]
     return sum(kept) / len(kept) if kept else math.nan

@@ -189,6 +189,11 @@ class Watch:
         """Part -> names of the matrices that weight gauges are measured on."""
         return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
 
+    @property
+    def heads(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
+        return dict(self._writer.info.get("heads", {}))
+
     def step(self, loss: Any = None, *, step: int | None = None, **numbers: Any) -> dict[str, float]:
         """Tell that an optimiser step was made; measures if this step is due.
 
@@ -234,23 +239,8 @@ class Watch:
         self._arm()
 
     def frame(self) -> pd.DataFrame:
-        """The long table: step, layer, head, gauge, value, and the module or matrix that a layer is."""
-        run = Run(self._writer.path)
-        table = run.frame()
-        names = run.info.get("layers", {})
-        if "layer" in table:
-            lookup = {(gauge, n): name for gauge, all_ in names.items() for n, name in enumerate(all_)}
-            keys = zip(table["gauge"], table["layer"], strict=True)
-            table["module"] = [None if layer is None else lookup.get((gauge, layer)) for gauge, layer in keys]
-            for axis in ("layer", "head"):
-                if axis in table:
-                    table[axis] = table[axis].astype("Int64")
-            if "head" in table and (heads := run.info.get("heads")):  # rows that only pad a layer with fewer heads
-                own = table["layer"].map(dict(enumerate(heads))).astype("Int64")
-                table = table[(table["head"] < own).fillna(True)]
-            order = [c for c in ("step", "layer", "head", "gauge", "value", "module") if c in table]
-            table = table[[*order, *(c for c in table if c not in order)]].reset_index(drop=True)
-        return table
+        """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
+        return Run(self._writer.path).frame()
 
     def close(self, status: str = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing."""
@@ -462,8 +452,10 @@ class Watch:
         if self.layers:
             layers["phase"] = self.layers
         if writer.info.get("layers") != layers:
-            heads = [self._tally.heads(n, "_entropy") for n in range(len(self.layers))]
-            heads = [n or max(heads) for n in heads]  # a layer that this pass skipped
+            seen = [self._tally.heads(n, "_entropy") for n in range(len(self.layers))]
+            seen = [n or max(seen) for n in seen]  # a layer that this pass skipped
+            heads = {g.name: seen for g in self._gauges if g.on == "attention"}
+            heads |= {g.name: [m.heads for m in self._matrices["qk"]] for g in self._gauges if g.part == "qk"}
             writer.note(layers=layers, heads=heads, phases=list(PHASES))
 
     def _write(self, values: dict[str, Tensor], scalars: dict[str, float]) -> None:

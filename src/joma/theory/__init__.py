@@ -5,6 +5,7 @@ from joma.theory._saliency import saliency
 from joma.theory.bounce import Bounce, solve_bounce, solve_linear_bounce, solve_softmax_bounce
 from joma.theory.cdag import CDAG, CDAGPath
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
+from joma.theory.ending import Ending, EndingKind
 from joma.theory.flows import JointFlow
 from joma.theory.folded import FoldedFlow
 from joma.theory.hierarchy import HBLT, HBLTSamples
@@ -24,6 +25,8 @@ __all__ = [
     "CDAGPath",
     "EmbeddingFlow",
     "EmbeddingPath",
+    "Ending",
+    "EndingKind",
     "FoldedFlow",
     "HBLTSamples",
     "Invariant",

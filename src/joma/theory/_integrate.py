@@ -1,37 +1,46 @@
-"""Stepping a flow through its regimes to its output times: SciPy's steppers, stiffness, blow-ups, and a status.
+"""Stepping a flow through its regimes to its output times: SciPy's steppers, stiffness, blow-ups, and an ending.
 
-Nothing on the way raises: what ends a flow early is in the solution's ``status``.
+Nothing on the way raises: what ends a flow early is in the solution's ``ending``.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.integrate
 
+from joma.theory._block import Block
+from joma.theory._charts import Chart
 from joma.theory._kinks import Kinked, Smooth, Stop
+from joma.theory.ending import Ending, EndingKind, done
 from joma.theory.setting import Array, nearest
-
-if TYPE_CHECKING:
-    from joma.theory.flows import Flow
 
 # A state this large, whose squares are still numbers, has overflowed.
 OVERFLOW = 1e100
 
 
-@dataclass
+@dataclass(frozen=True)
+class System:
+    """What is integrated: a block, the chart that its state starts in, and the start there."""
+
+    block: Block
+    chart: Chart
+    y0: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Solution:
     """A flow at its output times, and how it ended."""
 
-    t: Array
-    y: list[Array]
+    t: Array  # (T,)
+    y: list[Array]  # T state vectors, each in the chart of its time
     v: list[Array]
     xi: list[Array]
     z: list[Array]
-    status: str = "done"
+    ending: Ending
     switches: int = 0
     slides: list[tuple[int, int, float, float]] = field(default_factory=list)  # sample, node, from, to
 
@@ -48,8 +57,7 @@ _LAST_STEPS = 1e-11
 
 
 def integrate(
-    flow: Flow,
-    y0: Array,
+    system: System,
     times: Array,
     t_end: float,
     *,
@@ -58,28 +66,27 @@ def integrate(
     method: str,
     max_steps: int,
 ) -> Solution:
-    """Step ``flow`` from y0 through all events to t_end and read it off at ``times``; never raises on the way."""
+    """Step a system through all events to t_end and read it off at ``times``; never raises on the way."""
     if method not in METHODS:
         raise ValueError(nearest(method, METHODS, "method"))
-    out = Solution(np.empty(0), [], [], [], [])
-    kept: list[float] = []
+    block, chart, y0 = system.block, system.chart, system.y0
+    kept: list[tuple[float, Array, Array, Array, Array]] = []
 
-    def emit(t: float, y: Array) -> None:
-        v, xi, z = flow.unpack(y)
-        kept.append(t)
-        for store, value in zip((out.y, out.v, out.xi, out.z), (y, v, xi, z), strict=True):
-            store.append(np.array(value))
+    def emit(t: float, y: Array, chart: Chart) -> None:
+        v, xi, z = chart.unpack(y)
+        kept.append((t, np.array(y), np.array(v), np.array(xi), np.array(z)))
 
     t, y, steps, since, pending = 0.0, y0, 0, 0, 0
     h: float | None = None
-    patience, stiff = _PATIENCE["smooth" if flow.slopes is None else "kinked"], False
+    patience, stiff = _PATIENCE["smooth" if block.slopes is None else "kinked"], False
     regime: Smooth | None = None
+    ending = done(t_end)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         try:
             if times[0] == 0:
-                emit(0.0, y0)
+                emit(0.0, y0, chart)
                 pending = 1
-            regime = Smooth(flow) if flow.slopes is None else Kinked(flow, y0, rtol, atol)
+            regime = Smooth(block, chart) if block.slopes is None else Kinked(block, chart, y0, rtol, atol)
             while t < t_end:
                 # each stretch has a clock of its own from 0: a switch can start motion too fast for that of the whole
                 begin = t
@@ -89,23 +96,25 @@ def integrate(
                 solver = _METHODS[stepper](regime, 0.0, y, t_end - begin, first_step=guess, rtol=rtol, atol=atol)
                 while solver.status == "running":
                     if steps >= max_steps:
-                        raise Stop(f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol")
-                    message = _step(solver)
+                        message = f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol"
+                        raise Stop(EndingKind.STEPS, t, message)
+                    complaint = _step(solver)
                     steps, since = steps + 1, since + 1
                     if solver.status == "failed" or not np.isfinite(solver.y).all():
-                        raise Stop(_why(regime, t, y, message))
+                        raise _why(regime, t, y, complaint)
                     now = begin + solver.t if solver.status == "running" else t_end
                     if np.abs(solver.y).max() > OVERFLOW:
-                        raise Stop(f"overflow at t = {now:.10g}: the state has grown beyond {OVERFLOW:g}")
+                        message = f"overflow at t = {now:.10g}: the state has grown beyond {OVERFLOW:g}"
+                        raise Stop(EndingKind.OVERFLOW, now, message)
                     h = solver.t - solver.t_old
-                    _stop_at_blow_up(flow, y, solver.y, now, h)
+                    _stop_at_blow_up(regime, y, solver.y, now, h)
                     dense = solver.dense_output()
                     event = regime.first_event(dense, solver.t_old, solver.t)
                     if event is not None:
                         now = begin + event
                     while pending < len(times) and times[pending] <= now:
                         at = times[pending]
-                        emit(at, solver.y if at == t_end else dense(at - begin))
+                        emit(at, solver.y if at == t_end else dense(at - begin), regime.chart)
                         pending += 1
                     if event is not None:
                         t, y, since = now, regime.switch(now, dense(event)), 0
@@ -113,21 +122,39 @@ def integrate(
                     t, y = now, solver.y
                     fresh = regime.settle(y)
                     if fresh is None:
-                        fresh = flow.rechart(y)
+                        fresh = regime.rechart(y)
                     if since >= patience and not stiff:
                         stiff, fresh = True, y if fresh is None else fresh
                     if fresh is not None:
                         y = fresh
                         break
         except (Stop, np.linalg.LinAlgError) as stop:
-            failed = isinstance(stop, np.linalg.LinAlgError)
-            out.status = f"the samples on a kink could not be resolved at t = {t:.6g}: {stop}" if failed else str(stop)
-            if not kept or t > kept[-1]:
-                emit(t, y)
-    out.t = np.array(kept)
-    if regime is not None:
-        out.switches, out.slides = regime.switches, regime.slides(t)
-    return out
+            if isinstance(stop, Stop):
+                ending = stop.ending
+            else:
+                message = f"the samples on a kink could not be resolved at t = {t:.6g}: {stop}"
+                ending = Ending(EndingKind.KINK, t, message)
+            if not kept or t > kept[-1][0]:
+                emit(t, y, chart if regime is None else regime.chart)
+    switches, slides = (0, []) if regime is None else (regime.switches, regime.slides(t))
+    times_kept, states, v, xi, z = (list(column) for column in zip(*kept, strict=True))
+    return Solution(np.array(times_kept), states, v, xi, z, ending, switches, slides)
+
+
+def descend(system: System, steps: int, step: float) -> Solution:
+    """Gradient descent with a constant step size from the system's start; time runs as n · step."""
+    block, chart, y = system.block, system.chart, system.y0
+    states, ending = [y], done(steps * step)
+    for n in range(1, steps + 1):
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = y + step * chart.tangent(block.smooth_velocity(*chart.unpack(y)))
+        if not np.abs(y).max() < OVERFLOW:
+            message = f"overflow at step {n}: the step size {step:g} is too large, or the flow blows up"
+            ending = Ending(EndingKind.OVERFLOW, n * step, message)
+            break
+        states.append(y)
+    v, xi, z = (list(column) for column in zip(*(chart.unpack(y) for y in states), strict=True))
+    return Solution(step * np.arange(len(states), dtype=np.float64), states, v, xi, z, ending)
 
 
 def _step(solver: Any) -> str | None:
@@ -141,26 +168,27 @@ def _step(solver: Any) -> str | None:
         return str(error)
 
 
-def _stop_at_blow_up(flow: Flow, y0: Array, y1: Array, t: float, h: float) -> None:
+def _stop_at_blow_up(regime: Smooth, y0: Array, y1: Array, t: float, h: float) -> None:
     """End the flow where its attention grows faster than time can be resolved; a step h led from y0 to y1 at t."""
-    if not _can_blow_up(flow):
+    if not regime.block.can_blow_up:
         return
-    growth = max((flow.unpack(y1)[2] - flow.unpack(y0)[2]).max() / flow.attention.temperature, 1e-300)
+    (_, _, z0), (_, _, z1) = regime.chart.unpack(y0), regime.chart.unpack(y1)
+    growth = max((z1 - z0).max() / regime.block.attention.temperature, 1e-300)
     if h / growth < _LAST_MOMENT * t or (h < _LAST_STEPS * t and h / growth < 1e-6 * t):
-        raise Stop(f"blow-up at t = {t:.10g}: the solution does not exist beyond")
+        raise _blow_up(t)
 
 
-def _can_blow_up(flow: Flow) -> bool:
-    """Only under exp attention and constant gradients: a loss that is bounded below bounds the way y can go."""
-    return flow.attention.kind == "exp" and flow.task.loss == "fixed"
+def _blow_up(t: float) -> Stop:
+    return Stop(EndingKind.BLOW_UP, t, f"blow-up at t = {t:.10g}: the solution does not exist beyond")
 
 
-def _why(regime: Smooth, t: float, y: Array, message: str | None) -> str:
+def _why(regime: Smooth, t: float, y: Array, complaint: str | None) -> Stop:
     """What stopped the stepper at (t, y): a blow-up, an overflow, or something else."""
     speed = np.abs(regime(t, y)).max()
     size = max(1.0, np.abs(y).max())
     if not np.isfinite(speed):
-        return f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
-    if _can_blow_up(regime.flow) and speed * max(t, 1e-300) > 1e6 * size:
-        return f"blow-up at t = {t:.10g}: the solution does not exist beyond"
-    return f"the integrator stopped at t = {t:.10g}: {message or 'the state is not finite'}"
+        return Stop(EndingKind.OVERFLOW, t, f"overflow at t = {t:.10g}: the state has grown to {size:.3g}")
+    if regime.block.can_blow_up and speed * max(t, 1e-300) > 1e6 * size:
+        return _blow_up(t)
+    message = f"the integrator stopped at t = {t:.10g}: {complaint or 'the state is not finite'}"
+    return Stop(EndingKind.INTEGRATOR, t, message)

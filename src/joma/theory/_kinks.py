@@ -14,16 +14,16 @@ forces solve G β = r. Samples with g > 0 are only ever crossed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, lsq_linear
 
+from joma.theory._block import Block, Pairs, Velocity
+from joma.theory._charts import Chart
+from joma.theory.ending import Ending, EndingKind
 from joma.theory.setting import Array
-
-if TYPE_CHECKING:
-    from joma.theory.flows import Flow, Pairs
 
 # A switch is noticed when a pre-activation, or a sliding force, is on the wrong side by more than the stepper's
 # tolerance explains: a sample that has just left its kink must not be taken for one that arrives. Pre-activations
@@ -39,22 +39,31 @@ _QUARTIC = np.vander(_FINE, 5) @ np.linalg.inv(np.vander(_NODES, 5))  # (17, 5)
 
 
 class Stop(Exception):
-    """The flow cannot go on; the message is the status."""
+    """The flow cannot go on."""
+
+    def __init__(self, kind: EndingKind, t: float, message: str) -> None:
+        super().__init__(message)
+        self.ending = Ending(kind, float(t), message)
 
 
 class Smooth:
-    """Regime of a smooth activation: one field, no events."""
+    """Regime of a smooth activation: one field, no events. It carries the chart that the state is in."""
 
     switches = 0
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, block: Block, chart: Chart) -> None:
+        self.block, self.chart = block, chart
 
     def __call__(self, t: float, y: Array) -> Array:
-        v, xi, z = self.flow.unpack(y)
-        b, a = self.flow.forward(v, xi, z)
-        s = self.flow.forces(a, self.flow.activation.derivative(a))
-        return self.flow.tangent(self.flow.velocity(v, b, s))
+        return self.chart.tangent(self.block.smooth_velocity(*self.chart.unpack(y)))
+
+    def rechart(self, y: Array) -> Array | None:
+        """Go on in a better conditioned chart: the same point in it, or None while the present one will do."""
+        better = self.chart.better(y)
+        if better is None:
+            return None
+        self.chart, y = better
+        return y
 
     def first_event(self, dense: Any, t0: float, t1: float) -> float | None:
         return None
@@ -72,13 +81,13 @@ class Smooth:
 class Kinked(Smooth):
     """Regime of a piecewise linear activation: which gates are on (+1), off (−1) or sliding (0)."""
 
-    def __init__(self, flow: Flow, y0: Array, rtol: float, atol: float) -> None:
-        super().__init__(flow)
+    def __init__(self, block: Block, chart: Chart, y0: Array, rtol: float, atol: float) -> None:
+        super().__init__(block, chart)
         self.rtol, self.atol = rtol, atol
-        assert flow.slopes is not None
-        self.low, self.high = flow.slopes
-        v, xi, z = flow.unpack(y0)
-        _, a = flow.forward(v, xi, z)
+        assert block.slopes is not None
+        self.low, self.high = block.slopes
+        v, xi, z = chart.unpack(y0)
+        _, a = block.forward(v, xi, z)
         self.side = np.where(a > 0, 1, -1).astype(np.int8)  # (n, K)
         self.sliding: Pairs = (np.empty(0, np.intp), np.empty(0, np.intp))
         self.switches = 0
@@ -87,7 +96,7 @@ class Kinked(Smooth):
         self._stalled = 0
         self._last = 0.0
         self._margin = self._margins(y0)
-        on_kink = _where(np.abs(a) <= flow.uncertainty(v, xi, z, ROUNDING, 0.0))
+        on_kink = _where(np.abs(a) <= block.uncertainty(v, z, chart.errors(v, xi, z, ROUNDING, 0.0)))
         if on_kink[0].size:
             self._leave_start(y0, on_kink)
 
@@ -97,43 +106,44 @@ class Kinked(Smooth):
         return np.where(self.side > 0, self.high, self.low)  # sliding gates count as c₋; β is subtracted
 
     def __call__(self, t: float, y: Array) -> Array:
-        flow = self.flow
-        v, xi, z = flow.unpack(y)
-        b, a = flow.forward(v, xi, z)
-        s = flow.forces(a, self._gates())
-        velocity = flow.velocity(v, b, s)
+        block, chart = self.block, self.chart
+        v, xi, z = chart.unpack(y)
+        b, a = block.forward(v, xi, z)
+        s = block.forces(a, self._gates())
+        velocity = block.velocity(v, b, s)
         if self.sliding[0].size:
             s[self.sliding] -= self._beta(v, b, velocity)
-            velocity = flow.velocity(v, b, s)
-        return flow.tangent(velocity)
+            velocity = block.velocity(v, b, s)
+        return chart.tangent(velocity)
 
-    def _beta(self, v: Array, b: Array, velocity: Any) -> Array:
+    def _beta(self, v: Array, b: Array, velocity: Velocity) -> Array:
         """The sliding forces that keep ȧ = 0, given the velocity without them, (n,)."""
-        G = self.flow.response(v, b, self.sliding)
-        return _solve(G, self.flow.rates(v, b, velocity, self.sliding))
+        G = self.block.response(v, b, self.sliding)
+        return _solve(G, self.block.rates(v, b, velocity, self.sliding))
 
     def _limits(self, a: Array) -> Array:
         """Upper ends |p g|(c₊ − c₋) of β; 0 where g ≥ 0 (such a sample cannot slide), (n, K)."""
-        return np.maximum(-self.flow.drives(a, self._gates()), 0.0) * (self.high - self.low)
+        return np.maximum(-self.block.drives(a, self._gates()), 0.0) * (self.high - self.low)
 
     # -- events ------------------------------------------------------------------------------------------
 
     def _margins(self, y: Array) -> Array:
         """How far on the wrong side a pre-activation has switched, (n, K)."""
-        return MARGIN * self.flow.uncertainty(*self.flow.unpack(y), self.rtol, self.atol)
+        v, xi, z = self.chart.unpack(y)
+        return MARGIN * self.block.uncertainty(v, z, self.chart.errors(v, xi, z, self.rtol, self.atol))
 
     def _distance(self, y: Array) -> Array:
         """side · a + margin, (n, K): how far each sample is on its own side of the kink."""
-        return self.side * self.flow.forward(*self.flow.unpack(y))[1] + self._margin
+        return self.side * self.block.forward(*self.chart.unpack(y))[1] + self._margin
 
     def _box_distance(self, y: Array) -> Array:
         """How far the β of sliding samples are inside their box (with margin): from 0, from the limits, (2n,)."""
         if not self.sliding[0].size:
             return np.empty(0)
-        flow = self.flow
-        v, xi, z = flow.unpack(y)
-        b, a = flow.forward(v, xi, z)
-        beta = self._beta(v, b, flow.velocity(v, b, flow.forces(a, self._gates())))
+        block, chart = self.block, self.chart
+        v, xi, z = chart.unpack(y)
+        b, a = block.forward(v, xi, z)
+        beta = self._beta(v, b, block.velocity(v, b, block.forces(a, self._gates())))
         limits = self._limits(a)[self.sliding]
         return np.concatenate([beta, limits - beta]) + BOX_MARGIN * self.rtol * np.tile(limits, 2)
 
@@ -169,13 +179,13 @@ class Kinked(Smooth):
 
     def switch(self, t: float, y: Array) -> Array:
         """The regime after the event at (t, y), and y moved onto the kinks that it slides on."""
-        flow = self.flow
+        block, chart = self.block, self.chart
         self.switches += 1
         self._stalled = self._stalled + 1 if t - self._last <= 1e-13 * max(1.0, t) else 0
         self._last = t
         if self._stalled > 200:
-            raise Stop(f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
-        _, a = flow.forward(*flow.unpack(y))
+            raise Stop(EndingKind.STUCK, t, f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
+        _, a = block.forward(*chart.unpack(y))
         touched = (self.side * a <= 0) & (self.side != 0)
         limits = self._limits(a)
         # g ≥ 0: crossed; its own push then carries it on
@@ -186,21 +196,21 @@ class Kinked(Smooth):
         self._margin = self._margins(y)
         y = self._project(y, _where((self.side == 0) | (back & (self.side * a < 0))))
         # what cannot be moved back, beside a sample that hardly differs, is not to switch again at once
-        self._margin = np.maximum(self._margin, -2 * self.side * flow.forward(*flow.unpack(y))[1])
+        self._margin = np.maximum(self._margin, -2 * self.side * block.forward(*chart.unpack(y))[1])
         return y
 
     def _choose(self, y: Array, pairs: Pairs, t: float) -> NDArray[np.bool_]:
         """Solve the box problem for the samples on a kink and set their sides; True where a side was set."""
-        flow = self.flow
+        block, chart = self.block, self.chart
         was = set(zip(*(index.tolist() for index in self.sliding), strict=True))
         self.side[pairs] = -1
         chosen = np.zeros(self.side.shape, bool)
         chosen[pairs] = True
         if pairs[0].size:
-            v, xi, z = flow.unpack(y)
-            b, a = flow.forward(v, xi, z)
-            velocity = flow.velocity(v, b, flow.forces(a, self._gates()))
-            G, r = flow.response(v, b, pairs), flow.rates(v, b, velocity, pairs)
+            v, xi, z = chart.unpack(y)
+            b, a = block.forward(v, xi, z)
+            velocity = block.velocity(v, b, block.forces(a, self._gates()))
+            G, r = block.response(v, b, pairs), block.rates(v, b, velocity, pairs)
             self.side[pairs] = _box(G, r, self._limits(a)[pairs])
         self.sliding = _where(self.side == 0)
         now = set(zip(*(index.tolist() for index in self.sliding), strict=True))
@@ -212,11 +222,11 @@ class Kinked(Smooth):
 
     def _leave_start(self, y: Array, on_kink: Pairs) -> None:
         """Samples that start on their kink: those with g < 0 slide or leave; g > 0 may have no unique way on."""
-        flow = self.flow
-        v, xi, z = flow.unpack(y)
-        b, a = flow.forward(v, xi, z)
+        block, chart = self.block, self.chart
+        v, xi, z = chart.unpack(y)
+        b, a = block.forward(v, xi, z)
         limits = self._limits(a)[on_kink]
-        pushing = flow.drives(a, self._gates())[on_kink] > 0
+        pushing = block.drives(a, self._gates())[on_kink] > 0
         held = tuple(index[limits > 0] for index in on_kink)
         free = tuple(index[pushing] for index in on_kink)
         found = []
@@ -225,12 +235,12 @@ class Kinked(Smooth):
             self.side[free] = begin
             for _ in range(len(free[0]) + 1):
                 self._choose(y, held, 0.0)  # type: ignore[arg-type]
-                s = flow.forces(a, self._gates())
-                velocity = flow.velocity(v, b, s)
+                s = block.forces(a, self._gates())
+                velocity = block.velocity(v, b, s)
                 if self.sliding[0].size:
                     s[self.sliding] -= self._beta(v, b, velocity)
-                    velocity = flow.velocity(v, b, s)
-                rate = flow.rates(v, b, velocity, free) if free[0].size else np.empty(0)  # type: ignore[arg-type]
+                    velocity = block.velocity(v, b, s)
+                rate = block.rates(v, b, velocity, free) if free[0].size else np.empty(0)  # type: ignore[arg-type]
                 side = np.where(rate > 0, 1, np.where(rate < 0, -1, self.side[free]))
                 if (side == self.side[free]).all():
                     break
@@ -239,8 +249,10 @@ class Kinked(Smooth):
         if (found[0] != found[1]).any():
             i, k = np.argwhere(found[0] != found[1])[0]
             raise Stop(
+                EndingKind.NOT_UNIQUE,
+                0.0,
                 f"not unique at t = 0: {len(on_kink[0])} sample-node pairs start on the kink (the first: sample "
-                f"{flow._first[i]}, node {k}) and may go either way; give a start v0 ≠ 0"
+                f"{block.first[i]}, node {k}) and may go either way; give a start v0 ≠ 0",
             )
 
     def settle(self, y: Array) -> Array | None:
@@ -250,8 +262,8 @@ class Kinked(Smooth):
         """
         if not self.sliding[0].size:
             return None
-        v, xi, z = self.flow.unpack(y)
-        off = np.abs(self.flow.forward(v, xi, z)[1][self.sliding])
+        v, xi, z = self.chart.unpack(y)
+        off = np.abs(self.block.forward(v, xi, z)[1][self.sliding])
         if (off <= 10 * self._margin[self.sliding]).all():
             return None
         self._margin = self._margins(y)
@@ -261,13 +273,13 @@ class Kinked(Smooth):
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
         if not pairs[0].size:
             return y
-        flow = self.flow
+        block, chart = self.block, self.chart
         for _ in range(2):
-            v, xi, z = flow.unpack(y)
-            b, a = flow.forward(v, xi, z)
+            v, xi, z = chart.unpack(y)
+            b, a = block.forward(v, xi, z)
             s = np.zeros_like(a)
-            s[pairs] = -_solve(flow.response(v, b, pairs), a[pairs])
-            y = y + flow.tangent(flow.velocity(v, b, s))
+            s[pairs] = -_solve(block.response(v, b, pairs), a[pairs])
+            y = y + chart.tangent(block.velocity(v, b, s))
         return y
 
     def slides(self, t: float) -> list[tuple[int, int, float, float]]:

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.integrate import solve_ivp
 
-from joma.theory.flows import JointFlow
+from joma.theory._block import checked, one_query_block
+from joma.theory.ending import Ending, EndingKind, done
 from joma.theory.setting import Array, Task, finite
 
 
@@ -42,7 +43,12 @@ class EmbeddingPath:
     z: Array = field(repr=False)  # (T, M)
     W_Q: Array | None = field(default=None, repr=False)  # (T, d, e)
     W_K: Array | None = field(default=None, repr=False)  # (T, d, e)
-    status: str = "done"
+    ending: Ending = field(kw_only=True)
+
+    @property
+    def status(self) -> str:
+        """How the flow ended, in a sentence: "done", or why it ended early."""
+        return str(self.ending)
 
     @property
     def v(self) -> Array:
@@ -79,7 +85,8 @@ class EmbeddingFlow:
         embedding_lr: float = 1.0,
         temperature: float = 1.0,
     ) -> None:
-        self.block = JointFlow(task, attention, activation, mlp_lr, attention_lr, temperature=temperature)
+        settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, None)
+        self.task, self.block = task, one_query_block(task, settings)
         if self.block.slopes is not None:
             raise ValueError(f"the activation must be smooth, got {self.block.activation.name!r}; use gelu or silu")
         if not (np.isfinite(embedding_lr) and embedding_lr >= 0):
@@ -133,7 +140,7 @@ class EmbeddingFlow:
         """
         if not (np.isfinite(t_end) and t_end > 0):
             raise ValueError(f"t_end must be a positive number, got {t_end!r}")
-        M, K = self.block.task.tokens, self.block.task.nodes
+        M, K = self.task.tokens, self.task.nodes
         w, U = finite(w0, "w0", 2), finite(U0, "U0", 2)
         if U.shape[1] != M + 1 or w.shape != (len(U), K):
             raise ValueError(f"U0 must be (d, {M + 1}) and w0 (d, {K}); got {U.shape} and {w.shape}")
@@ -174,9 +181,11 @@ class EmbeddingFlow:
         )
         states = [unpack(y) for y in solution.y.T]
         w_all, U_all = np.stack([s[0] for s in states]), np.stack([s[1] for s in states])
-        status = "done" if solution.status >= 0 else f"the integrator stopped: {solution.message}"
+        t_last = float(solution.t[-1]) if len(solution.t) else 0.0
+        message = f"the integrator stopped: {solution.message}"
+        ending = done(t_last) if solution.status >= 0 else Ending(EndingKind.INTEGRATOR, t_last, message)
         z_all = np.stack([logits(y) for y in solution.y.T])
         if len(start) == 3:
-            return EmbeddingPath(solution.t, w_all, U_all, z_all, status=status)
+            return EmbeddingPath(solution.t, w_all, U_all, z_all, ending=ending)
         W_Q, W_K = np.stack([s[2] for s in states]), np.stack([s[3] for s in states])
-        return EmbeddingPath(solution.t, w_all, U_all, z_all, W_Q, W_K, status)
+        return EmbeddingPath(solution.t, w_all, U_all, z_all, W_Q, W_K, ending=ending)

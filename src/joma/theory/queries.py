@@ -9,7 +9,7 @@ With s_ik = p_i g_ik φ′(a_ik) and B_mhk = Σ_{i: m_i = m} s_ik b_ih the gradi
     v̇_hk = η Σ_h′ U_hᵀU_h′ Σ_m B_mh′k (+ η Σ_m U_hᵀu_m …),     ż_mh = (η_z/T) Σ_k v_hk ∘ B_mhk.
 
 So if U_hᵀU_h′ = δ_hh′ I and U_hᵀu_m = 0 (separate query and context embeddings: d ≥ H·M + Q), all of them frozen,
-then Σ_m ż_mh = (r/T) Σ_k v_hk ∘ v̇_hk: one integral a head, summed over queries. With one value map for all heads
+then Σ_m ż_mh = (r/T) Σ_k v_hk ∘ v̇_hk: one integral per head, summed over queries. With one value map for all heads
 (U_h = U) v̇ = η Σ_mh B_mh, and only the sum over heads as well is conserved:
 
     exp      Σ_m z_mh  − (r/2T) Σ_k v_hk² = c_h        shared value map: Σ_mh z_mh  − (r/2T) Σ_k v_k² = c
@@ -35,13 +35,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from joma.theory._integrate import Solution
-from joma.theory.flows import JointFlow, Pairs, Velocity
+from joma.theory._block import Block, Errors, Pairs, Velocity, checked
+from joma.theory._charts import JointChart, State
+from joma.theory._integrate import Solution, System
+from joma.theory.flows import Flow, starts
 from joma.theory.invariants import Invariant, normalised_correlation
 from joma.theory.setting import Array, Attention, Task, finite, nearest
-from joma.theory.trajectory import Slide, Trajectory
+from joma.theory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +51,79 @@ if TYPE_CHECKING:
 _VALUES = ("separate", "shared")
 
 
-class BlockFlow(JointFlow):
+@dataclass(frozen=True, eq=False)
+class SharedBlock(Block):
+    """A block whose MLP is shared by Q queries and H heads, on the distinct (sample, query) pairs.
+
+    Its v is (R, K), R = H·M, head by head; ξ (Q, K); z (Q, R); x (n, R) repeats the samples for each head.
+    """
+
+    query: NDArray[np.intp]  # (n,)
+    one_hot: Array  # (n, Q) the same as rows of 0 and 1
+    weight: Array  # (Q,) of each query in the summed integral: P(m) if z_m moves with E_{q=m}, else 1
+    heads: int
+
+    def split(self, rows: Array) -> Array:
+        """(n, H·M) as (n·H, M)."""
+        return rows.reshape(-1, self.samples.tokens)
+
+    def attend(self, z: Array, x: Array, query: NDArray[np.intp]) -> Array:
+        """b (n, R) of samples x (n, R) with queries (n,)."""
+        logits = z[query]
+        if self.attention.kind != "softmax":
+            return self.attention.weights(logits, x)
+        logits, x = self.split(logits / self.attention.temperature), self.split(x)
+        logits = np.where(x > 0, logits, -np.inf)
+        b = x * np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (b / b.sum(axis=1, keepdims=True)).reshape(len(query), -1)
+
+    def _pull(self, x: Array, b: Array, u: Array) -> Array:
+        """(∂b/∂z) u for each sample, head by head, (n, R)."""
+        return self.attention.pull(self.split(x), self.split(b), self.split(u)).reshape(b.shape)
+
+    def _z_rate(self) -> Array:
+        return (self.attention_lr / self.weight)[:, None]
+
+    def forward(self, v: Array, xi: Array, z: Array) -> tuple[Array, Array]:
+        """Attention b (n, R) and pre-activations a (n, K) of the distinct samples."""
+        b = self.attend(z, self.x, self.query)
+        return b, b @ v + xi[self.query]
+
+    def velocity(self, v: Array, b: Array, s: Array) -> Velocity:
+        """The gradient flow for forces ``s`` (n, K)."""
+        B, sigma = b.T @ s, self.one_hot.T @ s
+        both = np.vstack([B, sigma]) if self.gram is None else self.gram @ np.vstack([B, sigma])
+        v_dot, xi_dot = self.mlp_lr * both[: len(B)], self.mlp_lr * both[len(B) :]
+        z_dot = self._z_rate() * (self.one_hot.T @ self._pull(self.x, b, s @ v.T))
+        return Velocity(v_dot, xi_dot, z_dot, B, sigma)
+
+    def uncertainty(self, v: Array, z: Array, errors: Errors) -> Array:
+        """How far off the pre-activations are if v, ξ and z are off by ``errors``, (n, K)."""
+        z_error = errors.z[self.query] / self.attention.temperature  # (n, R)
+        b = np.abs(self.attend(z, self.x, self.query))
+        moved = ((np.abs(self.x) if self.attention.kind == "linear" else b) * z_error) @ np.abs(v)
+        if self.attention.kind == "softmax":
+            total = (self.split(b) * self.split(z_error)).sum(axis=1)  # (n·H,)
+            moved += (b * np.repeat(total, self.samples.tokens).reshape(b.shape)) @ np.abs(v)
+        return b @ errors.v + errors.xi[self.query] + moved
+
+    def response(self, v: Array, b: Array, pairs: Pairs) -> Array:
+        """The tangent kernel of (sample, node) pairs, (n, n)."""
+        i, k = pairs
+        f = np.hstack([b[i], self.one_hot[i]])
+        kernel = f @ f.T if self.gram is None else f @ self.gram @ f.T
+        pull = self._pull(self.x[i], b[i], v.T[k])
+        same = self.query[i][:, None] == self.query[i][None, :]
+        return self.mlp_lr * kernel * (k[:, None] == k) + same * (pull @ (self._z_rate()[self.query[i]] * pull).T)
+
+    def rates(self, v: Array, b: Array, velocity: Velocity, pairs: Pairs) -> Array:
+        """ȧ of the pairs, (n,)."""
+        i, k = pairs
+        moved = (self._pull(self.x[i], b[i], v.T[k]) * velocity.z[self.query[i]]).sum(axis=1)
+        return (b[i] * velocity.v.T[k]).sum(axis=1) + velocity.xi[self.query[i], k] + moved
+
+
+class BlockFlow(Flow):
     """One block with shared MLP weights, Q queries and H heads, by gradient flow or by gradient descent.
 
     Arguments:
@@ -69,6 +143,8 @@ class BlockFlow(JointFlow):
     ((201, 2, 2), True)
     """
 
+    block: SharedBlock
+
     def __init__(
         self,
         task: Task,
@@ -84,147 +160,95 @@ class BlockFlow(JointFlow):
         values: Literal["separate", "shared"] | ArrayLike = "separate",
         conditional: bool = False,
     ) -> None:
-        super().__init__(task, attention, activation, mlp_lr, attention_lr, temperature=temperature, A=A)
+        settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, A)
         number = finite(query, "query", 1)
         if len(number) != task.samples or (number < 0).any() or (number != np.round(number)).any():
-            raise ValueError(f"query must be {task.samples} integers ≥ 0, one a sample; got shape {number.shape}")
+            raise ValueError(f"query must be {task.samples} integers ≥ 0, one per sample; got shape {number.shape}")
         self.query = number.astype(int)
         self.queries = int(self.query.max()) + 1
-        weight = np.bincount(self.query, self.task.p, self.queries).astype(np.float64)
-        if (weight == 0).any():
-            raise ValueError(f"query {int(weight.argmin())} has no sample with positive weight; number them 0 … Q − 1")
+        probability = np.bincount(self.query, task.p, self.queries).astype(np.float64)
+        if (probability == 0).any():
+            unseen = int(probability.argmin())
+            raise ValueError(f"query {unseen} has no sample with positive weight; number them 0 … Q − 1")
         if int(heads) != heads or heads < 1:
             raise ValueError(f"heads must be a positive integer, got {heads!r}")
         self.heads, self.conditional = int(heads), bool(conditional)
-        self.weight: Array = weight if conditional else np.ones(self.queries)  # of each query in the summed integral
-        self._gram = self._embedding_gram(values)
         self.shared = isinstance(values, str) and values == "shared"
-        rows = np.hstack([self.attention.rows(task.x), self.query[:, None] + 1.0])
-        self._merged, self._first = task.merged(rows)
-        self._q = self.query[self._first]
-        self._x, self._p = np.tile(self._merged.x, self.heads), self._merged.p
-        self._one_hot: Array = np.eye(self.queries)[self._q]  # (n, Q)
+        rows = np.hstack([settings.attention.rows(task.x), self.query[:, None] + 1.0])
+        samples, first = task.merged(rows)
+        block = SharedBlock(
+            samples,
+            first,
+            np.tile(samples.x, self.heads),
+            *settings,
+            gram=_embedding_gram(values, task.tokens, self.queries, self.heads),
+            query=self.query[first],
+            one_hot=np.eye(self.queries)[self.query[first]],
+            weight=probability if conditional else np.ones(self.queries),
+            heads=self.heads,
+        )
+        super().__init__(task, block)
 
-    def _embedding_gram(self, values: Any) -> Array | None:
-        """EᵀE of all head and query embeddings (R + Q, R + Q), None for the identity."""
-        M, Q, H = self.task.tokens, self.queries, self.heads
-        if isinstance(values, str):
-            if values not in _VALUES:
-                raise ValueError(nearest(values, _VALUES, "values"))
-            if values == "separate" or H == 1:
-                return None
-            gram = np.eye(H * M + Q)
-            gram[: H * M, : H * M] = np.tile(np.eye(M), (H, H))
-            return gram
-        E = finite(values, "values", 2)
-        if E.shape[1] != H * M + Q:
-            raise ValueError(
-                f"values must be (d, H·M + Q) = (d, {H * M + Q}), the heads' embeddings and then the queries'; "
-                f"got shape {E.shape}"
-            )
-        return np.asarray(E.T @ E)
+    @property
+    def weight(self) -> Array:
+        """(Q,) the weight of each query in the summed integral."""
+        return self.block.weight
 
-    # -- the block ---------------------------------------------------------------------------------------
-
-    def _attend(self, z: Array, x: Array, q: Any) -> Array:
-        """b (n, R) of samples x (n, R) with queries q (n,)."""
-        logits = z[q]
-        if self.attention.kind != "softmax":
-            return self.attention.weights(logits, x)
-        logits, x = self._split(logits / self.attention.temperature), self._split(x)
-        logits = np.where(x > 0, logits, -np.inf)
-        b = x * np.exp(logits - logits.max(axis=1, keepdims=True))
-        return (b / b.sum(axis=1, keepdims=True)).reshape(len(q), -1)
-
-    def _split(self, rows: Array) -> Array:
-        """(n, H·M) as (n·H, M)."""
-        return rows.reshape(-1, self.task.tokens)
-
-    def _pull(self, x: Array, b: Array, u: Array) -> Array:
-        """(∂b/∂z) u for each sample, head by head, (n, R)."""
-        return self.attention.pull(self._split(x), self._split(b), self._split(u)).reshape(b.shape)
-
-    def forward(self, v: Array, xi: Array, z: Array) -> tuple[Array, Array]:
-        """Attention b (n, R) and pre-activations a (n, K) of the distinct samples."""
-        b = self._attend(z, self._x, self._q)
-        return b, b @ v + xi[self._q]
-
-    def _z_rate(self) -> Array:
-        return (self.attention_lr / self.weight)[:, None]
-
-    def velocity(self, v: Array, b: Array, s: Array) -> Velocity:
-        """The gradient flow for forces ``s`` (n, K)."""
-        B, sigma = b.T @ s, self._one_hot.T @ s
-        both = np.vstack([B, sigma]) if self._gram is None else self._gram @ np.vstack([B, sigma])
-        v_dot, xi_dot = self.mlp_lr * both[: len(B)], self.mlp_lr * both[len(B) :]
-        z_dot = self._z_rate() * (self._one_hot.T @ self._pull(self._x, b, s @ v.T))
-        return Velocity(v_dot, xi_dot, z_dot, B, sigma)
-
-    def uncertainty(self, v: Array, xi: Array, z: Array, rtol: float, atol: float) -> Array:
-        """How far off the pre-activations are if each coordinate is, by atol + rtol |·|, (n, K)."""
-        v_error, xi_error = atol + rtol * np.abs(v), atol + rtol * np.abs(xi)
-        z_error = (atol + rtol * np.abs(z))[self._q] / self.attention.temperature  # (n, R)
-        b = np.abs(self._attend(z, self._x, self._q))
-        moved = ((np.abs(self._x) if self.attention.kind == "linear" else b) * z_error) @ np.abs(v)
-        if self.attention.kind == "softmax":
-            whole = np.repeat((self._split(b) * self._split(z_error)).sum(axis=1), self.task.tokens).reshape(b.shape)
-            moved += (b * whole) @ np.abs(v)
-        return b @ v_error + xi_error[self._q] + moved
-
-    def response(self, v: Array, b: Array, pairs: Pairs) -> Array:
-        """The tangent kernel of (sample, node) pairs, (n, n)."""
-        i, k = pairs
-        f = np.hstack([b[i], self._one_hot[i]])
-        kernel = f @ f.T if self._gram is None else f @ self._gram @ f.T
-        pull = self._pull(self._x[i], b[i], v.T[k])
-        same = self._q[i][:, None] == self._q[i][None, :]
-        return self.mlp_lr * kernel * (k[:, None] == k) + same * (pull @ (self._z_rate()[self._q[i]] * pull).T)
-
-    def rates(self, v: Array, b: Array, velocity: Velocity, pairs: Pairs) -> Array:
-        """ȧ of the pairs, (n,)."""
-        i, k = pairs
-        moved = (self._pull(self._x[i], b[i], v.T[k]) * velocity.z[self._q[i]]).sum(axis=1)
-        return (b[i] * velocity.v.T[k]).sum(axis=1) + velocity.xi[self._q[i], k] + moved
-
-    # -- state vectors -----------------------------------------------------------------------------------
-
-    def unpack(self, y: Array) -> tuple[Array, Array, Array]:
-        """(v, ξ, z) of a state vector."""
-        R, Q, K = self.heads * self.task.tokens, self.queries, self.task.nodes
-        v, xi, z = np.split(y, [R * K, (R + Q) * K])
-        return v.reshape(R, K), xi.reshape(Q, K), z.reshape(Q, R)
-
-    def tangent(self, velocity: Velocity) -> Array:
-        """The state vector's derivative."""
-        return np.concatenate([velocity.v.ravel(), velocity.xi.ravel(), velocity.z.ravel()])
-
-    def _initial(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> Array:
-        if w0 is not None:
-            raise ValueError("a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw")
+    def start(self, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None) -> State:
+        """(v, ξ, z) at the start, checked: zeros where none is given; one map for all heads is repeated for each."""
         R, Q, K, M = self.heads * self.task.tokens, self.queries, self.task.nodes, self.task.tokens
         rows = M if self.shared else R
-        start = []
-        for name, value, shape in (("v0", v0, (rows, K)), ("xi0", xi0, (Q, K)), ("z0", z0, (Q, R))):
-            array = np.zeros(shape) if value is None else finite(value, name, 2)
-            if array.shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-            start.append(np.tile(array, (self.heads, 1)) if name == "v0" and self.shared else array)
-        return np.concatenate([array.ravel() for array in start])
+        v, xi, z = starts({"v0": (v0, (rows, K)), "xi0": (xi0, (Q, K)), "z0": (z0, (Q, R))})
+        return np.tile(v, (self.heads, 1)) if self.shared else v, xi, z
+
+    def _system(
+        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
+    ) -> System:
+        if w0 is not None:
+            raise ValueError("a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw")
+        v, xi, z = self.start(v0, xi0, z0)
+        chart = JointChart(v.shape, xi.shape, z.shape)
+        return System(self.block, chart, chart.pack(v, xi, z))
 
     def integrate(self, *args: Any, **kwargs: Any) -> BlockTrajectory:
         """As ``JointFlow.integrate``, from v0 (H·M, K) (one map for all heads: (M, K)), xi0 (Q, K), z0 (Q, H·M)."""
         return cast(BlockTrajectory, super().integrate(*args, **kwargs))
 
-    def descend(self, *args: Any, **kwargs: Any) -> BlockTrajectory:
+    def descend(
+        self,
+        steps: int,
+        step: float = 0.1,
+        v0: ArrayLike | None = None,
+        xi0: ArrayLike | None = None,
+        z0: ArrayLike | None = None,
+        *,
+        w0: ArrayLike | None = None,
+    ) -> BlockTrajectory:
         """As ``JointFlow.descend``, from the same starts as ``integrate``."""
-        return cast(BlockTrajectory, super().descend(*args, **kwargs))
+        return cast(BlockTrajectory, self._descend(steps, step, v0, xi0, z0, w0))
 
-    def _trajectory(self, solution: Solution) -> BlockTrajectory:
-        slides = tuple(Slide(int(self._first[i]), k, a, b) for i, k, a, b in solution.slides)
-        v, xi, z = np.stack(solution.v), np.stack(solution.xi), np.stack(solution.z)
-        return BlockTrajectory(self, solution.t, v, xi, z, solution.status, solution.switches, slides)
+    def _trajectory(self, solution: Solution, step: float | None) -> BlockTrajectory:
+        return BlockTrajectory(**self._fields(solution, step))
+
+
+def _embedding_gram(values: Any, tokens: int, queries: int, heads: int) -> Array | None:
+    """EᵀE of all head and query embeddings (R + Q, R + Q), None for the identity."""
+    M, Q, H = tokens, queries, heads
+    if isinstance(values, str):
+        if values not in _VALUES:
+            raise ValueError(nearest(values, _VALUES, "values"))
+        if values == "separate" or H == 1:
+            return None
+        gram = np.eye(H * M + Q)
+        gram[: H * M, : H * M] = np.tile(np.eye(M), (H, H))
+        return gram
+    E = finite(values, "values", 2)
+    if E.shape[1] != H * M + Q:
+        raise ValueError(
+            f"values must be (d, H·M + Q) = (d, {H * M + Q}), the heads' embeddings and then the queries'; "
+            f"got shape {E.shape}"
+        )
+    return np.asarray(E.T @ E)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +260,7 @@ class BlockTrajectory(Trajectory):
     def attention(self, n: int = -1) -> Array:
         """Attention scores b (N, H·M) of all samples at output time ``n``."""
         flow = self.flow
-        return flow._attend(self.z[n], np.tile(flow.task.x, flow.heads), flow.query)
+        return flow.block.attend(self.z[n], np.tile(flow.task.x, flow.heads), flow.query)
 
     def preactivation(self, n: int = -1) -> Array:
         """Pre-activations a (N, K) of all samples at output time ``n``."""
@@ -246,7 +270,7 @@ class BlockTrajectory(Trajectory):
         """Attention entropy in nats over time, (T,): the weighted mean over samples and the mean over heads."""
         flow, out = self.flow, np.empty(len(self.t))
         for n in range(len(self.t)):
-            b = np.abs(flow._split(self.attention(n)))
+            b = np.abs(flow.block.split(self.attention(n)))
             total = b.sum(axis=1, keepdims=True)
             q = b / np.where(total > 0, total, 1.0)
             h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1).reshape(-1, flow.heads)
@@ -256,21 +280,21 @@ class BlockTrajectory(Trajectory):
     def parts(self) -> Array:
         """V_m (Q, H·M, K): what each query's samples brought to v under gradient descent; they add up to v − v(0)."""
         flow = self.flow
-        if self.step is None or flow._gram is not None:
+        if self.step is None or flow.block.gram is not None:
             raise ValueError("parts are kept track of for gradient descent with orthonormal separate embeddings")
         out = np.zeros((flow.queries, *self.v.shape[1:]))
         for n in range(len(self.t) - 1):
-            b, a = flow.forward(self.v[n], self.xi[n], self.z[n])
-            s = flow.forces(a, flow.activation.derivative(a))
+            b, a = flow.block.forward(self.v[n], self.xi[n], self.z[n])
+            s = flow.block.forces(a, flow.activation.derivative(a))
             for m in range(flow.queries):
-                rows = flow._q == m
+                rows = flow.block.query == m
                 out[m] += self.step * flow.mlp_lr * (b[rows].T @ s[rows])
         return out
 
     def invariant(self, b_bar: str = "start") -> Invariant:
-        """The summed first integral: one a head and token, or one a token with a shared value map; see the module.
+        """The summed first integral: one per head and token, or one per token with a shared value map; see the module.
 
-        Under softmax the integrals are the sums Σ_l z_mhl, one a query and head (``b_bar`` plays no part).
+        Under softmax the integrals are the sums Σ_l z_mhl, one per query and head (``b_bar`` plays no part).
         """
         flow, M = self.flow, self.flow.task.tokens
         kind, r, temperature = flow.attention.kind, flow.ratio, flow.attention.temperature

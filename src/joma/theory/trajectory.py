@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from joma.theory.ending import Ending
 from joma.theory.invariants import Invariant, first_integral
 from joma.theory.setting import Array, Attention
 
@@ -28,23 +29,28 @@ class Slide:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A flow over time. ``status`` is "done", or says why and when it ended early."""
+    """A flow over time. ``ending`` says what ended it and when, ``status`` the same in a sentence."""
 
     flow: Flow = field(repr=False)
     t: Array = field(repr=False)  # (T,)
     v: Array = field(repr=False)  # (T, M, K)
     xi: Array = field(repr=False)  # (T, K)
     z: Array = field(repr=False)  # (T, M)
-    status: str = "done"
+    ending: Ending
     switches: int = 0  # how many times a gate switched, started or stopped to slide
     slides: tuple[Slide, ...] = field(default=(), repr=False)
     w: Array | None = field(default=None, repr=False)  # (T, d, K) with an explicit embedding
     step: float | None = None  # step size of gradient descent, None for a flow
 
     @property
+    def status(self) -> str:
+        """How the flow ended, in a sentence: "done", or why and when it ended early."""
+        return str(self.ending)
+
+    @property
     def done(self) -> bool:
         """Whether the whole time span was covered."""
-        return self.status == "done"
+        return self.ending.done
 
     def attention(self, n: int = -1) -> Array:
         """Attention scores b (N, M) of all samples at output time ``n``."""

@@ -122,7 +122,7 @@ def winner_take_all(
     if flow.embedding is not None:
         raise ValueError("the closed form needs orthonormal embeddings; leave embedding out")
     M = flow.task.tokens
-    v, xi, z = flow.unpack(flow._initial(v0, xi0, z0, None))
+    v, xi, z = flow.start(v0, xi0, z0)
     T, s = flow.attention.temperature, np.sqrt(flow.ratio) / flow.attention.temperature
     delta = flow.task.saliency().delta
     rate = flow.mlp_lr * np.linalg.norm(delta, axis=1) * np.exp(z / T) / flow.attention.A

@@ -2,13 +2,17 @@
 
 A claim measures the error of *variants* of one statement with one and the same function:
 
-    printed     as the paper states it
+    printed     as the paper states it (an extension of ours: as we state it)
     corrected   as the derivation gives it (where the printed one is wrong)
     condition   as printed, under an extra condition (where it holds only then)
     control     deliberately wrong: the check must reject it
     reference   a true statement that the check must accept (for claims that fail, to show that it can)
 
-An error ≤ tolerance is accepted. The first accepted one of printed, corrected, condition decides the verdict.
+An error ≤ tolerance is accepted. The first accepted one of printed, corrected, condition decides the verdict. A check
+gives one error per case and the largest counts; one without a single case has checked nothing, which is an error.
+
+A claim also declares *mutants* of the accepted variant, each wrong in one place by little: a term × 1.01, × 0.99 or
+× −1, an index, a condition dropped. ``joma.theory.claims.mutation`` shows that the check rejects every one of them.
 """
 
 from __future__ import annotations
@@ -16,54 +20,108 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from enum import StrEnum
+from importlib.metadata import entry_points
 from typing import Any
 
 from joma.theory.setting import nearest
+from joma.theory.verdict import Verdict
 
-Check = Callable[[str], float]
+FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}  # what is done to each declared term
+
+
+class Kind(StrEnum):
+    """What a claim says about the paper."""
+
+    PRINTED = "as printed"  # the paper's statement, which holds as it stands
+    WRONG = "wrong as printed"  # a formula of the paper that is refuted; the claim has the corrected one
+    UNSAID = "condition left unsaid"  # the paper's statement holds under a condition that it does not name
+    EXTENSION = "extension of ours"  # beyond the paper, which says nothing to the contrary
+
+
+class Variant(str):
+    """The form of a statement that a check measures, as a string ("printed", …), and at most one mutant of it."""
+
+    mutant: str
+    _factors: Mapping[str, Mapping[str, float]]
+
+    def __new__(cls, form: str, claim: Claim | None = None, mutant: str = "") -> Variant:
+        self = super().__new__(cls, form)
+        self.mutant = mutant
+        terms = () if claim is None else claim.terms
+        self._factors = {term: {name.format(term): f for name, f in FACTORS.items()} for term in terms}
+        return self
+
+    def factor(self, term: str) -> float:
+        """What the declared ``term`` is multiplied by: 1, or what the mutant says."""
+        return self._factors[term].get(self.mutant, 1.0)
+
+    def has(self, mutant: str) -> bool:
+        """Whether this is the mutant of that name."""
+        return self.mutant == mutant
+
+
+Check = Callable[[Variant], float | Iterable[float]]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One numbered statement of the paper and how it is checked."""
+    """One statement and how it is checked. Texts may hold LaTeX in $...$ where it says so."""
 
     id: str
     source: str  # where it stands in the paper
-    statement: str  # as printed
+    statement: str  # as printed; of an extension, as joma states it
     tolerance: float
     measures: str  # what the error is
     control: str  # what the wrong variant is
-    check: Check = field(repr=False)
+    check: Check = field(repr=False, compare=False)
     correction: str | None = None
     condition: str | None = None
     reference: str | None = None
     _: KW_ONLY
-    paper_formula: str = ""  # Markdown with LaTeX in $...$, as are the next two
+    kind: Kind = Kind.PRINTED
+    remark: str = ""  # what a reader should know although the statement holds
+    paper_formula: str = ""  # with LaTeX, as are the next three
     corrected_formula: str = ""
+    counterexample: str = ""  # the smallest case that refutes what is printed
     derivation: str = ""  # two lines
+    terms: tuple[str, ...] = field(default=(), compare=False)  # each is put wrong by 1 % either way, and in sign
+    mutants: Mapping[str, str] = field(default_factory=dict, compare=False)  # others: name -> what is changed
+    equivalent: Mapping[str, str] = field(default_factory=dict, compare=False)  # of no effect: name -> why
+
+    def all_mutants(self) -> tuple[str, ...]:
+        """The names of all declared mutants."""
+        return (*(name.format(term) for term in self.terms for name in FACTORS), *self.mutants)
+
+
+# what a stored result keeps of its claim
+_TEXTS = tuple(f.name for f in fields(Claim) if f.name not in ("check", "_", "terms", "mutants", "equivalent"))
 
 
 @dataclass(frozen=True)
 class Result:
     """What checking a claim gave. ``value`` is the error that decided the verdict."""
 
-    id: str
-    source: str
-    statement: str
-    verdict: str  # "holds", "holds as corrected", "holds under", "fails", or "error"
+    claim: Claim
+    verdict: Verdict
     value: float | None
-    tolerance: float
-    correction: str | None
-    condition: str | None
-    control_rejected: bool
     printed_value: float | None
     control_value: float | None
-    measures: str
-    control: str
+    cases: int  # how many cases the deciding variant was measured on
     seconds: float
     error: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The claim's id."""
+        return self.claim.id
+
+    @property
+    def control_rejected(self) -> bool:
+        """Whether the check rejected its control."""
+        return self.control_value is not None and self.control_value > self.claim.tolerance
 
     @property
     def ok(self) -> bool:
@@ -72,13 +130,32 @@ class Result:
 
     @property
     def note(self) -> str | None:
-        """What has to be said beside the verdict: the correction, the condition, or what went wrong."""
-        notes = {"holds as corrected": self.correction, "fails": self.correction, "holds under": self.condition}
-        return self.error or notes.get(self.verdict)
+        """What has to be said beside the verdict: correction, condition, remark, or what went wrong."""
+        claim = self.claim
+        notes = {
+            Verdict.HOLDS: claim.remark,
+            Verdict.CORRECTED: claim.correction,
+            Verdict.FAILS: claim.correction,
+            Verdict.UNDER: claim.condition,
+        }
+        return self.error or notes.get(self.verdict) or None
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return asdict(self)
+        """A JSON-ready dictionary: the claim's texts and what was measured."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
+        texts = {name: getattr(self.claim, name) for name in _TEXTS}
+        return {**texts, "tolerance": float(self.claim.tolerance), **own, "control_rejected": self.control_rejected}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Result:
+        """The result that ``as_dict`` gave, with the claim as it read then."""
+        texts = {**{name: row[name] for name in _TEXTS}, "kind": Kind(row["kind"])}
+        own = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
+        return cls(Claim(check=_stored, **texts), **{**own, "verdict": Verdict(row["verdict"])})
+
+
+def _stored(variant: Variant) -> float:
+    raise ArithmeticError("this claim was read from a file, which holds its result and not its check")
 
 
 _CLAIMS: dict[str, Claim] = {}
@@ -87,26 +164,62 @@ _MODULES = (
 )  # fmt: skip
 
 
-def claim(id: str, **fields: Any) -> Callable[[Check], Check]:
-    """Register the decorated function (variant -> error) as the check of a claim."""
+def claim(
+    id: str,
+    *,
+    source: str,
+    statement: str,
+    tolerance: float,
+    measures: str,
+    control: str,
+    **more: Any,
+) -> Callable[[Check], Check]:
+    """Register the decorated function as the check of a claim.
+
+    Arguments:
+        id: as "T4.ratio"; claims with the same first part form a group.
+        source: where the statement stands.
+        statement: as printed there.
+        tolerance: the largest error that is accepted.
+        measures: what the error is.
+        control: what the deliberately wrong variant is.
+        more: further fields of `Claim`: kind, correction, condition, reference, remark, the formulas, mutants.
+
+    Returns:
+        A decorator for a function from a `Variant` to an error, or to one error per case.
+
+    >>> @claim("X.half", source="here", statement="½ + ½ = 1.", tolerance=0.0, measures="|½ + ½ − 1|", control="⅓ + ½")
+    ... def half(variant):
+    ...     return abs((1 / 3 if variant == "control" else 0.5) + 0.5 - 1)
+    >>> check(get(["X.half"])[0]).verdict.value
+    'holds'
+    >>> remove("X.half")
+    """
 
     def register(check: Check) -> Check:
         if id in _CLAIMS:
-            raise ValueError(f"claim {id!r} is registered twice")
-        _CLAIMS[id] = Claim(id=id, check=check, **fields)
+            raise ValueError(f"there is a claim {id!r} already; choose another id")
+        _CLAIMS[id] = Claim(id, source, statement, tolerance, measures, control, check, **more)
         return check
 
     return register
 
 
+def remove(id: str) -> None:
+    """Forget a claim that was registered."""
+    _CLAIMS.pop(id, None)
+
+
 def claims() -> tuple[Claim, ...]:
-    """All claims.
+    """All claims: joma's, those registered, and those that installed packages bring (group ``joma.claims``).
 
     Returns:
-        The claims, in the order of the paper.
+        The claims, joma's first and in the order of the paper.
     """
     for module in _MODULES:
         importlib.import_module(f"joma.theory.claims.{module}")
+    for entry in entry_points(group="joma.claims"):
+        entry.load()
     return tuple(_CLAIMS.values())
 
 
@@ -122,10 +235,10 @@ def get(ids: Iterable[str]) -> tuple[Claim, ...]:
     known = claims()
     chosen: list[Claim] = []
     for id in ids:
-        found = [c for c in known if c.id == id] or [c for c in known if c.id.startswith(id + ".")]
-        if not found:
+        named = [c for c in known if c.id == id] or [c for c in known if c.id.startswith(id + ".")]
+        if not named:
             raise ValueError(nearest(id, [c.id for c in known], "claim"))
-        chosen += [c for c in found if c not in chosen]
+        chosen += [c for c in named if c not in chosen]
     return tuple(chosen)
 
 
@@ -140,46 +253,51 @@ def check(claim: Claim) -> Result:
     """
     start = time.perf_counter()
     values: dict[str, float] = {}
-    verdict, deciding, error = "fails", "printed", None
+    verdict, deciding, cases, error = Verdict.FAILS, "printed", 0, None
     try:
-        options = [("printed", "holds")]
+        options = [("printed", Verdict.HOLDS)]
         if claim.correction is not None and claim.reference is None:
-            options.append(("corrected", "holds as corrected"))
+            options.append(("corrected", Verdict.CORRECTED))
         if claim.condition is not None:
-            options.append(("condition", "holds under"))
-        for variant, name in options:
-            values[variant] = _measure(claim, variant)
-            if values[variant] <= claim.tolerance:
-                verdict, deciding = name, variant
+            options.append(("condition", Verdict.UNDER))
+        for form, name in options:
+            values[form], count = measure(claim, form)
+            cases = cases or count
+            if values[form] <= claim.tolerance:
+                verdict, deciding, cases = name, form, count
                 break
         if claim.reference is not None:
-            values["reference"] = _measure(claim, "reference")
+            values["reference"], _ = measure(claim, "reference")
             if values["reference"] > claim.tolerance:
                 raise ArithmeticError(f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}")
-        values["control"] = _measure(claim, "control")
+        values["control"], _ = measure(claim, "control")
     except Exception as exception:  # one broken check must not hide the others
-        verdict, error = "error", f"{type(exception).__name__}: {exception}"
+        verdict, error = Verdict.ERROR, f"{type(exception).__name__}: {exception}"
     return Result(
-        id=claim.id,
-        source=claim.source,
-        statement=claim.statement,
+        claim=claim,
         verdict=verdict,
         value=values.get(deciding),
-        tolerance=float(claim.tolerance),
-        correction=claim.correction,
-        condition=claim.condition,
-        control_rejected=bool(values.get("control", -math.inf) > claim.tolerance),
         printed_value=values.get("printed"),
         control_value=values.get("control"),
-        measures=claim.measures,
-        control=claim.control,
+        cases=cases,
         seconds=time.perf_counter() - start,
         error=error,
     )
 
 
-def _measure(claim: Claim, variant: str) -> float:
-    value = float(claim.check(variant))
-    if math.isnan(value):
-        raise ArithmeticError(f"the {variant} variant measured NaN")
-    return value
+def measure(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
+    """The largest error of a variant, and the number of cases it was measured on; no case at all is an error."""
+    measured = claim.check(Variant(form, claim, mutant))
+    errors = [float(measured)] if isinstance(measured, (int, float)) else [float(error) for error in measured]
+    if not errors:
+        raise ArithmeticError(f"the {form} variant had nothing to check")
+    if any(math.isnan(error) for error in errors):
+        raise ArithmeticError(f"the {form} variant measured NaN")
+    return max(errors), len(errors)
+
+
+def share(failed: int, met: int) -> float:
+    """The share of cases that failed among those that met the premises; if none did, nothing was checked."""
+    if met == 0:
+        raise ArithmeticError("no case met the premises: there was nothing to check")
+    return failed / met

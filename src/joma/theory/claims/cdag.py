@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
 from joma.theory.cdag import CDAG, NONLINEARITIES, CDAGPath, implied, triples
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.hierarchy import HBLT
 from joma.theory.setting import Array
 
@@ -85,6 +85,7 @@ def _failures_of_signals(limit: float) -> float:
 
 @claim(
     "CDAG.T1",
+    kind=Kind.UNSAID,
     source="multi-layer appendix, Theorem 1",
     statement="If corr(z_α, σ_j′g_j) > C₁ > 0, corr(z_β, f_k) > C₂ > 0 and |corr(z_α, z_β)| > C₃ > 0, then corr(z_β, g_{j→k}) > C₄ > 0.",
     tolerance=0.0,
@@ -107,6 +108,7 @@ def cdag_t1(variant: str) -> float:
 
 @claim(
     "CDAG.recursion",
+    kind=Kind.UNSAID,
     source="multi-layer appendix, after Theorem 1",
     statement="From corr(z_β, f_k) > C₂ and corr(z_β, g_k) > C₄ it follows that corr(z_β, σ_k′g_k) is also large, and the recursion continues.",
     tolerance=0.0,
@@ -181,6 +183,7 @@ def cdag_e2(variant: str) -> float:
 
 @claim(
     "CDAG.E3",
+    kind=Kind.UNSAID,
     source="multi-layer appendix, Eqn. 3",
     statement="With E[g_j|z_α = 1] ≈ 1, E[g_j|z_α = 0] ≈ −1 and w_j(0) = 0, Eqn. 2 can be integrated and f_j → z_α.",
     tolerance=1e-3,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.claims.isotropic import NORMS, critical_point, distances
 from joma.theory.isotropic import (
     ExpNorm,
@@ -25,6 +25,7 @@ from joma.theory.setting import Array
 
 @claim(
     "E56",
+    kind=Kind.WRONG,
     source="Eqn. 56",
     statement="At a critical point of two components F(r₊)/F(r₋) = θ₁(r₊)/θ₁(r₋) = a₋/a₊.",
     tolerance=1e-9,
@@ -51,6 +52,7 @@ def e56(variant: str) -> float:
 
 @claim(
     "E56.sufficiency",
+    kind=Kind.WRONG,
     source="Eqn. 56, “sufficient and necessary”",
     statement="Every (v, ξ) that fulfils Eqn. 56 is a critical point.",
     tolerance=1e-9,
@@ -125,6 +127,7 @@ def _meets_twice(family: Radial) -> bool:
 
 @claim(
     "E58",
+    kind=Kind.WRONG,
     source="Eqn. 58",
     statement="θ₂(0) p_n(0) ≥ ¼ suffices for a line through the origin that meets G twice.",
     tolerance=0.0,
@@ -155,6 +158,7 @@ def e58(variant: str) -> float:
 
 @claim(
     "E59.range",
+    kind=Kind.UNSAID,
     source="after Eqn. 59",
     statement="Every ratio in S lies in (½, 1) ∪ (1, 2).",
     tolerance=0.0,

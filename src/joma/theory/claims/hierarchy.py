@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.hierarchy import CLASS, HBLT, Index, eqn8, theorem5, through_class
 from joma.theory.setting import Array
 
@@ -61,6 +61,7 @@ def l8(variant: str) -> float:
 
 @claim(
     "L9",
+    kind=Kind.WRONG,
     source="Lemma 9, Eqn. 91",
     statement="P_{γ|α} = P_{γ|β₁} P_{β₁|β₂} … P_{β_k|α} = M(ρ_{γ|β₁} … ρ_{β_k|α}) along the chain α ≻ β₁ ≻ … ≻ β_k ≻ γ.",
     tolerance=1e-12,
@@ -95,6 +96,7 @@ def l9(variant: str) -> float:
 
 @claim(
     "E103",
+    kind=Kind.WRONG,
     source="Theorem 5, Eqn. 103",
     statement="The distribution of the common ancestor is p_c = M(ρ_{c|1} ρ₀).",
     tolerance=1e-12,
@@ -139,6 +141,7 @@ def t5(variant: str) -> float:
 
 @claim(
     "T5.rho0",
+    kind=Kind.WRONG,
     source="Theorem 5, ρ₀",
     statement="ρ₀ := p_{·|0}ᵀ p₀ with p_{·|0} = [P[y_l = 0 | y₀ = k]].",
     tolerance=1e-12,
@@ -160,6 +163,7 @@ def t5_rho0(variant: str) -> float:
 
 @claim(
     "T5.class",
+    kind=Kind.EXTENSION,
     source="Theorem 5, the case left out",
     statement="The formula of Theorem 5 with H = L, for tokens whose only common ancestor is the class y₀.",
     tolerance=1e-12,
@@ -187,6 +191,7 @@ def t5_class(variant: str) -> float:
 
 @claim(
     "E8",
+    kind=Kind.WRONG,
     source="Eqn. 8",
     statement="For ρ = ρ₀ = 1 − ε, P[y_l = 1 | y_m = 1] = 1 − H/L + O(ε²).",
     tolerance=0.05,

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import root
 from scipy.special import expit
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.isotropic import (
     ExpNorm,
     Gaussian,
@@ -34,6 +34,7 @@ PSI: dict[str, Callable[[Any], Any]] = {
 
 @claim(
     "L1",
+    kind=Kind.WRONG,
     source="Lemma 1, Eqn. 23",
     statement="E[xψ(v·x + ξ)] = θ₁(r)/‖v‖ x̄ + θ₂(r)/‖v‖³ RRᵀv and E[ψ(v·x + ξ)] = θ₁(r)/‖v‖, with r = v·x̄ + ξ and θ₁, θ₂ "
     "that do not depend on v.",
@@ -107,6 +108,7 @@ def _sampled_paths() -> tuple[Mixture, Array, Array]:
 
 @claim(
     "L2",
+    kind=Kind.WRONG,
     source="Lemma 2, Eqns. 42-43",
     statement="v̇ = Σ_j a_j [θ₁(r_j)/‖v‖ x̄_j + θ₂(r_j)/‖v‖³ v] and ξ̇ = Σ_j a_j θ₁(r_j)/‖v‖ for a mixture of C isotropic components.",
     tolerance=5.0,
@@ -156,6 +158,7 @@ def _sum(thetas: Thetas, sign: float, r: Array) -> Array:
 
 @claim(
     "L3",
+    kind=Kind.UNSAID,
     source="Lemma 3, Eqns. 48-49",
     statement="For homogeneous φ, (θ₂ + rθ₁)′ = θ₁, so θ₂ = F − rθ₁; F is increasing with F(+∞) = +∞; if rθ₁(r) → 0 at −∞ then F(−∞) = 0.",
     tolerance=1e-7,
@@ -214,6 +217,7 @@ def distances(mixture: Mixture, v: Array, xi: float, variant: str) -> Array:
 
 @claim(
     "L4",
+    kind=Kind.WRONG,
     source="Lemma 4, Eqns. 50-54",
     statement="Any stationary point satisfies Σ_j a_j F(r_j) = 0.",
     tolerance=1e-10,
@@ -239,6 +243,7 @@ def l4(variant: str) -> float:
 
 @claim(
     "L5",
+    kind=Kind.WRONG,
     source="Lemma 5, Eqn. 61",
     statement="φ(x) = c₋ 1[x < 0] + c₊ 1[x > 0], dθ₁/dr = (c₋ + c₊) p_n(r), dθ₂/dr = −(c₋ + c₊) r p_n(r).",
     tolerance=1e-7,

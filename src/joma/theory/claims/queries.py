@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.queries import BlockFlow, BlockTrajectory
 from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
@@ -64,6 +64,7 @@ _MEASURES = (
 
 @claim(
     "T1.queries.exp",
+    kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many queries",
     statement="Exp attention: z_m(t) = ½ Σ_k v_k²(t) + c for the query m, also where queries share the MLP.",
     tolerance=1e-9,
@@ -83,6 +84,7 @@ def t1_queries_exp(variant: str) -> float:
 
 @claim(
     "T1.queries.linear",
+    kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many queries",
     statement="Linear attention: z_m²(t) = Σ_k v_k²(t) + c for the query m, also where queries share the MLP.",
     tolerance=1e-9,
@@ -133,6 +135,7 @@ def _heads(embedding: str, attention: str, rng: np.random.Generator) -> float:
 
 @claim(
     "T1.heads",
+    kind=Kind.EXTENSION,
     source="Theorem 1, for a block with many heads",
     statement="Each head h has its own integral, Σ_m z_mh = ½ Σ_k v_hk² + c_h (exp), Σ_m z_mh² = Σ_k v_hk² + c_h (linear), "
     "v_h = U_hᵀw.",

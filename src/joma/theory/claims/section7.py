@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
@@ -30,6 +30,7 @@ def welch(d: int, M: int) -> float:
 
 @claim(
     "S7.dimension",
+    kind=Kind.WRONG,
     source="Section 7",
     statement="For M embedding vectors to achieve |u_lᵀu_l′| ≤ ε, only d ≤ 8 ε⁻² log M is needed.",
     tolerance=1.0,
@@ -64,13 +65,14 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
     flow = EmbeddingFlow(task, attention, "gelu", attention_lr=1.5, embedding_lr=0.6, temperature=temperature)
     z0 = 0.3 * rng.standard_normal(8) + (1.0 if attention == "linear" else -1.0)
     path = flow.integrate(3.0, 0.5 * rng.standard_normal((6, 4)), rng.standard_normal((6, 9)), z0, times=31)
-    if path.status != "done":
+    if not path.ending.done:
         raise ArithmeticError(path.status)
     return path, 1.5 / 0.6, temperature
 
 
 @claim(
     "S7.trained",
+    kind=Kind.EXTENSION,
     source="Section 7, training embedding vectors",
     statement="Theorem 1's invariants where the embedding vectors are also trained (left open by the paper).",
     tolerance=1e-8,

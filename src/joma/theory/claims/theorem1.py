@@ -6,7 +6,9 @@ import functools
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory._block import Block
+from joma.theory._charts import JointChart
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
@@ -55,14 +57,15 @@ def a1_per_hidden_loss(variant: str) -> float:
             task = random_gradients(rng, samples=9, tokens=5, nodes=3)
             flow = JointFlow(task, attention, activation, temperature=0.7)
             y = rng.standard_normal(5 * 3 + 3 + 5)
-            v, xi, z = flow.unpack(y)
-            b, a = flow.forward(v, xi, z)
-            gates = np.ones_like(a) if variant == "control" else flow.activation.derivative(a)
-            field = flow.tangent(flow.velocity(v, b, flow.forces(a, gates)))
+            block, chart = flow.block, JointChart((5, 3), (3,), (5,))
+            v, xi, z = chart.unpack(y)
+            b, a = block.forward(v, xi, z)
+            gates = np.ones_like(a) if variant == "control" else block.activation.derivative(a)
+            field = chart.tangent(block.velocity(v, b, block.forces(a, gates)))
 
-            def objective(y: Array, flow: JointFlow = flow) -> float:
-                _, a = flow.forward(*flow.unpack(y))
-                return float((flow._p[:, None] * flow._merged.g * flow.activation.phi(a)).sum())
+            def objective(y: Array, block: Block = block, chart: JointChart = chart) -> float:
+                _, a = block.forward(*chart.unpack(y))
+                return float((block.p[:, None] * block.samples.g * block.activation.phi(a)).sum())
 
             h = 1e-5
             differences = np.array([(objective(y + h * e) - objective(y - h * e)) / (2 * h) for e in np.eye(len(y))])
@@ -108,6 +111,7 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
 
 @claim(
     "T1.softmax",
+    kind=Kind.UNSAID,
     source="Theorem 1, Eqn. 18",
     statement="Softmax attention: with b̄ constant and E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, "
     "z(t) = ½ Σ_k (v_k² − ‖v_k‖² b̄) + c.",
@@ -144,6 +148,7 @@ def t1_softmax(variant: str) -> float:
 
 @claim(
     "T1.softmax_hypothesis",
+    kind=Kind.WRONG,
     source="Theorem 1 and Eqn. 17",
     statement="If E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, then ż = Σ_k (v̇_k ∘ v_k − b̄ v̇_kᵀ v_k).",
     tolerance=1e-10,
@@ -167,9 +172,9 @@ def t1_softmax_hypothesis(variant: str) -> float:
         task = _no_second_order(0.05 * np.array([1.0, -1.0, 0.5, -0.5]), rng, nodes=3, mean=mean)
     flow = JointFlow(task, "softmax", "linear")
     v, xi = rng.standard_normal((task.tokens, task.nodes)), rng.standard_normal(task.nodes)
-    b, a = flow.forward(v, xi, np.zeros(task.tokens))
-    velocity = flow.velocity(v, b, flow.forces(a, np.ones_like(a)))
-    b_bar = flow._p @ b
+    b, a = flow.block.forward(v, xi, np.zeros(task.tokens))
+    velocity = flow.block.velocity(v, b, flow.block.forces(a, np.ones_like(a)))
+    b_bar = flow.block.p @ b
     vv = velocity.v * v
     sign = 1.0 if variant == "control" else -1.0
     error = np.abs(vv.sum(axis=1) + sign * b_bar * vv.sum() - velocity.z).max() / np.abs(velocity.z).max()
@@ -183,6 +188,7 @@ _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature
 
 @claim(
     "T1.rates",
+    kind=Kind.EXTENSION,
     source="Theorem 1 with the slides' remark",
     statement="The first integrals hold for any learning rates of MLP and attention.",
     tolerance=1e-9,
@@ -210,6 +216,7 @@ def t1_rates(variant: str) -> float:
 
 @claim(
     "T1.zero_init",
+    kind=Kind.UNSAID,
     source="Theorem 1, last sentence",
     statement="Under zero initialisation (w = 0, z = 0) the constant c is 0.",
     tolerance=1e-9,
@@ -238,6 +245,7 @@ def t1_zero_init(variant: str) -> float:
 
 @claim(
     "T1.descent_law",
+    kind=Kind.EXTENSION,
     source="Theorem 1, for gradient descent (joma)",
     statement="A step of gradient descent changes the exp invariant by exactly −(r/2T) Σ Δv², the linear one by Δz² − r Σ Δv², "
     "and leaves the softmax sum Σ_l z_l as it is.",

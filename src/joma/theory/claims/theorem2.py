@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import erf, erfinv
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 from joma.theory.winner import winner_take_all
@@ -19,6 +19,7 @@ def _spread(v: Array, delta: Array, divisor: float) -> float:
 
 @claim(
     "T2.invariant",
+    kind=Kind.WRONG,
     source="Theorem 2, Eqn. 4",
     statement="erf(v_l(t)/2)/Δ_lm is the same for all tokens l (exp attention, linear activation, zero start).",
     tolerance=1e-8,
@@ -44,6 +45,7 @@ def t2_invariant(variant: str) -> float:
 
 @claim(
     "T2.winner",
+    kind=Kind.UNSAID,
     source="Theorem 2, remarks",
     statement="With l* = argmax |Δ_lm|, v_l* → sign(Δ_l*m) · ∞ and all other v_l converge to finite numbers.",
     tolerance=1e-6,
@@ -81,6 +83,7 @@ def t2_winner(variant: str) -> float:
 
 @claim(
     "T2.softmax_remark",
+    kind=Kind.WRONG,
     source="Theorem 2, remarks",
     statement="For softmax attention Theorem 2 also applies if A[i] is constant across samples and all elements of b̄ are "
     "the same.",

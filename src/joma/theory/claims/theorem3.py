@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.claims.isotropic import NORMS, critical_point
 from joma.theory.isotropic import Mixture, linearise
 from joma.theory.setting import Array
@@ -19,6 +19,7 @@ def _differentiated(mixture: Mixture, v: Array, xi: float) -> Array:
 
 @claim(
     "T3.form",
+    kind=Kind.WRONG,
     source="Theorem 3, Eqns. 5 and 72-74",
     statement="Near μ, v̇ = C(μ)(μ − v) with C = s_μ{β₁I + β₂μμᵀ}, β₁ = s_μ a₊‖x̄₊‖θ₁(r₊)/‖μ‖², "
     "β₂ = s_μ a₊‖x̄₊‖(ξ*θ₁′(r₊) − 2θ₁(r₊))/‖μ‖⁴.",
@@ -55,6 +56,7 @@ def t3_form(variant: str) -> float:
 
 @claim(
     "T3.stability",
+    kind=Kind.WRONG,
     source="Theorem 3, last sentence",
     statement="If C(μ) is positive definite, μ is a stable critical point: by Eqn. 5 the flow returns to it.",
     tolerance=1e-3,

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import dawsn, lambertw
 
 from joma.theory.bounce import flight_time, linear_ratio_limit, linear_remainder, remainder, solve_bounce
-from joma.theory.claims._registry import claim
+from joma.theory.claims._registry import Kind, claim
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array
 from joma.theory.tasks import orthogonal_regression
@@ -37,6 +37,7 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 @claim(
     "E6",
+    kind=Kind.WRONG,
     source="Eqn. 6",
     statement="Adding attention back to v̇ = μ − v gives v̇ = (μ − v) ∘ exp(v²/2); the critical point v* = μ does not change.",
     tolerance=1e-8,
@@ -123,6 +124,7 @@ def t4_ratio(variant: str) -> float:
 
 @claim(
     "T4.order",
+    kind=Kind.UNSAID,
     source="Theorem 4, remarks",
     statement="If μ_j > μ_k, then δ_j(t) < δ_k(t): the more salient component converges faster, at all times.",
     tolerance=0.0,
@@ -172,6 +174,7 @@ def t4_bound(variant: str) -> float:
 
 @claim(
     "T4.threshold",
+    kind=Kind.WRONG,
     source="Theorem 4, last sentence",
     statement="When δ_k ≪ exp[−(√(2π) + 2) exp(−μ_k²)], |Λ(t)| ≪ 1.",
     tolerance=0.1,

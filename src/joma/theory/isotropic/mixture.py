@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.integrate import quad, solve_ivp
 
+from joma.theory.ending import Ending, EndingKind, done
 from joma.theory.flows import JointFlow
 from joma.theory.isotropic.radial import Radial
 from joma.theory.setting import Activation, Array, Task, finite
@@ -147,12 +148,17 @@ def _project(v: Array, basis: Array | None) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A mixture's flow, integrated. ``status`` is "done" or "dies at t = …", where the weights reach 0."""
+    """A mixture's flow, integrated. ``ending`` is done, or died where the weights reach 0; ``status`` says it."""
 
     t: Array = field(repr=False)  # (T,)
     v: Array = field(repr=False)  # (T, M)
     xi: Array = field(repr=False)  # (T,)
-    status: str = "done"
+    ending: Ending
+
+    @property
+    def status(self) -> str:
+        """How the flow ended, in a sentence: "done" or "dies at t = …"."""
+        return str(self.ending)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +256,14 @@ class Mixture:
         tiny = 0.01 * rtol * float(np.linalg.norm(y0))
         solution = solve_ivp(slope, (0.0, float(t_end)), y0, method, out, events=size, rtol=rtol, atol=tiny)
         died = solution.t_events[0] if solution.t_events else np.empty(0)
-        status = "done" if solution.success else str(solution.message)
-        status = f"dies at t = {died[0]:.10g}" if len(died) else status
-        return Path(solution.t, solution.y[:-1].T, solution.y[-1], status)
+        if len(died):
+            ending = Ending(EndingKind.DIED, float(died[0]), f"dies at t = {died[0]:.10g}")
+        elif solution.success:
+            ending = done(t_end)
+        else:
+            last = float(solution.t[-1]) if len(solution.t) else 0.0
+            ending = Ending(EndingKind.INTEGRATOR, last, str(solution.message))
+        return Path(solution.t, solution.y[:-1].T, solution.y[-1], ending)
 
     def task(self, samples: int, rng: np.random.Generator) -> Task:
         """``samples`` draws a component as a ``Task`` whose gradients are constant in each component."""

@@ -1,0 +1,165 @@
+"""The long table of run folders, one row per number; every table that joma shows of a run is made here.
+
+Layers with fewer heads than the widest are written as arrays padded with NaN; the table has no rows for the padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+SPELT = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+Lines = Iterable[dict[str, Any]]  # parsed lines of metrics.jsonl: step, extra columns, gauge, value
+
+
+def unspell(value: Any) -> Any:
+    """Return `value` with the strings for NaN and infinities turned back into floats."""
+    if isinstance(value, list):
+        return [unspell(item) for item in value]
+    return SPELT.get(value, value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the arrays of one gauge are, by the `run.json` of the run that measured it."""
+
+    axes: Sequence[str] = ()
+    modules: Sequence[str] = ()  # the module or matrix of each layer; empty if the run names none
+    heads: Sequence[int] = ()  # how many heads each layer has; empty if no layer is padded
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any], gauge: str) -> Shape:
+        """The shape of a gauge in the run with this `run.json`."""
+        heads = info.get("heads", {})
+        heads = heads.get(gauge, ()) if isinstance(heads, Mapping) else heads  # one list for all gauges: older runs
+        names = info.get("layers", {})
+        modules = names.get(gauge, ()) if isinstance(names, Mapping) else ()
+        return cls(info["axes"].get(gauge, ()), modules, heads)
+
+    def places(self, shape: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
+        """Axis -> the index of each number of an array of this shape, in the order of its numbers."""
+        import numpy as np
+
+        indices = np.indices(shape).reshape(len(shape), math.prod(shape))
+        return dict(zip(self.axes, indices, strict=True))
+
+    def padding(self, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_] | None:
+        """Which numbers are of heads that their layer does not have; None if there are none."""
+        import numpy as np
+
+        if not (self.heads and {"layer", "head"} <= places.keys()):
+            return None
+        layer, head = places["layer"], places["head"]
+        known = np.full(1 + int(layer.max(initial=-1)), np.iinfo(np.int64).max)
+        count = min(len(known), len(self.heads))
+        known[:count] = self.heads[:count]
+        beyond: NDArray[np.bool_] = head >= known[layer]
+        return beyond if beyond.any() else None
+
+    def named(self, places: Mapping[str, NDArray[np.int64]], size: int) -> NDArray[np.object_]:
+        """The module of each number; None where there is none."""
+        import numpy as np
+
+        result: NDArray[np.object_] = np.full(size, None, dtype=object)
+        if self.modules and "layer" in places:
+            inside = places["layer"] < len(self.modules)
+            result[inside] = np.array(self.modules, dtype=object)[places["layer"][inside]]
+        return result
+
+
+def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | None = None) -> pd.DataFrame:
+    """Return the table of the lines of some runs, in their order.
+
+    Arguments:
+        sources: per run its lines, and the content of its `run.json`.
+        gauge: the one gauge that the lines are of, if there is only one.
+
+    Returns:
+        The columns step, extra columns (t, seed, ...), axes (layer, head, ...), gauge, value, and module where a run
+        names its layers.
+    """
+    import numpy as np
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    infos: list[Mapping[str, Any]] = []
+    groups: dict[tuple[int, str], list[int]] = {}  # (source, gauge) -> line numbers
+    for lines, info in sources:
+        start = len(rows)
+        rows.extend(lines)
+        for number in range(start, len(rows)):
+            groups.setdefault((len(infos), rows[number]["gauge"]), []).append(number)
+        infos.append(info)
+
+    names = [gauge] if gauge is not None else list(dict.fromkeys(row["gauge"] for row in rows))
+    shapes = {(n, name): Shape.of(info, name) for n, info in enumerate(infos) for name in names}
+    axes: dict[str, list[Any]] = {axis: [] for shape in shapes.values() for axis in shape.axes}
+    at, flat, modules = [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0, object)]
+    for key, numbers in groups.items():
+        for chosen, stacked in _stacks(numbers, rows):
+            size, count = math.prod(stacked.shape[1:]), len(stacked)
+            place = shapes[key].places(stacked.shape[1:])
+            values = stacked.reshape(-1)
+            keep: Any = slice(None)
+            if (padding := shapes[key].padding(place)) is not None:
+                keep = ~(np.tile(padding, count) & np.isnan(values))  # a number stays, whatever run.json says
+            at.append(np.repeat(chosen, size)[keep])
+            flat.append(values[keep])
+            modules.append(np.tile(shapes[key].named(place, size), count)[keep])
+            for axis, indices in axes.items():
+                indices.append(np.tile(place.get(axis, np.full(size, -1)), count)[keep])
+    order = np.argsort(np.concatenate(at), kind="stable")
+    line = np.concatenate(at)[order]
+
+    table: dict[str, Any] = {}
+    for column in dict.fromkeys(chain(["step"], *rows)):
+        if column not in ("gauge", "value"):
+            table[column] = _column([row.get(column) for row in rows]).array.take(line)
+    for axis, indices in axes.items():
+        index = np.concatenate([np.empty(0, np.int64), *indices])[order]
+        absent = index < 0
+        table[axis] = pd.arrays.IntegerArray(index, absent) if absent.any() else index
+    table["gauge"] = pd.Series([row["gauge"] for row in rows], dtype="str").array.take(line)
+    table["value"] = np.concatenate(flat)[order]
+    if any(shape.modules for shape in shapes.values()) and "layer" in axes:
+        table["module"] = pd.Series(np.concatenate(modules)[order], dtype="str").array
+    return pd.DataFrame(table)
+
+
+def _stacks(
+    numbers: list[int], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Line numbers with their values as one array (lines, *shape), for each shape that has numbers in it."""
+    import numpy as np
+
+    values = [rows[number]["value"] for number in numbers]
+    try:
+        stacks = [(np.array(numbers), np.array(values, dtype=np.float64))]  # reads "nan" and "inf", too
+    except ValueError:  # the shape changed within the run
+        by_shape: dict[tuple[int, ...], tuple[list[int], list[Any]]] = {}
+        for number, value in zip(numbers, values, strict=True):
+            array = np.array(value, dtype=np.float64)
+            chosen, arrays = by_shape.setdefault(array.shape, ([], []))
+            chosen.append(number)
+            arrays.append(array)
+        stacks = [(np.array(chosen), np.array(arrays)) for chosen, arrays in by_shape.values()]
+    return [(chosen, stacked) for chosen, stacked in stacks if stacked.size]
+
+
+def _column(values: list[Any]) -> pd.Series[Any]:
+    """Return a column; whole numbers and booleans stay what they are where some are missing."""
+    import pandas as pd
+
+    if not SPELT.keys().isdisjoint(values):
+        values = unspell(values)
+    missing = type(None)
+    dtypes = {frozenset(): "int64", frozenset({int, missing}): "Int64", frozenset({bool, missing}): "boolean"}
+    return pd.Series(values, dtype=dtypes.get(frozenset(map(type, values))))
