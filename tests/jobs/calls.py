@@ -90,15 +90,17 @@ def waits_until_interrupted(begun, cleaned, progress):
 
 
 def train_killed_once(settings, path, checkpoint_every, progress):
-    """The run "seed=1" has its process killed after its first checkpoint, once."""
+    """Each attempt leaks, and notes its process; "seed=1" is killed after its first checkpoint, once."""
     from joma._train.step import Stepper
     from joma._train.sweep import _train_one
 
-    step, mark = Stepper.step, path.parent.with_name("killed")
+    step, beside = Stepper.step, path.parent.parent
+    with (beside / "processes").open("a") as stream:
+        stream.write(f"{leaks(30, progress)}\n")
 
     def fatal(self, *window):
         if any((path / "checkpoints").glob("step-*")):
-            die_once(mark)
+            die_once(beside / "killed")
         return step(self, *window)
 
     if path.name == "seed=1":
@@ -115,29 +117,23 @@ def train_killed(settings, path, checkpoint_every, progress):
     kills_itself(progress)
 
 
-def train_and_leak(settings, path, checkpoint_every, progress):
-    from joma._train.sweep import _train_one
-
-    path.parent.with_name(f"pid-{path.name}").write_text(str(leaks(30, progress)))
-    return _train_one(settings, path, checkpoint_every, progress)
-
-
 # in the place of joma._scan.scan._measure_one; ``request.data`` is a folder for marks
 
 
-def measure_killed(checkpoint, request, elsewhere, progress):
-    """The second checkpoint has its process killed once, the third every time."""
+def measure_killed_once(checkpoint, request, elsewhere, progress):
+    """Each checkpoint leaks, and notes its process; that of step 1 is killed once."""
     from joma._scan.scan import _measure_one
 
     if checkpoint.step == 1:
         die_once(request.data / "killed")
-    if checkpoint.step == 2:
-        kills_itself(progress)
+    (request.data / f"process-{checkpoint.step}").write_text(str(leaks(30, progress)))
     return _measure_one(checkpoint, request, elsewhere, progress)
 
 
-def measure_and_leak(checkpoint, request, elsewhere, progress):
+def measure_killed(checkpoint, request, elsewhere, progress):
+    """The checkpoint of step 1 is killed every time."""
     from joma._scan.scan import _measure_one
 
-    (request.data / f"pid-{checkpoint.step}").write_text(str(leaks(30, progress)))
+    if checkpoint.step == 1:
+        kills_itself(progress)
     return _measure_one(checkpoint, request, elsewhere, progress)

@@ -277,38 +277,32 @@ def engine(request):
     return request.param
 
 
-def test_a_dying_worker_costs_an_attempt_of_its_checkpoint_and_the_rows_are_the_same(
-    engine, bare, whole, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(module, "_measure_one", calls.measure_killed)
-    scan = joma.scan(str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path)
-    assert (tmp_path / "killed").read_text().count("\n") == 2  # step 1: at the second attempt
-    assert {row.step: row.status for row in scan.checkpoints().itertuples()} == {0: "ok", 1: "ok", 2: "failed", 4: "ok"}
-    assert scan.checkpoints().set_index("step").note[2].startswith("the process that measured it died")
-    alone = whole.frame()
-    assert scan.frame().equals(alone[alone.step.isin([0, 1, 4])].reset_index(drop=True))
-    alone, again = whole.checkpoints(), scan.checkpoints()
-    steps = alone.step.isin([0, 1, 4])
-    assert again[again.step != 2].reset_index(drop=True).equals(alone[steps].reset_index(drop=True))
-
-
-def test_a_leaking_worker_is_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
+def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_GROWTH", 20e6)
     monkeypatch.setattr(cluster, "_CALLS", 2)
-    monkeypatch.setattr(module, "_measure_one", calls.measure_and_leak)
+    monkeypatch.setattr(module, "_measure_one", calls.measure_killed_once)
     reported = []
     scan = joma.scan(
         str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
         report=lambda done, total, what: reported.append((done, len(Scan(tmp_path / "run").status()))),
     )  # fmt: skip
-    pids = Counter(file.read_text() for file in tmp_path.glob("pid-*"))
-    assert max(pids.values()) <= 2
+    assert (tmp_path / "killed").read_text().count("\n") == 2  # attempts
+    processes = Counter(file.read_text() for file in tmp_path.glob("process-*"))
+    assert processes.total() == 4
+    assert max(processes.values()) <= 2
     alone = whole.frame()
     assert scan.frame().equals(alone[alone.step <= 4])
     alone = whole.checkpoints()
     assert scan.checkpoints().equals(alone[alone.step <= 4])
     assert {done for done, _ in reported} == set(range(5))
     assert all(done == stored for done, stored in reported)  # each row is written before the next is waited for
+
+
+def test_a_worker_that_always_dies_takes_one_checkpoint_with_it(bare, monkeypatch):
+    monkeypatch.setattr(module, "_measure_one", calls.measure_killed)
+    table = joma.scan(str(bare), revisions="0..2", workers=2).checkpoints().set_index("step")
+    assert table.status.to_dict() == {0: "ok", 1: "failed", 2: "ok"}
+    assert table.note[1].startswith("the process that measured it died: its process was killed (SIGKILL)")
 
 
 def test_picture_has_a_log_axis_with_step_0(whole):

@@ -160,12 +160,14 @@ def engine(request):
     return request.param
 
 
-def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
+def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "_train_one", calls.train_killed_once)
     runs = grid(replace(TINY, steps=40), {"seed": [0, 1]})
     ends = sweep(runs, tmp_path / "out", workers=2, engine=engine, checkpoint_every=20)
     assert (tmp_path / "killed").read_text().count("\n") > 1  # it was killed, and went on
     assert [end.status for end in ends] == ["done"] * 2
+    processes = (tmp_path / "processes").read_text().split()
+    assert len(processes) == len(set(processes)) == 3  # each attempt in one of its own
     monkeypatch.undo()
     alone = sweep({"alone": runs["seed=1"]}, tmp_path)[0]
     whole, resumed = (
@@ -174,14 +176,6 @@ def test_a_killed_worker_loses_no_run(engine, tmp_path, monkeypatch):
     )
     assert [row["step"] for row in whole] == [row["step"] for row in resumed]  # nothing lost, nothing twice
     assert [row["value"] for row in whole] == pytest.approx([row["value"] for row in resumed], rel=1e-4)
-
-
-def test_what_a_run_leaks_is_gone_with_its_process(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "_train_one", calls.train_and_leak)
-    runs = grid(replace(TINY, steps=2), {"seed": [0, 1]})
-    ends = sweep(runs, tmp_path / "out", workers=1 if engine == "ray" else 2, engine=engine)
-    assert [end.status for end in ends] == ["done"] * 2
-    assert len({file.read_text() for file in tmp_path.glob("pid-*")}) == 2  # each began in a process of its own
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from joma._train.settings import Settings, check_whole
 if TYPE_CHECKING:
     import pandas as pd
 
+_PRELOAD = ("joma._train.language", "safetensors.torch", "torch._dynamo")  # the last by torch's optimizers: 5 s per run
 _ATTEMPTS = 3  # how often the worker of a run may die before the sweep gives that run up
 
 
@@ -99,7 +100,7 @@ def sweep(
         for name, settings in decided.items()
         if name not in ends
     ]
-    options: dict[str, Any] = {"threads": threads(workers), "preload": ("joma._train.language",), "inline": True}
+    options: dict[str, Any] = {"threads": threads(workers), "preload": _PRELOAD, "inline": True}
     if jobs:
         with open_engine(engine, workers, address, **options) as opened:
             for end in run_jobs(jobs, opened, attempts=_ATTEMPTS):
