@@ -277,6 +277,7 @@ def engine(request):
     return request.param
 
 
+@pytest.mark.timeout(600)  # several processes that import torch
 def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_GROWTH", 20e6)
     monkeypatch.setattr(cluster, "_CALLS", 2)

@@ -160,6 +160,7 @@ def engine(request):
     return request.param
 
 
+@pytest.mark.timeout(600)  # three processes that import torch, on Ray one after the other
 def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "_train_one", calls.train_killed_once)
     runs = grid(replace(TINY, steps=40), {"seed": [0, 1]})
