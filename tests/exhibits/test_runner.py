@@ -11,7 +11,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
@@ -21,15 +20,16 @@ from rich.console import Console
 
 from joma import Run
 from joma._exhibits import EXHIBITS, get
-from joma._exhibits.base import Exhibit, Outcome, Verdict
+from joma._exhibits.base import Exhibit, Experiment, Judgement, Outcome
 from joma._exhibits.runner import Entry, Reproduction, Runner, stored_claims, time_left
 from joma._jobs import InProcess
-from joma._report import write_report
+from joma._report.page import write_report
 from joma._run import RunError, write_json
 from joma.cli import main
 from joma.cli import reproduce as reproduce_command
 from joma.theory import claims as registry
 from joma.theory.claims import Claim
+from joma.theory.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Fake(Exhibit):
     """An exhibit that does what its id says; found again by name in the processes."""
 
     @property
-    def module(self):
-        return SimpleNamespace(SETTINGS={"quick": {"n": 3}}, AXES={}, run=self.run, draw=draw, judge=judge)
+    def experiment(self):
+        return Experiment({"quick": {"n": 3}}, self.run, draw, judge)
 
     def run(self, writer, settings, seed, progress):
         import torch
@@ -58,7 +58,7 @@ def draw(run):
 
 
 def judge(run):
-    return Verdict("holds", "none", "all of it", {}, "one 1.0", "2.0")
+    return Judgement(Verdict.HOLDS, "none", "all of it", {}, "one 1.0", "2.0")
 
 
 def fakes(*ids):
@@ -250,8 +250,8 @@ def printed(width, what, **options):
 
 def reproduction():
     good, broken, long = fakes("good", "broken", "parameterised")
-    verdict = Verdict("holds as corrected", "rule", "all", {}, "gap of 0.123 [nats]", "0.5")
-    wordy = Verdict("fails", "rule", "a summary of many words that goes on and on " * 3)
+    verdict = Judgement(Verdict.CORRECTED, "rule", "all", {}, "gap of 0.123 [nats]", "0.5")
+    wordy = Judgement(Verdict.FAILS, "rule", "a summary of many words that goes on and on " * 3)
     return Reproduction(
         [
             Outcome(good, None, verdict, 12.3),

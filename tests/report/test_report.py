@@ -9,6 +9,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from contextlib import nullcontext
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import altair as alt
@@ -358,7 +359,7 @@ def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monke
     def broken(*_):
         raise ValueError("no <luck>")
 
-    monkeypatch.setattr(get(["fig3"])[0].module, "run", broken)
+    monkeypatch.setattr("joma._exhibits.fig3.EXPERIMENT", replace(get(["fig3"])[0].experiment, run=broken))
     assert joma(monkeypatch, "reproduce", "fig3", "--out", made, "--force") == 1
     assert joma(monkeypatch, "report", made, "--out", made / "again.html") == 0
     for name in ("report.html", "again.html"):

@@ -13,13 +13,14 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma._run.curve import EXACT, describe
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
 from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"components": 10, "seeds": 5, "times": 401},
@@ -117,7 +118,7 @@ def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """A dip and a rebound of some size in nearly all draws: in the paper's dynamics, Eqn. 6 and the joint flow."""
     table = dips(run.frame("entropy"))
     means = table.groupby("case")[["depth", "rebound", "bounces"]].mean()
@@ -128,8 +129,11 @@ def judge(run: Run) -> Verdict:
     measured = "; ".join(f"{case} −{n['depth']:.2f}, +{n['rebound']:.2f}" for case, n in numbers.items()) + " nats"
     paper = "“drops”, “rebounces”"
     if not (bounces["paper"] and bounces["eqn6"]):
-        return Verdict("fails", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
     if bounces["joint"]:
-        return Verdict("holds", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
     text += ". So: under Eqn. 6, which overstates it for the flow it approximates"
-    return Verdict("holds under", rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds under"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

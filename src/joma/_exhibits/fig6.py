@@ -7,12 +7,11 @@ from typing import Any
 import altair as alt
 
 from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY, RANK
-
-__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+from joma.theory.verdict import Verdict
 
 # the paper's best validation losses, by depth
 PAPER = {
@@ -95,7 +94,7 @@ def _panel(run: Run, data: str, gauge: str, name: str, layers: int, title: str |
     return chart.properties(title=title) if title else chart
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
     settings = run.info["config"]["settings"]
     corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
@@ -126,11 +125,14 @@ def judge(run: Run) -> Verdict:
             "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run, data).items()},
             "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},
         }
-    return Verdict(
-        "holds" if whole else "holds under" if bounced else "fails",
+    return Judgement(
+        Verdict("holds" if whole else "holds under" if bounced else "fails"),
         RULE,
         "; ".join(summary),
         numbers,
         measured=f"top layer, nats, by depth: {'; '.join(told)}",
         paper="; ".join(["dips, then bounces", *beside]),
     )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

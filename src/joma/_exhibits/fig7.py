@@ -12,11 +12,12 @@ from typing import Any, cast
 import altair as alt
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
 from joma._run.curve import CHECKPOINTS, Curve, describe
+from joma.theory.verdict import Verdict
 
 AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
 OWN = "a small GPT-NeoX"
@@ -140,7 +141,7 @@ def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
     return found
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
     found = shapes(run)
     models = list(dict.fromkeys(model for model, gauge, _ in found if gauge == "stable_rank"))
@@ -167,8 +168,13 @@ def judge(run: Run) -> Verdict:
     numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
     tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
     measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
-    return Verdict(verdict, RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)")
+    return Judgement(
+        Verdict(verdict), RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)"
+    )
 
 
 def _path(curve: Curve) -> str:
     return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

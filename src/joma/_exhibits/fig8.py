@@ -7,12 +7,11 @@ from typing import Any
 import altair as alt
 
 from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY
-
-__all__ = ["AXES", "SETTINGS", "draw", "judge", "run"]
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": 1, "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
@@ -57,7 +56,7 @@ def draw(run: Run) -> Chart:
     return alt.hconcat(*map(panel, sorted(frame.lr.unique())))
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Do the patterns that match the theory give the lowest loss?"""
     data = run.info["config"]["settings"]["data"]
     found, losses = curves(run, data), best_loss(run, data)
@@ -79,11 +78,14 @@ def judge(run: Run) -> Verdict:
         "stable rank": rank_numbers,
     }
     pattern = found[*best, best[0] - 1].pattern
-    return Verdict(
-        verdict,
+    return Judgement(
+        Verdict(verdict),
         RULE,
         "; ".join([*words, ranks]),
         numbers,
         measured=f"lowest loss {losses[best]:.3f} at lr {best[1]:g}: {pattern}",
         paper="lowest loss with dip and bounce",
     )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

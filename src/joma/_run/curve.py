@@ -135,7 +135,8 @@ class Curve:
 def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool = False) -> Curve:
     """Describe a curve by medians of ``rule.window`` values; its start is the highest of them before the trough.
 
-    The first value is taken as it is, since a fast fall right after it is no noise. NaN are left out.
+    The first value is taken as it is, since a fast fall right after it is no noise. At both ends the window has fewer
+    values. NaN are left out.
 
     Arguments:
         steps: when, in increasing order, (n,).

@@ -141,15 +141,11 @@ def status(out: str | os.PathLike[str]) -> pd.DataFrame:
         stored = Run(path)
         info = stored.info
         row: dict[str, Any] = {"run": path.name, "status": info["status"], "steps": info["config"].get("steps")}
-        last: dict[str, Any] = {}
-        for line in stored.rows():
-            row["step"] = line["step"]
-            last[line["gauge"]] = line["value"]
-        row["loss"], row["valid_loss"] = last.get("loss"), last.get("valid_loss")
-        entropy = pd.Series([x for layer in last.get("entropy", []) for x in layer], dtype=float)
-        row["entropy"] = entropy.mean() if len(entropy) else None
-        codes = info.get("phases", [])
-        row["phases"] = " ".join(codes[int(code)] for code in last.get("phase", []))
+        table = stored.latest()
+        means = table.groupby("gauge").value.mean()
+        row |= {gauge: means.get(gauge) for gauge in ("loss", "valid_loss", "entropy")}
+        row["step"] = table.step.max() if len(table) else None
+        row["phases"] = " ".join(info["phases"][int(code)] for code in table[table.gauge == "phase"].value)
         row["reason"] = info.get("reason")
         rows.append(row)
     columns = ["run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "reason"]

@@ -30,6 +30,10 @@ def _reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
     report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting of the preset; of one exhibit."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Exhibits at a time; results do not depend on it.  [default: the cores]")
     ] = None,
@@ -41,14 +45,16 @@ def _reproduce(
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
     from rich.console import Console
 
-    from joma._exhibits.base import EXHIBITS, PRESETS, get, is_there
+    from joma._exhibits import PRESETS, get
+    from joma._exhibits import exhibits as registered
+    from joma._exhibits.base import is_there
 
     console = Console(highlight=False)
     if list_:
         from joma.cli.terminal import plain_table
 
         table = plain_table("exhibit", "*the paper's statement")
-        for exhibit in EXHIBITS.values():
+        for exhibit in registered().values():
             table.add_row(exhibit.id, exhibit.statement)
         console.print(table)
         return
@@ -56,7 +62,13 @@ def _reproduce(
         from joma.theory.setting import nearest
 
         raise ValueError(nearest(preset, PRESETS, "preset"))
-    chosen = get(exhibits) if exhibits else list(EXHIBITS.values())
+    chosen = get(exhibits) if exhibits else list(registered().values())
+    if set_:
+        from joma._exhibits.choices import with_settings
+
+        if len(chosen) != 1:
+            raise ValueError("--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …")
+        chosen = [with_settings(chosen[0], preset, set_)]
 
     from joma._exhibits.runner import Runner, read_claims
 
@@ -70,14 +82,14 @@ def _reproduce(
 
     _print(console, found)  # before the page: a disk that is full by now does not hide it
 
-    from joma._report import write_report
+    from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
     made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
     all_there = [
         made.get(exhibit.id, exhibit)
-        for exhibit in EXHIBITS.values()
-        if exhibit in chosen or is_there(exhibit, preset, out, seed)
+        for exhibit in registered().values()
+        if exhibit.id in made or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
         out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,

@@ -71,16 +71,17 @@ def _train(
             )  # fmt: skip
     if rank > 0:
         return
-    info = run.info
-    last = {row["gauge"]: row["value"] for row in run.rows()}
+    info, table = run.info, run.latest()
+    last = table.groupby("gauge").value.mean()
     print = Console(highlight=False, markup=False).print
     print(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""), soft_wrap=True)
     if "valid_loss" in last:
         print(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
-    for n, code in enumerate(last.get("phase", [])):
-        heads = last["entropy"][n] if "entropy" in last else []
-        entropy = f", entropy {sum(heads) / len(heads):.3f}" if heads else ""
-        print(f"layer {n}: {info['phases'][int(code)]}{entropy}")
+    attention = table[table.gauge.isin(["phase", "entropy"])]
+    for n, layer in attention.groupby("layer") if len(attention) else ():
+        means = layer.groupby("gauge").value.mean()
+        entropy = f", entropy {means['entropy']:.3f}" if "entropy" in means else ""
+        print(f"layer {n}: {info['phases'][int(means['phase'])]}{entropy}")
     print(f"picture: joma plot {folder}", soft_wrap=True)
     if info["status"] == "diverged":
         raise typer.Exit(1)
