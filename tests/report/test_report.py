@@ -31,7 +31,8 @@ from joma._report.document import MOST_OF_ALL
 from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
-from joma._run import Run, RunError
+from joma._run import Run, RunError, RunWriter
+from joma._run.curve import ENTROPY
 from joma.cli import app, main
 from joma.theory import claims as registry
 from joma.theory.claims import Claim, claims
@@ -143,6 +144,36 @@ def test_embedded_files_are_the_run(page, runs):
     pd.testing.assert_frame_equal(rows, Run(runs[1]).frame(), check_dtype=False)
     assert unpacked(page, "plain-pdf").startswith(b"%PDF")
     assert ET.fromstring(unpacked(page, "plain-svg")).tag.endswith("svg")
+
+
+def test_the_page_tells_what_each_layer_did_and_by_which_rule(page, tmp_path):
+    assert "What each layer did" in page
+    assert "<dt>attention entropy (nats), layer 1</dt><dd>12.50 → 12.50 (step 1) → 14.50: flat</dd>" in page
+    assert f"<dd>{ENTROPY.smoothed()}{ENTROPY}</dd>" in page
+    axes = {"entropy": ["layer"], "phase": ["layer"]}
+    with RunWriter.create(tmp_path / "run", kind="train", config={}, axes=axes) as w:
+        w.note(phases=["dense", "collapsed"])
+        for step, entropy in enumerate([2.0, 2.0, 1.0, 0.0, 0.0, 0.0]):
+            w.write(step, {"entropy": [entropy, 2 - entropy], "phase": [int(entropy == 0), 0]})
+    text = report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "(step 3) → 0.00: collapse</dd>" in text
+    assert "2.00: flat</dd>" in text
+
+
+def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missing(tmp_path, monkeypatch):
+    exhibit = get(["fig3"])[0]
+    folder = reproduce(exhibit, out=tmp_path).path
+    member = watch_run(tmp_path / "fig3-runs", "member")
+    info = json.loads((folder / "run.json").read_text())
+    info["runs"] = [{"path": "../fig3-runs", "gauges": ["loss"], "columns": {}}]
+    (folder / "run.json").write_text(json.dumps(info))
+    assert reproduce(exhibit, out=tmp_path).fresh is False
+    shutil.move(member, tmp_path / "elsewhere")
+    text = report([folder], tmp_path / "page.html").read_text()
+    assert "There is no table of the numbers" in text
+    assert 'id="fig3-svg"' in text
+    assert 'id="fig3-csv"' not in text
+    assert reproduce(exhibit, out=tmp_path).fresh  # what has lost its runs is made again
 
 
 def test_runs_over_each_other_show_the_mean_of_heads_and_layers(runs):

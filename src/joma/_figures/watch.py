@@ -61,11 +61,9 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
     for gauge in dict.fromkeys([*first, *order, *names]):
         rows = frame[frame.gauge == gauge]
         if rows.value.notna().any():
-            table = rows.groupby(["layer", "step"], as_index=False)["value"].mean()
-            table["layer"] = table.layer.astype(int)
-            modules = info.get("layers", {}).get(gauge, [])
-            table["module"] = [modules[n] if n < len(modules) else "" for n in table.layer]
-            result[gauge] = table
+            rows = rows.assign(module=rows["module"].fillna("") if "module" in rows else "")
+            grouped = rows.groupby(["layer", "step"], as_index=False)
+            result[gauge] = grouped.agg(value=("value", "mean"), module=("module", "first")).astype({"layer": int})
     return result
 
 

@@ -240,10 +240,9 @@ class Scan:
     def frame(self) -> pd.DataFrame:
         """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
         table, same = Run(self.path).frame(), _same(self._points())
-        table = table[table.gauge != _SERVICE]
+        table = settled(table[table.gauge != _SERVICE])
         table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
-        table = table.drop_duplicates(["step", "checkpoint", "gauge", *axes], keep="last")  # measured twice, by a retry
         columns = ["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]
         return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
 
@@ -259,6 +258,12 @@ class Scan:
 
     def _repr_html_(self) -> str:
         return self.checkpoints().drop(columns="digest").to_html(index=False)
+
+
+def settled(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """The table of a scan, or of several that ``columns`` tell apart, without what a retry has measured again."""
+    axes = [axis for axis in ("layer", "head") if axis in table]
+    return table.drop_duplicates([*columns, "step", "checkpoint", "gauge", *axes], keep="last")
 
 
 def _same(points: dict[str, dict[str, Any]]) -> dict[str, str]:
