@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -24,7 +25,7 @@ from joma._figures import specification
 from joma._figures.compare import MEAN
 from joma._figures.compare import draw as compare
 from joma._figures.interactive import interactive
-from joma._jobs import engines
+from joma._jobs import InProcess
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
 from joma._report.plot import plot
@@ -342,24 +343,6 @@ def test_everything_that_can_be_embedded_stays_under_15_mb(page):
     assert len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6  # and the claims take less than half a megabyte
 
 
-class Here:
-    """An engine without processes."""
-
-    workers = 1
-
-    def start(self, task):
-        self.todo = task
-
-    def events(self, timeout):
-        try:
-            return [engines.Event(self.todo.id, "done", value=engines.work(self.todo, lambda share, what: None))]
-        except Exception as error:
-            return [engines.Event(self.todo.id, "failed", text=f"{type(error).__name__}: {error}", details="where")]
-
-    def stop(self):
-        pass
-
-
 @pytest.fixture(scope="module")
 def fig3(tmp_path_factory):
     return reproduce(get(["fig3"])[0], out=tmp_path_factory.mktemp("made")).path
@@ -368,7 +351,7 @@ def fig3(tmp_path_factory):
 @pytest.fixture
 def made(tmp_path, fig3, monkeypatch):
     """A folder with fig3, an engine that works here, and three claims: good, accepting its control, and broken."""
-    monkeypatch.setattr(Runner, "_engine", lambda self: Here())
+    monkeypatch.setattr(Runner, "_engine", lambda self: nullcontext(InProcess()))
     common = {"source": "", "statement": "s", "measures": "", "control": "", "tolerance": 0.5}
     checks = {
         "T1": lambda variant: np.inf if variant == "control" else 0.0,
