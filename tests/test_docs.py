@@ -173,6 +173,13 @@ def test_code_and_commands_of_a_guide_run(page, tmp_path, monkeypatch):
         assert (tmp_path / "runs/paper/fig3/verdict.json").exists()
 
 
+@pytest.mark.parametrize("page", ["laws.md", "charges.md"])
+def test_code_of_a_page_runs(page):
+    scope = {}
+    for _, block in blocks(page, "python"):
+        exec(block, scope)
+
+
 def test_examples_of_how_to_extend_are_short():
     examples = [block for _, block in blocks("extend.md", "python")]
     assert len(examples) == 3

@@ -115,6 +115,18 @@ _OURS = (
         "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
         seconds=20,
     ),
+    Exhibit(
+        "softmax",
+        "Softmax: exact sums, and how good the first integral is",
+        "Eqn. 18 predicts softmax's logits over time; K + 1 sums are conserved exactly.",
+        seconds=20,
+    ),
+    Exhibit(
+        "optimisers",
+        "The same task under different optimisers",
+        "The most salient token wins (Theorem 2), under gradient flow and under the optimisers that people use.",
+        seconds=15,
+    ),
 )
 EXHIBITS = {listed.id: listed for listed in _OURS}
 
