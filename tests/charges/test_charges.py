@@ -251,6 +251,11 @@ def test_a_loss_that_normalisation_pins_raises_no_alarm():
         known = charges(model)
         model(torch.randn(4, 10, 16)).square().mean().backward()
         assert not known.check_gradients()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        law = known.law(optimizer)
+        law.before()
+        optimizer.step()
+        assert not law.after()
 
 
 # -- facts that decide -------------------------------------------------------------------------------------

@@ -51,10 +51,12 @@ def check_gradients(charges: Iterable[Charge], tolerance: float | None = None) -
     breaks it. The bound is the root of the machine precision: a healthy float32 gradient is at about 2e-7, and one in
     which a path is detached at about 1.
     """
-    charges = [c for c in charges if c.conserved and any(side.parameter.grad is not None for side in c.sides)]
+    charges = list(charges)
     total = _gradient_norm(side for charge in charges for side in charge.sides)
     out = []
     for charge in charges:
+        if not charge.conserved or all(side.parameter.grad is None for side in charge.sides):
+            continue
         bound = _bound(charge, total) if tolerance is None else tolerance
         out += _over(charge, charge.residual(lambda p: p.grad), bound)
     return out
@@ -111,14 +113,16 @@ class StepLaw:
             )
         self.optimizer = optimizer
         rules = self._rules()
+        self._known = list(charges)
         self.charges = [
             c
-            for c in charges
+            for c in self._known
             if c.conserved and all(id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides)
         ]
         self._memory: dict[int, Tensor] = {}  # μ-weighted part of P from the step before, per charge
         self._stepped: set[int] = set()
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._total = 0.0  # the norm of all gradients
 
     def _rules(self) -> dict[int, _Rule]:
         rules = {}
@@ -150,6 +154,7 @@ class StepLaw:
     def after(self) -> list[Deviation]:
         """What the step did, against the law; empty if all is well."""
         rules, out = self._rules(), []
+        self._total = _gradient_norm(side for charge in self._known for side in charge.sides)
         for charge in self.charges:
             if id(charge) not in self._held:
                 continue
@@ -181,7 +186,8 @@ class StepLaw:
             self._memory[id(charge)] = rule.momentum * carried
         self._stepped.add(id(charge))
         off = _weighed(charge, used) - earlier - law
-        return _over(charge, _relative(charge, off, steps), 8 * precision(charge))
+        bound = 8 * precision(charge)
+        return _over(charge, _relative(charge, off, steps, _bound(charge, self._total) / bound), bound)
 
     def _directions(self, side: Side, rule: _Rule) -> tuple[Tensor, Tensor]:
         """What was subtracted, over the learning rate, and the momentum buffer, in the side's view."""
@@ -226,11 +232,12 @@ def _weighed(charge: Charge, used: list[tuple[Side, _Rule]]) -> Tensor:
     return _sum(charge, [(side, side.weights(), side.weights(), 1 / rule.lr) for side, rule in used])
 
 
-def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tensor, float]]) -> Tensor:
-    """The deviation over Σ |w| (‖X‖² + ‖lr D‖²)/lr, per head; of a linear charge over Σ |w| ‖X‖/lr."""
+def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tensor, float]], noise: float) -> Tensor:
+    """The deviation over Σ |w| (‖X‖² + ‖lr D‖²)/lr, per head; of a linear charge over Σ |w| (‖X‖/lr + noise ‖G‖)."""
     if charge.form == "linear":
         size = sum(
-            abs(side.weight) / lr * float(torch.linalg.vector_norm(side.parameter.detach().double()))
+            float(torch.linalg.vector_norm(side.parameter.detach().double())) / lr
+            + noise * float(read_norm(side, lambda p: p.grad))
             for side, _, _, lr in steps
         )
         return torch.linalg.vector_norm(off) / max(size, 1e-300)
