@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test coverage lint bench figures docs format clean
+.PHONY: help reproduce test coverage lint bench figures mutate docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -40,6 +40,9 @@ bench: $(READY) ## benchmarks against what one would use instead, side by side
 
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
+
+mutate: $(READY) ## show that the checks of all claims reject their mutants
+	OMP_NUM_THREADS=1 $(BIN)/python -m joma.theory.claims.mutation
 
 docs: $(READY) ## build the documentation into site/, offline and with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
