@@ -17,7 +17,7 @@ from joma._gauges.registry import get
 from joma._run import Run, RunWriter
 from joma._scan.measure import Request, Row, forget, measure, measure_there
 from joma._scan.series import Checkpoint, series
-from joma._watch.watch import axes_of
+from joma._watch.record import axes_of
 
 if TYPE_CHECKING:
     import pandas as pd

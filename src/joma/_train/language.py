@@ -27,7 +27,8 @@ from joma._train.model import LanguageModel
 from joma._train.settings import AUTHORS_LENGTH, Probe, Settings, check_whole
 from joma._train.step import Stepper
 from joma._train.windows import epoch, streams, window
-from joma._watch.watch import Watch, axes_of, watch
+from joma._watch.record import axes_of
+from joma._watch.watch import Watch, watch
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._gauges.registry import get
-from joma._watch.inputs import Every, schedule
+from joma._watch.schedule import Every, rule
 from joma._watch.watch import Watch, watch
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from joma._watch.capture import Padding
+    from joma._events.events import Padding
     from joma._watch.phases import Phase
 
 
@@ -40,7 +40,7 @@ class Deferred:
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
-        schedule(every)
+        rule(every)
         if gauges is not None:
             get(gauges)
         self.path = run
@@ -58,7 +58,7 @@ class Deferred:
 
     @property
     def phases(self) -> list[Phase]:
-        """One `Phase` a layer, after the first measurement."""
+        """One `Phase` per layer, after the first measurement."""
         return self.watch.phases
 
     @property

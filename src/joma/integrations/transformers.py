@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from joma._watch.inputs import Every
+from joma._watch.schedule import Every
 from joma.integrations._deferred import Deferred, Options
 
 try:
