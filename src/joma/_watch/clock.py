@@ -89,6 +89,7 @@ class Clock:
         groups = [row["value"] for row in found if row["gauge"] == "tau"]
         base = [float(x) for x in groups[-1]] if groups else [float(row["tau"]) for row in found[-1:]]
         if self._steps is not None:
+            base = base if self._grouped else base * len(self._steps.tau)  # groups of one rate have one τ
             known = len(base) == len(self._steps.tau)
             self._steps.add(base if known else [math.nan] * len(self._steps.tau))
             if not known:
