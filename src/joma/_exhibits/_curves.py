@@ -7,13 +7,13 @@ import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
-from joma._run.curve import ENTROPY, RANK, Curve, describe
+from joma._run.curve import ENTROPY, TRAINING, Curve, describe_all
 from joma._watch.phases import PHASES
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
-RULES = {"entropy": ENTROPY, "stable_rank": RANK}
 # settings of an exhibit that all of its runs have
 COMMON = (
     "vocabulary", "every", "threads", "valid_windows", "valid_every", "probe_windows", "fresh_adam", "short_window",
@@ -79,34 +78,30 @@ def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float
     by = ["layers", "lr", "layer"]
     phases = run.frame("phase")
     last = phases[phases["data"] == data].sort_values("step").groupby([*by, "seed"]).value.last()
-    collapsed = (last == PHASES.index("collapsed")).groupby(by).mean().to_dict()
-    found = {}
-    for key, group in measured(run, gauge, data).groupby(by, sort=True):
-        layers, lr, layer = cast(tuple[int, float, int], key)
-        over = gauge == "entropy" and collapsed[key] > 0.5
-        found[int(layers), float(lr), int(layer)] = describe(group.step, group.value, RULES[gauge], collapsed=over)
-    return found
+    share = (last == PHASES.index("collapsed")).groupby(by).mean()
+    collapsed = share[share > 0.5].index if gauge == "entropy" else ()
+    by_key = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
+    return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()}
 
 
 def seeds_that_bounce(run: Run, data: str) -> dict[tuple[int, float, int], list[int]]:
     """(layers, lr, layer) -> the seeds whose entropy dips and bounces."""
     frame = run.frame("entropy")
-    found: dict[tuple[int, float, int], list[int]] = {}
-    for key, group in frame[frame["data"] == data].groupby(["layers", "lr", "layer", "seed"]):
-        layers, lr, layer, seed = cast(tuple[int, float, int, int], key)
-        entropy = group.groupby("step").value.mean()
-        seeds = found.setdefault((int(layers), float(lr), int(layer)), [])
-        if describe(entropy.index, entropy, ENTROPY).bounced:
-            seeds.append(int(seed))
-    return found
+    by = ["layers", "lr", "layer", "seed"]
+    entropy = frame[frame["data"] == data].groupby([*by, "step"]).value.mean().reset_index()
+    seeds: dict[tuple[int, float, int], list[int]] = {}
+    for (layers, lr, layer, seed), curve in describe_all(entropy, ENTROPY, by).items():
+        bouncing = seeds.setdefault((int(layers), float(lr), int(layer)), [])
+        bouncing += [int(seed)] if curve.bounced else []
+    return seeds
 
 
 def rank_story(run: Run, data: str) -> tuple[str, dict[str, Any]]:
     """The stable rank of the lower MLPs: where it fell and rose again, in words and numbers."""
-    found = curves(run, data, "stable_rank")
-    done = [c for c in found.values() if c.bounced]
-    words = f"stable rank of the lower MLP falls and rises again in {len(done)} of {len(found)} layers"
-    return words, {_name(key): c.numbers() for key, c in found.items()}
+    ranks = curves(run, data, "stable_rank")
+    bounced = [c for c in ranks.values() if c.bounced]
+    words = f"stable rank of the lower MLP falls and rises again in {len(bounced)} of {len(ranks)} layers"
+    return words, {_name(key): c.numbers() for key, c in ranks.items()}
 
 
 def entropy_story(run: Run, data: str) -> dict[str, Any]:

@@ -89,15 +89,16 @@ def judge(run: Run) -> Judgement:
     """Do the patterns that match the theory give the lowest loss, and do large rates collapse?"""
     settings = run.info["config"]["settings"]
     depths, rates, data = settings["layers"], sorted(settings["lr"]), settings["data"]
-    found, losses = curves(run, data), best_loss(run, data)
-    matches = {key: found[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
+    by_layer, losses = curves(run, data), best_loss(run, data)
+    matches = {key: by_layer[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
     best = {n: min((losses[n, lr], lr) for lr in rates)[1] for n in depths}
-    collapses = [n for n in depths if any(found[n, rates[-1], layer].collapsed for layer in range(n))]
+    collapses = [n for n in depths if any(by_layer[n, rates[-1], layer].collapsed for layer in range(n))]
     lowest = [n for n in depths if matches[n, best[n]]]
     apart = [n for n in depths if _apart([(losses[n, lr], matches[n, lr]) for lr in rates])]
-    whole = lowest == apart == collapses == depths
+    complete = lowest == apart == collapses == depths
     words = [
-        f"{n} layers, lr {lr:g}: {losses[n, lr]:.3f}, " + ", ".join(found[n, lr, layer].pattern for layer in range(n))
+        f"{n} layers, lr {lr:g}: {losses[n, lr]:.3f}, "
+        + ", ".join(by_layer[n, lr, layer].pattern for layer in range(n))
         for n in depths
         for lr in rates
     ]
@@ -111,14 +112,16 @@ def judge(run: Run) -> Judgement:
         "entropy": entropy_story(run, data),
         "stable rank": rank_numbers,
     }
-    told = [f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {found[n, best[n], n - 1].pattern}" for n in depths]
+    best_runs = [
+        f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}" for n in depths
+    ]
     collapse = f"lr {rates[-1]:g} collapses at depths {collapses or 'none'} of {depths}"
     return Judgement(
-        Verdict("holds" if whole else "holds under" if lowest else "fails"),
+        Verdict("holds" if complete else "holds under" if lowest else "fails"),
         RULE,
         "; ".join([*words, collapse, ranks]),
         numbers,
-        measured=f"lowest loss by depth: {'; '.join(told)}; {collapse}",
+        measured=f"lowest loss by depth: {'; '.join(best_runs)}; {collapse}",
         paper="lowest loss with dip and bounce; extremely sparse at large rates",
     )
 
