@@ -1,17 +1,20 @@
-"""``JOMA_DATA=… python docs/authors.py --authors FOLDER``: joma's language model beside the authors' own runs.
+"""``JOMA_DATA=… python docs/authors.py``: joma's language model beside the authors' own runs.
 
 The paper's model at its full vocabulary of 28,782 words, from the authors' starts, with attention entropy on the
-sequence that they stored, to step 2,000. FOLDER has what they measured: ``entropy.csv`` (layers, lr, seed, step, layer,
+sequence that they stored: to step 2,000 at several depths, rates and seeds; with ``--long`` one layer to step 20,000.
+What they measured is looked for in ``$JOMA_DATA/authors-wikitext-2``: ``entropy.csv`` (layers, lr, seed, step, layer,
 entropy) and ``valid_loss.csv`` (layers, lr, seed, step, valid_loss), read off the result files in their repository
 (facebookresearch/luckmatters, ssl/real-dataset/joma).
 
-Not part of the tests: some hours on two cores. The runs are in the order of their cost; killed, the same command goes
-on where it was. Each run that is complete has its line in ``docs/authors.md``.
+Not part of the tests: hours on two cores. The runs are in the order of their cost; killed, the same command goes on
+where it was. Each run that is complete has its lines in ``docs/authors.md``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -21,18 +24,21 @@ from joma._train.settings import Settings
 from joma._train.sweep import Outcome, sweep
 
 DOCS = Path(__file__).parent
+Key = tuple[int, float, int]  # layers, lr, the authors' seed
 STEPS = (1000, 2000)
+LONG = 20_000
 RATES = (1e-4, 1e-3)
 SEEDS = {1: (1, 2, 3), 2: (1,), 5: (1,)}  # layers -> the authors' seeds to start from
-COMPARED = [(layers, lr, seed) for layers, seeds in SEEDS.items() for seed in seeds for lr in RATES]
+COMPARED: list[Key] = [(layers, lr, seed) for layers, seeds in SEEDS.items() for seed in seeds for lr in RATES]
 ONE_SEED = 0.1  # nats that may lie between us and the authors where they have one seed, and no spread
 
 
-def settings(layers: int, lr: float, seed: int) -> Settings:
+def settings(layers: int, lr: float, seed: int, *, long: bool = False) -> Settings:
     """The authors' run, whose seed ``s`` starts from torch's seed ``s + 2``."""
+    validated = {"valid_windows": 0, "valid_every": 1000} if long else {"valid_windows": 1}
     return Settings(
-        data="wikitext-2", layers=layers, lr=lr, seed=seed + 2, steps=max(STEPS), every=250, threads=1, valid_windows=1,
-        probe="authors", fresh_adam=True, short_window=True, gauges=("entropy", "stable_rank"),
+        data="wikitext-2", layers=layers, lr=lr, seed=seed + 2, steps=LONG if long else max(STEPS), every=250,
+        threads=1, probe="authors", fresh_adam=True, short_window=True, gauges=("entropy", "stable_rank"), **validated,
     )  # fmt: skip
 
 
@@ -41,15 +47,15 @@ def name(layers: int, lr: float, seed: int) -> str:
     return f"layers={layers},lr={lr:g},authors-seed={seed}"
 
 
-def measured(out: Path) -> pd.DataFrame:
+def measured(out: Path, keys: list[Key], steps: Collection[int]) -> pd.DataFrame:
     """Entropy by layers, lr, seed, step and layer, of the runs that are complete."""
     tables = [pd.DataFrame(columns=["layers", "lr", "seed", "step", "layer", "entropy"])]
-    for layers, lr, seed in COMPARED:
+    for layers, lr, seed in keys:
         path = out / name(layers, lr, seed)
         if not (path / "run.json").exists() or not Run(path).done:
             continue
         frame = Run(path).frame("entropy").rename(columns={"value": "entropy"})
-        frame = frame[frame.step.isin(STEPS)].assign(layers=layers, lr=lr, seed=seed)
+        frame = frame[frame.step.isin(steps)].assign(layers=layers, lr=lr, seed=seed)
         tables.append(frame[list(tables[0].columns)])
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
@@ -66,12 +72,12 @@ def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def page(table: pd.DataFrame, runs: int) -> str:
+def page(table: pd.DataFrame, runs: int, total: int) -> str:
     """The page, in Markdown."""
     lines = [
         "# Beside the authors' runs",
         "",
-        f"Made by `python docs/authors.py`; {runs} of {len(COMPARED)} runs are complete. The paper's language model on "
+        f"Made by `python docs/authors.py`; {runs} of {total} runs are complete. The paper's language model on "
         "WikiText-2 with all 28,782 words, from the authors' starts: attention entropy in nats on the one sequence "
         "that they stored (`--probe authors`), mean over the runs, beside the mean over their seeds, from the result "
         "files in their repository (facebookresearch/luckmatters, ssl/real-dataset/joma). Within: no further apart "
@@ -89,23 +95,27 @@ def page(table: pd.DataFrame, runs: int) -> str:
 
 
 def main() -> None:
-    """Train what is missing, two runs at a time, and write the page after each."""
+    """Train what is missing, and write the page and its numbers after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, required=True, help="folder of entropy.csv")
     parser.add_argument("--out", type=Path, default=Path("runs/authors"), help="folder of the runs")
-    parser.add_argument("--page", type=Path, default=DOCS / "authors.md", help="the page to write")
+    parser.add_argument("--page", type=Path, default=DOCS / "authors.md", help="the page to write, and its .json")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time; 0 writes the page of what there is")
+    parser.add_argument("--long", action="store_true", help=f"one layer, lr 1e-4, to step {LONG:,}")
     options = parser.parse_args()
-    theirs = pd.read_csv(options.authors / "entropy.csv")
+    theirs = pd.read_csv(Path(os.environ.get("JOMA_DATA", ".")) / "authors-wikitext-2" / "entropy.csv")
+    keys: list[Key] = [(1, 1e-4, 1)] if options.long else COMPARED
+    steps = range(1000, LONG + 1, 1000) if options.long else STEPS
 
     def write(outcome: Outcome | None = None, n: int = 0, total: int = 0) -> None:
-        ours = measured(options.out)
-        options.page.write_text(page(compared(ours, theirs), len(ours.groupby(["layers", "lr", "seed"]))))
+        ours = measured(options.out, keys, steps)
+        table, runs = compared(ours, theirs), len(ours.groupby(["layers", "lr", "seed"]))
+        options.page.write_text(page(table, runs, len(keys)))
+        options.page.with_suffix(".json").write_text(table.round(4).to_json(orient="records", indent=1))
         if outcome is not None:
             print(f"{n}/{total} {outcome.path.name}: {outcome.status} {outcome.reason or ''}", flush=True)
 
     if options.workers:
-        runs = {name(*key): settings(*key) for key in COMPARED}
+        runs = {name(*key): settings(*key, long=options.long) for key in keys}
         sweep(runs, options.out, workers=options.workers, checkpoint_every=100, report=write)
     write()
 

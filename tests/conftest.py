@@ -7,11 +7,26 @@ said so in the last lines, or missing and an error.
 import os
 import re
 import shutil
-import warnings
+import tempfile
+from pathlib import Path
 
 import pytest
 
+RUNNING = pytest.StashKey()
 HOW = "install chromium and chromium-driver (apt-get install chromium chromium-driver)"
+
+
+def pytest_configure(config):
+    """While tests run, the queue of long runs (docs/record.py) stands still: it looks at this lock."""
+    from joma._run.lock import take
+
+    user = getattr(os, "getuid", int)()
+    config.stash[RUNNING] = take(Path(tempfile.gettempdir()) / f"joma-tests-{user}.lock", shared=True, wait=True)
+
+
+def pytest_unconfigure(config):
+    if (descriptor := config.stash.get(RUNNING, None)) is not None:
+        os.close(descriptor)
 
 
 def find_browser():
@@ -41,16 +56,16 @@ def ray_cluster():
     """One local cluster, started as joma starts it, for all tests that need one: they are kept on one worker."""
     from joma._jobs.cluster import cluster
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         with cluster(None):
             yield
 
 
 # fixtures of these files take seconds; what needs the Ray cluster is a group, too
-SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py")
-RAY = re.compile(r"::test_(\w+_)?ray(_|$)")
+SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py",
+          "test_sweep.py")  # fmt: skip
+RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
 LONG = (
     "test_python_blocks_and_joma_commands",
     "test_a_killed_worker_loses_no_run",

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import types
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import joma
-from joma._exhibits import EXHIBITS
-from joma._exhibits.base import Exhibit, reproduce
+from joma._exhibits import EXHIBITS, reproduce
+from joma._exhibits.index import remove as remove_exhibit
 from joma._gauges.registry import gauges, remove
 from joma.cli import app
 from joma.theory import claims as registry
@@ -179,7 +180,7 @@ def test_code_and_commands_of_a_guide_run(page, tmp_path, monkeypatch):
 
 def test_examples_of_how_to_extend_are_short():
     examples = [block for _, block in blocks("extend.md", "python")]
-    assert len(examples) == 4
+    assert len(examples) == 3
     assert all(block.count("\n") < 40 for block in examples)
 
 
@@ -198,20 +199,27 @@ def test_the_example_of_a_gauge(capsys):
 
 
 def test_the_example_of_an_exhibit(tmp_path, monkeypatch):
-    (title, code), (_, line) = blocks("extend.md", "python")[1:3]
-    exhibit = eval(line, {"Exhibit": Exhibit})
-    assert title == f"src/joma/_exhibits/{exhibit.id}.py"
-    module = types.ModuleType(f"joma._exhibits.{exhibit.id}")
-    exec(code, module.__dict__)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    outcome = reproduce(exhibit, out=tmp_path)
-    assert outcome.verdict.verdict == "holds"
-    assert (tmp_path / "speed/figure.svg").exists()
+    title, code = blocks("extend.md", "python")[1]
+    (tmp_path / title).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("speed", "speed", "joma.exhibits")
+    monkeypatch.setattr("joma._exhibits.index.entry_points", lambda group: [entry])
+    try:
+        done = CliRunner().invoke(app, ["reproduce", "speed", "--out", str(tmp_path / "out"), "--jobs", "1"])
+        assert done.exit_code == 0, done.output
+        assert "holds" in done.output
+        assert (tmp_path / "out/speed/figure.svg").exists()
+        assert "Twice the gradients" in (tmp_path / "out/report.html").read_text()
+        assert "Twice the gradients" in CliRunner().invoke(app, ["reproduce", "--list"]).output
+        assert "speed" in joma.exhibits()
+    finally:
+        remove_exhibit("speed")
+        sys.modules.pop("speed", None)
 
 
 def test_the_example_of_a_claim():
     try:
-        exec(blocks("extend.md", "python")[3][1], {})
+        exec(blocks("extend.md", "python")[2][1], {})
         result = check(get(["E3"])[0])
         assert (result.verdict, result.ok) == ("holds as corrected", True)
     finally:

@@ -33,11 +33,11 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize("id", TINY)
 def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
     (exhibit,) = get([id])
-    assert set(exhibit.module.SETTINGS) == set(PRESETS)
-    verdict = exhibit.module.judge(made[id])
+    assert set(exhibit.experiment.settings) == set(PRESETS)
+    verdict = exhibit.experiment.judge(made[id])
     assert verdict.summary
     assert any(character.isdigit() for character in verdict.measured)
-    _figures.save(exhibit.module.draw(made[id]), tmp_path)
+    _figures.save(exhibit.experiment.draw(made[id]), tmp_path)
     svg = (tmp_path / "figure.svg").read_text()
     assert svg.count("<path") > 20
     assert "NaN" not in svg

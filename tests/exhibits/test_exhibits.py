@@ -48,7 +48,7 @@ def test_quick_preset(made, id):
 @pytest.mark.parametrize("id", EXPECTED)
 def test_every_preset_has_settings(id):
     (exhibit,) = get([id])
-    assert set(exhibit.module.SETTINGS) == set(PRESETS)
+    assert set(exhibit.experiment.settings) == set(PRESETS)
 
 
 def test_figure_2_reports_min_mean_and_max_for_both_data_sets_and_five_seeds(made):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.report import PAINTED, browser, check, errors, opened, until
 
+from joma import Run
 from joma.theory import solve_bounce
 
 from .pages import HOSTILE, VERDICTS, paper_page, results, runs_page
@@ -328,7 +329,9 @@ def test_files_come_out_of_the_page(driver, paper):
     show(driver, paper)
     get = """const done = arguments[1]; unpack(arguments[0]).then(r => r.arrayBuffer()).then(b => {
       let s = ''; for (const x of new Uint8Array(b)) s += String.fromCharCode(x); done(btoa(s)); })"""
-    stored = {"csv": "data.csv", "svg": "figure.svg", "pdf": "figure.pdf"}
+    table = base64.b64decode(driver.execute_async_script(get, "fig4-csv")).decode()
+    assert table == Run(paper.parent / "fig4").frame().to_csv(index=False)
+    stored = {"svg": "figure.svg", "pdf": "figure.pdf"}
     for ending, name in stored.items():
         assert (
             base64.b64decode(driver.execute_async_script(get, f"fig4-{ending}"))

@@ -33,7 +33,7 @@ def append(path):
     ("exhibit", "file", "stale"),
     [
         ("fig6", "_exhibits/fig6.py", True),
-        ("fig6", "_watch/phases.py", True),  # the rule for curves
+        ("fig6", "_run/curve.py", True),  # the rule
         ("fig6", "_gauges/attention.py", True),
         ("fig6", "_exhibits/fig3.py", False),
         ("fig6", "_figures/style.py", False),

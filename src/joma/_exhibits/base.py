@@ -1,29 +1,56 @@
-"""What an exhibit is, the list of them, and how one is made.
+"""What an exhibit is, and how one is made.
 
-An exhibit is a module with ``SETTINGS`` (preset -> settings), ``AXES`` (array gauges and their axes) and three
-functions: ``run(writer, settings, seed, progress)`` measures and writes rows, ``draw(run)`` and ``judge(run)`` read
-nothing but the run folder. Where there is a ``tables(run)``, it gives the texts of more files (name -> text). The
-folder appears whole or not at all.
+An exhibit puts one statement of the paper to the test by an `Experiment`: ``run`` measures and writes rows, ``draw``
+and ``judge`` read nothing but the run folder. The folder appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
 from joma._run.fingerprint import fingerprint
 from joma._run.folder import lock, unlock
+from joma.theory.verdict import Verdict
+
+if TYPE_CHECKING:
+    from joma._figures import Chart
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 Progress = Callable[[float, str], None]  # the share done, and what is being done
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How a statement fared: the rule, the numbers it used, and what they say."""
+
+    verdict: Verdict
+    rule: str
+    summary: str  # one line, with the deciding numbers
+    numbers: dict[str, Any] = field(default_factory=dict)
+    measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
+    paper: str = ""  # the paper's number beside it, or "" where it gives none
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How an exhibit is made."""
+
+    settings: Mapping[str, Settings]  # by preset
+    run: Callable[[RunWriter, Settings, int, Progress], None]  # writes the rows; the number is the seed
+    draw: Callable[[Run], Chart]
+    judge: Callable[[Run], Judgement]
+    axes: Mapping[str, list[str]] = field(default_factory=dict)  # of the gauges that are arrays
+    tables: Callable[[Run], dict[str, str]] | None = None  # the texts of further files, by their names
 
 
 @dataclass(frozen=True)
@@ -33,113 +60,17 @@ class Exhibit:
     id: str
     title: str
     statement: str  # the paper's, in one line
+    seconds: float = 60.0  # roughly, at the quick preset on one slow core
+    own: Experiment | None = None  # of an exhibit that a user registered
 
     @property
-    def module(self) -> ModuleType:
-        """Its implementation, imported when needed."""
-        return importlib.import_module(f"joma._exhibits.{self.id}")
-
-
-_ALL = (
-    Exhibit(
-        "folding",
-        "Attention integrated out",
-        "A block without attention parameters follows the block with them (Theorem 1).",
-    ),
-    Exhibit(
-        "fig2",
-        "Figure 2: the first integral under softmax",
-        "ẑ from the first integral correlates highly with the true logits z; its two components do not.",
-    ),
-    Exhibit(
-        "saliency",
-        "Saliency on real text",
-        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
-    ),
-    Exhibit(
-        "fig3",
-        "Figure 3: growth of the components",
-        "With linear activation some components of v₀ keep growing while the others saturate.",
-    ),
-    Exhibit(
-        "fig4",
-        "Figure 4: sparse, then dense",
-        "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
-    ),
-    Exhibit(
-        "fig9",
-        "Figure 9: the function G(y)",
-        "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
-    ),
-    Exhibit(
-        "fig5",
-        "Figure 5: hierarchical data",
-        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow.",
-    ),
-    Exhibit(
-        "cdag",
-        "Learning a hierarchy",
-        "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
-    ),
-    Exhibit(
-        "fig6",
-        "Figure 6: attention of a language model in training",
-        "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed.",
-    ),
-    Exhibit(
-        "fig7",
-        "Figure 7: pretrained models over their checkpoints",
-        "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones.",
-    ),
-    Exhibit(
-        "fig8",
-        "Figure 8: learning rates",
-        "The attention patterns that match the theory come with the lowest validation loss.",
-    ),
-    Exhibit(
-        "fig10",
-        "Figure 10: pattern superposition",
-        "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens.",
-    ),
-    Exhibit(
-        "embeddings",
-        "Embedding geometry",
-        "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides).",
-    ),
-    Exhibit(
-        "table1",
-        "Table 1: latents and hidden nodes",
-        "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",
-    ),
-    Exhibit(
-        "orthogonality",
-        "Almost orthogonal embeddings",
-        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
-    ),
-    Exhibit(
-        "parameterised",
-        "Attention through embeddings, embeddings that train",
-        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
-    ),
-    Exhibit(
-        "realtext",
-        "Many queries on real text",
-        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
-    ),
-)
-EXHIBITS = {exhibit.id: exhibit for exhibit in _ALL}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a statement fared: the rule, the numbers it used, and what they say."""
-
-    verdict: str  # "holds", "holds as corrected", "holds under" or "fails"
-    rule: str
-    summary: str  # one line, with the deciding numbers
-    numbers: dict[str, Any] = field(default_factory=dict)
-    measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
-    paper: str = ""  # the paper's number beside it, or "" where it gives none
+    def experiment(self) -> Experiment:
+        """How it is made; those of joma are imported when needed: ``joma._exhibits.<id>.EXPERIMENT``."""
+        if self.own is not None:
+            return self.own
+        experiment = importlib.import_module(f"joma._exhibits.{self.id}").EXPERIMENT
+        assert isinstance(experiment, Experiment)
+        return experiment
 
 
 @dataclass(frozen=True)
@@ -148,30 +79,20 @@ class Outcome:
 
     exhibit: Exhibit
     path: Path
-    verdict: Verdict | None
+    verdict: Judgement | None
     seconds: float
     fresh: bool = True  # False if it was there already
     error: str | None = None
 
 
-def get(ids: Iterable[str]) -> list[Exhibit]:
-    """The exhibits with these ids."""
-    from joma.theory.setting import nearest
-
-    chosen = list(dict.fromkeys(ids))
-    for id in chosen:
-        if id not in EXHIBITS:
-            raise ValueError(nearest(id, EXHIBITS, "exhibit"))
-    return [EXHIBITS[id] for id in chosen]
-
-
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
-    settings = exhibit.module.SETTINGS[preset]
+    experiment = exhibit.experiment
+    settings = json.loads(json.dumps(experiment.settings[preset]))  # as they will be read again: lists, no tuples
     return {
         "exhibit": exhibit.id,
         "preset": preset,
         "settings": settings,
-        "fingerprint": fingerprint([exhibit.module.run.__module__, exhibit.module.judge.__module__], settings),
+        "fingerprint": fingerprint({experiment.run.__module__, experiment.judge.__module__}, settings),
     }
 
 
@@ -183,18 +104,24 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
         if not any(path.iterdir()):
             return False
         raise RunError(f"{path} exists and is not a run; choose another --out")
-    info = Run(path).info
+    run = Run(path)
+    info = run.info
     stored = info.get("config", {})
     if info.get("seed") == seed and all(stored.get(key) == config[key] for key in ("exhibit", "preset", "settings")):
-        # what other code has made is made again
-        return stored.get("fingerprint") == config["fingerprint"] and (path / "verdict.json").exists()
+        # what other code has made is made again, and so is what has lost the runs that it refers to
+        present = [path / "verdict.json", *(member / "run.json" for member in run.members)]
+        return stored.get("fingerprint") == config["fingerprint"] and all(file.exists() for file in present)
+    old = stored.get("settings", {})
+    others = [f"{key} {old.get(key)}" for key, value in config["settings"].items() if old.get(key) != value]
+    others = others if stored.get("exhibit") == config["exhibit"] and stored.get("preset") == config["preset"] else []
+    what = [stored.get("exhibit", info.get("kind")), f"preset {stored.get('preset', '?')}", *others]
     raise RunError(
-        f"{path} holds another run ({stored.get('exhibit', info.get('kind'))}, preset {stored.get('preset', '?')}, "
-        f"seed {info.get('seed')}); choose another --out, or --force to replace it"
+        f"{path} holds another run ({', '.join(what)}, seed {info.get('seed')}); choose another --out, or --force to "
+        "replace it"
     )
 
 
-def ready(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Verdict | None:
+def ready(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Judgement | None:
     """The verdict of an exhibit that is there already, or None; a RunError if the folder holds something else."""
     path = out / exhibit.id
     return load_verdict(path) if _ready(path, _config(exhibit, preset), seed) else None
@@ -240,7 +167,7 @@ def reproduce(
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
     if force:
         _remove_runs(out / f"{exhibit.id}-runs")
-    module = exhibit.module
+    experiment = exhibit.experiment
     with staged(path, overwrite=True) as folder:
         packages = ("joma", "numpy", "scipy", "torch", "altair")
         writer = RunWriter.create(
@@ -248,23 +175,22 @@ def reproduce(
             kind="exhibit",
             config=config,
             seed=seed,
-            axes=module.AXES,
+            axes=dict(experiment.axes),
             name=exhibit.id,
             packages=packages,
         )
         with writer:
-            module.run(writer, config["settings"], seed, progress or (lambda share, what: None))
+            experiment.run(writer, config["settings"], seed, progress or (lambda share, what: None))
         run = Run(folder)
-        _figures.save(module.draw(run), folder)
-        write_atomic(folder / "data.csv", run.frame().to_csv(index=False))
-        for name, text in module.tables(run).items() if hasattr(module, "tables") else ():
+        _figures.save(experiment.draw(run), folder)
+        for name, text in experiment.tables(run).items() if experiment.tables else ():
             write_atomic(folder / name, text)
-        verdict: Verdict = module.judge(run)
+        judgement = experiment.judge(run)
         write_json(
             folder / "verdict.json",
-            {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(verdict)},
+            {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(judgement)},
         )
-    return Outcome(exhibit, path, verdict, time.perf_counter() - start)
+    return Outcome(exhibit, path, judgement, time.perf_counter() - start)
 
 
 def _remove_runs(folder: Path) -> None:
@@ -277,10 +203,8 @@ def _remove_runs(folder: Path) -> None:
             unlock(descriptor, path)
 
 
-def load_verdict(path: Path) -> Verdict:
-    """The verdict stored with an exhibit."""
-    import json
-
+def load_verdict(path: Path) -> Judgement:
+    """The judgement stored with an exhibit."""
     stored = json.loads((path / "verdict.json").read_text())
-    names = [item.name for item in fields(Verdict)]
-    return Verdict(**{name: stored[name] for name in names if name in stored})
+    known = {item.name: stored[item.name] for item in fields(Judgement) if item.name in stored}
+    return Judgement(**known | {"verdict": Verdict(stored["verdict"])})

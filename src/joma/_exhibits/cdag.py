@@ -17,12 +17,13 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import CDAG, HBLT, CDAGPath
 from joma.theory.cdag import cosine, implied, triples
 from joma.theory.setting import Array
+from joma.theory.verdict import Verdict
 
 _COMMON = {"rho": 0.85, "t_end": 1000.0, "start": 0.1, "times": 42}
 SETTINGS = {
@@ -242,7 +243,7 @@ def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Bottom-up order and own layers with tanh nodes, by level; links and linear nodes; Theorem 1 over training."""
     frame = run.frame()
     numbers: dict[str, Any] = {}
@@ -296,7 +297,10 @@ def judge(run: Run) -> Verdict:
     )
     paper = "Theorem 1 fails in 0 %"
     if not good or own < SHARE or any(numbers[case]["Theorem 1 fails"]["persistent"] > 0 for case in CASES):
-        return Verdict("fails", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
     printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
     whole = len(good) == len(LEVELS) and printed == 0
-    return Verdict("holds" if whole else "holds under", rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds" if whole else "holds under"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from joma._exhibits._series import checkpoints, located, series
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
+from joma.theory.verdict import Verdict
 
 PYTHIA = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 143000]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -145,7 +146,7 @@ def _between(frame: pd.DataFrame, kind: str, last: int) -> Any:
     return alt.layer(cells).properties(width=180, height=200)
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Compare with random vectors, at the last checkpoint; by RULE."""
     from joma._inspect.geometry import ALMOST
 
@@ -171,4 +172,7 @@ def judge(run: Run) -> Verdict:
         "holds" if all(within["raw"]) else "holds under" if all(within["centred"]) or within["raw"][0] else "fails"
     )
     measured = f"mean |cos| {max(raw):.2f}, centred {max(centre):.2f}, random {random:.2f}"
-    return Verdict(verdict, RULE, text, numbers, measured, "almost orthogonal")
+    return Judgement(Verdict(verdict), RULE, text, numbers, measured, "almost orthogonal")
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

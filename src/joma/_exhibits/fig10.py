@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from joma._exhibits._series import checkpoints, located, series
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
     from joma._inspect.superpose import Superposition
@@ -207,7 +208,7 @@ def _tokens(context: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """More superposed neurons than by chance? By RULE, over all models."""
     frame = run.frame()
     patterns = frame[frame.gauge == "patterns"]
@@ -235,4 +236,7 @@ def judge(run: Run) -> Verdict:
         text += ". So: there are such neurons, but no more than unrelated contexts give by sharing common words"
     first = numbers[next(iter(numbers))]
     measured = f"superposed {first['trained']:.1%}, chance {first['by chance']:.1%}"
-    return Verdict(verdict, RULE, text, numbers, measured, "4 neurons shown, 2 patterns each")
+    return Judgement(Verdict(verdict), RULE, text, numbers, measured, "4 neurons shown, 2 patterns each")
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -12,11 +12,12 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"seeds": 5, "t_end": 200.0, "times": 201},
@@ -94,7 +95,7 @@ def draw(run: Run) -> Chart:
     return alt.vconcat(*rows)
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """High correlation of ẑ at all times, and what the components and the size do."""
     frame = run.frame()
     last = frame[frame.step == frame.step.max()]
@@ -115,9 +116,12 @@ def judge(run: Run) -> Verdict:
     rule = "NC(ẑ, z) ≥ 0.9 at all times, both data sets, all seeds; and NC of each component < 0.9 at the end"
     measured, paper = f"NC(ẑ, z) ≥ {lowest:.3f}; ẑ₁ alone {first:.3f} in the end", "“high”; its components “do not”"
     if lowest < 0.9:
-        return Verdict("fails", rule, f"NC(ẑ, z) falls to {lowest:.3f}", numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, f"NC(ẑ, z) falls to {lowest:.3f}", numbers, measured, paper)
     text = f"NC(ẑ, z) ≥ {lowest:.3f} throughout, but ẑ ends {min(sizes):.1f} to {max(sizes):.1f} times as large as z"
     if first < 0.9:
-        return Verdict("holds", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
     text += f"; ẑ₁ alone does as well in the end (NC {first:.3f})"
-    return Verdict("holds as corrected", rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds as corrected"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -10,11 +10,12 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"t_end": 200.0, "times": 201},
@@ -81,7 +82,7 @@ def draw(run: Run) -> Chart:
     return alt.hconcat(*panels, lines).resolve_scale(color="independent")
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """How much each component of v₀ still grows over the second half of training."""
     frame = run.frame("v0")
     steps = np.sort(frame.step.unique())
@@ -112,4 +113,7 @@ def judge(run: Run) -> Verdict:
         "“some” grow, the “remaining” saturate",
     )
     ok = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
-    return Verdict("holds" if ok else "fails", rule, summary, numbers, measured, paper)
+    return Judgement(Verdict("holds" if ok else "fails"), rule, summary, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

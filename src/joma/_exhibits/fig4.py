@@ -7,19 +7,20 @@ joint   the joint exp flow of a task with v̇ = μ − v under uniform attention
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
-from joma._run.curve import EXACT, describe
+from joma._run.curve import EXACT, describe_all
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
 from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"components": 10, "seeds": 5, "times": 401},
@@ -88,7 +89,7 @@ def draw(run: Run) -> Chart:
         right = (
             alt.Chart(
                 entropy,
-                title=alt.Title("attention entropy", subtitle="one line a draw of μ; bold: the one on the left"),
+                title=alt.Title("attention entropy", subtitle="one line per draw of μ; bold: the one on the left"),
             )
             .mark_line()
             .encode(
@@ -110,14 +111,12 @@ def draw(run: Run) -> Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    rows = []
-    for key, group in entropy.sort_values("t").groupby(["case", "draw"]):
-        curve = describe(group.t, group.value, EXACT)
-        rows.append((*cast(tuple[str, int], key), curve.start, curve.depth, curve.bounce, curve.bounced))
+    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """A dip and a rebound of some size in nearly all draws: in the paper's dynamics, Eqn. 6 and the joint flow."""
     table = dips(run.frame("entropy"))
     means = table.groupby("case")[["depth", "rebound", "bounces"]].mean()
@@ -128,8 +127,11 @@ def judge(run: Run) -> Verdict:
     measured = "; ".join(f"{case} −{n['depth']:.2f}, +{n['rebound']:.2f}" for case, n in numbers.items()) + " nats"
     paper = "“drops”, “rebounces”"
     if not (bounces["paper"] and bounces["eqn6"]):
-        return Verdict("fails", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
     if bounces["joint"]:
-        return Verdict("holds", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
     text += ". So: under Eqn. 6, which overstates it for the flow it approximates"
-    return Verdict("holds under", rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds under"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

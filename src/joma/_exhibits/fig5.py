@@ -23,13 +23,14 @@ import pandas as pd
 from scipy.integrate import quad
 from scipy.special import lambertw
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import HBLT
 from joma.theory.bounce import flight_time
 from joma.theory.hierarchy import eqn8, theorem5
 from joma.theory.setting import Array
+from joma.theory.verdict import Verdict
 
 _COMMON = {"classes": 20, "depth": 5, "children": 2, "epsilon": 0.1}
 SETTINGS = {
@@ -276,7 +277,7 @@ def _where(table: pd.DataFrame) -> str:
     return "scale " + "; ".join(parts) if parts else "nowhere"
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Sampled and exact co-occurrence agree; over which levels and scales all draws associate in the paper's order."""
     frame = run.frame()
     cells = frame[frame.gauge == "cooccurrence"]
@@ -319,5 +320,8 @@ def judge(run: Run) -> Verdict:
     )
     measured = f"in order at {int(paper.good.sum())} of {len(paper)} (level, scale)"
     if error.max() > 4 or not paper.good.any():
-        return Verdict("fails", rule, text, numbers, measured)
-    return Verdict("holds" if table.good.all() else "holds under", rule, text, numbers, measured)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured)
+    return Judgement(Verdict("holds" if table.good.all() else "holds under"), rule, text, numbers, measured)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -13,7 +13,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory.isotropic import (
@@ -27,6 +27,7 @@ from joma.theory.isotropic import (
     UniformBall,
     critical_rays,
 )
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"n": 3, "points": 161, "ratios": 25, "t_end": 150.0},
@@ -168,7 +169,7 @@ def draw(run: Run) -> Chart:
     )
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """A pair on one line, for every family or only for those whose G(y)/y does not increase."""
     frame = run.frame()
     curves, pairs = _curves(frame).sort_values(["family", "y"]), _pairs(frame)
@@ -192,10 +193,13 @@ def judge(run: Run) -> Verdict:
     summary = f"pairs: {with_pairs or 'none'}; none: {without or '–'}"
     measured, paper = f"two crossings in {int(has.sum())} of {len(has)} families", "“twice”"
     if not has.any() or not fates:
-        return Verdict("fails", rule, summary, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, summary, numbers, measured, paper)
     if has.all():
-        return Verdict("holds", rule, summary, numbers, measured, paper)
+        return Judgement(Verdict("holds"), rule, summary, numbers, measured, paper)
     consistent = all(has[name] == (steps[name] <= 1e-9) for name in has.index)
     under = f"{summary}. So: under tails that are exponential or heavier, at one separation D* of the centres"
     verdict, text = ("holds under", under) if consistent else ("fails", summary)
-    return Verdict(verdict, rule, text, numbers, measured, paper)
+    return Judgement(Verdict(verdict), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

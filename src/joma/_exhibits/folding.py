@@ -10,10 +10,11 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import FoldedFlow, JointFlow, Task
+from joma.theory.verdict import Verdict
 
 SETTINGS = {
     "quick": {"samples": 24, "tokens": 6, "nodes": 4, "t_end": 12.0, "times": 121},
@@ -89,7 +90,7 @@ def draw(run: Run) -> Chart:
     return alt.hconcat(*columns)
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Folded and joint agree to 1e-7 for linear and exp attention; softmax is reported."""
     frame = run.frame()
     gap = frame[frame.gauge == "difference"].groupby("case").value.max()
@@ -107,5 +108,10 @@ def judge(run: Run) -> Verdict:
     measured = f"difference ≤ {max(gap['linear'], gap['exp']):.0e} (softmax {gap['softmax']:.2g})"
     paper = "0 (exact)"
     if max(gap["linear"], gap["exp"]) > 1e-7 or not numbers["z_changes_sign"]:
-        return Verdict("fails", rule, text, numbers, measured, paper)
-    return Verdict("holds under", rule, f"{text}; exact under linear and exp attention", numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
+    return Judgement(
+        Verdict("holds under"), rule, f"{text}; exact under linear and exp attention", numbers, measured, paper
+    )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

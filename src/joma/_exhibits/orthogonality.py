@@ -21,11 +21,12 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow, Task
 from joma.theory.setting import Array
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"M": 32, "seeds": 12, "d": [16, 32, 64, 128, 256, 512, 1024], "tokens": [8, 16, 32, 64], "fixed_d": 512},
@@ -199,7 +200,7 @@ def draw(run: Run) -> Chart:
     return alt.vconcat(alt.hconcat(*top), below).resolve_scale(color="independent")
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """The exponents of the drift, and the control."""
     data = table(run)
     random, tilt = data[data.sweep == "dimension"], data[data.sweep == "coherence"]
@@ -240,6 +241,9 @@ def judge(run: Run) -> Verdict:
     linear_in_epsilon = all(abs(s[0] - 1) <= 0.05 for s in slopes)
     root = all(s[1] <= -0.5 <= s[2] for s in in_d)
     if not (linear_in_epsilon and root and numbers["control"] <= 1e-7):
-        return Verdict("fails", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
     text += ". The extra terms are of order ε, but M of them add up: small drift takes d ≫ M, not d ~ ln M"
-    return Verdict("holds as corrected", rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds as corrected"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

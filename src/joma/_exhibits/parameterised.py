@@ -20,13 +20,14 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.invariants import normalised_correlation
 from joma.theory.setting import Array
 from joma.theory.tasks import class_distributions
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"seeds": 5, "half": 5, "classes": 10, "d": 16, "times": 401},
@@ -143,7 +144,7 @@ def draw(run: Run) -> Chart:
     return alt.vconcat(alt.hconcat(*panels[:2]), alt.hconcat(*panels[2:]))
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """When each case first misses 5 %, how far it goes, and whether the exact replacements hold."""
     frame = run.frame()
     keys = ["case", "draw", "step"]
@@ -190,8 +191,11 @@ def judge(run: Run) -> Verdict:
     ends = [gap for case, n in numbers.items() if case != "free" for gap in n["gap_end"]]
     measured, paper = f"misses {span(ends)} of the motion; what replaces it drifts by {exact:.0e}", "left open"
     if numbers["free"]["exact"] > 1e-8 or exact > 1e-8:
-        return Verdict("fails", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
     worst = max(max(n["gap_end"] + n["gap_first"]) for n in numbers.values())
     if worst <= 0.05:
-        return Verdict("holds", rule, text, numbers, measured, paper)
-    return Verdict("holds as corrected", rule, text, numbers, measured, paper)
+        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
+    return Judgement(Verdict("holds as corrected"), rule, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

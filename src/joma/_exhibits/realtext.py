@@ -18,9 +18,10 @@ import pandas as pd
 
 from joma._exhibits._block import Samples, TextBlock, samples
 from joma._exhibits._text import most_frequent, words_of
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"text": "pydoc", "V": 500, "K": 48, "window": 16, "steps": 1500, "batch": 256, "queries": 50},
@@ -165,7 +166,7 @@ def draw(run: Run) -> Chart:
     return alt.vconcat(curves, words).resolve_scale(color="independent")
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """The law to rounding for all three attentions; the prediction for softmax."""
     frame = run.frame()
     last = frame[frame.step == frame.step.max()]
@@ -200,8 +201,11 @@ def judge(run: Run) -> Verdict:
     )
     measured = f"law to {worst:.0e}; softmax NC {soft['nc']:.2f} (another query {soft['nc_other']:.2f})"
     if worst > 1e-10:
-        return Verdict("fails", rule, text, numbers, measured)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured)
     if soft["nc"] >= 0.7 and soft["nc"] > max(soft["nc_other"], soft["nc_shared"]):
-        return Verdict("holds", rule, text, numbers, measured)
+        return Judgement(Verdict("holds"), rule, text, numbers, measured)
     text += ". Exact for the sum; one query's logits are not predicted well"
-    return Verdict("holds under", rule, text, numbers, measured)
+    return Judgement(Verdict("holds under"), rule, text, numbers, measured)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from joma._exhibits._text import words_of
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
 from joma.theory import saliency
+from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"text": "pydoc", "queries": ["the", "a", "is", "of"], "window": 16, "min_count": 10},
@@ -89,7 +90,7 @@ def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:
     return chosen.assign(label=chosen.word + " → " + chosen.favours)
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Distinct words there must be, and hardly any when the targets are shuffled."""
     frame = run.frame()
     scores = frame[frame.gauge == "score"]
@@ -123,5 +124,8 @@ def judge(run: Run) -> Verdict:
         f"{min(share):.0%} to {max(share):.0%} distinct (shuffled {by_chance.mean():.2%}), {between} words in between"
     )
     if by_chance.mean() > 0.01 or not clear or between == 0:
-        return Verdict("fails", rule, text, numbers, measured)
-    return Verdict("holds", rule, text, numbers, measured)
+        return Judgement(Verdict("fails"), rule, text, numbers, measured)
+    return Judgement(Verdict("holds"), rule, text, numbers, measured)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -13,9 +13,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Progress, Verdict
+from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
+from joma.theory.verdict import Verdict
 
 # (C, N_ch, N0, N1) -> the paper's mean and sd for s = 0 and s = 1
 PAPER = {
@@ -222,7 +223,7 @@ def draw(run: Run) -> Chart:
     return alt.vconcat(*rows)
 
 
-def judge(run: Run) -> Verdict:
+def judge(run: Run) -> Judgement:
     """Does training bring the latents out, beyond what any features would show? By RULE, column by column."""
     frame = run.frame("ncorr")
     wide = frame.pivot_table(index=["C", "N_ch", "N0", "N1", "draw", "s"], columns="state", values="value")
@@ -260,4 +261,7 @@ def judge(run: Run) -> Verdict:
     paper = "; ".join(f"s = {s}: {beside[s]:.2f}" for s in LAYERS)
     whole = [s for s in LAYERS if all(passed[s])]
     verdict = {2: "holds", 1: "holds under", 0: "fails"}[len(whole)]
-    return Verdict(verdict, RULE, text, numbers, measured, paper)
+    return Judgement(Verdict(verdict), RULE, text, numbers, measured, paper)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, tables=tables)

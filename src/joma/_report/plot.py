@@ -49,7 +49,7 @@ def _simulation(run: Run) -> Chart:
 def _exhibit(run: Run) -> Chart:
     from joma._exhibits import get
 
-    return get([run.info["config"]["exhibit"]])[0].module.draw(run)
+    return get([run.info["config"]["exhibit"]])[0].experiment.draw(run)
 
 
 _DRAW: dict[str, Callable[[Run], Any]] = {

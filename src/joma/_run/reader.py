@@ -80,6 +80,11 @@ class Run:
             raise RunError(f"{self.path} has no gauge {gauge!r}; it has {known or 'none yet'}")
         return table
 
+    def latest(self) -> pd.DataFrame:
+        """The rows of `frame` at the last step of each gauge."""
+        table = self.frame()
+        return table[table.step == table.groupby("gauge").step.transform("max")].reset_index(drop=True)
+
     @property
     def members(self) -> list[Path]:
         """The folders of the runs whose measurements this one refers to (`RunWriter.refer`); they may be missing."""

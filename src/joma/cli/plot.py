@@ -11,13 +11,17 @@ import typer
 def _plot(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.  [default: RUN]")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the numbers, as a table, to this file.")] = None,
 ) -> None:
-    """Draw a run: of a watched training, each gauge over the steps, a line a layer, with phases and the loss."""
+    """Draw a run: of a watched training, each gauge over the steps, one line per layer, with phases and the loss."""
     from rich.console import Console
 
     from joma._report.plot import plot as draw
+    from joma._run import Run, write_atomic
 
     folder = draw(run, out)
+    if csv is not None:
+        write_atomic(csv, Run(run).frame().to_csv(index=False))
     Console(highlight=False).print(f"{folder}/figure.svg, figure.png, figure.json", soft_wrap=True, markup=False)
 
 

@@ -71,16 +71,17 @@ def _train(
             )  # fmt: skip
     if rank > 0:
         return
-    info = run.info
-    last = {row["gauge"]: row["value"] for row in run.rows()}
+    info, table = run.info, run.latest()
+    last = table.groupby("gauge").value.mean()
     print = Console(highlight=False, markup=False).print
     print(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""), soft_wrap=True)
     if "valid_loss" in last:
         print(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
-    for n, code in enumerate(last.get("phase", [])):
-        heads = last["entropy"][n] if "entropy" in last else []
-        entropy = f", entropy {sum(heads) / len(heads):.3f}" if heads else ""
-        print(f"layer {n}: {info['phases'][int(code)]}{entropy}")
+    attention = table[table.gauge.isin(["phase", "entropy"])]
+    for n, layer in attention.groupby("layer") if len(attention) else ():
+        means = layer.groupby("gauge").value.mean()
+        entropy = f", entropy {means['entropy']:.3f}" if "entropy" in means else ""
+        print(f"layer {n}: {info['phases'][int(means['phase'])]}{entropy}")
     print(f"picture: joma plot {folder}", soft_wrap=True)
     if info["status"] == "diverged":
         raise typer.Exit(1)
@@ -89,7 +90,7 @@ def _train(
 def _sweep_train(
     out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/sweep"),
     workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
-    engine: Annotated[str, typer.Option(help="loky (this machine) or ray.")] = "loky",
+    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Do failed runs again.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
@@ -113,16 +114,16 @@ def _sweep_train(
     runs = grid(Settings(**base), lists)
     console = Console(stderr=True, highlight=False, markup=False)
 
-    def report(outcome: Any, n: int, total: int) -> None:
-        reason = f": {outcome.reason}" if outcome.reason else ""
-        console.print(f"{n}/{total}  {outcome.path.name}  {outcome.status}{reason}", soft_wrap=True)
+    def report(end: Any, n: int, total: int) -> None:
+        reason = f": {end.reason}" if end.reason else ""
+        console.print(f"{n}/{total}  {end.path.name}  {end.status}{reason}", soft_wrap=True)
 
-    outcomes = sweep(
+    ends = sweep(
         runs, out, workers=workers, engine=engine, address=address, retry=retry, checkpoint_every=checkpoint_every,
         report=report,
     )  # fmt: skip
     _print_status(out)
-    if any(outcome.status == "failed" for outcome in outcomes):
+    if any(end.status == "failed" for end in ends):
         raise typer.Exit(1)
 
 

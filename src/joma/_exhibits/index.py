@@ -1,0 +1,191 @@
+"""All exhibits: the paper's, in the order of the paper, and those that users register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from joma._exhibits.base import PRESETS, Exhibit, Experiment, Judgement, Progress
+from joma._run import Run, RunWriter
+
+if TYPE_CHECKING:
+    from joma._figures import Chart
+
+_OURS = (
+    Exhibit(
+        "folding",
+        "Attention integrated out",
+        "A block without attention parameters follows the block with them (Theorem 1).",
+        seconds=5,
+    ),
+    Exhibit(
+        "fig2",
+        "Figure 2: the first integral under softmax",
+        "ẑ from the first integral correlates highly with the true logits z; its two components do not.",
+        seconds=3,
+    ),
+    Exhibit(
+        "saliency",
+        "Saliency on real text",
+        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
+        seconds=3,
+    ),
+    Exhibit(
+        "fig3",
+        "Figure 3: growth of the components",
+        "With linear activation some components of v₀ keep growing while the others saturate.",
+        seconds=1,
+    ),
+    Exhibit(
+        "fig4",
+        "Figure 4: sparse, then dense",
+        "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
+        seconds=3,
+    ),
+    Exhibit(
+        "fig9",
+        "Figure 9: the function G(y)",
+        "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
+        seconds=4,
+    ),
+    Exhibit(
+        "fig5",
+        "Figure 5: hierarchical data",
+        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow.",
+        seconds=5,
+    ),
+    Exhibit(
+        "cdag",
+        "Learning a hierarchy",
+        "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
+        seconds=15,
+    ),
+    Exhibit(
+        "fig6",
+        "Figure 6: attention of a language model in training",
+        "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed.",
+        seconds=130,
+    ),
+    Exhibit(
+        "fig7",
+        "Figure 7: pretrained models over their checkpoints",
+        "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones.",
+        seconds=60,
+    ),
+    Exhibit(
+        "fig8",
+        "Figure 8: learning rates",
+        "The attention patterns that match the theory come with the lowest validation loss.",
+        seconds=190,
+    ),
+    Exhibit(
+        "fig10",
+        "Figure 10: pattern superposition",
+        "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens.",
+        seconds=60,
+    ),
+    Exhibit(
+        "embeddings",
+        "Embedding geometry",
+        "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides).",
+        seconds=60,
+    ),
+    Exhibit(
+        "table1",
+        "Table 1: latents and hidden nodes",
+        "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",
+        seconds=22,
+    ),
+    Exhibit(
+        "orthogonality",
+        "Almost orthogonal embeddings",
+        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
+        seconds=20,
+    ),
+    Exhibit(
+        "parameterised",
+        "Attention through embeddings, embeddings that train",
+        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
+        seconds=20,
+    ),
+    Exhibit(
+        "realtext",
+        "Many queries on real text",
+        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
+        seconds=20,
+    ),
+)
+EXHIBITS = {listed.id: listed for listed in _OURS}
+
+
+def exhibit(
+    id: str,
+    title: str,
+    statement: str,
+    *,
+    run: Callable[[RunWriter, dict[str, Any], int, Progress], None],
+    draw: Callable[[Run], Chart],
+    judge: Callable[[Run], Judgement],
+    settings: Mapping[str, dict[str, Any]] | None = None,
+    axes: Mapping[str, list[str]] | None = None,
+    tables: Callable[[Run], dict[str, str]] | None = None,
+    seconds: float = 60.0,
+) -> Exhibit:
+    """Register an exhibit of your own: `joma reproduce ID` makes it, and the page shows it.
+
+    Arguments:
+        id: an identifier, the name of its folder.
+        title: for headings.
+        statement: what is put to the test, in one line.
+        run: measures: ``run(writer, settings, seed, progress)`` writes rows by ``writer.write(step, {gauge: value},
+            **labels)`` and says how far it is by ``progress(share, words)``.
+        draw: an Altair chart, from nothing but the run folder.
+        judge: the verdict, from nothing but the run folder.
+        settings: preset ("quick", "laptop", "paper") -> the settings that ``run`` is given; none by default.
+        axes: the axes of gauges that are arrays: gauge -> names.
+        tables: the texts of further files: name -> text.
+        seconds: roughly what the quick preset takes; the longest is begun first.
+
+    Returns:
+        The exhibit. A package brings exhibits along by an entry point of the group ``joma.exhibits``.
+    """
+    if not id.isidentifier():
+        raise ValueError(f"an exhibit's id must be an identifier such as 'fig3', got {id!r}")
+    if missing := set(PRESETS) - set(settings or PRESETS):
+        raise ValueError(f"exhibit {id!r} has no settings for the preset {', '.join(sorted(missing))}")
+    per_preset = dict(settings) if settings else {preset: {} for preset in PRESETS}
+    made = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
+    known = EXHIBITS.get(id)
+    if known is not None and (known.own is None or known.own.run.__module__ != run.__module__):
+        raise ValueError(f"there is an exhibit {id!r} already; choose another id")
+    EXHIBITS[id] = made
+    return made
+
+
+def remove(id: str) -> None:
+    """Forget an exhibit that was registered."""
+    EXHIBITS.pop(id, None)
+
+
+def exhibits() -> dict[str, Exhibit]:
+    """All exhibits by id: joma's in the order of the paper, registered ones, and those that installed packages bring.
+
+    Returns:
+        Id -> exhibit, with its title, its statement and a rough cost.
+    """
+    for entry in entry_points(group="joma.exhibits"):
+        if entry.name not in EXHIBITS:
+            entry.load()
+    return dict(EXHIBITS)
+
+
+def get(ids: Iterable[str]) -> list[Exhibit]:
+    """The exhibits with these ids; an unknown one is an error that names the nearest."""
+    from joma.theory.setting import nearest
+
+    table = exhibits()
+    for id in (ids := list(dict.fromkeys(ids))):
+        if id not in table:
+            raise ValueError(nearest(id, table, "exhibit"))
+    return [table[id] for id in ids]
