@@ -1,7 +1,7 @@
 """``python -m benchmarks.partial_reads``: bytes from the disk when parts of a safetensors file are read, cold cache.
 
 The up-projections and the fused queries (64 rows of every 192) of 12 layers, by joma's positioned reads and by
-`safe_open`, which maps the file into memory. Counts are the kernel's (``/proc/self/io``), so this needs Linux and a disk.
+`safe_open`, which maps the file into memory. Counts are the kernel's (``/proc/self/io``): this needs Linux.
 """
 
 from __future__ import annotations
