@@ -99,6 +99,11 @@ def by(
     )  # fmt: skip
 
 
+def dash(field: str, order: Sequence[Any]) -> alt.StrokeDash:
+    """Kinds of dashes by a column, without a legend: beside colours that have one."""
+    return alt.StrokeDash(f"{field}:N", sort=list(order), legend=None)
+
+
 def by_layer(layers: int, *, legend: bool = True) -> alt.Color:
     """Colour by depth, dark to light."""
     if layers > FEW:
