@@ -3,7 +3,7 @@
 import numpy as np
 
 from joma._exhibits import get, reproduce
-from joma._report import write_report
+from joma._report.page import write_report
 from joma._report.runs import report
 from joma._run import RunWriter
 from joma.theory.claims import Result, claims

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import joma
-from joma._watch.capture import NotWatchable
+from joma._watch.inputs import NotWatchable
 
 CALL = nn.Module.__call__
 
@@ -109,9 +109,9 @@ def test_recomputation_is_not_counted(reentrant):
     model.reentrant = reentrant
     with joma.watch(model, every=1, gauges="entropy") as w:
         loss = loss_of(model, tokens())
-        counted = {key: float(sums.count["entropy"].sum()) for key, sums in w._tally.seen.items()}
+        counted = {key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()}
         loss.backward()
-        assert {key: float(sums.count["entropy"].sum()) for key, sums in w._tally.seen.items()} == counted
+        assert {key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()} == counted
         w.step()
 
 

@@ -125,9 +125,13 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
         # what other code has made is made again, and so is what has lost the runs that it refers to
         present = [path / "verdict.json", *(member / "run.json" for member in run.members)]
         return stored.get("fingerprint") == config["fingerprint"] and all(file.exists() for file in present)
+    old = stored.get("settings", {})
+    others = [f"{key} {old.get(key)}" for key, value in config["settings"].items() if old.get(key) != value]
+    others = others if stored.get("exhibit") == config["exhibit"] and stored.get("preset") == config["preset"] else []
+    what = [stored.get("exhibit", info.get("kind")), f"preset {stored.get('preset', '?')}", *others]
     raise RunError(
-        f"{path} holds another run ({stored.get('exhibit', info.get('kind'))}, preset {stored.get('preset', '?')}, "
-        f"seed {info.get('seed')}); choose another --out, or --force to replace it"
+        f"{path} holds another run ({', '.join(what)}, seed {info.get('seed')}); choose another --out, or --force to "
+        "replace it"
     )
 
 

@@ -10,14 +10,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from joma._exhibits.base import Exhibit
 from joma.theory.setting import nearest
 
-Settings = Mapping[str, Any]
+
+def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibit:
+    """The exhibit with some settings of a preset changed, as `choose` reads them."""
+    experiment = exhibit.experiment
+    changed = {**experiment.settings[preset], **choose(experiment.settings, preset, texts)}
+    return replace(exhibit, own=replace(experiment, settings={**experiment.settings, preset: changed}))
 
 
-def choose(presets: Mapping[str, Settings], preset: str, texts: Iterable[str]) -> dict[str, Any]:
+def choose(presets: Mapping[str, Mapping[str, Any]], preset: str, texts: Iterable[str]) -> dict[str, Any]:
     """The settings that ``texts`` ("key=value") name, as values of the presets' types.
 
     A list is given with commas between its values; a mapping, or a list of lists, as JSON; None as "none" where one of
@@ -79,6 +86,6 @@ def _describe(example: Any) -> str:
     if isinstance(example, dict) or _is_nested(example):
         return "JSON"
     if isinstance(example, (list, tuple)):
-        return f"a list of {_describe(example[0])} with commas between them"
+        return f"a list with commas, each item {_describe(example[0])}"
     names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
     return names[type(example)]

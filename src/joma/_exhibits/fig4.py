@@ -7,7 +7,7 @@ joint   the joint exp flow of a task with v̇ = μ − v under uniform attention
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ import pandas as pd
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma._run.curve import EXACT, describe
+from joma._run.curve import EXACT, describe_all
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
 from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
@@ -91,10 +91,8 @@ def draw(run: Run) -> p.Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    rows = []
-    for key, group in entropy.sort_values("t").groupby(["case", "draw"]):
-        curve = describe(group.t, group.value, EXACT)
-        rows.append((*cast(tuple[str, int], key), curve.start, curve.depth, curve.bounce, curve.bounced))
+    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 

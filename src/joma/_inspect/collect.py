@@ -1,9 +1,9 @@
 """The strongest contexts of every neuron, in one pass over a corpus and a bounded memory.
 
-A window of the corpus counts once a neuron: at its strongest token that sees at least ``LEAST`` tokens. Contexts whose
-last ``LEAST`` tokens are equal (text that is repeated word by word) count once: the strongest of them. What is kept is
-exactly the k strongest distinct contexts: one that is pushed out is no stronger than the k that stay, and these only
-get stronger.
+A window of the corpus counts once per neuron: at its strongest token that sees at least ``LEAST`` tokens. Contexts
+whose last ``LEAST`` tokens are equal (text that is repeated word by word) count once: the strongest of them. What is
+kept is exactly the k strongest distinct contexts: one that is pushed out is no stronger than the k that stay, and these
+only get stronger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from joma._data.pretrained import check_tokens
-from joma._inspect.seen import Rows, Seen, upper_mlps
+from joma._events.source import Source, upper_mlps
+from joma._inspect.seen import Neurons, Rows
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
 
@@ -71,20 +72,20 @@ class Strongest:
         self.along[i, slot] = 0.0
         self.along[i, slot, :T] = activations[b, :, i].clamp(-6e4, 6e4).half()
         for window in b.unique():
-            mine = (b == window).nonzero()[:, 0]
-            queries, which = t[mine].unique(return_inverse=True)
-            found = rows(int(window), queries)[:, :T].half()
-            self.mass[i[mine], slot[mine], :T] = found[which]
+            entries = (b == window).nonzero()[:, 0]
+            queries, which = t[entries].unique(return_inverse=True)
+            mass = rows(int(window), queries)[:, :T].half()
+            self.mass[i[entries], slot[entries], :T] = mass[which]
 
 
 def _strongest_distinct(value: Tensor, key: Tensor, k: int) -> Tensor:
     """Which of the columns of value (n, m) are the k largest finite ones with different keys: bool (n, m)."""
     order = value.sort(dim=1, descending=True, stable=True)
     by_key = key.gather(1, order.indices).sort(dim=1, stable=True)
-    again = torch.zeros_like(value, dtype=torch.bool)
-    again[:, 1:] = by_key.values[:, 1:] == by_key.values[:, :-1]
-    again = torch.zeros_like(again).scatter(1, by_key.indices, again)  # in the order of values
-    good = ~again & order.values.isfinite()
+    repeated = torch.zeros_like(value, dtype=torch.bool)
+    repeated[:, 1:] = by_key.values[:, 1:] == by_key.values[:, :-1]
+    repeated = torch.zeros_like(repeated).scatter(1, by_key.indices, repeated)  # in the order of values
+    good = ~repeated & order.values.isfinite()
     good &= good.int().cumsum(dim=1) <= k
     return torch.zeros_like(good).scatter(1, order.indices, good)
 
@@ -107,39 +108,41 @@ def collect(
         model: called with the tokens as its only argument; without its head, which is not needed.
         batches: windows of consecutive tokens, all of a batch of the same length.
         layers: which MLPs; None for all.
-        k: contexts a neuron.
+        k: contexts per neuron.
         T: the longest window.
         done: told the number of tokens after each batch.
     """
-    uppers = upper_mlps(model)
-    wanted = range(len(uppers)) if layers is None else layers
-    if bad := [n for n in wanted if not 0 <= n < len(uppers)]:
-        raise ValueError(f"there is no layer {bad[0]}: the model has {len(uppers)} MLPs, 0 to {len(uppers) - 1}")
+    count_of_mlps = len(upper_mlps(model))
+    wanted = range(count_of_mlps) if layers is None else layers
+    if bad := [n for n in wanted if not 0 <= n < count_of_mlps]:
+        raise ValueError(f"there is no layer {bad[0]}: the model has {count_of_mlps} MLPs, 0 to {count_of_mlps - 1}")
     device = next(model.parameters()).device
-    found: dict[int, Strongest] = {}
-    state: dict[str, Tensor] = {}
+    strongest: dict[int, Strongest] = {}
+    windows: dict[str, Tensor] = {}  # of the batch that is running
 
     def on_neurons(layer: int, activations: Tensor, rows: Rows) -> None:
-        n = wanted[layer]
-        if n not in found:
-            found[n] = Strongest(activations.shape[2], k, T, device)
-        found[n].add(activations, state["tokens"], state["keys"], state["start"], rows)
+        if layer not in wanted:
+            return
+        if layer not in strongest:
+            strongest[layer] = Strongest(activations.shape[2], k, T, device)
+        strongest[layer].add(activations, windows["tokens"], windows["keys"], windows["start"], rows)
 
-    seen = Seen(model, [uppers[n] for n in wanted], on_neurons)
+    source = Source(model, [Neurons(on_neurons)])
     count = 0
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), seen.installed():
+        with torch.inference_mode(), source.listening():
             for tokens in batches:
                 B, length = tokens.shape
                 check_tokens(model, tokens)
                 tokens = tokens.to(device)
                 start = count + length * torch.arange(B, device=device)
-                state |= {"tokens": tokens, "keys": context_keys(tokens), "start": start}
+                windows |= {"tokens": tokens, "keys": context_keys(tokens), "start": start}
                 model(tokens)
+                source.raise_problems()
                 count += B * length
                 done(count)
     finally:
         model.train(training)
-    return dict(sorted(found.items()))
+    return dict(sorted(strongest.items()))

@@ -54,7 +54,7 @@ class Geometry:
 
     @cached_property
     def raw(self) -> list[Coherence]:
-        """|cos| between different tokens, a layer each."""
+        """|cos| between different tokens, by layer."""
         return [embedding_coherence(x) for x in self.states]
 
     @cached_property
@@ -76,7 +76,7 @@ class Geometry:
         return [c.mean <= ALMOST * self.random for c in (self.centred if centre else self.raw)]
 
     def frame(self) -> pd.DataFrame:
-        """One row a layer and kind (raw, centred): mean, signed_mean, rms, quantiles, maximum (coherence), random."""
+        """One row per layer and kind (raw, centred): mean, signed_mean, rms, quantiles, maximum (coherence), random."""
         import pandas as pd
 
         rows = [
@@ -104,26 +104,16 @@ def embedding_geometry(
         model: a model that is called with tokens (B, T); or a folder in the hub's format, or an id of the hub.
         tokens: (B, T) or (n,) token numbers; or a corpus (a path, pydoc, wikitext-2, …): its beginning.
         sample: tokens that are taken of a corpus or of (n,) numbers; at most 1,024 distinct ones are compared.
-        length: tokens a window, where tokens are not (B, T).
+        length: tokens per window, where tokens are not (B, T).
         revision: of a model on the hub.
         tokenizer: of the model by default; an object, a folder or an id of the hub.
 
     Returns:
         The cosines, layer by layer.
     """
-    import torch
+    from joma._inspect.windows import open_model
 
-    net: nn.Module
-    if isinstance(model, torch.nn.Module):
-        net = model
-    else:
-        from joma._data.pretrained import check, load, load_tokenizer
-
-        check(model, revision)
-        if isinstance(tokens, (str, os.PathLike)) and tokenizer is None:
-            tokenizer = load_tokenizer(model, revision)
-        net = load(model, revision)
-    net = getattr(net, "base_model", net)
+    net, tokenizer = open_model(model, tokenizer, revision, text=isinstance(tokens, (str, os.PathLike)))
     return _measure(net, _sample(tokens, tokenizer, sample, length))
 
 
@@ -142,13 +132,13 @@ def embedding_series(
         each: given step and geometry, one checkpoint at a time.
 
     Returns:
-        One line a layer and step, as `Geometry.frame`.
+        One row per layer and step, as `Geometry.frame`.
     """
     import pandas as pd
 
-    found = checkpoints if isinstance(checkpoints, Mapping) else _folders(checkpoints)
+    models = checkpoints if isinstance(checkpoints, Mapping) else _folders(checkpoints)
     tables = []
-    for step, model in sorted(found.items()):
+    for step, model in sorted(models.items()):
         geometry = embedding_geometry(model, tokens, sample=sample, length=length, tokenizer=tokenizer)
         each(step, geometry)
         tables.append(geometry.frame().assign(step=step))
@@ -160,16 +150,16 @@ def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
 
     if not Path(source).expanduser().is_dir():
         raise ValueError(f"there is no folder {source}")
-    found: dict[int, Model] = {}
+    folders: dict[int, Model] = {}
     for checkpoint in series(os.fspath(source)):
-        if checkpoint.step in found:
+        if checkpoint.step in folders:
             warnings.warn(
-                f"{checkpoint.name} is left out: {Path(str(found[checkpoint.step])).name} is of step {checkpoint.step} "
-                "too. To choose, give a mapping step -> model",
+                f"{checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step "
+                f"{checkpoint.step} too. To choose, give a mapping step -> model",
                 stacklevel=3,
             )
-        found.setdefault(checkpoint.step, str(checkpoint.path))
-    return found
+        folders.setdefault(checkpoint.step, str(checkpoint.path))
+    return folders
 
 
 def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
@@ -179,27 +169,21 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
     if sample < 2 or length < 2:
         raise ValueError(f"sample is {sample} and length {length}: give at least 2")
     if isinstance(tokens, (str, os.PathLike)):
-        from joma._data.pretrained import encode, load_tokenizer
+        from joma._data.pretrained import encode
         from joma._inspect.windows import corpus_text
 
-        if isinstance(tokenizer, (str, os.PathLike)):
-            tokenizer = load_tokenizer(tokenizer)
-        if tokenizer is None:
-            raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
         name, text = corpus_text(tokens)
         tokens = _first((encode(tokenizer, block) for block in text.blocks()), sample)
         if len(tokens) < 2:
             raise ValueError(f"{name} is empty: at least 2 tokens are needed")
-    found = torch.as_tensor(np.asarray(tokens))
-    if found.is_floating_point() or found.dim() not in (1, 2) or found.numel() < 2:
-        raise ValueError(
-            f"tokens must be whole numbers (n,) or (B, T); got {found.dtype} of shape {tuple(found.shape)}"
-        )
-    if found.dim() == 1:
-        found = found[:sample]
-        length = min(length, len(found))
-        found = found[: len(found) // length * length].reshape(-1, length)
-    return found.long()
+    ids = torch.as_tensor(np.asarray(tokens))
+    if ids.is_floating_point() or ids.dim() not in (1, 2) or ids.numel() < 2:
+        raise ValueError(f"tokens must be whole numbers (n,) or (B, T); got {ids.dtype} of shape {tuple(ids.shape)}")
+    if ids.dim() == 1:
+        ids = ids[:sample]
+        length = min(length, len(ids))
+        ids = ids[: len(ids) // length * length].reshape(-1, length)
+    return ids.long()
 
 
 def _first(parts: Iterable[list[int]], count: int) -> list[int]:
@@ -216,38 +200,26 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
     import torch
 
     from joma._data.pretrained import check_tokens
-    from joma._gauges.matrices import plain_name
-    from joma._gauges.registry import get
-    from joma._watch.calls import install, uninstall
-    from joma._watch.capture import Capture
-    from joma._watch.tally import Tally
+    from joma._events.source import Source
+    from joma._inspect.seen import BlockInputs
 
     check_tokens(net, tokens)
-    kept: dict[tuple[str, int], Tensor] = {}
-
-    class Keep(Tally):
-        def add_hidden(self, name: str, invocation: int, states: Tensor) -> None:
-            kept.setdefault((name, invocation), states.cpu())
-
-    names = {module: plain_name(name) or type(net).__name__ for name, module in net.named_modules()}
-    capture = Capture(net, names, Keep([], get("coherence")), None)
+    inputs = BlockInputs()
+    source = Source(net, [inputs])
     training = net.training
     net.eval()
-    install(capture, list(names))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), source.listening():
             net(tokens.to(next(net.parameters()).device))
     finally:
-        uninstall(capture)
         net.train(training)
-    if capture.problems or not kept:
-        why = "; ".join(f"{name}: {text}" for name, text in capture.problems.items())
-        raise ValueError(f"no attention was seen in {type(net).__name__}" + (f" ({why})" if why else ""))
-    states = list(kept.values())
-    if bad := [name for (name, _), x in kept.items() if not bool(x.isfinite().all())]:
-        raise ValueError(f"the states at the input of {bad[0]} are not finite")
-    if len({len(x) for x in states}) > 1 or len(states[0]) < 2:
-        raise ValueError(
-            f"layers were given {sorted({len(x) for x in states})} different tokens: they cannot be compared"
-        )
-    return Geometry([name for name, _ in kept], states)
+    source.raise_problems()
+    if not inputs.states:
+        raise ValueError(f"no attention was seen in {type(net).__name__}")
+    for (name, _), states in inputs.states.items():
+        if not bool(states.isfinite().all()):
+            raise ValueError(f"the states at the input of {name} are not finite")
+    counts = sorted({len(states) for states in inputs.states.values()})
+    if len(counts) > 1 or counts[0] < 2:
+        raise ValueError(f"layers were given {counts} different tokens: they cannot be compared")
+    return Geometry([name for name, _ in inputs.states], list(inputs.states.values()))

@@ -69,15 +69,15 @@ def attended(mass: Array, query: NDArray[np.integer[Any]]) -> list[list[int]]:
     return [row[:n].tolist() if ok else [] for row, n, ok in zip(order, count, focused, strict=True)]
 
 
-def contexts(found: Strongest, neuron: int) -> list[Context]:
+def contexts(kept: Strongest, neuron: int) -> list[Context]:
     """The contexts that fire a neuron, the strongest first."""
-    value = found.value[neuron].cpu().numpy()
+    value = kept.value[neuron].cpu().numpy()
     strongest = value.max(initial=-np.inf)
     if not strongest > 0:
         return []
     order = np.argsort(-value, kind="stable")
     order = order[value[order] >= FIRES * strongest]
-    parts = (found.tokens, found.mass, found.along, found.query, found.position)
+    parts = (kept.tokens, kept.mass, kept.along, kept.query, kept.position)
     tokens, mass, along, query, position = (x[neuron].cpu().numpy()[order] for x in parts)
     lengths = (tokens >= 0).sum(axis=1)
     places = attended(mass.astype(np.float64), query)
@@ -93,22 +93,22 @@ def contexts(found: Strongest, neuron: int) -> list[Context]:
 def patterns(contexts: Sequence[Context], word: Word) -> list[Pattern]:
     """The patterns among contexts, the one with the strongest context first."""
     words = [attended_words(context, word) for context in contexts]
-    found = []
+    groups = []
     for members in grouped(words):
         count = Counter(name for n in members for name in words[n])
         names = sorted(count, key=lambda name: (-count[name], name))
-        found.append(Pattern(names, [contexts[n] for n in members]))
-    return sorted(found, key=lambda pattern: -pattern.strongest)
+        groups.append(Pattern(names, [contexts[n] for n in members]))
+    return sorted(groups, key=lambda pattern: -pattern.strongest)
 
 
 def grouped(words: Sequence[set[str]]) -> list[list[int]]:
     """Numbers of the contexts of each pattern, given the attended words of the contexts: connected components."""
     parts: list[tuple[set[str], list[int]]] = []
-    for n, own in enumerate(words):
-        if own:
-            joined = [part for part in parts if not part[0].isdisjoint(own)]
-            parts = [part for part in parts if part[0].isdisjoint(own)]
-            parts.append((own.union(*(names for names, _ in joined)), [*(m for _, ms in joined for m in ms), n]))
+    for n, names in enumerate(words):
+        if names:
+            joined = [part for part in parts if not part[0].isdisjoint(names)]
+            parts = [part for part in parts if part[0].isdisjoint(names)]
+            parts.append((names.union(*(others for others, _ in joined)), [*(m for _, ms in joined for m in ms), n]))
     return [sorted(members) for _, members in parts if len(members) >= SUPPORT]
 
 

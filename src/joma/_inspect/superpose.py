@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma._data.pretrained import check, encode, load, load_tokenizer
+from joma._data.pretrained import encode
+from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
-from joma._inspect.seen import upper_mlps
-from joma._inspect.windows import batches, corpus_text, encoded, not_empty, short_name
+from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class Superposition:
         return patterns(self.contexts(layer, neuron), self.word)
 
     def frame(self) -> pd.DataFrame:
-        """One row a neuron, the most patterns first; equal ones by how strong the second pattern is.
+        """One row per neuron, the most patterns first; equal ones by how strong the second pattern is.
 
         Columns: layer, neuron, patterns, second (the second pattern's strongest activation over the first's),
         contexts (that fire it), spread (those among them whose attention is spread), strongest (activation).
@@ -56,14 +56,14 @@ class Superposition:
         import pandas as pd
 
         rows = []
-        for layer, found in self.strongest.items():
-            for neuron in range(len(found.value)):
-                own = contexts(found, neuron)
-                groups = patterns(own, self.word)
+        for layer, kept in self.strongest.items():
+            for neuron in range(len(kept.value)):
+                fires = contexts(kept, neuron)
+                groups = patterns(fires, self.word)
                 second = groups[1].strongest / groups[0].strongest if len(groups) > 1 else 0.0
-                spread = sum(not context.attended for context in own)
-                strongest = own[0].activation if own else 0.0
-                rows.append((layer, neuron, len(groups), second, len(own), spread, strongest))
+                spread = sum(not context.attended for context in fires)
+                strongest = fires[0].activation if fires else 0.0
+                rows.append((layer, neuron, len(groups), second, len(fires), spread, strongest))
         columns = ["layer", "neuron", "patterns", "second", "contexts", "spread", "strongest"]
         table = pd.DataFrame(rows, columns=columns)
         return table.sort_values(
@@ -137,7 +137,7 @@ def superpose(
         neuron: one that will be asked for: checked before the pass.
         tokens: read so many at most.
         contexts: kept for each neuron.
-        length: tokens a window: what a query can look back to.
+        length: tokens per window: what a query can look back to.
         batch: windows at a time.
         tokenizer: of the model by default; an object, a folder or an id of the hub.
         revision: of a model on the hub.
@@ -157,17 +157,10 @@ def superpose(
     wanted = None if layer is None else sorted({layer} if isinstance(layer, int) else set(layer))
     is_text = isinstance(data, (str, os.PathLike))
     name, text = corpus_text(data) if is_text else ("tokens", None)  # type: ignore[arg-type]
-    own = isinstance(model, torch.nn.Module)
-    if not own:
-        check(model, revision)  # type: ignore[arg-type]
-    if isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = load_tokenizer(tokenizer)
-    elif tokenizer is None and not own:
-        tokenizer = load_tokenizer(model, revision) if is_text else None  # type: ignore[arg-type]
-    if is_text and tokenizer is None:
-        raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
-    net: nn.Module = model if own else load(model, revision).to(device)  # type: ignore[assignment, arg-type]
-    net = getattr(net, "base_model", net)  # without the head
+    is_model = isinstance(model, torch.nn.Module)
+    net, tokenizer = open_model(model, tokenizer, revision, text=is_text)
+    if not is_model:
+        net.to(device)
     _check(net, wanted, neuron, length)
     share, count = 0.0, 0
 
@@ -190,13 +183,13 @@ def superpose(
         tokens = min(tokens or len(array), len(array))
         blocks = (array[n : n + (1 << 16)] for n in range(0, len(array), 1 << 16))
     stream = not_empty(batches(blocks, length, batch, tokens), str(name))
-    found = collect(net, stream, wanted, contexts, length, done)
+    strongest = collect(net, stream, wanted, contexts, length, done)
     info = {
-        "model": type(net).__name__ if own else str(model), "revision": revision,
-        "data": name, "tokens": count, "layers": list(found), "contexts": contexts, "length": length,
-        "mlps": {n: upper_mlps(net)[n][0].rpartition(".")[0] for n in found},
+        "model": type(net).__name__ if is_model else str(model), "revision": revision,
+        "data": name, "tokens": count, "layers": list(strongest), "contexts": contexts, "length": length,
+        "mlps": {n: upper_mlps(net)[n][0].rpartition(".")[0] for n in strongest},
     }  # fmt: skip
-    return Superposition(found, _word(tokenizer), info)
+    return Superposition(strongest, _word(tokenizer), info)
 
 
 def _check(net: nn.Module, layers: list[int] | None, neuron: int | None, length: int) -> None:

@@ -1,4 +1,7 @@
-"""A corpus as batches of windows of tokens, read in blocks: memory holds one block and one batch."""
+"""What the tools are given: a model with its tokenizer, and a corpus as batches of windows of tokens.
+
+A corpus is read in blocks: memory holds one block and one batch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from joma._data.pretrained import check, load, load_tokenizer
 from joma._inspect.collect import LEAST
 
 
@@ -24,6 +28,29 @@ def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:
     return name, Text((*train.spans, *valid.spans))
 
 
+def open_model(
+    model: str | os.PathLike[str] | nn.Module, tokenizer: Any, revision: str | None, *, text: bool
+) -> tuple[nn.Module, Any]:
+    """A model without its head, and its tokenizer; what is wrong with either is said before weights are read.
+
+    Arguments:
+        model: the model itself, or a folder in the hub's format, or an id of the hub.
+        tokenizer: an object, a folder or an id; None for that of the model.
+        revision: of a model on the hub.
+        text: a tokenizer is needed.
+    """
+    if not isinstance(model, nn.Module):
+        check(model, revision)
+        if tokenizer is None and text:
+            tokenizer = load_tokenizer(model, revision)
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = load_tokenizer(tokenizer)
+    if text and tokenizer is None:
+        raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
+    net = model if isinstance(model, nn.Module) else load(model, revision)
+    return getattr(net, "base_model", net), tokenizer
+
+
 def batches(
     blocks: Iterable[np.ndarray[Any, Any]], length: int, batch: int, limit: int | None = None
 ) -> Iterator[Tensor]:
@@ -31,7 +58,7 @@ def batches(
 
     Arguments:
         blocks: arrays of tokens, one after the other.
-        length: tokens a window.
+        length: tokens per window.
         batch: windows at a time.
         limit: stop after so many tokens.
     """
@@ -40,17 +67,17 @@ def batches(
         block = np.asarray(block, dtype=np.int64)[: None if limit is None else limit - taken]
         taken += len(block)
         rest = np.concatenate([rest, block])
-        whole = len(rest) // (length * batch) * length * batch
-        for part in rest[:whole].reshape(-1, batch, length):
+        complete = len(rest) // (length * batch) * length * batch
+        for part in rest[:complete].reshape(-1, batch, length):
             yield torch.from_numpy(part.copy())
-        rest = rest[whole:]
+        rest = rest[complete:]
         if limit is not None and taken >= limit:
             break
-    whole = len(rest) // length * length
-    if whole:
-        yield torch.from_numpy(rest[:whole].reshape(-1, length).copy())
-    if len(rest) - whole >= LEAST:
-        yield torch.from_numpy(rest[None, whole:].copy())
+    complete = len(rest) // length * length
+    if complete:
+        yield torch.from_numpy(rest[:complete].reshape(-1, length).copy())
+    if len(rest) - complete >= LEAST:
+        yield torch.from_numpy(rest[None, complete:].copy())
 
 
 def encoded(text: Any, encode: Callable[[str], list[int]], read: Callable[[float], None]) -> Iterator[Any]:

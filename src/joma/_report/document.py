@@ -1,4 +1,4 @@
-"""The parts that every page is made of: the document, badges, figures, embedded files, commands, settings."""
+"""What every page is made of: the document, figures, embedded files, links."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from joma._report.render import asset, render
 from joma._run import Run, RunError, check_writable, write_atomic
 
-LABELS = {"holds under": "holds under a condition"}
-TONE = {"holds": "good", "holds as corrected": "fair", "holds under": "fair", "fails": "bad", "error": "bad"}
-# the browser itself refuses what would leave the page
-POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
-# a page has to stay under 15 MB, of which what is not embedded takes less than two: bytes up to which pictures and data are
-# embedded, and figures; and what must be free to write a page
-MOST, MOST_OF_ALL, ROOM = 11_000_000, 13_000_000, 15_000_000
+# A page stays under 15 MB; what is not embedded takes less than 2 MB of it. In bytes:
+MOST = 11_000_000  # pictures and data are embedded up to this size of all that is embedded
+MOST_OF_ALL = 13_000_000  # figures are embedded up to this one
+ROOM = 15_000_000  # must be free on the disk before a page is made
+SCRIPTS = ("explorer.js", "page.js")
 PARTS = ("", "-title", "-chart", "-spec", "-svg", "-pdf", "-csv")  # ids that a section makes from its own
 
 
@@ -36,19 +30,19 @@ class Page:
 
     path: Path  # where it will be: links to other files are relative to it
     contents: list[tuple[str, str, str]] = field(default_factory=list)  # id, title, tone
-    files: list[str] = field(default_factory=list)
+    files: list[tuple[str, str]] = field(default_factory=list)  # id, content in Base64
     size: int = 0
     ids: set[str] = field(default_factory=lambda: {"main", "theme"})
 
     def id(self, text: str) -> str:
         """An id for a section that no other part of the page has."""
-        start = found = slug(text)
+        start = id = slug(text)
         number = 1
-        while any(found + part in self.ids for part in PARTS):
+        while any(id + part in self.ids for part in PARTS):
             number += 1
-            found = f"{start}-{number}"
-        self.ids |= {found + part for part in PARTS}
-        return found
+            id = f"{start}-{number}"
+        self.ids |= {id + part for part in PARTS}
+        return id
 
     def embed(self, id: str, data: str | bytes, most: int | None = None) -> bool:
         """Embed a file under ``id``; False if it would be more than ``most`` bytes (``MOST`` by default) in all."""
@@ -57,7 +51,7 @@ class Page:
         if self.size + len(text) > (MOST if most is None else most):
             return False
         self.size += len(text)
-        self.files.append(f'<script type="text/plain" id="{escape(id)}">{text}</script>')
+        self.files.append((id, text))
         return True
 
     def link(self, target: Path) -> str:
@@ -70,38 +64,6 @@ class Page:
 def slug(text: str) -> str:
     """An id for the page: letters, digits, dots and dashes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "part"
-
-
-def badge(verdict: str) -> str:
-    """A verdict as a small coloured label."""
-    return f'<span class="badge {TONE.get(verdict, "bad")}">{escape(LABELS.get(verdict, verdict))}</span>'
-
-
-def command(text: str) -> str:
-    """A command with a button that copies it."""
-    return (
-        f'<div class="command"><code tabindex="0">{escape(text)}</code>'
-        '<button type="button" class="copy" aria-label="Copy the command">Copy</button></div>'
-    )
-
-
-def facts(items: Mapping[str, Any]) -> str:
-    """Names and values; what is nested, as JSON."""
-    rows = "".join(f"<dt>{escape(str(name))}</dt><dd>{escape(_plain(value))}</dd>" for name, value in items.items())
-    return f'<dl class="facts">{rows}</dl>'
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "–" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def more(title: str, body: str) -> str:
-    """What is shown on request."""
-    return f'<details class="more"><summary>{escape(title)}</summary>{body}</details>'
 
 
 def figure(
@@ -129,60 +91,39 @@ def figure(
 
     live, series = interactive(spec)
     live["description"] = alt
-    box, name = escape(f"{id}-chart"), escape(id)
+    room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
     links = []
     height = 0.0  # of the picture: the page does not jump when the figure is drawn
-    room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
     for ending, kind, content in _pictures(spec, folder if pictures else None):
-        if ending == "svg" and (found := re.search(rb'<svg[^>]* height="([\d.]+)', content)):
-            height = float(found[1])
+        if ending == "svg" and (size := re.search(rb'<svg[^>]* height="([\d.]+)', content)):
+            height = float(size[1])
         file = folder / f"figure.{ending}" if folder is not None and pictures else None
-        links.append(_link(page, name, ending, kind, content, file))
+        links.append(_link(page, id, ending, kind, content, file))
     if data is not None:
-        link = _link(page, name, "csv", "text/csv", data, None)
+        link = _link(page, id, "csv", "text/csv", data, None)
         links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
-    files = f'<span class="links">{" ".join(filter(None, links))}</span>'
-    if not room:
-        return f"<figure><p>There is no room for this figure on the page.</p><figcaption>{files}</figcaption></figure>"
-    rows = []
-    for one in series:
-        values = "".join(
-            f'<button type="button" data-switch="{box}" data-series="{one.name}" data-field="{escape(one.field)}" '
-            f'data-value="{escape(json.dumps(value))}">{escape(str(value))}</button>'
-            for value in one.values
-        )
-        rows.append(
-            f'<div role="group" aria-label="{escape(one.title)}"><span>{escape(one.title)}</span>{values}</div>'
-        )
-    buttons = (
-        f'<details class="more switches"><summary>Series on and off</summary>{"".join(rows)}</details>' if rows else ""
+    return render(
+        "figure.html", id=id, alt=alt, room=room, height=height, series=series, links=[link for link in links if link]
     )
-    hint = "Hover for values; drag to move; Ctrl + scroll or pinch to zoom"
-    return f"""<figure>
-<div class="chart" id="{box}" data-spec="{name}-spec" style="min-height:{height:.0f}px" tabindex="0" role="region" aria-label="{escape(alt)}"><div></div></div>
-<figcaption><span>{hint}{"; click the legend to turn a series off or on" if rows else ""}.
-<button type="button" data-reset="{box}">Reset</button></span>{files}</figcaption>
-{buttons}</figure>"""
 
 
-def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None) -> str:
-    """A link to what is embedded, and to the file itself where there is one; without room, to the file alone or ""."""
+def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None) -> dict[str, str]:
+    """A link to what is embedded and to the file, if there is one; empty where neither can be linked."""
     stored = file is not None and file.exists()
-    href = escape(page.link(file)) if file is not None and stored else "#"
-    inside = page.embed(f"{name}-{ending}", content)
-    if not inside and not stored:
-        return ""
-    embedded = f' data-file="{name}-{ending}"' if inside else ""
-    return f'<a href="{href}" download="{name}.{ending}" type="{kind}"{embedded}>{ending.upper()}</a>'
+    link = {"href": page.link(file) if file is not None and stored else "#", "type": kind, "text": ending.upper()}
+    link["download"] = f"{name}.{ending}"
+    if page.embed(f"{name}-{ending}", content):
+        return link | {"embedded": f"{name}-{ending}"}
+    return link if stored else {}
 
 
-def _metrics(page: Page, folder: Path) -> str:
-    """A link to the numbers of a run whose table is too large for the page; "" if it has none of its own."""
+def _metrics(page: Page, folder: Path) -> dict[str, str]:
+    """A link to the numbers of a run whose table is too large for the page; empty if it has none of its own."""
     file = folder / "metrics.jsonl"
     if not (file.exists() and file.stat().st_size):
-        return ""
-    name = escape(f"metrics.jsonl of {folder.name} (too large for this page)")
-    return f'<a href="{escape(page.link(file))}" type="application/jsonl">{name}</a>'
+        return {}
+    text = f"metrics.jsonl of {folder.name} (too large for this page)"
+    return {"href": page.link(file), "type": "application/jsonl", "text": text}
 
 
 def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str, bytes]]:
@@ -204,42 +145,16 @@ def _vega() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
-def _asset(name: str) -> str:
-    return (resources.files("joma._report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _script(code: str) -> str:
-    code = re.sub(r"<(?=/script|!--)", r"\\x3c", code, flags=re.I)  # in strings and regular expressions, the same
-    return f"<script>{code}</script>"
-
-
-def document(page: Page, title: str, header: str, sections: Sequence[str], footer: str) -> str:
-    """The whole page."""
+def document(page: Page, title: str, sections: Sequence[str], made_by: str, header: str = "") -> str:
+    """The text of the page."""
     from joma import __version__
 
-    contents = "".join(
-        f'<li><span class="dot {tone}" aria-hidden="true"></span><a href="#{escape(id)}">{escape(text)}</a></li>'
-        for id, text, tone in page.contents
-    )
-    return f"""<!doctype html>
-<html lang="en" data-theme="light"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="generator" content="joma {__version__}">
-<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_asset("page.css")}</style></head><body>
-<a class="skip" href="#main">Skip to the content</a>
-<div class="shell"><nav aria-label="Contents"><details><summary>Contents</summary><ol>{contents}</ol></details></nav>
-<main id="main" tabindex="-1"><header class="top"><button type="button" id="theme" class="tool" aria-label="Change between light and dark">Dark</button>
-<h1>{escape(title)}</h1>{header}</header>
-<noscript><p class="meta">The figures need JavaScript; their pictures are linked below each.</p></noscript>
-{"".join(sections)}
-<footer>{footer}</footer></main></div>
-{"".join(page.files)}
-{_script(_vega())}
-{_script(_asset("explorer.js"))}
-{_script(_asset("page.js"))}
-</body></html>
-"""
+    # "</script" and "<!--" in strings and regular expressions of JavaScript: written so, they mean the same
+    code = [re.sub(r"<(?=/script|!--)", r"\\x3c", text, flags=re.I) for text in (_vega(), *map(asset, SCRIPTS))]
+    return render(
+        "document.html", page=page, title=title, header=header, sections=sections, made_by=made_by, version=__version__,
+        style=asset("page.css"), scripts=code,
+    )  # fmt: skip
 
 
 def check_place(path: Path) -> None:

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from joma._report.document import (
-    Page,
-    check_place,
-    command,
-    document,
-    facts,
-    figure,
-    more,
-    write_page,
-)  # fmt: skip
-from joma._report.page import exhibit_section, write_report
+from joma._report.document import Page, check_place, document, figure, write_page
+from joma._report.page import exhibit_section, versions, write_report
+from joma._report.render import STATUS, render
 from joma._run import Run, RunError, RunNotFound
 
 MOST_RUNS = 12  # that get a figure each
-TONES = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}
 
 
 def collect(paths: Sequence[Path]) -> list[Run]:
     """The runs in ``paths``: run folders, or folders that hold run folders, as a sweep's."""
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in paths:
         inside = [path] if (path / "run.json").exists() else _below(path)
         if not inside:
@@ -36,8 +27,8 @@ def collect(paths: Sequence[Path]) -> list[Run]:
             except RunNotFound as error:
                 raise RunError(f"{error}. No folder inside it is a run either") from None
         for folder in inside:
-            found.setdefault(folder.resolve(), Run(folder))
-    return list(found.values())
+            runs.setdefault(folder.resolve(), Run(folder))
+    return list(runs.values())
 
 
 def _below(path: Path) -> list[Path]:
@@ -66,8 +57,7 @@ def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
         if not (many and label in comparable):
             sections.append(_section(page, run, label, page.id(label)))
     heading = title or (labels[0] if len(runs) == 1 else f"{len(runs)} runs")
-    footer = "Made by <code>joma report</code>. This file needs no network and no other file."
-    return write_page(page, document(page, heading, "", sections, footer))
+    return write_page(page, document(page, heading, sections, "joma report"))
 
 
 def _is_exhibit(run: Run) -> bool:
@@ -113,43 +103,17 @@ def _table(page: Page, runs: list[Run], labels: list[str], *, links: bool) -> st
     configs = [_flat(run.info["config"]) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
-    vary = [key for key in keys if len(values[key]) > 1][:8]
-    columns = ["run", "kind", "status", "seed", *vary]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    rows = ""
-    for run, label, config in zip(runs, labels, configs, strict=True):
-        info = run.info
-        status, why = str(info["status"]), str(info.get("reason") or "")
-        tone = f'<span class="badge {TONES.get(status, "fair")}">{escape(status)}</span> {escape(why)}'
-        cells = [escape(str(info["kind"])), tone, escape(str(info.get("seed")))]
-        cells += [escape(_short(config.get(key))) for key in vary]
-        rows += (
-            f'<tr><th scope="row">{escape(label)}{_files(page, run) if links else ""}</th>'
-            + "".join(
-                f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in zip(columns[1:], cells, strict=True)
-            )
-            + "</tr>"
-        )
-    hint = (
-        ""
-        if not links
-        else f"""<p class="meta">A figure each would be too much for one page of {len(runs)} runs:
-<code>joma report RUN</code> makes the page of one, or of a few. The numbers are in the files linked above.</p>"""
-    )
-    return f"""<section id="summary" class="first" aria-labelledby="summary-title"><h2 id="summary-title">Runs</h2>
-<div class="scroll" tabindex="0" role="region" aria-label="Table of runs"><table class="runs"><thead><tr>{head}</tr></thead>
-<tbody>{rows}</tbody></table></div>{hint}</section>"""
+    rows = [
+        {"label": label, "info": run.info, "config": config, "files": _files(page, run)}
+        for run, label, config in zip(runs, labels, configs, strict=True)
+    ]
+    return render("runs.html", rows=rows, settings=[key for key in keys if len(values[key]) > 1][:8], many=links)
 
 
-def _files(page: Page, run: Run) -> str:
-    """Links to the numbers of a run, and to its pictures if they are of these numbers."""
+def _files(page: Page, run: Run) -> list[tuple[str, str]]:
+    """Name and address of the numbers of a run, and of its pictures if they are of these numbers."""
     names = ["metrics.jsonl", *(["figure.svg", "figure.pdf"] if _drawn_since(run) else [])]
-    there = [name for name in names if (run.path / name).exists()]
-    return (
-        "<br><small>"
-        + " ".join(f'<a href="{escape(page.link(run.path / name))}">{name}</a>' for name in there)
-        + "</small>"
-    )
+    return [(name, page.link(run.path / name)) for name in names if (run.path / name).exists()]
 
 
 def _drawn_since(run: Run) -> bool:
@@ -168,11 +132,6 @@ def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
     return items
 
 
-def _short(value: Any) -> str:
-    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
 def _comparison(page: Page, runs: dict[str, Run]) -> str:
     from joma._figures import specification
     from joma._figures.compare import draw
@@ -183,9 +142,8 @@ def _comparison(page: Page, runs: dict[str, Run]) -> str:
     try:
         drawn = figure(page, "comparison", json.loads(specification(draw(runs))), alt, None)
     except RunError as error:
-        drawn = f'<p class="meta">{escape(str(error))}</p>'
-    return f"""<section id="comparison" aria-labelledby="comparison-title"><h2 id="comparison-title">Over each other</h2>
-<p>The same gauge of all runs, one colour a run. Heads are averaged.</p>{drawn}</section>"""
+        return render("comparison.html", error=error)
+    return render("comparison.html", figure=drawn, error=None)
 
 
 def _section(page: Page, run: Run, label: str, id: str) -> str:
@@ -197,27 +155,38 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
         from joma._exhibits import exhibits
 
         if (exhibit := exhibits().get(str(info["config"].get("exhibit")))) is not None:
-            preset, seed, beside = str(info["config"]["preset"]), info["seed"], label if label != exhibit.id else None
-            return exhibit_section(page, exhibit, run.path, preset, seed, id=id, label=beside)[1]
-    page.contents.append((id, label, TONES.get(str(info["status"]), "fair")))
-    head = f'<section id="{escape(id)}" aria-labelledby="{escape(id)}-title"><h2 id="{escape(id)}-title">{escape(label)}</h2>'
-    origin = {
-        key: info[key]
-        for key in ("kind", "status", "reason", "seed", "created", "finished")
-        if info.get(key) is not None
-    }
-    versions = {f"version of {name}": text for name, text in info.get("versions", {}).items() if text}
-    settings = more("Settings", facts(_flat(info["config"]) | origin | versions))
+            preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
+            return exhibit_section(page, exhibit, run.path, preset, info["seed"], id=id, label=title)[1]
+    page.contents.append((id, label, STATUS.get(str(info["status"]), "fair")))
+    keys = ("kind", "status", "reason", "seed", "created", "finished")
+    facts = _flat(info["config"]) | {key: info[key] for key in keys if info.get(key) is not None} | versions(run)
     try:
         spec = json.loads(specification(chart(run)))
     except RunError as error:
-        return f'{head}<p class="meta">{escape(str(error))}</p>{settings}</section>'
+        return render("run.html", id=id, label=label, facts=facts, error=error)
     alt = f"{info['kind']} run {label}: each gauge over its steps"
     drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=_drawn_since(run))
-    return f"{head}{drawn}{command(f'joma plot {_quoted(run.path)}')}{settings}</section>"
+    path = shlex.quote(str(run.path))
+    return render(
+        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run), path=path, error=None
+    )  # fmt: skip
 
 
-def _quoted(path: Path) -> str:
-    import shlex
+def _curves(run: Run) -> dict[str, str]:
+    """What entropy and stable rank of each layer did, in words, and the rules that tell it; {} if there is neither."""
+    from joma._figures.watch import titled
+    from joma._run.curve import CHECKPOINTS, TRAINING, describe_all
 
-    return shlex.quote(str(path))
+    scan, frame = run.info["kind"] == "scan", run.frame()
+    if "layer" not in frame:
+        return {}
+    last = frame[frame.gauge == "phase"].groupby("layer").value.last()
+    phases = {(layer,): run.info["phases"][int(code)] for layer, code in last.items()}
+    collapsed = [layer for layer, phase in phases.items() if phase == "collapsed"]
+    items: dict[str, str] = {}
+    for gauge, rule in (CHECKPOINTS if scan else TRAINING).items():
+        curves = describe_all(frame[frame.gauge == gauge], rule, collapsed=collapsed if gauge == "entropy" else ())
+        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for (n,), curve in curves.items()}
+        if curves:
+            items[f"rule for {titled(gauge)}"] = f"{rule.smoothed('checkpoints' if scan else 'measurements')}{rule}"
+    return items

@@ -7,6 +7,8 @@ import unicodedata
 from functools import lru_cache
 from html import escape
 
+from markupsafe import Markup
+
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.S)
 # in plain text: v_k, x^{2}, ‖v‖^2; one letter or a bracket before it, so that attention_lr stays what it is
 _SCRIPT = re.compile(
@@ -18,13 +20,13 @@ _MACROS = {r"\textstyle": "", r"\arg": r"\operatorname{arg}", r"\nparallel": "�
 _MACRO = re.compile(r"\\(?:textstyle|arg|nparallel)(?![A-Za-z])\s?")
 
 
-def typeset(text: str) -> str:
+def typeset(text: str) -> Markup:
     """HTML of ``text``: formulas between dollars typeset, code between backticks, sub- and superscripts elsewhere."""
     parts, end = [], 0
     for match in _FORMULA.finditer(text):
         parts += [_prose(text[end : match.start()]), formula(match[1] or match[2], block=match[1] is not None)]
         end = match.end()
-    return "".join([*parts, _prose(text[end:])])
+    return Markup("".join([*parts, _prose(text[end:])]))
 
 
 # browsers know the letters of these alphabets, and no longer the attribute that asks for them
@@ -75,7 +77,7 @@ def _scripts(text: str) -> str:
     return _SCRIPT.sub(script, text)
 
 
-def markdown_table(text: str) -> str:
+def markdown_table(text: str) -> Markup:
     """A Markdown text of paragraphs and pipe tables as HTML."""
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
@@ -92,4 +94,4 @@ def markdown_table(text: str) -> str:
             blocks.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
         else:
             blocks.append(f'<p class="meta">{_prose(" ".join(lines))}</p>')
-    return "\n".join(blocks)
+    return Markup("\n".join(blocks))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,22 @@ import torch
 from torch import Tensor
 
 from joma._data.pretrained import check_tokens, encode, has_tokenizer, load, load_tokenizer, quiet
+from joma._gauges.registry import get
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
+from joma._watch.inputs import check_model
+from joma._watch.measurement import Measurement
+from joma._watch.notices import Notices
+from joma._watch.passes import Passes
+from joma._watch.processes import Processes
 
 LENGTH = 512
-PASS = 4096  # tokens a forward pass: fixed, since hidden-state gauges are means over passes
+PASS = 4096  # tokens per forward pass: fixed, since hidden-state gauges are means over passes
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Values by gauge, (layers, heads) or (layers,); names of the layers; what the watch had to say."""
+    """Values by gauge, (layers, heads) or (layers,); names of the layers; what there was to say about them."""
 
     values: dict[str, Any]
     layers: list[str]
@@ -36,8 +42,6 @@ def measure(
     folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None, *, hashed: bool
 ) -> Measured:
     """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
-    import joma
-
     with quiet():
         if isinstance(data, (str, os.PathLike)):
             _with_tokenizer(folders)  # a missing one is told before anything is loaded
@@ -46,19 +50,23 @@ def measure(
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
         windows = sample(folders, data, tokens, min(LENGTH, positions) if length is None else length)
         check_tokens(model, windows)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with joma.watch(model, gauges=list(gauges), every=1, live=False) as watch, torch.no_grad():
-                for batch in windows.split(max(1, PASS // windows.shape[1])):
-                    more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}
-                    model(input_ids=batch, **more)
-                watch.step(step=1)
-            notes = [str(w.message).removeprefix("joma.watch: ") for w in caught if "joma.watch" in str(w.message)]
-    values = {name: value.tolist() for name, value in watch._latest.items()}
-    missing = [name for name in gauges if name not in values]
-    if missing:
+        check_model(model)
+        notes: list[str] = []
+        passes = Passes(model, get(gauges), None, Processes(model), Notices(notes.append))
+        with passes.source.listening(), torch.no_grad():
+            for batch in windows.split(max(1, PASS // windows.shape[1])):
+                more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}
+                model(input_ids=batch, **more)
+        values = passes.measure()
+    if missing := [name for name in gauges if name not in values]:
         raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
-    return Measured(values, watch.layers, watch.heads, notes, _digest(model) if hashed else "")
+    layers = passes.layers
+    seen = {name: passes.heads(name) for name in gauges}
+    measurement = Measurement(0, values, dict.fromkeys(gauges, layers), seen, math.nan)
+    notes += [f"{name} of layer {n} ({module}) is NaN" for name, n, module in measurement.not_numbers()]
+    heads = {name: passes.tally.widths() for name, value in values.items() if value.dim() == 2}
+    lists = {name: value.tolist() for name, value in values.items()}
+    return Measured(lists, layers, heads, notes, _digest(model) if hashed else "")
 
 
 def _load(folder: Path) -> tuple[Any, int]:

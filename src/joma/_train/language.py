@@ -27,7 +27,8 @@ from joma._train.model import LanguageModel
 from joma._train.settings import AUTHORS_LENGTH, Probe, Settings, check_whole
 from joma._train.step import Stepper
 from joma._train.windows import epoch, streams, window
-from joma._watch.watch import Watch, axes_of, watch
+from joma._watch.record import axes_of
+from joma._watch.watch import Watch, watch
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class _Lab:
             return
         self.watch: Watch = watch(
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
-            probe={"tokens": probe, "project": False}, live=False,
+            probe={"tokens": probe, "project": False}, optimizer=self.stepper.optimizer, live=False,
         )  # fmt: skip
         self._restore(found)
 

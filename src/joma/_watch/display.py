@@ -38,9 +38,9 @@ def line(watch: Watch) -> Any:
 
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("joma ", style="bold")
-    text.append(f"step {watch._step:,}")
-    if not math.isnan(watch._loss):
-        text.append(f"  loss {watch._loss:.4g}")
+    text.append(f"step {watch.last_step:,}")
+    if watch.latest is not None and not math.isnan(watch.latest.loss):
+        text.append(f"  loss {watch.latest.loss:.4g}")
     entropies = [phase.entropy for phase in watch.phases if not math.isnan(phase.entropy)]
     if entropies:
         text.append(f"  entropy {sum(entropies) / len(entropies):.3f}")
@@ -57,22 +57,21 @@ def line(watch: Watch) -> Any:
 
 def html(watch: Watch) -> str:
     """A table of layers with entropy, phase, depth of the trough, height of the bounce, and weights."""
-    head = [f"<b>{escape(type(watch.model).__name__)}</b>, step {watch._step:,}"]
-    if not math.isnan(watch._loss):
-        head.append(f"loss {watch._loss:.4g}")
+    head = [f"<b>{escape(type(watch.model).__name__)}</b>, step {watch.last_step:,}"]
+    latest = watch.latest
+    if latest is not None and not math.isnan(latest.loss):
+        head.append(f"loss {latest.loss:.4g}")
     head.append(f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder")
-    if not watch._latest:
+    if latest is None or not latest.values:
         return f"<p>{', '.join(head)}; no measurement yet</p>"
-    names = list(watch._latest)
-    layers = max(len(value) for value in watch._latest.values())
-    columns = ["layer", "module", *names, *(["phase", "trough", "bounce"] if watch.phases else [])]
+    values = list(latest.values.values())
+    layers = max(map(len, values))
+    columns = ["layer", "module", *latest.values, *(["phase", "trough", "bounce"] if watch.phases else [])]
     rows = []
     for n in range(layers):
         module = watch.layers[n] if n < len(watch.layers) else ""
         cells = [str(n), f"<code>{escape(module)}</code>"]
-        for name in names:
-            value = watch._latest[name]
-            cells.append(_number(float(value[n].nanmean())) if n < len(value) else "")
+        cells += [_number(float(value[n].nanmean())) if n < len(value) else "" for value in values]
         if n < len(watch.phases):
             phase = watch.phases[n]
             cells.append(f'<span style="color:{_COLOURS[phase.name]}">{phase.name}</span>')

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS, Gauge
-from joma._watch.capture import NotWatchable, looks_like_attention
 
-Every = int | str | Callable[[int], bool]
-
-
-def schedule(every: Every) -> Callable[[int], bool]:
-    """Step -> is it due?"""
-    if callable(every):
-        return every
-    if every == "log":
-        return lambda step: step == 1 or int(4 * math.log2(step)) > int(4 * math.log2(step - 1))
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return lambda step: step == 1 or step % every == 0
-    raise ValueError(f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}")
+_ATTENTION = re.compile(r"atten|attn", re.IGNORECASE)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel and torch.compile."""
-    while True:
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        inner = getattr(inner, "_orig_mod", inner)
-        if inner is model:
-            return model
-        model = inner
+class NotWatchable(ValueError):
+    """Attention is computed in a way that cannot be measured."""
+
+
+def looks_like_attention(kind: type[nn.Module]) -> bool:
+    """By the name of the class; used for messages and for layers that a pass may skip, never to decide what is seen."""
+    return bool(_ATTENTION.search(kind.__name__))
 
 
 def check_model(model: object) -> None:
@@ -61,15 +46,15 @@ def check_has_attention(model: nn.Module) -> None:
     """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
     kinds = {type(module) for module in model.modules()}
     if all(kind.__module__.startswith("torch.nn.modules") for kind in kinds) and nn.MultiheadAttention not in kinds:
-        raise NotWatchable(no_attention(model, {}))
+        raise NotWatchable(no_attention(model))
 
 
-def no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
-    """The message: what was looked for, what was found."""
+def no_attention(model: nn.Module, ran: int = 0) -> str:
+    """The message: what was looked for, what there is; ``ran`` modules ran."""
     kinds: dict[str, int] = {}
     for module in model.modules():
         kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    found = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
+    there = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
     compiled = (
         " If the whole training step is compiled, give a probe batch: it is measured outside of it."
         if any(looks_like_attention(type(m)) for m in model.modules())
@@ -77,8 +62,8 @@ def no_attention(model: nn.Module, ran: Mapping[str, type[nn.Module]]) -> str:
     )
     return (
         f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
-        f"product of two activations, nn.MultiheadAttention. Found: {found}"
-        + (f"; {len(ran)} modules ran." if ran else ".")
+        f"product of two activations, nn.MultiheadAttention. Found: {there}"
+        + (f"; {ran} modules ran." if ran else ".")
         + compiled
     )
 
@@ -87,11 +72,11 @@ def find(
     model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
 ) -> dict[str, list[Matrix]]:
     """The matrices of every part that weight gauges ask for; a part without any is an error, unless ``lenient``."""
-    found = {}
+    matrices_of = {}
     for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
         if matrices:
-            found[part] = matrices
+            matrices_of[part] = matrices
             continue
         message = (
             f"no matrix found for {part!r} ({PARTS[part]}). "
@@ -101,26 +86,4 @@ def find(
         if not lenient:
             raise ValueError(message)
         warnings.warn(f"joma.watch: {message}", stacklevel=4)
-    return found
-
-
-def batch(probe: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A probe as arguments of the model."""
-    if isinstance(probe, Tensor):
-        return (probe,), {}
-    if isinstance(probe, Mapping):
-        return (), dict(probe)
-    if isinstance(probe, (tuple, list)):
-        return tuple(probe), {}
-    raise TypeError(f"probe must be a mapping, a sequence of arguments or a tensor, not {type(probe).__name__}")
-
-
-def to_device(batch: tuple[tuple[Any, ...], dict[str, Any]], model: nn.Module) -> tuple[Any, Any]:
-    """A batch where the model is."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-
-    def move(x: Any) -> Any:
-        return x.to(device) if isinstance(x, Tensor) else x
-
-    args, kwargs = batch
-    return tuple(map(move, args)), {key: move(x) for key, x in kwargs.items()}
+    return matrices_of

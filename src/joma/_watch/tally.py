@@ -1,9 +1,8 @@
-"""Sums over the queries of a step, a head, a gauge: all that is kept of the attention that was seen."""
+"""Sums over the queries of a step per head and gauge: all that is kept of the attention that was seen."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._gauges.attention import AttentionStats
+from joma._events.events import Attention, BlockInput, Event, PassBegins, Place
 from joma._gauges.registry import Gauge
-
-Key = tuple[str, int]  # module, and which of its calls in a pass (more than one where weights are shared)
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Layer:
     """One attention layer: the calls whose heads, one after the other, are its heads."""
 
     name: str
-    keys: tuple[Key, ...]
+    keys: tuple[Place, ...]
 
 
 @dataclass
@@ -34,18 +31,28 @@ class _Sums:
 
 
 class Tally:
-    """What a step saw, of passes with gradients and of passes without; the former count if there are any."""
+    """Observes what a step saw, in passes with gradients and in passes without; the former count if there are any."""
 
     def __init__(self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge]) -> None:
         self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
         self.layers: list[Layer] = []
         self.problems: dict[str, str] = {}  # gauge -> what its function raised
-        self._sums: dict[bool, dict[Key, _Sums]] = {True: {}, False: {}}
+        self._sums: dict[bool, dict[Place, _Sums]] = {True: {}, False: {}}
         self._grad = False
 
-    def begin(self, grad: bool) -> None:
-        """A pass begins."""
-        self._grad = grad
+    @property
+    def wants(self) -> tuple[type[Event], ...]:
+        """Hidden states only if there is a gauge for them."""
+        return (PassBegins, Attention, BlockInput) if self.hidden_gauges else (PassBegins, Attention)
+
+    def observe(self, event: PassBegins | Attention | BlockInput) -> None:
+        """Add what was seen to the sums."""
+        if isinstance(event, PassBegins):
+            self._grad = event.grad
+        elif isinstance(event, Attention):
+            self._add_attention(event, *event.place)
+        else:
+            self._add_hidden(event)
 
     def clear(self) -> None:
         """Forget everything but the layers."""
@@ -53,43 +60,43 @@ class Tally:
             sums.clear()
 
     @property
-    def seen(self) -> dict[Key, _Sums]:
+    def seen(self) -> dict[Place, _Sums]:
         """The sums of this step."""
         return self._sums[True] or self._sums[False]
 
-    def add_attention(
-        self, name: str, invocation: int, stats: AttentionStats, real: Tensor | None, source: int | None
-    ) -> None:
+    def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
-        heads = stats.entropy.shape[1]
+        if self.attention_gauges:
+            _ = event.stats  # may raise: what cannot be measured does not count as seen
+        heads, states = event.shape[1], event.call.states
+        source = None if states is None else states.data_ptr()
         sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
         if sums.heads != heads:  # another attention in the same module
-            self.add_attention(name, invocation + 1, stats, real, source)
+            self._add_attention(event, name, invocation + 1)
             return
         for gauge in self.attention_gauges:
+            stats = event.stats
             if (values := self._call(gauge, stats)) is None:
                 continue
-            if not isinstance(values, Tensor) or values.shape != stats.entropy.shape:
+            if not isinstance(values, Tensor) or values.shape != event.shape:
                 shape = tuple(values.shape) if isinstance(values, Tensor) else values
-                self.problems[gauge.name] = (
-                    f"it must give a tensor (B, H, Tq), {tuple(stats.entropy.shape)}, not {shape}"
-                )
+                self.problems[gauge.name] = f"it must give a tensor (B, H, Tq), {event.shape}, not {shape}"
                 continue
             if gauge.reduce == "max":
-                total, count = stats.largest(values, real), torch.zeros(heads, device=values.device)
+                total, count = stats.largest(values, event.real), torch.zeros(heads, device=values.device)
                 old = sums.total.get(gauge.name)
                 sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
                 sums.count[gauge.name] = count
             else:
-                total, count = stats.total(values, real)
+                total, count = stats.total(values, event.real)
                 sums.total[gauge.name] = sums.total.get(gauge.name, 0) + total
                 sums.count[gauge.name] = sums.count.get(gauge.name, 0) + count
 
-    def add_hidden(self, name: str, invocation: int, states: Tensor) -> None:
-        """Add the value of each hidden-state gauge on states (tokens, d)."""
-        sums = self._sums[self._grad][name, invocation]
+    def _add_hidden(self, event: BlockInput) -> None:
+        """Add the value of each hidden-state gauge."""
+        sums = self._sums[self._grad][event.place]
         for gauge in self.hidden_gauges:
-            if (number := self._call(gauge, states)) is None:
+            if (number := self._call(gauge, event.distinct)) is None:
                 continue
             value = torch.tensor([float(number)], dtype=torch.float64)
             sums.total[gauge.name] = sums.total.get(gauge.name, 0) + value
@@ -108,18 +115,28 @@ class Tally:
         seen = self.seen
         return sum(seen[k].heads for k in self.layers[layer].keys if k in seen and gauge in seen[k].total)
 
-    def settle_layers(self, order: Iterable[str], closure: Iterable[str]) -> None:
-        """Number the layers by position in the model, once; ``closure``: names that are layers though not seen yet."""
+    def widths(self) -> list[int]:
+        """How many heads each layer has; for one that was not seen, as many as the widest."""
+        seen = self.seen
+        heads = [sum(seen[key].heads for key in layer.keys if key in seen) for layer in self.layers]
+        return [count or max(heads) for count in heads]
+
+    def settle_layers(self, order: Iterable[str], skipped: Iterable[str]) -> range:
+        """Number the layers by position in the model, once; later ones are added at the end, and returned.
+
+        Arguments:
+            order: names of all modules, in the order of the model.
+            skipped: names that are layers though they may not have been seen yet.
+        """
         known = {key for layer in self.layers for key in layer.keys}
         fresh = [key for key in self.seen if key not in known]
         if self.layers:
             for key in fresh:
-                warnings.warn(f"attention in {_name(key)} is new: it becomes layer {len(self.layers)}", stacklevel=4)
                 self.layers.append(Layer(_name(key), (key,)))
-            return
+            return range(len(self.layers) - len(fresh), len(self.layers))
         position = {name: n for n, name in enumerate(order)}
-        keys = {*fresh, *((name, 0) for name in closure if name in position)}
-        groups: dict[tuple[str, int, Any], list[Key]] = {}
+        keys = {*fresh, *((name, 0) for name in skipped if name in position)}
+        groups: dict[tuple[str, int, Any], list[Place]] = {}
         for name, call in sorted(keys, key=lambda key: (position.get(key[0], len(position)), key[1])):
             sums = self.seen.get((name, call))
             parent, _, last = name.rpartition(".")
@@ -127,8 +144,9 @@ class Tally:
             group: tuple[str, int, Any] = (name, call, None) if alone or sums is None else (parent, call, sums.source)
             groups.setdefault(group, []).append((name, call))
         for (name, call, _), members in groups.items():
-            whole = _name((name, call)) if len(members) > 1 else _name(members[0])
-            self.layers.append(Layer(whole, tuple(members)))
+            title = _name((name, call)) if len(members) > 1 else _name(members[0])
+            self.layers.append(Layer(title, tuple(members)))
+        return range(0)
 
     def values(self, reduce_sum: Any = None, reduce_max: Any = None) -> dict[str, Tensor]:
         """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; NaN where nothing was seen.
@@ -136,8 +154,7 @@ class Tally:
         ``reduce_sum`` and ``reduce_max`` combine tensors over processes, in place.
         """
         seen = self.seen
-        heads = [sum(seen[k].heads if k in seen else 0 for k in layer.keys) for layer in self.layers]
-        widest = torch.tensor([float(max(heads, default=0))], dtype=torch.float64)
+        widest = torch.tensor([float(max(self.widths(), default=0))], dtype=torch.float64)
         if reduce_max is not None:
             reduce_max(widest)
         H = int(widest)
@@ -169,5 +186,5 @@ class Tally:
         return result
 
 
-def _name(key: Key) -> str:
+def _name(key: Place) -> str:
     return key[0] if key[1] == 0 else f"{key[0]}#{key[1]}"

@@ -16,7 +16,7 @@ from joma._watch.processes import Processes
 
 
 class Weights:
-    """Measures weight gauges; each matrix is read once a measurement, and decomposed once for all its gauges.
+    """Measures weight gauges; each matrix is read once per measurement, and decomposed once for all its gauges.
 
     Attributes:
         reasons: (part, matrix) -> why a value of the last measurement is 0 or NaN.
@@ -32,6 +32,11 @@ class Weights:
     def names(self) -> dict[str, list[str]]:
         """Gauge -> names of the matrices that it is measured on, by layer."""
         return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
+
+    @property
+    def widths(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each layer has, for products of projections."""
+        return {g.name: [matrix.heads for matrix in self._matrices["qk"]] for g in self.gauges if g.part == "qk"}
 
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (layers,), or (layers, heads) for products of projections."""

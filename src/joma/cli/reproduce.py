@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from joma._exhibits.base import Outcome
-    from joma._exhibits.runner import Job, Reproduction, Runner
+    from joma._exhibits.runner import Entry, Reproduction, Runner
 
 _WIDE = 150  # columns from which on the last table has a column for everything
 
@@ -30,6 +30,10 @@ def _reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
     report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting of the preset; of one exhibit."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Exhibits at a time; results do not depend on it.  [default: the cores]")
     ] = None,
@@ -59,6 +63,12 @@ def _reproduce(
 
         raise ValueError(nearest(preset, PRESETS, "preset"))
     chosen = get(exhibits) if exhibits else list(registered().values())
+    if set_:
+        from joma._exhibits.choices import with_settings
+
+        if len(chosen) != 1:
+            raise ValueError("--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …")
+        chosen = [with_settings(chosen[0], preset, set_)]
 
     from joma._exhibits.runner import Runner, read_claims
 
@@ -72,14 +82,14 @@ def _reproduce(
 
     _print(console, found)  # before the page: a disk that is full by now does not hide it
 
-    from joma._report import write_report
+    from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
     made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
     all_there = [
         made.get(exhibit.id, exhibit)
         for exhibit in registered().values()
-        if exhibit in chosen or is_there(exhibit, preset, out, seed)
+        if exhibit.id in made or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
         out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,
@@ -92,15 +102,16 @@ def _reproduce(
 
 @contextmanager
 def _shown(runner: Runner) -> Iterator[None]:
-    """Show how a runner's jobs stand: a live table on a terminal, elsewhere a plain line for each that ends."""
+    """Show how a runner's entries stand: a live table on a terminal, elsewhere a plain line for each that ends."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     if not (sys.stdout.isatty() and sys.stderr.isatty()) or console.is_dumb_terminal:
 
-        def finished(job: Job) -> None:
-            how = _clock(job.seconds) if job.fresh else "there"
-            print(f"{job.id}: {job.verdict} ({how}){f': {job.what}' if job.what else ''}", file=sys.stderr, flush=True)
+        def finished(entry: Entry) -> None:
+            how = _clock(entry.seconds) if entry.fresh else "there"
+            what = f": {entry.what}" if entry.what else ""
+            print(f"{entry.id}: {entry.verdict} ({how}){what}", file=sys.stderr, flush=True)
 
         runner.finished = finished
         yield
@@ -108,12 +119,12 @@ def _shown(runner: Runner) -> Iterator[None]:
     from rich.live import Live
 
     with Live(console=console, transient=True, refresh_per_second=4) as live:
-        runner.show = lambda jobs, left: live.update(live_table(jobs, left, time.monotonic()))
+        runner.show = lambda entries, left: live.update(live_table(entries, left, time.monotonic()))
         yield
 
 
-def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
-    """How the jobs stand, and the time left (seconds)."""
+def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
+    """How the entries stand, and the time left (seconds)."""
     from rich.console import Group
     from rich.table import Table
 
@@ -124,19 +135,19 @@ def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
     table.add_column(no_wrap=True, min_width=18)
     table.add_column(no_wrap=True, justify="right", min_width=8)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
-    for job in jobs:
-        if job.state == "waiting":
-            table.add_row(job.id, "[dim]waiting[/dim]", "", "")
-        elif job.state == "running":
-            filled = round(10 * job.share)
-            bar = f"[cyan]{'━' * filled}[/cyan][dim]{'─' * (10 - filled)}[/dim] {job.share:4.0%}"
-            table.add_row(job.id, bar, _clock(now - job.started), escape(job.what))
+    for entry in entries:
+        if entry.state == "waiting":
+            table.add_row(entry.id, "[dim]waiting[/dim]", "", "")
+        elif entry.state == "running":
+            filled = round(10 * entry.share)
+            bar = f"[cyan]{'━' * filled}[/cyan][dim]{'─' * (10 - filled)}[/dim] {entry.share:4.0%}"
+            table.add_row(entry.id, bar, _clock(now - entry.started), escape(entry.what))
         else:
-            style = VERDICT_STYLE.get(job.verdict, "green")
-            how = _clock(job.seconds) if job.fresh else "there"
-            table.add_row(job.id, f"[{style}]{job.verdict}[/{style}]", how, escape(job.what))
-    done = sum(job.state in ("done", "failed") for job in jobs)
-    return Group(table, f"\n{done} of {len(jobs)} done, about {_clock(left)} left")
+            style = VERDICT_STYLE.get(entry.verdict, "green")
+            how = _clock(entry.seconds) if entry.fresh else "there"
+            table.add_row(entry.id, f"[{style}]{entry.verdict}[/{style}]", how, escape(entry.what))
+    done = sum(entry.state in ("done", "failed") for entry in entries)
+    return Group(table, f"\n{done} of {len(entries)} done, about {_clock(left)} left")
 
 
 def _print(console: Console, found: Reproduction) -> None:

@@ -25,7 +25,8 @@ class Listener(Protocol):
         ...
 
 
-_listeners: weakref.WeakKeyDictionary[nn.Module, Listener] = weakref.WeakKeyDictionary()
+# the last listener of a module hears of its calls: a model that is inspected while it is watched is not measured twice
+_listeners: weakref.WeakKeyDictionary[nn.Module, list[Listener]] = weakref.WeakKeyDictionary()
 _installed: list[Listener] = []
 
 
@@ -48,16 +49,16 @@ def call_pristine(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 def _detour(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return _pristine(self, *args, **kwargs)
-    listener = _listeners.get(self)
-    if listener is None or torch._C._current_graph_task_id() >= 0:  # not ours, or recomputed during backward
+    listeners = _listeners.get(self)
+    if not listeners or torch._C._current_graph_task_id() >= 0:  # not ours, or recomputed during backward
         return call_pristine(self, args, kwargs) if is_compiled(self) else _pristine(self, *args, **kwargs)
-    return listener.on_call(self, lambda: _pristine(self, *args, **kwargs), args, kwargs)
+    return listeners[-1].on_call(self, lambda: _pristine(self, *args, **kwargs), args, kwargs)
 
 
 def install(listener: Listener, modules: list[nn.Module]) -> None:
     """From now on ``listener`` hears of calls of these modules."""
     for module in modules:
-        _listeners[module] = listener
+        _listeners.setdefault(module, []).append(listener)
     _installed.append(listener)
     nn.Module.__call__ = _detour  # type: ignore[method-assign]
 
@@ -67,7 +68,8 @@ def uninstall(listener: Listener) -> None:
     if listener not in _installed:
         return
     _installed.remove(listener)
-    for module in [module for module, other in _listeners.items() if other is listener]:
-        del _listeners[module]
+    for listeners in _listeners.values():
+        if listener in listeners:
+            listeners.remove(listener)
     if not _installed:
         nn.Module.__call__ = _pristine  # type: ignore[method-assign]

@@ -1,0 +1,330 @@
+"""The events that a `Source` gives to its observers, and what an observer is.
+
+An event holds what is there anyway (references to tensors of the pass); whatever has to be worked out is worked out
+when an observer first asks for it, once for all observers. An observer names the kinds of events it wants; a kind that
+nobody wants is never made. Observers see tensors of the running model: they must neither change them nor keep them
+longer than they need.
+
+    PassBegins, PassEnds        the outermost module call
+    ModuleBegins, ModuleEnds    each module call, with arguments and output
+    Attention                   an attention: `DotProduct` (fused, from queries and keys) or `Scores` (eager, a softmax)
+    BlockInput                  what the block around an attention was given
+    Hidden                      hidden neurons of an MLP: what its upper matrix is given
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from joma._gauges.attention import AttentionStats, attention_stats, attention_stats_from_scores
+
+Place = tuple[str, int]  # module, and which of its calls in a pass (more than one where weights are shared)
+# the model's argument that is 1 at real tokens, or a function of (args, kwargs) of the model that gives it
+Padding = str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor | None]
+
+# arguments (True for padding) that say which queries are padding; "attention_mask" says which are not
+_PADDED = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
+_MAX_TOKENS = 1024  # rows that `BlockInput.distinct` gives at most
+
+
+class Observer(Protocol):
+    """Who wants to see a model run. Exceptions are kept as problems of the module and never reach the model."""
+
+    @property
+    def wants(self) -> Collection[type[Event]]:
+        """The kinds of events that it is given, subclasses included."""
+        ...
+
+    def observe(self, event: Any) -> None:
+        """Something happened; the event is of one of the kinds wanted."""
+        ...
+
+
+@dataclass(eq=False)
+class Call:
+    """A module that is running now."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
+    products: set[tuple[int, int]] = field(default_factory=set)  # (rows, columns) of products of two activations
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments by name."""
+        return dict(zip(_parameters(self.module.__class__.forward), self.args, strict=False)) | self.kwargs
+
+    @property
+    def states(self) -> Tensor | None:
+        """The first floating tensor that the module was given."""
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value
+        return None
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Event:
+    """Something that a model does.
+
+    Attributes:
+        call: the module that does it.
+        calls: all modules that are running, the outermost first.
+    """
+
+    call: Call
+    calls: tuple[Call, ...] = field(repr=False)
+
+    @property
+    def place(self) -> Place:
+        """Name of the module, and which of its calls in this pass it is."""
+        return self.call.name, self.call.invocation
+
+    @property
+    def block(self) -> Call:
+        """The innermost running module whose name ends in a number, as ``layers.3`` does; else the module itself."""
+        return next((call for call in reversed(self.calls) if call.name.rpartition(".")[2].isdigit()), self.call)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it happens."""
+        states = self.call.states
+        return torch.device("cpu") if states is None else states.device
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassBegins(Event):
+    """The outermost module is called; ``grad`` if with gradients, as in training."""
+
+    grad: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PassEnds(Event):
+    """The outermost module has returned ``output``; a pass that raises has no such event."""
+
+    grad: bool
+    output: Any = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModuleBegins(Event):
+    """A module is called; its arguments are in ``call``."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModuleEnds(Event):
+    """A module has returned ``output``."""
+
+    output: Any = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attention(Event):
+    """An attention was computed; of one of the two kinds below."""
+
+    padding: Padding | None = field(default=None, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, H, Tq)"""
+        raise NotImplementedError
+
+    @cached_property
+    def stats(self) -> AttentionStats:
+        """Entropy, logsumexp and sink mass of each query."""
+        raise NotImplementedError
+
+    @cached_property
+    def real(self) -> Tensor | None:
+        """(B or 1, 1, Tq), True for queries that are not padding; None if none is known to be."""
+        B, _, Tq = self.shape
+        return real_queries(self.calls, self.padding, B, Tq, self.device)
+
+    def rows(self, b: int, queries: Tensor) -> Tensor:
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DotProduct(Attention):
+    """``scaled_dot_product_attention`` with these arguments, brought to four dimensions."""
+
+    query: Tensor = field(repr=False)  # (B, H, Tq, d)
+    key: Tensor = field(repr=False)  # (B, Hk, Tk, d)
+    value: Tensor = field(repr=False)  # (B, Hk, Tk, dv)
+    mask: Tensor | None = field(repr=False)  # boolean (True takes part) or additive
+    causal: bool
+    scale: float | None
+    gqa: bool
+    output: Tensor = field(repr=False)  # (B, H, Tq, dv), after dropout
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, H, Tq)"""
+        B, H, Tq, _ = self.query.shape
+        return B, H, Tq
+
+    @property
+    def device(self) -> torch.device:
+        """Where it happens."""
+        return self.query.device
+
+    @cached_property
+    def stats(self) -> AttentionStats:
+        """Entropy, logsumexp and sink mass of each query, without an attention matrix."""
+        return attention_stats(self.query, self.key, self.mask, self.causal, self.scale, self.gqa)
+
+    def rows(self, b: int, queries: Tensor) -> Tensor:
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        (_, H, Tq, d), (_, Hk, Tk, _) = self.query.shape, self.key.shape
+        scale = 1 / math.sqrt(d) if self.scale is None else self.scale
+        keys = self.key[b].float().repeat_interleave(H // Hk, dim=0)  # (H, Tk, d)
+        scores = self.query[b][:, queries].float() @ keys.mT * scale  # (H, P, Tk)
+        if self.causal:
+            later = torch.arange(Tk, device=queries.device) > queries[:, None]
+            scores = scores.masked_fill(later, -math.inf)
+        if self.mask is not None:
+            mask = self.mask.expand(*self.query.shape[:2], Tq, Tk)[b][:, queries]
+            boolean = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, -math.inf) if boolean else scores + mask.float()
+        return scores.softmax(dim=-1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores(Attention):
+    """A softmax over scores; a learned sink may be one more column."""
+
+    scores: Tensor = field(repr=False)  # (B, H, Tq, Tk)
+    probabilities: Tensor = field(repr=False)  # the same, before dropout
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, H, Tq)"""
+        B, H, Tq, _ = self.scores.shape
+        return B, H, Tq
+
+    @property
+    def device(self) -> torch.device:
+        """Where it happens."""
+        return self.scores.device
+
+    @cached_property
+    def stats(self) -> AttentionStats:
+        """Entropy, logsumexp and sink mass of each query."""
+        return attention_stats_from_scores(self.scores)
+
+    def rows(self, b: int, queries: Tensor) -> Tensor:
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        return self.scores[b][:, queries].float().softmax(dim=-1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockInput(Event):
+    """The input (B, T, d) of the block around an attention, whose module ``call`` is; it follows that attention."""
+
+    states: Tensor = field(repr=False)
+    padding: Padding | None = field(default=None, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it happens."""
+        return self.states.device
+
+    @cached_property
+    def real(self) -> Tensor | None:
+        """(B or 1, 1, T), True for tokens that are not padding; None if none is known to be."""
+        B, T, _ = self.states.shape
+        return real_queries(self.calls, self.padding, B, T, self.device)
+
+    @cached_property
+    def tokens(self) -> Tensor | None:
+        """The tokens (B, T) that the innermost enclosing module was given."""
+        for call in reversed(self.calls):
+            for name, value in call.arguments.items():
+                integer = isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
+                if (
+                    integer
+                    and value.shape == self.states.shape[:2]
+                    and not re.search("mask|position|type|label|target", name)
+                ):
+                    return value
+        return None
+
+    @cached_property
+    def distinct(self) -> Tensor:
+        """States (n, d) of real tokens: one per distinct token if the model was given tokens; at most 1,024."""
+        B, T, _ = self.states.shape
+        keep = torch.ones(B, T, dtype=torch.bool, device=self.device)
+        keep = keep if self.real is None else self.real[:, 0].expand(B, T)
+        index = keep.flatten().nonzero()[:, 0]
+        if self.tokens is not None:
+            order = torch.sort(self.tokens.flatten()[index], stable=True)
+            first = torch.ones_like(order.values, dtype=torch.bool)
+            first[1:] = order.values[1:] != order.values[:-1]
+            index = index[order.indices[first].sort().values]
+        step = max(1, -(-len(index) // _MAX_TOKENS))
+        return self.states.detach().flatten(0, 1)[index[::step]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Hidden(Event):
+    """An MLP's hidden neurons (B, T, h), which its upper matrix is about to be given.
+
+    That is φ(w·x) in a plain MLP and φ(gate)·up in a gated one; ``layer`` is the MLP's number in the model.
+    """
+
+    layer: int
+    states: Tensor = field(repr=False)
+
+
+KINDS: tuple[type[Event], ...] = (
+    PassBegins, PassEnds, ModuleBegins, ModuleEnds, DotProduct, Scores, BlockInput, Hidden,
+)  # fmt: skip
+
+
+def real_queries(
+    calls: tuple[Call, ...], padding: Padding | None, B: int, T: int, device: torch.device
+) -> Tensor | None:
+    """(B or 1, 1, T), True for queries that are not padding, from the arguments of the modules that are running."""
+    if callable(padding):
+        return _rows(padding(calls[0].args, calls[0].kwargs), B, T, device)
+    for call in reversed(calls):
+        arguments = call.arguments
+        if padding is not None:
+            if padding in arguments:
+                return _rows(arguments[padding], B, T, device)
+            continue
+        for name in _PADDED:
+            if name == "key_padding_mask" and not (len(call.args) > 1 and call.args[0] is call.args[1]):
+                continue  # of the memory that is attended to
+            if (padded := _rows(arguments.get(name), B, T, device)) is not None:
+                return ~padded
+        if "attention_mask" in arguments:
+            mask = arguments["attention_mask"]
+            if mask is None or _rows(mask, B, T, device) is not None:
+                return _rows(mask, B, T, device)
+    return None
+
+
+def _rows(mask: Any, B: int, T: int, device: torch.device) -> Tensor | None:
+    """A mask (B or 1, T) of real queries as (B or 1, 1, T), or None if it is not one."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != T or mask.shape[0] not in (1, B):
+        return None
+    return (mask.to(device) != 0)[:, None]

@@ -1,0 +1,263 @@
+"""The one place where a running model is looked at: a source of events for any number of observers.
+
+Module calls come through the detour of `calls`; around the outermost one, a pass, a `TorchFunctionMode` sees what is
+computed. The model computes the same bits with and without it, nothing is left on it, and nothing that an observer
+does can raise into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma._events.calls import call_pristine, install, is_compiled, uninstall
+from joma._events.events import (
+    KINDS,
+    Attention,
+    BlockInput,
+    Call,
+    Event,
+    Hidden,
+    ModuleBegins,
+    ModuleEnds,
+    Observer,
+    Padding,
+    PassBegins,
+    PassEnds,
+)
+from joma._events.functions import Functions, is_plain, is_sharded
+from joma._gauges.matrices import find_matrices, plain_name
+
+_TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
+
+
+def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Name and module of the upper matrix of each MLP, in the order of the layers."""
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    names = [matrix.name for matrix in find_matrices(model, "mlp_out")]
+    if not names:
+        raise ValueError(f"no MLP was found in {type(model).__name__}: no block maps d → h and then h → d")
+    if stacked := [name for name in names if name not in modules]:
+        raise ValueError(
+            f"{stacked[0]} is one of a stack of experts, whose neurons see only the tokens routed to them; "
+            "superposition is measured on models without experts"
+        )
+    return [(name, modules[name]) for name in names]
+
+
+class Source:
+    """Events of a model's passes, for observers that want them.
+
+    A pass with gradients is training; from the first one on, passes without are validation, and give no events. A
+    compiled model is left alone: its pass is made once more in eager mode, and that one gives the events.
+
+    Attributes:
+        names: module -> its name in the model.
+        problems: module -> the first exception of an observer, or of the source itself, while it ran.
+        refusal: why the attention of this model cannot be seen at all, if so.
+        ran: modules that ran, name -> type; whoever reads it clears it.
+        running: modules that are running now, the outermost first.
+    """
+
+    def __init__(self, model: nn.Module, observers: Sequence[Observer], padding: Padding | None = None) -> None:
+        self.model, self.padding = model, padding
+        self.names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
+        self.problems: dict[str, Exception] = {}
+        self.refusal: str | None = None
+        self.ran: dict[str, type[nn.Module]] = {}
+        self.running: list[Call] = []
+        self._observers = {
+            kind: tuple(observer for observer in observers if issubclass(kind, tuple(observer.wants))) for kind in KINDS
+        }
+        self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
+        self._replays = any(is_compiled(module) for module in model.modules())
+        self._trains = False  # a pass with gradients was seen
+        self._passing = self._observing = False
+        self._counts: Counter[nn.Module] = Counter()
+        self._storages: set[int] = set()  # of parameters
+
+    # Listening
+
+    def listen(self) -> None:
+        """Give events of all passes from now on."""
+        install(self, list(self.names))
+
+    def leave(self) -> None:
+        """Undo `listen`; harmless if it was not called."""
+        uninstall(self)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Give events of the passes within this block."""
+        self.listen()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def raise_problems(self) -> None:
+        """Fail after a pass in which something went wrong; for tools whose only purpose is the measurement."""
+        if self.refusal:
+            raise ValueError(self.refusal)
+        for name, error in self.problems.items():
+            raise ValueError(f"{name}: {error}") from error
+
+    # Passes
+
+    def on_call(self, module: nn.Module, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module is called; the outermost call is a pass."""
+        if self._observing:  # an observer calls it
+            return call()
+        if self._passing:
+            return self._inside(module, call, args, kwargs)
+        grad = torch.is_grad_enabled()
+        self._trains |= grad
+        if self._trains and not grad:
+            return call_pristine(module, args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.problems.setdefault(self.names[module], RuntimeError(_TRANSFORMED))
+            return call_pristine(module, args, kwargs)
+        if not self._replays:
+            return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
+        output = call_pristine(module, args, kwargs)
+        inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+        self._run_aside(inner, args, kwargs, grad, lambda _: output)
+        return output
+
+    def run_aside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An extra pass that training does not notice: no gradients, random state and buffers put back."""
+        self._run_aside(module, args, kwargs, False, lambda output: output)
+
+    def _run_aside(
+        self, module: nn.Module, args: Any, kwargs: dict[str, Any], grad: bool, returned: Callable[[Any], Any]
+    ) -> None:
+        devices = {t.device for t in (*module.parameters(), *module.buffers()) if t.device.type == "cuda"}
+        buffers = [(b, b._version, b.clone()) for b in module.buffers()]
+        stance = torch.compiler.set_stance("force_eager") if self._replays else nullcontext()
+        with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), stance:
+            try:
+                self._run_pass(module, lambda: module(*args, **kwargs), args, kwargs, grad, returned)
+            finally:
+                for buffer, version, copy in buffers:
+                    if buffer._version != version:
+                        buffer.copy_(copy)
+
+    def _run_pass(
+        self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any], grad: bool,
+        returned: Callable[[Any], Any] = lambda output: output,
+    ) -> Any:  # fmt: skip
+        """The outermost call, with events; ``returned`` is what the user's own call gave."""
+        outermost = Call(self.names[module], module, args, kwargs, 0)
+        self._counts.clear()
+        with self.guarded(outermost):
+            self._storages = {p.untyped_storage().data_ptr() for p in module.parameters() if is_plain(p)}
+        self._passing = True
+        try:
+            self._emit(PassBegins, outermost, grad=grad)
+            with Functions(self):
+                output = call()
+            self._emit(PassEnds, outermost, grad=grad, output=returned(output))
+            return output
+        finally:
+            self.running.clear()
+            self._passing = False
+
+    def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        entry = Call(self.names[module], module, args, kwargs, self._counts[module])
+        self._counts[module] += 1
+        self.ran.setdefault(entry.name, type(module))
+        depth = len(self.running)
+        self.running.append(entry)
+        try:
+            self._emit(ModuleBegins, entry)
+            if (layer := self._mlps.get(module)) is not None:
+                with self.guarded():
+                    self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
+            output = call()
+            self._emit(ModuleEnds, entry, output=output)
+            return output
+        finally:
+            del self.running[depth:]
+            if self.running and next(module.parameters(), None) is None:  # a module that only multiplies
+                self.running[-1].products |= entry.products
+
+    def _hidden(self, entry: Call) -> Tensor:
+        """What an upper MLP matrix is given, (B, T, h); OPT puts all windows one after the other here."""
+        states = next(x for x in (*entry.args, *entry.kwargs.values()) if isinstance(x, Tensor))
+        outermost = self.running[0]
+        tokens = next((x for x in (*outermost.args, *outermost.kwargs.values()) if isinstance(x, Tensor)), None)
+        if states.dim() == 2 and tokens is not None and tokens.dim() == 2 and len(states) == math.prod(tokens.shape):
+            states = states.unflatten(0, tuple(tokens.shape))
+        if states.dim() != 3:
+            raise ValueError(f"it is given states of shape {tuple(states.shape)}, not (B, T, h)")
+        return states
+
+    # Events
+
+    def wants(self, *kinds: type[Event]) -> bool:
+        """Does anybody want events of one of these kinds?"""
+        return any(self._observers[kind] for kind in kinds)
+
+    def emit_attention(self, kind: type[Attention], call: Call, **fields: Any) -> None:
+        """An attention was seen in the module ``call``; the input of its block is an event too."""
+        self._emit(kind, call, padding=self.padding, **fields)
+        if self.wants(BlockInput):
+            block = Event(call=call, calls=tuple(self.running)).block
+            states = call.states if block.states is None else block.states
+            if states is not None and states.dim() == 3 and is_plain(states):
+                self._emit(BlockInput, call, padding=self.padding, states=states)
+
+    def _emit(self, kind: type[Event], call: Call, **fields: Any) -> None:
+        """Give an event to all who want it."""
+        if not (observers := self._observers[kind]):
+            return
+        self._observing = True  # what observers compute is not looked at
+        try:
+            event = kind(call=call, calls=tuple(self.running) or (call,), **fields)
+            with _exactly(event.device.type):
+                for observer in observers:
+                    with self.guarded(call):
+                        observer.observe(event)
+        finally:
+            self._observing = False
+
+    @contextmanager
+    def guarded(self, call: Call | None = None) -> Iterator[None]:
+        """The model goes on whatever happens to a measurement."""
+        try:
+            yield
+        except Exception as error:
+            # without its frames, which hold tensors of the pass
+            self.problems.setdefault((call or self.running[-1]).name, error.with_traceback(None))
+
+    def measurable(self, call: Call, *tensors: Tensor) -> bool:
+        """Can these be measured? If not, the reason is kept."""
+        if all(map(is_plain, tensors)):
+            return True
+        sharded = next((tensor for tensor in tensors if is_sharded(tensor)), None)
+        if sharded is not None:
+            self.refusal = self.refusal or (
+                f"{call.name} ({type(call.module).__name__}) gets sharded tensors ({type(sharded).__name__}: context "
+                "or tensor parallelism); that cannot be watched"
+            )
+        else:
+            self.problems.setdefault(call.name, RuntimeError(_TRANSFORMED))
+        return False
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Does it share its memory with a parameter of the model?"""
+        return tensor.untyped_storage().data_ptr() in self._storages
+
+
+@contextmanager
+def _exactly(device: str) -> Iterator[None]:
+    """Observers compute in the precision that they ask for, whatever the training around them uses, and unseen."""
+    autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    with torch.no_grad(), torch._C.DisableTorchFunction(), autocast:
+        yield

@@ -1,0 +1,69 @@
+"""The page's templates (``templates/``): Jinja escapes what they are given, but for the HTML that this package made."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from joma._report.typeset import typeset
+from joma.theory.verdict import Verdict
+
+LABELS: dict[str, str] = {Verdict.UNDER: "holds under a condition"}
+TONE: dict[str, str] = {
+    Verdict.HOLDS: "good",
+    Verdict.CORRECTED: "fair",
+    Verdict.UNDER: "fair",
+    Verdict.UNDECIDED: "fair",
+    Verdict.FAILS: "bad",
+    Verdict.ERROR: "bad",
+}
+STATUS = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}  # of a run
+
+
+def asset(name: str) -> str:
+    """A file of ``assets/``."""
+    return (resources.files("joma._report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def render(template: str, /, **values: Any) -> Markup:
+    """The HTML of a template."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    folder = str(resources.files("joma._report") / "templates")
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals.update(LABELS=LABELS, TONE=TONE, STATUS=STATUS)
+    environment.filters.update(
+        typeset=typeset,
+        number=lambda value: "–" if value is None else f"{value:.2g}",
+        plain=_plain,
+        json=json.dumps,
+        short=_short,
+    )
+    return environment
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "–" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _short(value: Any) -> str:
+    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,57 @@
+"""The numbers of one measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What the gauges gave at one step.
+
+    Attributes:
+        step: the step.
+        values: gauge -> (layers, heads) or (layers,); NaN where a layer has fewer heads than the widest.
+        names: gauge -> the module or matrix that each layer is.
+        heads: gauge -> how many heads of each layer were seen, for gauges of attention.
+        loss: of the step; NaN if it is not known.
+    """
+
+    step: int
+    values: Mapping[str, Tensor] = field(repr=False)
+    names: Mapping[str, Sequence[str]] = field(repr=False)
+    heads: Mapping[str, Sequence[int]] = field(repr=False)
+    loss: float
+
+    def row(self, gauge: str, layer: int) -> Tensor:
+        """The values of the heads that a layer has, without what pads it; NaN among them is meant."""
+        row = self.values[gauge][layer]
+        if row.dim() == 0:
+            return row
+        if seen := self._seen(gauge, layer):
+            return row[:seen]
+        return row if row.isnan().all() else row[~row.isnan()]
+
+    def metrics(self) -> dict[str, float]:
+        """Means over heads by name, {"joma/entropy/layer_03": …}, for any logger."""
+        metrics = {}
+        for gauge, value in self.values.items():
+            width = max(2, len(str(len(value) - 1)))
+            for n in range(len(value)):
+                metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = float(self.row(gauge, n).mean())
+        return metrics
+
+    def not_numbers(self) -> Iterator[tuple[str, int, str]]:
+        """Gauge, layer and its name, where a layer that was seen has a NaN."""
+        for gauge, value in self.values.items():
+            for n in range(len(value)):
+                seen = gauge not in self.heads or self._seen(gauge, n)
+                if seen and bool(self.row(gauge, n).isnan().any()):
+                    yield gauge, n, self.names[gauge][n]
+
+    def _seen(self, gauge: str, layer: int) -> int:
+        heads = self.heads.get(gauge, ())
+        return heads[layer] if layer < len(heads) else 0

@@ -1,0 +1,42 @@
+"""What there is to say about a measurement, each thing once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+
+class Notices:
+    """Says each thing once, by its key, until it is forgotten."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[Hashable] = set()
+
+    def once(self, key: Hashable, message: str) -> None:
+        """Say it, unless something was said under this key."""
+        if key not in self._said:
+            self._said.add(key)
+            self._say(message)
+
+    def forget(self, key: Hashable) -> None:
+        """It is over; should it come again, it is said again."""
+        self._said.discard(key)
+
+    def state(self) -> list[Hashable]:
+        """What `restore` needs."""
+        return list(self._said)
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Go on from a `state`, which may have been written as JSON."""
+        self._said = {tuple(key) if isinstance(key, list) else key for key in state}
+
+
+def warn(message: str) -> None:
+    """As a warning of Python."""
+    warnings.warn(f"joma.watch: {message}", stacklevel=4)
+
+
+def silent(message: str) -> None:
+    """Another process says it."""

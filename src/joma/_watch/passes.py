@@ -1,0 +1,113 @@
+"""Attention and hidden-state gauges on a model's passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from joma._events.events import Padding, PassEnds
+from joma._events.source import Source
+from joma._gauges.registry import Gauge
+from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
+from joma._watch.notices import Notices
+from joma._watch.processes import Processes
+from joma._watch.tally import Tally
+
+
+class Losses:
+    """An observer of the losses that a model itself gives in training, as ``output.loss``."""
+
+    wants = (PassEnds,)
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+
+    def observe(self, event: PassEnds) -> None:
+        """A pass came to its end."""
+        loss = event.output.get("loss") if isinstance(event.output, dict) else getattr(event.output, "loss", None)
+        if event.grad and isinstance(loss, Tensor) and loss.numel() == 1:
+            self._losses.append(loss.detach())
+
+    def mean(self) -> float:
+        """Over the passes since the last `clear`; NaN if there was none."""
+        return float(torch.stack([x.double().cpu() for x in self._losses]).mean()) if self._losses else math.nan
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._losses.clear()
+
+
+class Passes:
+    """Measures gauges in the passes since the last `clear`, and says what could not be measured.
+
+    Attributes:
+        source: the events of the model.
+        tally: sums over queries of what was seen.
+        losses: of the model itself.
+    """
+
+    def __init__(
+        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes, notices: Notices
+    ) -> None:
+        attention = [gauge for gauge in gauges if gauge.on == "attention"]
+        self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"])
+        self.losses = Losses()
+        self.source = Source(model, [self.tally, self.losses], padding)
+        self._processes, self._notices = processes, notices
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention layers, by number; empty before the first measurement."""
+        return [layer.name for layer in self.tally.layers]
+
+    def heads(self, gauge: str) -> list[int]:
+        """How many heads of each layer this gauge was measured on, in this process."""
+        return [self.tally.heads(n, gauge) for n in range(len(self.tally.layers))]
+
+    def measure(self) -> dict[str, Tensor]:
+        """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran."""
+        source, tally = self.source, self.tally
+        if source.refusal:
+            raise NotWatchable(source.refusal)
+        for name, error in source.problems.items():
+            text = f"{type(error).__name__}: {error}"
+            self._notices.once(("problem", name), f"attention of {name} could not be measured: {text}")
+        for name, problem in tally.problems.items():
+            self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
+        if not self._processes.any(bool(tally.seen)):
+            if source.ran and not tally.layers:
+                raise NotWatchable(no_attention(source.model, len(source.ran)))
+            if not source.ran and not source.problems:
+                idle = "the model did not run since the last step(): there is no attention to measure"
+                self._notices.once("idle", idle)
+            return {}
+        kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
+        skipped = [
+            name
+            for module, name in source.names.items()
+            if type(module) in kinds and looks_like_attention(type(module))
+        ]  # layers that this pass may have left out
+        for layer in tally.settle_layers(list(source.names.values()), skipped):
+            self._notices.once(("new", layer), f"attention in {self.layers[layer]} is new: it becomes layer {layer}")
+        self._name_unseen()
+        return tally.values(self._processes.sum_, self._processes.max_)
+
+    def clear(self) -> None:
+        """Forget the passes that were seen."""
+        self.tally.clear()
+        self.losses.clear()
+        self.source.ran.clear()
+
+    def _name_unseen(self) -> None:
+        """Attention modules that ran without any attention being seen in or around them."""
+        seen = [name for name, _ in self.tally.seen]
+        for name, kind in self.source.ran.items():
+            related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in seen)
+            if not related and looks_like_attention(kind):
+                self._notices.once(
+                    ("unseen", name),
+                    f"{name} ({kind.__name__}) ran, but no attention was seen in it: a kernel that is not PyTorch's?",
+                )

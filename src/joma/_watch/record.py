@@ -1,0 +1,113 @@
+"""The run folder that a watch writes; a temporary one if none is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from joma._gauges.registry import Gauge
+from joma._run import Run
+from joma._run.writer import RunWriter
+from joma._watch.notices import Notices
+from joma._watch.phases import PHASES
+from joma._watch.schedule import Every
+
+RunFolder = str | os.PathLike[str]
+
+
+def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
+    """The axes of what a watch with these gauges writes; ``groups`` is how many learning rates there are."""
+    axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
+    axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
+    axes |= {"lr": ["group"], "tau": ["group"]} if groups > 1 else {}
+    return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
+
+
+def config_of(model: nn.Module, every: Every, gauges: Sequence[Gauge], *, probed: bool) -> dict[str, Any]:
+    """What decides the outcome; a run is resumed with the same only."""
+    return {
+        "model": type(_unwrapped(model)).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
+        "gauges": [gauge.name for gauge in gauges],
+        "measured on": "probe" if probed else "training batches",
+    }
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    while True:
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        inner = getattr(inner, "_orig_mod", inner)
+        if inner is model:
+            return model
+        model = inner
+
+
+class Record:
+    """Writes what was measured; a full disk loses rows, and never stops the training.
+
+    Attributes:
+        writer: of the run folder.
+        last_step: the last one in the folder of a run that is resumed, else None.
+    """
+
+    def __init__(
+        self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], gauges: Sequence[Gauge], notices: Notices,
+        overwrite: bool, resume: bool, groups: int = 1,
+    ) -> None:  # fmt: skip
+        self._notices, self._lent = notices, isinstance(run, RunWriter)
+        self.last_step: int | None = None
+        if isinstance(run, RunWriter):
+            self.writer = run
+            return
+        if run is None:
+            temporary = tempfile.mkdtemp(prefix="joma-watch-")
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            run = os.path.join(temporary, "run")
+        elif resume and os.path.exists(os.path.join(run, "run.json")):
+            self.writer = RunWriter.resume(run, config)
+            self.last_step = max((row["step"] for row in Run(run).rows()), default=0)
+            return
+        self.writer = RunWriter.create(
+            run,
+            kind="watch",
+            config=config,
+            axes=axes_of(gauges, groups),
+            packages=("joma", "torch", "transformers"),
+            overwrite=overwrite,
+        )
+
+    def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
+        """Which module each layer is, and how many heads it has, by gauge."""
+        layers = {gauge: list(modules) for gauge, modules in names.items()}
+        if self.writer.info.get("layers") != layers:
+            self.writer.note(layers=layers, heads=dict(heads), phases=list(PHASES))
+
+    def write(
+        self, step: int, rows: Mapping[str, Any], columns: Mapping[str, float], names: Mapping[str, Sequence[str]],
+        heads: Mapping[str, Sequence[int]],
+    ) -> None:  # fmt: skip
+        """The rows of one step, with columns that they share."""
+        try:
+            self.note_layers(names, heads)
+            self.writer.write(step, dict(rows), **columns)
+        except OSError as error:
+            self._notices.once(
+                "disk", f"{self.writer.path}: {error}; training goes on, measurements are lost meanwhile"
+            )
+
+    def finish(self, status: str, reason: str | None) -> None:
+        """The run is over; one that was lent by the caller is the caller's to finish."""
+        if self._lent:
+            return
+        try:
+            self.writer.finish("done" if status == "done" else "failed", reason)
+        except OSError as error:
+            self._notices.once("disk", f"the run {self.writer.path} could not be finished: {error}")
