@@ -160,12 +160,12 @@ def lines(
     dots = alt.OverlayMarkDef(size=points) if isinstance(points, float) else points or None
     mark |= _given(strokeDash=DASH if dashed else None, color=colour, point=dots)
     chart = _mark(data, x, y, by, dash, alt.Order(f"{order}:Q") if order else None, tip=tip, detail=detail)
-    if bold:
-        chart = chart.encode(
-            strokeWidth=alt.condition(bold, alt.value(2.6), alt.value(1)),
-            opacity=alt.condition(bold, alt.value(1), alt.value(0.45)),
-        )
-    return chart.mark_line(strokeWidth=width, **mark)
+    if bold is None:
+        return chart.mark_line(strokeWidth=width, **mark)
+    return chart.mark_line(**mark).encode(
+        strokeWidth=alt.condition(bold, alt.value(2.6), alt.value(1)),
+        opacity=alt.condition(bold, alt.value(1), alt.value(0.45)),
+    )
 
 
 def reference(data: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
