@@ -111,7 +111,7 @@ def draw(run: Run) -> Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    curves = describe_all(entropy, EXACT, ["case", "draw"], over="t")
     rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
