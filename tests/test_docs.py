@@ -113,6 +113,11 @@ def test_the_index_names_every_claim_and_every_exhibit():
             assert own in row.exhibits.split()
 
 
+def test_what_has_no_check_has_a_reason():
+    for row in ROWS:
+        assert bool(row.claims or row.exhibits) != bool(row.why), row.item
+
+
 def test_the_page_of_the_index_has_all_rows():
     text = (DOCS / "paper-index.md").read_text()
     assert sum(line.startswith("| ") for line in text.splitlines()) - text.count("| what it says |") == len(ROWS)

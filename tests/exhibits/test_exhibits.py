@@ -212,7 +212,7 @@ def test_association_times_are_those_of_an_ode_solver():
 
 
 def test_dips_reads_depth_and_rebound():
-    entropy = pd.DataFrame({"case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]})
+    entropy = pd.DataFrame({"step": range(4), "case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]})
     (row,) = fig4.dips(entropy).to_dict("records")
     assert (row["start"], row["depth"], row["rebound"]) == (2.0, 1.5, 0.5)
 

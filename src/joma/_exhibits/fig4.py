@@ -91,7 +91,7 @@ def draw(run: Run) -> p.Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    curves = describe_all(entropy.assign(step=entropy.t), EXACT, ["case", "draw"])
+    curves = describe_all(entropy, EXACT, ["case", "draw"], over="t")
     rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
