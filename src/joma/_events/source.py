@@ -121,7 +121,7 @@ class Source:
         if self._trains and not grad:
             return call_pristine(module, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.problems.setdefault(self.names[module], RuntimeError(_TRANSFORMED))
+            self.problems.setdefault(self.names[module], ValueError(_TRANSFORMED))
             return call_pristine(module, args, kwargs)
         if not self._replays:
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
@@ -247,7 +247,7 @@ class Source:
                 "or tensor parallelism); that cannot be watched"
             )
         else:
-            self.problems.setdefault(call.name, RuntimeError(_TRANSFORMED))
+            self.problems.setdefault(call.name, ValueError(_TRANSFORMED))
         return False
 
     def is_parameter(self, tensor: Tensor) -> bool:

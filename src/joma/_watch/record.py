@@ -54,7 +54,7 @@ class Record:
 
     Attributes:
         writer: of the run folder.
-        last_step: the last one in the folder of a run that is resumed, else None.
+        last_step: the last one in the folder of a run that is resumed, until it goes on; else None.
     """
 
     def __init__(
@@ -82,6 +82,12 @@ class Record:
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
+
+    def go_on_from(self, step: int) -> None:
+        """The next row is of this step; a run resumed from before its last row loses what came after."""
+        if self.last_step is not None:
+            self.writer.drop_from(step)
+            self.last_step = None
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""
