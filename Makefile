@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test coverage lint bench figures record docs format clean
+.PHONY: help reproduce test soak coverage lint bench figures record docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -25,7 +25,10 @@ reproduce: $(READY) ## reproduce the paper at the quick preset and write report.
 test: $(READY) ## run the tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
 
-coverage: $(READY) ## the same with coverage: at least 90 % of the lines
+soak: $(READY) ## run them four times in a row on two cores, twice under load; SOAK_ARGS="tests/jobs" for a part
+	PYTHON=$(BIN)/python .ci/soak $(SOAK_ARGS)
+
+coverage: $(READY) ## the tests with coverage: at least 90 % of the lines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q --cov --cov-report=term
 
 lint: $(READY) ## ruff (lint and format), mypy and the import contract

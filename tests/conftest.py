@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 
 import pytest
@@ -57,16 +56,16 @@ def ray_cluster():
     """One local cluster, started as joma starts it, for all tests that need one: they are kept on one worker."""
     from joma._jobs.cluster import cluster
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         with cluster(None):
             yield
 
 
 # fixtures of these files take seconds; what needs the Ray cluster is a group, too
-SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py")
-RAY = re.compile(r"::test_(\w+_)?ray(_|$)")
+SHARED = ("test_exhibits.py", "test_beyond.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py",
+          "test_sweep.py")  # fmt: skip
+RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
 LONG = (
     "test_python_blocks_and_joma_commands",
     "test_a_killed_worker_loses_no_run",

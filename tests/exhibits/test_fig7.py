@@ -11,11 +11,29 @@ import joma
 from joma import Run
 from joma._exhibits import fig7, get, reproduce
 from joma._run.writer import RunWriter
+from joma._scan.scan import Scan
 
 STEPS = [0, *(2**n for n in range(10)), *range(1000, 20_001, 1000)]
 BOUNCE = np.interp(np.log1p(STEPS), [0, 5, 10], [100.0, 40.0, 60.0])
 DROP = np.interp(np.log1p(STEPS), [0, 10], [100.0, 40.0])
 FLAT = np.full(len(STEPS), 100.0)
+
+
+def scanned(path, values, digests=None, status="ok"):
+    """A scan with these values (step -> gauge -> one per layer), two heads that differ, and digests of the weights."""
+    axes = {"stable_rank": ["layer"], "entropy": ["layer", "head"]}
+    with RunWriter.create(path, kind="scan", config={}, axes=axes) as writer:
+        for step, gauges in values.items():
+            row = dict(gauges)
+            if "entropy" in row:
+                row["entropy"] = [[value - 0.5, value + 0.5] for value in row["entropy"]]
+            facts = {"status": status, "note": "why", "digest": (digests or {}).get(step, f"weights of {step}")}
+            writer.write(step, {**row, "bytes_read": 1}, checkpoint=f"step{step}", **facts)
+    return Scan(path)
+
+
+def rising(steps, gauges=("stable_rank", "entropy")):
+    return {step: {gauge: [1.0 + step, 2.0 + step] for gauge in gauges} for step in steps}
 
 
 @pytest.mark.parametrize(
@@ -30,12 +48,13 @@ FLAT = np.full(len(STEPS), 100.0)
     ],
 )
 def test_judge(bottom, top, verdict, tmp_path):
+    values = {step: {"stable_rank": [bottom[n], 70.0, top[n]], "entropy": [2.0] * 3} for n, step in enumerate(STEPS)}
+    final = {0: {"stable_rank": [1.0, 2.0, 3.0], "entropy": [1.0, 1.0, 1.0]}}  # one checkpoint: not judged
+    scans = {"m": scanned(tmp_path / "m", values), "final": scanned(tmp_path / "final", final)}
     config = {"settings": {"models": {"m": None, "final": "main"}}}
     with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES) as writer:
-        for n, step in enumerate(STEPS):
-            values = {"stable_rank": [bottom[n], 70.0, top[n]], "entropy": [2.0, 2.0, 2.0]}
-            writer.write(step, values, model="m")
-        writer.write(0, {"stable_rank": [1.0, 2.0, 3.0], "entropy": [1.0, 1.0, 1.0]}, model="final")  # not judged
+        for model, scan in scans.items():
+            writer.refer(Run(scan.path), list(fig7.GAUGES), model=model)
     run = Run(tmp_path / "run")
     found = fig7.judge(run)
     assert found.verdict == verdict
@@ -66,39 +85,8 @@ def test_end_to_end_from_files(tmp_path, monkeypatch):
     assert joma.Run(scans[0]).done
 
 
-def scanned(steps, gauges=("stable_rank", "entropy"), same=None):
-    """A scan's table of two layers, and where weights are another step's."""
-    import pandas as pd
-
-    rows = [
-        {"step": step, "checkpoint": f"step{step}", "layer": layer, "gauge": gauge, "value": 1.0 + layer + step,
-         "same_as": (same or {}).get(step, "")}
-        for step in steps for gauge in gauges for layer in range(2)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-class Fake:
-    """A scan that is done."""
-
-    def __init__(self, frame, status):
-        self._frame, self._status = frame, status
-        self.failed = [name for name, how in status.items() if how != "ok"]
-
-    def frame(self):
-        return self._frame
-
-    def status(self):
-        return self._status
-
-    def checkpoints(self):
-        import pandas as pd
-
-        return pd.DataFrame({"note": ["why"] * len(self._status)})
-
-
-def exhibit(tmp_path, monkeypatch, fake):
-    monkeypatch.setattr("joma._scan.scan.scan", lambda *args, **options: fake)
+def exhibit(tmp_path, monkeypatch, scan):
+    monkeypatch.setattr("joma._scan.scan.scan", lambda *args, **options: scan)
     settings = {"models": {"m": "all"}, "data": "pydoc", "tokens": 8, "length": 4}
     config = {"settings": settings}
     with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES) as writer:
@@ -107,21 +95,31 @@ def exhibit(tmp_path, monkeypatch, fake):
 
 
 def test_checkpoints_with_the_weights_of_another_step_are_left_out_and_told(tmp_path, monkeypatch):
-    same = {1: "step4, step8", 4: "step1, step8", 8: "step1, step4"}  # two branches serve the final weights
-    steps = [0, 1, 2, 4, 6, 8]
-    fake = Fake(scanned(steps, same=same), dict.fromkeys([f"step{n}" for n in steps], "ok"))
-    run = exhibit(tmp_path, monkeypatch, fake)
-    assert sorted(set(run.frame().step)) == [0, 2, 6, 8]
+    digests = dict.fromkeys([1, 4, 8], "final weights")  # two branches serve the final weights
+    run = exhibit(tmp_path, monkeypatch, scanned(tmp_path / "scan", rising([0, 1, 2, 4, 6, 8]), digests))
+    assert sorted(set(fig7.table(run)[0].step)) == [0, 2, 6, 8]
     assert "step1, step4 of m" in fig7.judge(run).summary
 
 
 def test_a_model_without_entropy_is_judged_by_its_stable_rank(tmp_path, monkeypatch):
-    fake = Fake(scanned([0, 1, 2, 4], gauges=("stable_rank",)), {f"step{n}": "partly" for n in (0, 1, 2, 4)})
-    run = exhibit(tmp_path, monkeypatch, fake)
+    scan = scanned(tmp_path / "scan", rising([0, 1, 2, 4], ["stable_rank"]), status="partly")
+    run = exhibit(tmp_path, monkeypatch, scan)
     assert "entropy of the top layer could not be measured" in fig7.judge(run).summary
     fig7.draw(run).to_dict()
 
 
 def test_a_model_of_which_all_failed_ends_the_exhibit(tmp_path, monkeypatch):
+    scan = scanned(tmp_path / "scan", {0: {}, 1: {}}, status="failed")
     with pytest.raises(ValueError, match="nothing of m could be measured: why"):
-        exhibit(tmp_path, monkeypatch, Fake(scanned([0]), {"step0": "failed", "step1": "failed"}))
+        exhibit(tmp_path, monkeypatch, scan)
+
+
+def test_a_checkpoint_that_was_measured_twice_counts_once(tmp_path, monkeypatch):
+    scan = scanned(tmp_path / "scan", rising([0, 1, 2]))
+    with RunWriter.resume(scan.path, {}) as writer:
+        facts = {"checkpoint": "step1", "status": "ok", "note": None, "digest": "weights of 1"}
+        writer.write(1, {"stable_rank": [7.0, 8.0], "bytes_read": 1}, **facts)
+    frame, _ = fig7.table(exhibit(tmp_path, monkeypatch, scan))
+    ranks = frame[(frame.gauge == "stable_rank") & (frame.step == 1)].set_index("layer").value
+    assert ranks.to_dict() == {0: 7.0, 1: 8.0}
+    assert frame[frame.gauge == "entropy"].value.tolist() == [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]  # means over both heads

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import altair as alt
@@ -20,9 +21,8 @@ from rich.console import Console
 from joma import Run
 from joma._exhibits import EXHIBITS, get
 from joma._exhibits.base import Exhibit, Experiment, Judgement, Outcome
-from joma._exhibits.runner import Job, Reproduction, Runner, stored_claims, time_left
-from joma._jobs import engines
-from joma._jobs.engines import Task, work
+from joma._exhibits.runner import Entry, Reproduction, Runner, stored_claims, time_left
+from joma._jobs import InProcess
 from joma._report.page import write_report
 from joma._run import RunError, write_json
 from joma.cli import main
@@ -74,7 +74,7 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
     ended = []
     found = Runner(exhibits, out=tmp_path, jobs=2, finished=ended.append).run()
     assert [outcome.exhibit.id for outcome in found.outcomes] == ["broken", "killed", "good", "fine"]
-    assert {job.id for job in ended} == {"broken", "killed", "good", "fine"}
+    assert {entry.id for entry in ended} == {"broken", "killed", "good", "fine"}
     assert not found.ok
     broken, killed, good, fine = found.outcomes
     assert broken.error == "ZeroDivisionError: no <number>"
@@ -98,11 +98,10 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
     assert metrics(other) == metrics(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # Ray's
 def test_on_ray(ray_cluster, tmp_path):
     shown = []
     found = Runner(
-        get(["fig3"]), out=tmp_path, engine="ray", jobs=1, show=lambda jobs, left: shown.append(jobs[0].state)
+        get(["fig3"]), out=tmp_path, engine="ray", jobs=1, show=lambda entries, left: shown.append(entries[0].state)
     ).run()
     assert found.ok
     assert found.outcomes[0].verdict.verdict == "holds"
@@ -133,7 +132,7 @@ def test_a_missing_ray_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("which", ["out", "report"])
 @pytest.mark.parametrize("fault", ["a file", "no room", "read-only", "almost full"])
 def test_a_bad_folder_is_refused_before_any_work(which, fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(Runner, "_loop", lambda *args: pytest.fail("work was begun"))
+    monkeypatch.setattr(Runner, "_make", lambda *args: pytest.fail("work was begun"))
     folder, message = tmp_path / "there", {"a file": "Not a directory", "no room": "No space left on device"}.get(fault)
     if fault == "a file":
         (tmp_path / "file").touch()
@@ -176,19 +175,7 @@ def test_claims_are_checked_once_and_again_when_something_changed(tmp_path, monk
     some = [Claim(id=id, check=check, **CLAIM) for id in ("A", "B")]
     monkeypatch.setattr(registry, "claims", lambda: tuple(some))
 
-    class Here:  # an engine without processes
-        workers = 1
-
-        def start(self, task):
-            self.todo = task
-
-        def events(self, timeout):
-            return [engines.Event("claims", "done", value=work(self.todo, lambda share, what: None))]
-
-        def stop(self):
-            pass
-
-    monkeypatch.setattr(Runner, "_engine", lambda self: Here())
+    monkeypatch.setattr(Runner, "_engine", lambda self: nullcontext(InProcess()))
     for expected in (4, 0):
         checked.clear()
         found = Runner([], out=tmp_path, claims=True).run()
@@ -237,19 +224,21 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
     assert (out / "report.html").exists()
 
 
-def job(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, what="at it"):
-    return Job(Task(fakes(id)[0], "quick", None, 0, False), expected, state, share, what, started, seconds, "holds")
+def entry(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, what="at it"):
+    return Entry(fakes(id)[0], expected, state, share, what, started, seconds, "holds")
 
 
 def test_time_left():
-    assert time_left([job("a", 10), job("b", 6), job("c", 5)], 2, 0.0) == 11  # b and c share a worker
-    assert time_left([job("a", 10), job("b", 6), job("c", 5)], 1, 0.0) == 21
-    assert time_left([job("a", 10, "running")], 1, 4.0) == 6
-    assert time_left([job("a", 10, "running")], 1, 40.0) == 0
-    assert time_left([job("a", 10, "done", seconds=20), job("b", 5)], 1, 0.0) == 10  # this machine is half as fast
-    assert time_left([job("a", 8, "running", share=0.5)], 1, 4.0) == 4  # just as expected
-    assert time_left([job("a", 8, "running", share=0.5)], 1, 40.0) == 30  # half of what lies between 40 (spent) and 80
-    assert time_left([job("a", 8, "done")], 2, 0.0) == 0
+    assert time_left([entry("a", 10), entry("b", 6), entry("c", 5)], 2, 0.0) == 11  # b and c share a worker
+    assert time_left([entry("a", 10), entry("b", 6), entry("c", 5)], 1, 0.0) == 21
+    assert time_left([entry("a", 10, "running")], 1, 4.0) == 6
+    assert time_left([entry("a", 10, "running")], 1, 40.0) == 0
+    assert time_left([entry("a", 10, "done", seconds=20), entry("b", 5)], 1, 0.0) == 10  # this machine is half as fast
+    assert time_left([entry("a", 8, "running", share=0.5)], 1, 4.0) == 4  # just as expected
+    assert (
+        time_left([entry("a", 8, "running", share=0.5)], 1, 40.0) == 30
+    )  # half of what lies between 40 (spent) and 80
+    assert time_left([entry("a", 8, "done")], 2, 0.0) == 0
 
 
 def printed(width, what, **options):
@@ -289,15 +278,15 @@ def test_the_last_table_is_readable_at_any_width(width):
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_the_live_table_has_a_line_a_job(width):
-    jobs = [
-        job("fig3", 5),
-        job("parameterised", 5, "running", 0.43),
-        job("fig9", 5, "done", seconds=3, what="words " * 40),
+def test_the_live_table_has_one_line_per_entry(width):
+    entries = [
+        entry("fig3", 5),
+        entry("parameterised", 5, "running", 0.43),
+        entry("fig9", 5, "done", seconds=3, what="words " * 40),
     ]
-    text = printed(width, lambda console: console.print(reproduce_command.live_table(jobs, 75.0, 9.0)))
+    text = printed(width, lambda console: console.print(reproduce_command.live_table(entries, 75.0, 9.0)))
     lines = text.splitlines()
-    assert len(lines) == len(jobs) + 2
+    assert len(lines) == len(entries) + 2
     assert max(map(len, lines)) <= width
     assert [line.split()[0] for line in lines[:3]] == ["fig3", "parameterised", "fig9"]
     assert "waiting" in lines[0]
@@ -320,7 +309,7 @@ def test_a_pipe_gets_a_plain_line_for_each_and_a_terminal_a_live_table(terminal,
     runner = Runner([])
     with reproduce_command._shown(runner):
         for state in ("running", "done"):
-            now = job("fig3", 5, state, started=time.monotonic(), seconds=3.0)
+            now = entry("fig3", 5, state, started=time.monotonic(), seconds=3.0)
             runner.show([now], 1.0)
         runner.finished(now)
     assert ("\x1b[" in err.getvalue()) == terminal
@@ -335,6 +324,6 @@ def test_times(tmp_path):
     ]  # fmt: skip
     write_json(tmp_path / "times.json", {"quick": {"good": 1234.5}})
     seen = []
-    Runner(fakes("good"), out=tmp_path, jobs=1, show=lambda jobs, left: seen.append(left)).run()
+    Runner(fakes("good"), out=tmp_path, jobs=1, show=lambda entries, left: seen.append(left)).run()
     assert 1000 < seen[0] <= 1234.5  # as long as the last time
     assert seen[-1] == 0

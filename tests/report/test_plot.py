@@ -201,3 +201,11 @@ def test_an_exhibit_is_drawn_from_its_run(tmp_path):
     before = json.loads((path / "figure.json").read_text())
     plot(path, tmp_path / "again")
     assert json.loads((tmp_path / "again/figure.json").read_text()) == before
+
+
+def test_the_numbers_as_a_table_beside_the_picture(tmp_path):
+    path = tmp_path / "run"
+    write_run(path, [1, 2, 3])
+    done = CliRunner().invoke(app, ["plot", str(path), "--csv", str(tmp_path / "numbers.csv")])
+    assert done.exit_code == 0, done.output
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "numbers.csv"), Run(path).frame(), check_dtype=False)

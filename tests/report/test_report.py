@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -24,13 +25,14 @@ from joma._figures import specification
 from joma._figures.compare import MEAN
 from joma._figures.compare import draw as compare
 from joma._figures.interactive import interactive
-from joma._jobs import engines
+from joma._jobs import InProcess
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
 from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
-from joma._run import Run, RunError
+from joma._run import Run, RunError, RunWriter
+from joma._run.curve import ENTROPY
 from joma.cli import app, main
 from joma.theory import claims as registry
 from joma.theory.claims import Claim, claims
@@ -142,6 +144,36 @@ def test_embedded_files_are_the_run(page, runs):
     pd.testing.assert_frame_equal(rows, Run(runs[1]).frame(), check_dtype=False)
     assert unpacked(page, "plain-pdf").startswith(b"%PDF")
     assert ET.fromstring(unpacked(page, "plain-svg")).tag.endswith("svg")
+
+
+def test_the_page_tells_what_each_layer_did_and_by_which_rule(page, tmp_path):
+    assert "What each layer did" in page
+    assert "<dt>attention entropy (nats), layer 1</dt><dd>12.50 → 12.50 (step 1) → 14.50: flat</dd>" in page
+    assert f"<dd>{ENTROPY.smoothed()}{ENTROPY}</dd>" in page
+    axes = {"entropy": ["layer"], "phase": ["layer"]}
+    with RunWriter.create(tmp_path / "run", kind="train", config={}, axes=axes) as w:
+        w.note(phases=["dense", "collapsed"])
+        for step, entropy in enumerate([2.0, 2.0, 1.0, 0.0, 0.0, 0.0]):
+            w.write(step, {"entropy": [entropy, 2 - entropy], "phase": [int(entropy == 0), 0]})
+    text = report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "(step 3) → 0.00: collapse</dd>" in text
+    assert "2.00: flat</dd>" in text
+
+
+def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missing(tmp_path, monkeypatch):
+    exhibit = get(["fig3"])[0]
+    folder = reproduce(exhibit, out=tmp_path).path
+    member = watch_run(tmp_path / "fig3-runs", "member")
+    info = json.loads((folder / "run.json").read_text())
+    info["runs"] = [{"path": "../fig3-runs", "gauges": ["loss"], "columns": {}}]
+    (folder / "run.json").write_text(json.dumps(info))
+    assert reproduce(exhibit, out=tmp_path).fresh is False
+    shutil.move(member, tmp_path / "elsewhere")
+    text = report([folder], tmp_path / "page.html").read_text()
+    assert "There is no table of the numbers" in text
+    assert 'id="fig3-svg"' in text
+    assert 'id="fig3-csv"' not in text
+    assert reproduce(exhibit, out=tmp_path).fresh  # what has lost its runs is made again
 
 
 def test_runs_over_each_other_show_the_mean_of_heads_and_layers(runs):
@@ -311,24 +343,6 @@ def test_everything_that_can_be_embedded_stays_under_15_mb(page):
     assert len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6  # and the claims take less than half a megabyte
 
 
-class Here:
-    """An engine without processes."""
-
-    workers = 1
-
-    def start(self, task):
-        self.todo = task
-
-    def events(self, timeout):
-        try:
-            return [engines.Event(self.todo.id, "done", value=engines.work(self.todo, lambda share, what: None))]
-        except Exception as error:
-            return [engines.Event(self.todo.id, "failed", text=f"{type(error).__name__}: {error}", details="where")]
-
-    def stop(self):
-        pass
-
-
 @pytest.fixture(scope="module")
 def fig3(tmp_path_factory):
     return reproduce(get(["fig3"])[0], out=tmp_path_factory.mktemp("made")).path
@@ -337,7 +351,7 @@ def fig3(tmp_path_factory):
 @pytest.fixture
 def made(tmp_path, fig3, monkeypatch):
     """A folder with fig3, an engine that works here, and three claims: good, accepting its control, and broken."""
-    monkeypatch.setattr(Runner, "_engine", lambda self: Here())
+    monkeypatch.setattr(Runner, "_engine", lambda self: nullcontext(InProcess()))
     common = {"source": "", "statement": "s", "measures": "", "control": "", "tolerance": 0.5}
     checks = {
         "T1": lambda variant: np.inf if variant == "control" else 0.0,

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma._run.curve import CHECKPOINTS, ENTROPY, EXACT, ONLINE, RANK, Rule, describe
+from joma._run.curve import CHECKPOINTS, ENTROPY, EXACT, ONLINE, RANK, Rule, describe, describe_all
 from joma._watch.phases import Phase
 
 RULES = [ENTROPY, RANK, ONLINE, *CHECKPOINTS.values(), EXACT]
@@ -151,3 +152,18 @@ def test_the_guide_tells_the_rule_of_the_phases():
     guide = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
     assert f"entropy fell by {ONLINE.fall} below its peak" in guide
     assert f"entropy rose by {ONLINE.rise.replace('the dip', 'the deepest dip so far')} above its trough" in guide
+
+
+def test_all_curves_of_a_table_are_those_of_its_means_over_heads():
+    down, up = planted(2.5, 1.5, 2.0), planted(2.5, 1.5, 1.5)
+    rows = [
+        {"step": n, "layer": layer, "head": head, "value": line[n] + shift}
+        for n in range(len(down))
+        for layer, line in enumerate((down, up))
+        for head, shift in enumerate((-0.25, 0.25))
+    ]
+    table = pd.DataFrame([*rows, {"step": 0, "layer": 2, "head": 0, "value": np.nan}])
+    steps = np.arange(len(down))
+    expected = {(0,): describe(steps, down, ENTROPY), (1,): describe(steps, up, ENTROPY, collapsed=True)}
+    assert describe_all(table, ENTROPY, collapsed=[(1,)]) == expected
+    assert [curve.pattern for curve in expected.values()] == ["dip and bounce", "collapse"]

@@ -1,12 +1,10 @@
-"""What checkpoints of the wild do: experts, scales, other shapes, shared caches, killed scans and workers."""
+"""What checkpoints of the wild do: experts, scales, other shapes, shared caches, killed scans."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -288,21 +286,6 @@ def test_the_last_line_counts_what_was_asked_for(tmp_path, monkeypatch):
     good = run(app, ["scan", "series", "--revisions", "step-1"])
     assert good.output.strip().splitlines()[-1] == "1 checkpoint: 0 failed"
     assert good.exit_code == 0
-
-
-def test_a_worker_that_dies_takes_one_checkpoint_with_it(monkeypatch):
-    import joma._scan.scan as module
-
-    def killer(checkpoint, request):  # stands in for `measure`
-        if checkpoint.name == "bad":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return SimpleNamespace(checkpoint=checkpoint, status="ok", note="")
-
-    monkeypatch.setattr(module, "measure", killer)
-    asked = [SimpleNamespace(name=name) for name in ("a", "bad", "b", "c")]
-    rows = {row.checkpoint.name: row for row in module._processes(asked, None, 2)}
-    assert {name: row.status for name, row in rows.items()} == {"a": "ok", "bad": "failed", "b": "ok", "c": "ok"}
-    assert "the process that measured it died" in rows["bad"].note
 
 
 def test_without_ray_it_is_told_how_to_get_it(tmp_path, monkeypatch):

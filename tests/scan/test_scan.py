@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.jobs import calls
 from tests.scan.models import D, H, lower, model, save, stable_rank
 
 import joma
+from joma._jobs import cluster, local
+from joma._scan import scan as module
 from joma._scan.scan import Scan
 
 STEPS = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *range(1000, 10_000, 1000)]  # 20
@@ -265,22 +269,41 @@ def test_bad_options(options, message, bare):
         joma.scan(str(bare), **options)
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of Ray
-def test_ray_gives_the_same_rows(ray_cluster, bare, whole, tmp_path):
-    the_same_rows("ray", bare, whole, tmp_path)
+@pytest.fixture(params=["processes", "ray"])
+def engine(request):
+    """With warnings as errors, as everywhere in these tests."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
 
 
-def test_loky_gives_the_same_rows(bare, whole, tmp_path):
-    the_same_rows("loky", bare, whole, tmp_path)
-
-
-def the_same_rows(engine, bare, whole, tmp_path):
-    scan = joma.scan(str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine)
-    assert len(scan.status()) == 4
+@pytest.mark.timeout(600)  # several processes that import torch
+def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_GROWTH", 20e6)
+    monkeypatch.setattr(cluster, "_CALLS", 2)
+    monkeypatch.setattr(module, "_measure_one", calls.measure_killed_once)
+    reported = []
+    scan = joma.scan(
+        str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
+        report=lambda done, total, what: reported.append((done, len(Scan(tmp_path / "run").status()))),
+    )  # fmt: skip
+    assert (tmp_path / "killed").read_text().count("\n") == 2  # attempts
+    processes = Counter(file.read_text() for file in tmp_path.glob("process-*"))
+    assert processes.total() == 4
+    assert max(processes.values()) <= 2
     alone = whole.frame()
     assert scan.frame().equals(alone[alone.step <= 4])
     alone = whole.checkpoints()
     assert scan.checkpoints().equals(alone[alone.step <= 4])
+    assert {done for done, _ in reported} == set(range(5))
+    assert all(done == stored for done, stored in reported)  # each row is written before the next is waited for
+
+
+def test_a_worker_that_always_dies_takes_one_checkpoint_with_it(bare, monkeypatch):
+    monkeypatch.setattr(module, "_measure_one", calls.measure_killed)
+    table = joma.scan(str(bare), revisions="0..2", workers=2).checkpoints().set_index("step")
+    assert table.status.to_dict() == {0: "ok", 1: "failed", 2: "ok"}
+    assert table.note[1].startswith("the process that measured it died: its process was killed (SIGKILL)")
 
 
 def test_picture_has_a_log_axis_with_step_0(whole):

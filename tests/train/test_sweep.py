@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from tests.jobs import calls
 
 import joma
 from joma._jobs.machine import threads
 from joma._run import RunError, RunWriter
-from joma._run.folder import LOCK
+from joma._train import sweep as sweeps
 from joma._train.settings import Settings
 from joma._train.step import Stepper
-from joma._train.sweep import Outcome, grid, status, sweep
+from joma._train.sweep import grid, status, sweep
 from joma.cli import main
 from joma.cli.train import _values
 
@@ -98,28 +94,13 @@ def test_an_interrupted_sweep_goes_on(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed=0", "seed=1"]
 
 
-@pytest.mark.parametrize("marked", [True, False])  # a worker may die before it has begun a run
-def test_deaths_are_counted_by_run(marked, tmp_path, monkeypatch):
-    class TerminatedWorkerError(Exception):
-        pass
-
-    unlucky = {"seed=1": 1, "seed=2": 1, "seed=3": 99, "seed=4": 2} if marked else {"seed=4": 99}
-
-    def one_worker(runs, out, *_):
-        for name in runs:
-            (out / ".running").mkdir(parents=True, exist_ok=True)
-            if unlucky.get(name, 0) > 0:
-                unlucky[name] -= 1
-                if marked:
-                    (out / ".running" / name).touch()
-                raise TerminatedWorkerError
-            yield name, Outcome(out / name, "done")
-
-    monkeypatch.setattr("joma._train.sweep._parallel", one_worker)
-    found = sweep(grid(TINY, {"seed": [*range(6)]}), tmp_path)
-    failed = {o.path.name: o.reason for o in found if o.status == "failed"}
-    assert list(failed) == (["seed=3"] if marked else ["seed=4", "seed=5"])
-    assert "died 3 times (TerminatedWorkerError)" in failed.popitem()[1]
+def test_a_run_whose_worker_always_dies_is_given_up_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps, "_train_one", calls.train_killed)
+    runs = grid(TINY, {"seed": [0]})
+    (end,) = sweep(runs, tmp_path / "out", workers=2)
+    assert end.status == "failed"
+    assert end.reason.startswith("its process was killed (SIGKILL)")
+    assert (tmp_path / "attempts").read_text().count("\n") == 3
 
 
 def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
@@ -148,7 +129,7 @@ def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
 def test_a_sweep(tmp_path):
     runs = grid(TINY, {"seed": [0, 1], "lr": [1e-3, 1e18], "clip": [0.0]})
     reported = []
-    outcomes = sweep(runs, tmp_path, workers=2, report=lambda outcome, n, total: reported.append((n, total)))
+    outcomes = sweep(runs, tmp_path, workers=2, report=lambda end, n, total: reported.append((n, total)))
     assert [o.status for o in outcomes] == ["done", "diverged", "done", "diverged"]
     assert reported == [(n, 4) for n in range(1, 5)]
     table = status(tmp_path)
@@ -171,48 +152,31 @@ def test_a_failed_run_is_reported_and_can_be_retried(tmp_path):
     assert [o.status for o in sweep(runs, tmp_path / "out", retry=True)] == ["done", "done"]
 
 
-def kill_one_worker(folder: Path, killed: list[int]) -> None:
-    """SIGKILL the process that holds the lock of some run, once it has a checkpoint."""
-    for _ in range(2400):
-        time.sleep(0.05)
-        for lock in folder.glob(f"*/{LOCK}"):
-            try:
-                pid = int(lock.read_text().split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if pid != os.getpid() and any((lock.parent / "checkpoints").glob("step-*")):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-                return
+@pytest.fixture(params=["processes", "ray"])
+def engine(request):
+    """With warnings as errors, as everywhere in these tests."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of Ray and of the dying pool
-def test_a_killed_worker_loses_no_run(tmp_path):
-    sweep_with_a_killed_worker("loky", tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore::Warning")
-def test_a_killed_worker_of_ray_loses_no_run(ray_cluster, tmp_path):
-    sweep_with_a_killed_worker("ray", tmp_path)
-
-
-def sweep_with_a_killed_worker(engine, tmp_path):
-    runs = grid(TINY, {"seed": [0, 1, 2], "steps": [240]})
+@pytest.mark.timeout(600)  # three processes that import torch, on Ray one after the other
+def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps, "_train_one", calls.train_killed_once)
+    runs = grid(replace(TINY, steps=40), {"seed": [0, 1]})
+    ends = sweep(runs, tmp_path / "out", workers=2, engine=engine, checkpoint_every=20)
+    assert (tmp_path / "killed").read_text().count("\n") > 1  # it was killed, and went on
+    assert [end.status for end in ends] == ["done"] * 2
+    processes = (tmp_path / "processes").read_text().split()
+    assert len(processes) == len(set(processes)) == 3  # each attempt in one of its own
+    monkeypatch.undo()
     alone = sweep({"alone": runs["seed=1"]}, tmp_path)[0]
-    killed: list[int] = []
-    killer = threading.Thread(target=kill_one_worker, args=(tmp_path / "out", killed), daemon=True)
-    killer.start()
-    outcomes = sweep(runs, tmp_path / "out", workers=2, engine=engine, checkpoint_every=20)
-    killer.join(timeout=1)
-    assert killed
-    assert not (tmp_path / "out/.running").exists()
-    assert [o.status for o in outcomes] == ["done"] * 3
-    mine, other = (
+    whole, resumed = (
         [row for row in joma.Run(path).rows() if row["gauge"] == "loss"]
         for path in (alone.path, tmp_path / "out/seed=1")
     )
-    assert [row["step"] for row in mine] == [row["step"] for row in other]  # nothing lost, nothing twice
-    assert [row["value"] for row in mine] == pytest.approx([row["value"] for row in other], rel=1e-4)
+    assert [row["step"] for row in whole] == [row["step"] for row in resumed]  # nothing lost, nothing twice
+    assert [row["value"] for row in whole] == pytest.approx([row["value"] for row in resumed], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
-from joma._run.curve import ENTROPY, RANK, Curve, describe
+from joma._run.curve import TRAINING, Curve, describe_all
 from joma._watch.phases import PHASES
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
-RULES = {"entropy": ENTROPY, "stable_rank": RANK}
 
 
 def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed: int, progress: Progress) -> None:
@@ -66,21 +65,19 @@ def measured(run: Run, gauge: str, data: str) -> pd.DataFrame:
 
 def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float, int], Curve]:
     """(layers, lr, layer) -> what the gauge did; only entropy can collapse."""
-    phases = measured(run, "phase", data).sort_values("step").groupby(["layers", "lr", "layer"]).value.last().to_dict()
-    found = {}
-    for key, group in measured(run, gauge, data).groupby(["layers", "lr", "layer"], sort=True):
-        layers, lr, layer = cast(tuple[int, float, int], key)
-        over = gauge == "entropy" and PHASES[int(phases[key])] == "collapsed"
-        found[int(layers), float(lr), int(layer)] = describe(group.step, group.value, RULES[gauge], collapsed=over)
-    return found
+    by = ["layers", "lr", "layer"]
+    phases = measured(run, "phase", data).sort_values("step").groupby(by).value.last()
+    collapsed = phases[phases == PHASES.index("collapsed")].index if gauge == "entropy" else ()
+    by_key = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
+    return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()}
 
 
 def rank_story(run: Run, data: str) -> tuple[str, dict[str, Any]]:
     """The stable rank of the lower MLPs: where it fell and rose again, in words and numbers."""
-    found = curves(run, data, "stable_rank")
-    done = [c for c in found.values() if c.bounced]
-    words = f"stable rank of the lower MLP falls and rises again in {len(done)} of {len(found)} layers"
-    return words, {_name(key): c.numbers() for key, c in found.items()}
+    ranks = curves(run, data, "stable_rank")
+    bounced = [c for c in ranks.values() if c.bounced]
+    words = f"stable rank of the lower MLP falls and rises again in {len(bounced)} of {len(ranks)} layers"
+    return words, {_name(key): c.numbers() for key, c in ranks.items()}
 
 
 def entropy_story(run: Run, data: str) -> dict[str, Any]:

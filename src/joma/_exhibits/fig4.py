@@ -7,7 +7,7 @@ joint   the joint exp flow of a task with v̇ = μ − v under uniform attention
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
-from joma._run.curve import EXACT, describe
+from joma._run.curve import EXACT, describe_all
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
 from joma.theory.bounce import softmax_entropy
 from joma.theory.tasks import orthogonal_regression
@@ -89,7 +89,7 @@ def draw(run: Run) -> Chart:
         right = (
             alt.Chart(
                 entropy,
-                title=alt.Title("attention entropy", subtitle="one line a draw of μ; bold: the one on the left"),
+                title=alt.Title("attention entropy", subtitle="one line per draw of μ; bold: the one on the left"),
             )
             .mark_line()
             .encode(
@@ -111,10 +111,8 @@ def draw(run: Run) -> Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    rows = []
-    for key, group in entropy.sort_values("t").groupby(["case", "draw"]):
-        curve = describe(group.t, group.value, EXACT)
-        rows.append((*cast(tuple[str, int], key), curve.start, curve.depth, curve.bounce, curve.bounced))
+    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 

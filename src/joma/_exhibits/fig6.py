@@ -36,7 +36,7 @@ RULE = (
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
-    """Train one model a corpus and depth."""
+    """Train one model per corpus and depth."""
     common = {key: settings[key] for key in ("vocabulary", "lr", "steps", "every", "threads")}
     runs = [{**common, "data": data, "layers": layers} for data in settings["data"] for layers in settings["layers"]]
     train_all(writer, "fig6", runs, seed, progress)
@@ -48,7 +48,7 @@ def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
 
 
 def draw(run: Run) -> Chart:
-    """Entropy above, stable rank below; one column a depth, one line a layer coloured by depth; a row a corpus."""
+    """Entropy above, stable rank below; one column per depth, one row per corpus, one line per layer."""
     corpora = run.info["config"]["settings"]["data"]
     rows = [_row(run, data, named=len(corpora) > 1) for data in corpora]
     return rows[0] if len(rows) == 1 else alt.vconcat(*rows)
@@ -60,8 +60,8 @@ def _row(run: Run, data: str, *, named: bool) -> alt.HConcatChart:
     columns = []
     for layers in settings["layers"]:
         loss = losses[layers, settings["lr"]]
-        beside = f" (paper {paper[layers]:.3f})" if layers in paper else ""
-        title = f"{layers} layer{'s' if layers > 1 else ''}: validation loss {loss:.3f}{beside}"
+        theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
+        title = f"{layers} layer{'s' if layers > 1 else ''}: validation loss {loss:.3f}{theirs}"
         title = f"{data}, {title}" if named else title
         panels = [
             _panel(run, data, gauge, name, layers, title if gauge == "entropy" else None)
@@ -99,26 +99,26 @@ def judge(run: Run) -> Judgement:
     settings = run.info["config"]["settings"]
     corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
     deep = [n for n in depths if n > 1]
-    bounced, whole = False, True
-    summary, told, beside = [], [], []
+    bounced, complete = False, True
+    summary, paths, losses = [], [], []
     numbers: dict[str, Any] = {}
     for data in corpora:
         name = f"{data}: " if len(corpora) > 1 else ""
-        found = curves(run, data)
-        top = {n: found[n, lr, n - 1] for n in depths}
+        layers = curves(run, data)
+        top = {n: layers[n, lr, n - 1] for n in depths}
         shown = [n for n, c in top.items() if c.bounced]
-        suppressed = [n for n in deep if found[n, lr, 0].end < top[n].end]
+        suppressed = [n for n in deep if layers[n, lr, 0].end < top[n].end]
         bounced |= bool(shown)
-        whole &= shown == depths and suppressed == deep
-        words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in found.items()]
+        complete &= shown == depths and suppressed == deep
+        words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in layers.items()]
         ranks, rank_numbers = rank_story(run, data)
         summary.append(
             f"{name}top layer dips and bounces at depths {shown or 'none'} of {depths}, bottom layer below it at "
             f"{suppressed or 'none'} of {deep}; {'; '.join(words)}; {ranks}"
         )
-        told.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
+        paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
         paper = _paper(settings, data)
-        beside += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
+        losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
         numbers[data] = {
             "entropy": entropy_story(run, data),
             "stable rank": rank_numbers,
@@ -126,12 +126,12 @@ def judge(run: Run) -> Judgement:
             "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},
         }
     return Judgement(
-        Verdict("holds" if whole else "holds under" if bounced else "fails"),
+        Verdict("holds" if complete else "holds under" if bounced else "fails"),
         RULE,
         "; ".join(summary),
         numbers,
-        measured=f"top layer, nats, by depth: {'; '.join(told)}",
-        paper="; ".join(["dips, then bounces", *beside]),
+        measured=f"top layer, nats, by depth: {'; '.join(paths)}",
+        paper="; ".join(["dips, then bounces", *losses]),
     )
 
 

@@ -7,7 +7,7 @@ format at Pythia's steps, and scanned from those files by the same code.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -16,10 +16,10 @@ from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._figures.watch import step_axis
 from joma._run import Run, RunWriter
-from joma._run.curve import CHECKPOINTS, Curve, describe
+from joma._run.curve import CHECKPOINTS, Curve, describe_all
 from joma.theory.verdict import Verdict
 
-AXES = {"entropy": ["layer"], "stable_rank": ["layer"]}
+AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
@@ -45,7 +45,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._exhibits._series import series
     from joma._scan.scan import scan
 
-    models, failures, dropped = settings["models"], {}, {}
+    models, failures = settings["models"], {}
     for n, (name, revisions) in enumerate(models.items()):
         source = name
         if name == OWN:
@@ -65,35 +65,30 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             failures[name] = f"{len(failed)} of {len(result.status())}"
             if set(result.status().values()) == {"failed"}:
                 raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
-        frame, again = distinct(result.frame())
-        if again:
-            dropped[name] = again
-        _copy(frame, writer, name)
+        writer.refer(Run(result.path), tuple(GAUGES), model=name)
     if failures:
         writer.note(failures=failures)
-    if dropped:
-        writer.note(duplicates=dropped)
 
 
-def distinct(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """A scan's table without checkpoints that have the weights of a later step, and their names."""
-    order = list(dict.fromkeys(frame.sort_values("step", kind="stable").checkpoint))
-    same = frame.drop_duplicates("checkpoint").set_index("checkpoint").same_as
-    later = {name: order[n + 1 :] for n, name in enumerate(order)}
-    again = [name for name in order if set(same[name].split(", ")) & set(later[name])]
-    return frame[~frame.checkpoint.isin(again)], again
+def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
+    """model, gauge, layer, step, value: means over heads; and per model, the checkpoints that are left out of it.
 
+    These are checkpoints that have the weights of a later step.
+    """
+    from joma._scan.scan import settled
 
-def _copy(frame: pd.DataFrame, writer: RunWriter, model: str) -> None:
-    means = frame.groupby(["step", "gauge", "layer"], as_index=False).value.mean()
-    for step, rows in means.groupby("step"):
-        values = {str(gauge): group.value.to_numpy() for gauge, group in rows.groupby("gauge")}
-        writer.write(int(cast(int, step)), values, model=model)
+    frame = settled(run.frame(), "model")
+    points = frame.drop_duplicates(["model", "checkpoint"]).sort_values("step", kind="stable")
+    copies = points[points.digest.notna() & points.duplicated(["model", "digest"], keep="last")]
+    dropped = {str(model): list(rows.checkpoint) for model, rows in copies.groupby("model", sort=False)}
+    for model, names in dropped.items():
+        frame = frame[(frame.model != model) | ~frame.checkpoint.isin(names)]
+    return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped
 
 
 def draw(run: Run) -> Chart:
-    """Stable rank above, entropy below; one column a model, one line a layer coloured by depth."""
-    frame = run.frame()
+    """Stable rank above, entropy below; one column per model, one line per layer coloured by depth."""
+    frame, _ = table(run)
     columns = []
     for model in run.info["config"]["settings"]["models"]:
         rows = frame[frame.model == model]
@@ -129,28 +124,29 @@ def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
     return chart.properties(title=title) if title else chart
 
 
-def shapes(run: Run) -> dict[tuple[str, str, int], Curve]:
-    """(model, gauge, layer) -> what its curve did; models of one checkpoint have none."""
-    frame = run.frame()
-    found = {}
-    for key, rows in frame.groupby(["model", "gauge", "layer"], sort=False):
-        model, gauge, layer = cast(tuple[str, str, int], key)
-        rows = rows.sort_values("step")
-        if len(rows) >= 3:
-            found[model, gauge, int(layer)] = describe(rows.step, rows.value, CHECKPOINTS[gauge])
-    return found
+def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
+    """(model, gauge, layer) -> what its curve did; models of fewer than three checkpoints have none."""
+    long = frame[frame.groupby(["model", "gauge", "layer"]).step.transform("count") >= 3]
+    curves = {
+        (model, gauge, int(layer)): curve
+        for gauge, rule in CHECKPOINTS.items()
+        for (model, layer), curve in describe_all(long[long.gauge == gauge], rule, ["model", "layer"]).items()
+    }
+    models = list(dict.fromkeys(frame.model))
+    return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))
 
 
 def judge(run: Run) -> Judgement:
     """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
-    found = shapes(run)
-    models = list(dict.fromkeys(model for model, gauge, _ in found if gauge == "stable_rank"))
+    frame, dropped = table(run)
+    curves = shapes(frame)
+    models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
     words, bounced, suppressed = [], [], []
     for model in models:
-        layers = [layer for name, gauge, layer in found if (name, gauge) == (model, "stable_rank")]
-        top, bottom = (found[model, "stable_rank", pick(layers)] for pick in (max, min))
-        attended = [layer for name, gauge, layer in found if (name, gauge) == (model, "entropy")]
-        attends = found[model, "entropy", max(attended)] if attended else None
+        layers = [layer for name, gauge, layer in curves if (name, gauge) == (model, "stable_rank")]
+        top, bottom = (curves[model, "stable_rank", pick(layers)] for pick in (max, min))
+        attended = [layer for name, gauge, layer in curves if (name, gauge) == (model, "entropy")]
+        attends = curves[model, "entropy", max(attended)] if attended else None
         bounced += [model] * top.bounced
         suppressed += [model] * (bottom.dipped and not bottom.bounced)
         words.append(
@@ -158,15 +154,15 @@ def judge(run: Run) -> Judgement:
             f"({bottom.pattern}), entropy of the top layer "
             + (f"{_path(attends)} ({attends.pattern})" if attends else "could not be measured")
         )
-    whole = bounced == models and suppressed == models
-    verdict = "holds" if models and whole else "holds under" if bounced else "fails"
+    complete = bounced == models and suppressed == models
+    verdict = "holds" if models and complete else "holds under" if bounced else "fails"
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
-    if dropped := run.info.get("duplicates"):
-        told = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
-        words.append(f"left out, since a later checkpoint has the same weights: {told}")
-    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in found.items()}
-    tops = {m: found[m, "stable_rank", max(n for k, g, n in found if (k, g) == (m, "stable_rank"))] for m in models}
+    if dropped:
+        copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
+        words.append(f"left out, since a later checkpoint has the same weights: {copies}")
+    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in curves.items()}
+    tops = {m: curves[m, "stable_rank", max(n for k, g, n in curves if (k, g) == (m, "stable_rank"))] for m in models}
     measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
     return Judgement(
         Verdict(verdict), RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)"

@@ -29,13 +29,13 @@ RULE = (
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
-    """Train one model a learning rate."""
+    """Train one model per learning rate."""
     common = {key: settings[key] for key in ("data", "vocabulary", "layers", "steps", "every", "threads")}
     train_all(writer, "fig8", [{**common, "lr": lr} for lr in settings["lr"]], seed, progress)
 
 
 def draw(run: Run) -> Chart:
-    """One panel a learning rate, its best validation loss in the title."""
+    """One panel per learning rate, its best validation loss in the title."""
     data, layers = (run.info["config"]["settings"][name] for name in ("data", "layers"))
     frame, losses = measured(run, "entropy", data), best_loss(run, data)
 
@@ -59,15 +59,15 @@ def draw(run: Run) -> Chart:
 def judge(run: Run) -> Judgement:
     """Do the patterns that match the theory give the lowest loss?"""
     data = run.info["config"]["settings"]["data"]
-    found, losses = curves(run, data), best_loss(run, data)
-    matches = {key: found[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
+    layers, losses = curves(run, data), best_loss(run, data)
+    matches = {key: layers[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
     best = min(losses, key=lambda key: losses[key])
     with_, without = ([losses[key] for key in losses if matches[key] is which] for which in (True, False))
     apart = not without or (with_ and max(with_) < min(without))
     verdict = "fails" if not matches[best] else "holds" if apart else "holds under"
     words = [
         f"lr {lr:g}: {losses[n, lr]:.3f}, "
-        + ", ".join(c.pattern for (m, r, _), c in found.items() if (m, r) == (n, lr))
+        + ", ".join(c.pattern for (m, r, _), c in layers.items() if (m, r) == (n, lr))
         for n, lr in losses
     ]
     ranks, rank_numbers = rank_story(run, data)
@@ -77,7 +77,7 @@ def judge(run: Run) -> Judgement:
         "entropy": entropy_story(run, data),
         "stable rank": rank_numbers,
     }
-    pattern = found[*best, best[0] - 1].pattern
+    pattern = layers[*best, best[0] - 1].pattern
     return Judgement(
         Verdict(verdict),
         RULE,

@@ -6,18 +6,20 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._exhibits.base import Exhibit, Outcome, check_output, ready
-from joma._jobs.engines import Cluster, Engine, Event, Processes, Task
+from joma._exhibits.base import Exhibit, Outcome, check_output, ready, reproduce
+from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._run import tidy, write_atomic, write_json
 
 if TYPE_CHECKING:
     from joma.theory.claims import Result
 
-ENGINES = ("processes", "ray")
+CLAIMS = "claims"
 # seconds at the quick preset on one slow core: what to begin with, and when it will end, until there are measured ones
 SECONDS = {
     "fig8": 190.0, "fig6": 130.0, "claims": 60.0, "table1": 22.0, "orthogonality": 20.0, "parameterised": 20.0,
@@ -26,13 +28,15 @@ SECONDS = {
 }  # fmt: skip
 _OTHERS = {"quick": 60.0, "laptop": 600.0, "paper": 3600.0}  # of exhibits without a measured time
 _TIMES = "times.json"
+# imported once, in the process that those of the exhibits are forked from
+_PRELOAD = ("torch", "pandas", "altair", "vl_convert", "scipy.integrate", "scipy.stats", "joma._figures.style")
 
 
 @dataclass
-class Job:
-    """One piece of work and how it stands."""
+class Entry:
+    """One line of the table: an exhibit, or all claims, and how it stands."""
 
-    task: Task
+    exhibit: Exhibit | None  # None: the claims
     expected: float  # seconds
     state: str = "waiting"  # running, done, failed
     share: float = 0.0
@@ -45,7 +49,7 @@ class Job:
     @property
     def id(self) -> str:
         """The exhibit's, or "claims"."""
-        return self.task.id
+        return self.exhibit.id if self.exhibit else CLAIMS
 
 
 @dataclass
@@ -75,8 +79,8 @@ class Runner:
         jobs: how many at a time; as many as there are cores by default.
         engine: "processes" (on this machine) or "ray".
         address: of a Ray cluster; a local one is started without.
-        show: told of the jobs whenever something happens, and a few times a second.
-        finished: told of each job that has ended.
+        show: called with all entries and the seconds left, a few times a second.
+        finished: called with each entry that is done or has failed.
     """
 
     exhibits: list[Exhibit]
@@ -89,9 +93,9 @@ class Runner:
     engine: str = "processes"
     address: str | None = None
     report: Path | None = None
-    show: Callable[[list[Job], float], None] = lambda jobs, left: None
-    finished: Callable[[Job], None] = lambda job: None
-    _jobs: list[Job] = field(default_factory=list, init=False)
+    show: Callable[[list[Entry], float], None] = lambda entries, left: None
+    finished: Callable[[Entry], None] = lambda entry: None
+    _entries: dict[str, Entry] = field(default_factory=dict, init=False)
     _made: dict[str, Any] = field(default_factory=dict, init=False)  # Outcome, or list[Result]
     _errors: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -99,106 +103,113 @@ class Runner:
         """Do what is not done; KeyboardInterrupt leaves nothing half-made."""
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"at least one job at a time is needed, got {self.jobs}")
-        if self.engine not in ENGINES:
-            from joma.theory.setting import nearest
-
-            raise ValueError(nearest(self.engine, ENGINES, "engine"))
-        if self.address is not None and self.engine != "ray":
-            raise ValueError(f"--address {self.address} is that of a Ray cluster: say --engine ray, too")
+        self.engine = check_engine(self.engine, self.address)
         check_output(self.exhibits, self.preset, self.out, self.seed, force=self.force, report=self.report)
         self.out = self.out.absolute()
         tidy(self.out / exhibit.id for exhibit in self.exhibits)
         times = _read(self.out / _TIMES).get(self.preset, {})
-        tasks = [Task(exhibit, self.preset, self.out, self.seed, self.force) for exhibit in self.exhibits]
-        tasks += [Task(None, self.preset, self.out, self.seed, self.force)] if self.claims else []
-        self._jobs = [Job(task, times.get(task.id) or _guess(task.id, self.preset)) for task in tasks]
+        for exhibit in (*self.exhibits, *([None] if self.claims else [])):
+            entry = Entry(exhibit, 0.0)
+            entry.expected = times.get(entry.id) or _guess(entry.id, self.preset)
+            self._entries[entry.id] = entry
         self._find()
-        if any(job.state == "waiting" for job in self._jobs):
-            engine = self._engine()
+        waiting = sorted((e for e in self._entries.values() if e.state == "waiting"), key=lambda e: -e.expected)
+        if waiting:
             try:
-                self._loop(engine)
+                with self._engine() as engine:
+                    self._make(waiting, engine)
             finally:
-                engine.stop()
                 tidy(self.out / exhibit.id for exhibit in self.exhibits)  # of those that had to be killed
         return self._result()
 
-    def _engine(self) -> Engine:
-        if self.engine == "processes":
-            from joma._jobs.machine import cores
-
-            return Processes(self.jobs or cores())
-        try:
-            return Cluster(self.address, self.jobs)
-        except ImportError as error:
-            raise ValueError(str(error)) from None
+    def _engine(self) -> AbstractContextManager[Engine]:
+        return open_engine(self.engine, self.jobs, self.address, preload=_PRELOAD)
 
     def _find(self) -> None:
         """What is there already, from an earlier start."""
         if self.force:
             return
-        for job in self._jobs:
-            exhibit = job.task.exhibit
+        for entry in self._entries.values():
             value: Any = None
-            if exhibit is None:
+            if entry.exhibit is None:
                 value = stored_claims(self.out)
-            elif (verdict := ready(exhibit, self.preset, self.out, self.seed)) is not None:
-                value = Outcome(exhibit, self.out / exhibit.id, verdict, 0.0, fresh=False)
+            elif (verdict := ready(entry.exhibit, self.preset, self.out, self.seed)) is not None:
+                value = Outcome(entry.exhibit, self.out / entry.id, verdict, 0.0, fresh=False)
             if value is not None:
-                job.fresh = False
-                self._take(job, Event(job.id, "done", value=value))
+                entry.fresh = False
+                self._take(entry, JobEnd(entry.id, value))
 
-    def _loop(self, engine: Engine) -> None:
-        waiting = sorted((job for job in self._jobs if job.state == "waiting"), key=lambda job: -job.expected)
-        running: dict[str, Job] = {}
-        while waiting or running:
-            while waiting and len(running) < engine.workers:
-                job = waiting.pop(0)
-                engine.start(job.task)
-                job.state, job.started = "running", time.monotonic()
-                running[job.id] = job
-            self.show(self._jobs, time_left(self._jobs, engine.workers, time.monotonic()))
-            for event in engine.events(0.25):
-                job = running[event.id]
-                if event.kind == "progress":
-                    job.share, job.what = max(job.share, min(event.share, 1.0)), event.text
-                else:
-                    del running[event.id]
-                    self._take(job, event)
-            self.show(self._jobs, time_left(self._jobs, engine.workers, time.monotonic()))
+    def _make(self, waiting: list[Entry], engine: Engine) -> None:
+        """What is not there, the longest first."""
 
-    def _take(self, job: Job, event: Event) -> None:
-        """A job has ended."""
-        complaint = self.out / f"{job.id}.error.txt"
-        job.seconds = time.monotonic() - job.started if job.fresh else 0.0
-        if event.kind == "failed":
-            job.state, job.verdict, job.what = "failed", "error", event.text
-            self._errors[job.id] = event.text
-            write_atomic(complaint, f"{event.text}\n\n{event.details}".rstrip() + "\n")
+        def started(id: str) -> None:
+            self._entries[id].state, self._entries[id].started = "running", time.monotonic()
+
+        def progress(id: str, share: float, what: str) -> None:
+            entry = self._entries[id]
+            entry.share, entry.what = max(entry.share, min(share, 1.0)), what
+
+        def tick() -> None:
+            entries = list(self._entries.values())
+            self.show(entries, time_left(entries, engine.workers, time.monotonic()))
+
+        jobs = [Job(entry.id, self._call(entry.exhibit)) for entry in waiting]
+        for end in run_jobs(jobs, engine, started=started, progress=progress, tick=tick):
+            self._take(self._entries[end.id], end)
+
+    def _call(self, exhibit: Exhibit | None) -> Callable[[Progress], Any]:
+        if exhibit is None:
+            return check_claims
+        return partial(_reproduce, exhibit, self.preset, self.out, self.seed, self.force)
+
+    def _take(self, entry: Entry, end: JobEnd) -> None:
+        """An entry is done, or has failed."""
+        complaint = self.out / f"{entry.id}.error.txt"
+        entry.seconds = time.monotonic() - entry.started if entry.fresh else 0.0
+        if end.error:
+            entry.state, entry.verdict, entry.what = "failed", "error", end.error
+            self._errors[entry.id] = end.error
+            write_atomic(complaint, f"{end.error}\n\n{end.details}".rstrip() + "\n")
         else:
             complaint.unlink(missing_ok=True)
-            job.state, job.share, self._made[job.id] = "done", 1.0, event.value
-            job.verdict, job.what = _words(event.value)
-            if job.fresh:
-                if job.task.exhibit is None:
-                    write_json(self.out / "claims.json", {**_basis(), "results": [r.as_dict() for r in event.value]})
+            entry.state, entry.share, self._made[entry.id] = "done", 1.0, end.value
+            entry.verdict, entry.what = _words(end.value)
+            if entry.fresh:
+                if entry.exhibit is None:
+                    write_json(self.out / "claims.json", {**_basis(), "results": [r.as_dict() for r in end.value]})
                 times = _read(self.out / _TIMES)
-                times.setdefault(self.preset, {})[job.id] = round(job.seconds, 2)
+                times.setdefault(self.preset, {})[entry.id] = round(entry.seconds, 2)
                 write_json(self.out / _TIMES, times)
-        self.finished(job)
+        self.finished(entry)
 
     def _result(self) -> Reproduction:
-        found = Reproduction([])
-        for job in self._jobs:
-            exhibit = job.task.exhibit
-            if exhibit is None:
-                found.claims, found.claims_error = self._made.get(job.id), self._errors.get(job.id)
-                found.claims_seconds, found.claims_fresh = job.seconds, job.fresh
-            elif job.id in self._made:
-                found.outcomes.append(self._made[job.id])
+        result = Reproduction([])
+        for entry in self._entries.values():
+            if entry.exhibit is None:
+                result.claims, result.claims_error = self._made.get(CLAIMS), self._errors.get(CLAIMS)
+                result.claims_seconds, result.claims_fresh = entry.seconds, entry.fresh
+            elif entry.id in self._made:
+                result.outcomes.append(self._made[entry.id])
             else:
-                error = self._errors[job.id]
-                found.outcomes.append(Outcome(exhibit, self.out / exhibit.id, None, job.seconds, error=error))
-        return found
+                error = self._errors[entry.id]
+                result.outcomes.append(Outcome(entry.exhibit, self.out / entry.id, None, entry.seconds, error=error))
+        return result
+
+
+def _reproduce(exhibit: Exhibit, preset: str, out: Path, seed: int, force: bool, progress: Progress) -> Outcome:
+    return reproduce(exhibit, preset, out, seed, force=force, progress=progress)
+
+
+def check_claims(progress: Progress) -> list[Result]:
+    """The results of all claims."""
+    from joma.theory import claims as registry
+
+    results = []
+    chosen = registry.claims()
+    for n, claim in enumerate(chosen):
+        progress(n / len(chosen), claim.id)
+        results.append(registry.check(claim))
+    return results
 
 
 def _words(value: Any) -> tuple[str, str]:
@@ -255,24 +266,24 @@ def stored_claims(out: Path) -> list[Result] | None:
     return results if all(result.ok for result in results) else None
 
 
-def time_left(jobs: Iterable[Job], workers: int, now: float) -> float:
+def time_left(entries: Iterable[Entry], workers: int, now: float) -> float:
     """Seconds until all is done: the rest, longest first, on whichever worker is free next.
 
-    What is known is scaled by how fast this machine has been; a running job also goes by its own progress.
+    What is known is scaled by how fast this machine has been; a running one also goes by its own progress.
     """
-    jobs = list(jobs)
-    done = [job for job in jobs if job.state == "done" and job.fresh]
-    pace = sum(job.seconds for job in done) / sum(job.expected for job in done) if done else 1.0
+    entries = list(entries)
+    done = [entry for entry in entries if entry.state == "done" and entry.fresh]
+    pace = sum(entry.seconds for entry in done) / sum(entry.expected for entry in done) if done else 1.0
     free = []
-    for job in (job for job in jobs if job.state == "running"):
-        spent = now - job.started
-        whole = max(job.expected * pace, spent)
-        if job.share > 0.02:  # the more is done, the more its own pace (spent / share) counts
-            free.append((1 - job.share) * ((1 - job.share) * whole + spent))
+    for entry in (entry for entry in entries if entry.state == "running"):
+        spent = now - entry.started
+        whole = max(entry.expected * pace, spent)
+        if entry.share > 0.02:  # the more is done, the more its own pace (spent / share) counts
+            free.append((1 - entry.share) * ((1 - entry.share) * whole + spent))
         else:
             free.append(whole - spent)
     free += [0.0] * (workers - len(free))
     heapq.heapify(free)
-    for job in sorted((job for job in jobs if job.state == "waiting"), key=lambda job: -job.expected):
-        heapq.heappush(free, heapq.heappop(free) + job.expected * pace)
+    for entry in sorted((entry for entry in entries if entry.state == "waiting"), key=lambda entry: -entry.expected):
+        heapq.heappush(free, heapq.heappop(free) + entry.expected * pace)
     return max(free)

@@ -1,4 +1,4 @@
-"""Several runs over each other: one panel a gauge, one colour a run; which layer is shown can be chosen."""
+"""Several runs over each other: one panel per gauge, one colour per run; which layer is shown can be chosen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(runs: Mapping[str, Run]) -> Chart:
     columns = 1 if max(map(len, runs)) > 24 else 2
     legend = alt.Legend(orient="top", columns=columns, labelLimit=480, symbolLimit=MOST_NAMES)
     colours = alt.Scale(domain=list(runs))
-    if len(runs) > len(COLOURS):  # in their order, rather than the same colours again
+    if len(runs) > len(COLOURS):  # in their order, rather than the same colours twice
         colours = alt.Scale(domain=list(runs), scheme=alt.SchemeParams(name="plasma", extent=[0.0, 0.86]))
     colour = alt.Color("run:N", title=None, sort=list(runs), scale=colours, legend=legend)
     panels: list[Any] = []

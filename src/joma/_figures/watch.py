@@ -1,4 +1,4 @@
-"""A watched training: each gauge over the steps, one line a layer, phases marked, and the loss."""
+"""A watched training: each gauge over the steps, one line per layer, phases marked, and the loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw(run: Run) -> Chart:
     if frame.empty:
         raise RunError(f"{run.path} has no measurements yet; the first comes after the first step")
     axes = [axis for axis in ("layer", "head") if axis in frame]
-    frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of a stretch that was run again
+    frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of steps that were run twice
     means = _means(frame, info) if "layer" in frame else {}
     x = step_axis(frame.step, scan=info["kind"] == "scan")
     layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
@@ -61,11 +61,9 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
     for gauge in dict.fromkeys([*first, *order, *names]):
         rows = frame[frame.gauge == gauge]
         if rows.value.notna().any():
-            table = rows.groupby(["layer", "step"], as_index=False)["value"].mean()
-            table["layer"] = table.layer.astype(int)
-            modules = info.get("layers", {}).get(gauge, [])
-            table["module"] = [modules[n] if n < len(modules) else "" for n in table.layer]
-            result[gauge] = table
+            rows = rows.assign(module=rows["module"].fillna("") if "module" in rows else "")
+            grouped = rows.groupby(["layer", "step"], as_index=False)
+            result[gauge] = grouped.agg(value=("value", "mean"), module=("module", "first")).astype({"layer": int})
     return result
 
 
@@ -108,7 +106,7 @@ def _colour(counts: set[int]) -> alt.Color:
 
 
 def titled(gauge: str) -> str:
-    """How a gauge is called beside an axis."""
+    """The name of a gauge at an axis."""
     name, _, part = gauge.partition(".")
     return TITLES.get(name, name.replace("_", " ")) + (f" ({part})" if part else "")
 
@@ -135,12 +133,12 @@ def _lines(table: pd.DataFrame, x: alt.X, colour: alt.Color, title: str, layers:
 def _changes(frame: pd.DataFrame, info: dict[str, Any]) -> pd.DataFrame:
     """Where a layer's phase became another: step, layer, phase."""
     names, rows = info.get("phases", []), frame[frame.gauge == "phase"]
-    found = []
+    changes = []
     for layer in sorted(set(rows.layer)) if len(rows) and names else []:
         of_layer = rows[rows.layer == layer]
         codes, steps = of_layer.value.to_numpy(), of_layer.step.to_numpy()
-        found += [(int(steps[n]), int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
-    return pd.DataFrame(found, columns=["step", "layer", "phase"])
+        changes += [(int(steps[n]), int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
+    return pd.DataFrame(changes, columns=["step", "layer", "phase"])
 
 
 def _marks(changes: pd.DataFrame, table: pd.DataFrame, x: alt.X) -> alt.Chart:

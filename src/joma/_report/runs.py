@@ -167,4 +167,26 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
     alt = f"{info['kind']} run {label}: each gauge over its steps"
     drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=_drawn_since(run))
     path = shlex.quote(str(run.path))
-    return render("run.html", id=id, label=label, facts=facts, figure=drawn, path=path, error=None)
+    return render(
+        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run), path=path, error=None
+    )  # fmt: skip
+
+
+def _curves(run: Run) -> dict[str, str]:
+    """What entropy and stable rank of each layer did, in words, and the rules that tell it; {} if there is neither."""
+    from joma._figures.watch import titled
+    from joma._run.curve import CHECKPOINTS, TRAINING, describe_all
+
+    scan, frame = run.info["kind"] == "scan", run.frame()
+    if "layer" not in frame:
+        return {}
+    last = frame[frame.gauge == "phase"].groupby("layer").value.last()
+    phases = {(layer,): run.info["phases"][int(code)] for layer, code in last.items()}
+    collapsed = [layer for layer, phase in phases.items() if phase == "collapsed"]
+    items: dict[str, str] = {}
+    for gauge, rule in (CHECKPOINTS if scan else TRAINING).items():
+        curves = describe_all(frame[frame.gauge == gauge], rule, collapsed=collapsed if gauge == "entropy" else ())
+        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for (n,), curve in curves.items()}
+        if curves:
+            items[f"rule for {titled(gauge)}"] = f"{rule.smoothed('checkpoints' if scan else 'measurements')}{rule}"
+    return items

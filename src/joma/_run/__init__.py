@@ -1,7 +1,7 @@
 """Run folders: their one reader (`Run`) and their one writer (`RunWriter`, `staged`).
 
 A run folder holds `run.json` (what was run: kind, name, config, seed, versions, axes, status) and
-`metrics.jsonl` (what was measured: one line a step and gauge). All lines of one measurement are appended by
+`metrics.jsonl` (what was measured: one line per step and gauge). All lines of one measurement are appended by
 one `os.write`, and the last of them carries `"end": true`, so that a run killed at any moment keeps every
 complete measurement: readers ignore a torn tail, `RunWriter.resume` cuts it off. JSON has no NaN and no
 infinities: they are written as the strings `"nan"`, `"inf"` and `"-inf"` and read back as floats.

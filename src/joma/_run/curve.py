@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    import pandas as pd
     from numpy.typing import ArrayLike
 
-__all__ = ["CHECKPOINTS", "ENTROPY", "EXACT", "ONLINE", "RANK", "Curve", "Rule", "describe"]
+__all__ = ["CHECKPOINTS", "ENTROPY", "EXACT", "ONLINE", "RANK", "TRAINING", "Curve", "Rule", "describe", "describe_all"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ ENTROPY = Rule(least_dip=0.1, least_bounce=0.05, unit="nats")  # of attention, m
 RANK = Rule()  # of matrices; relative alone, since ranks differ by orders of magnitude
 ONLINE = replace(ENTROPY, window=3)  # of the watch's phases, which must not lag behind
 CHECKPOINTS = {"entropy": ONLINE, "stable_rank": replace(RANK, window=3)}  # of scans, whose steps lie far apart
+TRAINING = {"entropy": ENTROPY, "stable_rank": RANK}  # of watched trainings, which are measured often
 EXACT = Rule(window=1, dip=0.1, bounce=0.2)  # of solutions that have no noise
 
 
@@ -156,3 +160,26 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
     low = int(np.argmin(smooth))
     start = max(float(y[0]), float(smooth[: low + 1].max()))
     return Curve(start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed)
+
+
+def describe_all(
+    table: pd.DataFrame, rule: Rule, by: Sequence[str] = ("layer",), collapsed: Container[tuple[Any, ...]] = ()
+) -> dict[tuple[Any, ...], Curve]:
+    """Describe all curves of one gauge in the table of a run; heads, or whatever else shares a step, are averaged.
+
+    Arguments:
+        table: with the columns step and value and those of ``by``.
+        rule: as for `describe`.
+        by: the columns that tell the curves apart.
+        collapsed: the curves of which the watch found a collapse at the end.
+
+    Returns:
+        Values of ``by`` -> the curve, in order; curves without a number are left out.
+    """
+    table = table.dropna(subset=["value"])
+    means = table.groupby([*by, "step"]).value.mean().reset_index()
+    return {
+        key: describe(rows.step, rows.value, rule, collapsed=key in collapsed)
+        for key, rows in means.groupby([*by])
+        if isinstance(key, tuple)  # always, but pandas-stubs does not know
+    }

@@ -345,13 +345,13 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """Name every key whose value differs between two configs, with both values."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return [] if old == new else [f"{key}: {old!r} in the run, {new!r} asked"]
-    found = []
+    differences = []
     for name in dict.fromkeys((*old, *new)):
         below = f"{key}.{name}" if key else name
         if name not in new:
-            found.append(f"{below}: {old[name]!r} in the run, not asked")
+            differences.append(f"{below}: {old[name]!r} in the run, not asked")
         elif name not in old:
-            found.append(f"{below}: not in the run, {new[name]!r} asked")
+            differences.append(f"{below}: not in the run, {new[name]!r} asked")
         else:
-            found += _differences(old[name], new[name], below)
-    return found
+            differences += _differences(old[name], new[name], below)
+    return differences

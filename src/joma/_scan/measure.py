@@ -78,13 +78,6 @@ def measure(checkpoint: Checkpoint, request: Request, report: Report | None = No
     return row
 
 
-def measure_there(checkpoint: Checkpoint, request: Request) -> Row:
-    """`measure` on a machine of a cluster, where nobody else can delete what it downloads."""
-    row = measure(checkpoint, request)
-    forget(checkpoint, request)
-    return row
-
-
 def forget(checkpoint: Checkpoint, request: Request) -> None:
     """Delete what was downloaded of a checkpoint, if it is not to be kept."""
     if not request.keep and (revision := checkpoint.revision()) is not None:

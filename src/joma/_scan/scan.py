@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._gauges.registry import get
+from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
+from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
-from joma._scan.measure import Request, Row, forget, measure, measure_there
+from joma._scan.measure import Request, Row, forget, measure
 from joma._scan.series import Checkpoint, series
 from joma._watch.record import axes_of
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from joma._figures import Chart
 
 DEFAULT_GAUGES = ("stable_rank",)
-ENGINES = ("loky", "ray")
 Report = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
 _SERVICE = "bytes_read"  # the one number that every checkpoint has
 
@@ -42,7 +44,7 @@ def scan(
     pattern: str | None = None,
     keep: bool = False,
     workers: int = 1,
-    engine: str = "loky",
+    engine: str = "processes",
     address: str | None = None,
     retry: bool = False,
     overwrite: bool = False,
@@ -66,7 +68,7 @@ def scan(
         pattern: regular expression of the tensors to take as lower MLP matrices; found by structure without.
         keep: keep what is downloaded from the hub; by default weights go once they are measured.
         workers: checkpoints at a time.
-        engine: "loky" (processes on this machine) or "ray".
+        engine: "processes" (of this machine; one worker is this process itself) or "ray".
         address: of a Ray cluster; a local one is started without.
         retry: also do again what failed before.
         overwrite: replace the run in the folder instead of going on with it.
@@ -77,7 +79,8 @@ def scan(
     """
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)
-    _check(names, tokens, length, pattern, workers, engine)
+    _check(names, tokens, length, pattern, workers)
+    engine = check_engine(engine, address)
     if pattern is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
         raise ValueError(
             f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
@@ -107,11 +110,12 @@ def scan(
             report(done[0], total, what)
 
         say("")
-        for row in _rows(left, request, workers, engine, address, say):
-            _write(writer, row)
-            forget(row.checkpoint, request)
-            done[0] += 1
-            say(f"{row.checkpoint.name} {row.status}")
+        with closing(_rows(left, request, workers, engine, address, say)) as rows:
+            for row in rows:
+                _write(writer, row)
+                forget(row.checkpoint, request)
+                done[0] += 1
+                say(f"{row.checkpoint.name} {row.status}")
         if left:
             writer.note(checkpoints=result.asked)
         bad = sum(status != "ok" for name, status in result.status().items() if name in result.asked)
@@ -119,9 +123,7 @@ def scan(
     return result
 
 
-def _check(
-    names: list[str], tokens: int, length: int | None, pattern: str | None, workers: int, engine: str
-) -> None:  # fmt: skip
+def _check(names: list[str], tokens: int, length: int | None, pattern: str | None, workers: int) -> None:
     if not names:
         raise ValueError(f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}")
     if tokens < 1:
@@ -130,10 +132,6 @@ def _check(
         raise ValueError(f"length is {length}: attention needs at least 2 tokens")
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
-    if engine not in ENGINES:
-        raise ValueError(f"unknown engine {engine!r}: {' or '.join(ENGINES)}")
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise ValueError("engine 'ray' needs Ray: pip install 'joma[ray]'")
     if pattern is not None:
         try:
             re.compile(pattern)
@@ -153,77 +151,32 @@ def _named(data: Any) -> str:
 def _rows(
     checkpoints: list[Checkpoint], request: Request, workers: int, engine: str, address: str | None,
     say: Callable[[str], None],
-) -> Iterator[Row]:  # fmt: skip
-    """Rows as they are ready."""
+) -> Generator[Row]:  # fmt: skip
+    """Rows as they are ready. A worker that dies costs its checkpoint an attempt, and the others nothing."""
     if not checkpoints:
         return
-    if engine == "loky" and workers == 1:
-        for checkpoint in checkpoints:
-            say(checkpoint.name)
-
-            def downloading(file: str, done: int, total: int, name: str = checkpoint.name) -> None:
-                say(f"{name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-
-            yield measure(checkpoint, request, downloading)
-        return
-    say(f"{workers} at a time")
-    if engine == "loky":
-        yield from _processes(checkpoints, request, workers)
-        return
-    from joma._jobs.cluster import ray_backend
-
-    with ray_backend(address):
-        yield from _cluster(checkpoints, request, workers)
+    by_name = {checkpoint.name: checkpoint for checkpoint in checkpoints}
+    jobs = [Job(name, partial(_measure_one, c, request, engine == "ray")) for name, c in by_name.items()]
+    options: dict[str, Any] = {"reuse": True, "threads": threads(workers), "preload": (__name__,), "inline": True}
+    with open_engine(engine, workers, address, **options) as opened:
+        for end in run_jobs(jobs, opened, started=say, progress=lambda id, share, what: say(what)):
+            yield Row(by_name[end.id], "failed", _died(end)) if end.error else end.value
 
 
-def _processes(checkpoints: list[Checkpoint], request: Request, workers: int) -> Iterator[Row]:
-    """By processes of this machine; one that dies takes no more than its own checkpoint with it."""
-    from concurrent.futures.process import BrokenProcessPool
+def _measure_one(checkpoint: Checkpoint, request: Request, elsewhere: bool, progress: Progress) -> Row:
+    """The row of a checkpoint; on another machine nobody else can delete what was downloaded for it."""
 
-    from joblib import Parallel, delayed
+    def downloading(file: str, done: int, total: int) -> None:
+        progress(done / max(total, 1), f"{checkpoint.name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-    left = {c.name: c for c in checkpoints}
-    while left:
-        tasks = [delayed(measure)(checkpoint, request) for checkpoint in left.values()]
-        try:
-            for row in Parallel(n_jobs=workers, return_as="generator_unordered", pre_dispatch="n_jobs")(tasks):
-                del left[row.checkpoint.name]
-                yield row
-        except BrokenProcessPool:  # of one of those under way, and it is not told which: each alone
-            for checkpoint in list(left.values())[:workers]:
-                try:
-                    (row,) = Parallel(n_jobs=2)([delayed(measure)(checkpoint, request)])
-                except BrokenProcessPool as error:
-                    row = _died(checkpoint, error)
-                del left[checkpoint.name]
-                yield row
+    row = measure(checkpoint, request, downloading)
+    if elsewhere:
+        forget(checkpoint, request)
+    return row
 
 
-def _cluster(checkpoints: list[Checkpoint], request: Request, workers: int) -> Iterator[Row]:
-    """By Ray, whose backend gives no result before all are there: so many at a time, appended after each."""
-    from joblib import Parallel, delayed
-    from ray.exceptions import RayError
-
-    start = 0
-    while start < len(checkpoints):
-        try:
-            with Parallel(n_jobs=workers) as parallel:  # the same actors
-                while batch := checkpoints[start : start + workers]:
-                    yield from parallel([delayed(measure_there)(checkpoint, request) for checkpoint in batch])
-                    start += len(batch)
-        except RayError:
-            for checkpoint in checkpoints[start : start + workers]:  # each alone; one job would run in this process
-                try:
-                    (row,) = Parallel(n_jobs=2)([delayed(measure_there)(checkpoint, request)])
-                except RayError as error:
-                    row = _died(checkpoint, error)
-                start += 1
-                yield row
-
-
-def _died(checkpoint: Checkpoint, error: Exception) -> Row:
-    why = str(error).strip().split("\n")[0][:160]
-    return Row(checkpoint, "failed", f"the process that measured it died, for want of memory perhaps ({why})")
+def _died(end: JobEnd) -> str:
+    return f"the process that measured it died: {end.error}" if end.died else end.error
 
 
 def _write(writer: RunWriter, row: Row) -> None:
@@ -287,10 +240,9 @@ class Scan:
     def frame(self) -> pd.DataFrame:
         """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
         table, same = Run(self.path).frame(), _same(self._points())
-        table = table[table.gauge != _SERVICE]
+        table = settled(table[table.gauge != _SERVICE])
         table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
-        table = table.drop_duplicates(["step", "checkpoint", "gauge", *axes], keep="last")  # measured twice, by a retry
         columns = ["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]
         return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
 
@@ -306,6 +258,12 @@ class Scan:
 
     def _repr_html_(self) -> str:
         return self.checkpoints().drop(columns="digest").to_html(index=False)
+
+
+def settled(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """The table of a scan, or of several that ``columns`` tell apart, without what a retry has measured again."""
+    axes = [axis for axis in ("layer", "head") if axis in table]
+    return table.drop_duplicates([*columns, "step", "checkpoint", "gauge", *axes], keep="last")
 
 
 def _same(points: dict[str, dict[str, Any]]) -> dict[str, str]:

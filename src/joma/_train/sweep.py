@@ -1,23 +1,21 @@
 """Many runs: a grid of settings, each run in its own folder, on this machine or on a Ray cluster.
 
-Each run can be resumed, so a worker that is killed costs no more than the steps since its last checkpoint: what is not
-complete is simply started again.
+Each run can be resumed, so a worker that is killed costs no more than the steps since its last checkpoint.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._jobs.cluster import ray_backend
+from joma._jobs import Job, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
-from joma._run import Run, RunError, RunInUse
+from joma._run import Run, RunError
 from joma._run.writer import check_config
 from joma._train.language import train
 from joma._train.settings import Settings, check_whole
@@ -25,12 +23,12 @@ from joma._train.settings import Settings, check_whole
 if TYPE_CHECKING:
     import pandas as pd
 
+_PRELOAD = ("joma._train.language", "safetensors.torch", "torch._dynamo")  # the last by torch's optimizers: 5 s per run
 _ATTEMPTS = 3  # how often the worker of a run may die before the sweep gives that run up
-_RUNNING = ".running"  # a folder with a file for each run that a worker is at
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunEnd:
     """How one run of a sweep ended."""
 
     path: Path
@@ -59,64 +57,55 @@ def sweep(
     out: str | os.PathLike[str],
     *,
     workers: int = 1,
-    engine: str = "loky",
+    engine: str = "processes",
     address: str | None = None,
     retry: bool = False,
     checkpoint_every: int = 500,
-    report: Callable[[Outcome, int, int], None] = lambda outcome, n, total: None,
-) -> list[Outcome]:
+    report: Callable[[RunEnd, int, int], None] = lambda end, n, total: None,
+) -> list[RunEnd]:
     """Do every run that is not complete; one that fails does not stop the others.
 
     Arguments:
         runs: folder name -> settings, as `grid` gives them.
         out: the folder of the run folders.
         workers: how many runs at a time; each has its share of the cores, unless its settings say otherwise.
-        engine: "loky" (processes on this machine) or "ray".
+        engine: "processes" (of this machine; one worker is this process itself) or "ray".
         address: of a Ray cluster; a local one is started without.
         retry: also do again what failed before.
         checkpoint_every: steps between checkpoints.
-        report: told of each outcome, with how many there are and are to be.
+        report: called with each run that has ended, how many have and how many there are.
     """
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
-    if engine not in ("loky", "ray"):
-        raise ValueError(f"unknown engine {engine!r}: loky or ray")
+    engine = check_engine(engine, address)
     check_whole("checkpoint_every", checkpoint_every)
     out = Path(out)
     infos = {name: _info(out / name) for name in runs}
-    left = {name: _decided(settings, infos[name], workers) for name, settings in runs.items()}
+    decided = {name: _decided(settings, infos[name], workers) for name, settings in runs.items()}
     for name, info in infos.items():  # all of them, before anything is done
         if info is not None:
-            stored = {key: value for key, value in info["config"].items() if key in asdict(left[name])}
-            check_config(out / name, stored, asdict(left[name]))
-    outcomes: dict[str, Outcome] = {}
+            stored = {key: value for key, value in info["config"].items() if key in asdict(decided[name])}
+            check_config(out / name, stored, asdict(decided[name]))
+    ends: dict[str, RunEnd] = {}
 
-    def take(name: str, outcome: Outcome) -> None:
-        outcomes[name] = outcome
-        report(outcome, len(outcomes), len(runs))
+    def take(name: str, end: RunEnd) -> None:
+        ends[name] = end
+        report(end, len(ends), len(runs))
 
     for name, info in infos.items():
         if info is not None and info["status"] in ("done", "diverged", *(() if retry else ("failed",))):
-            take(name, Outcome(out / name, info["status"], info.get("reason")))
-    deaths: Counter[str] = Counter()
-    while left := {name: settings for name, settings in left.items() if name not in outcomes}:
-        _clear_marks(out, left)
-        try:
-            for name, outcome in _parallel(left, out, workers, engine, address, checkpoint_every):
-                take(name, outcome)
-        except Exception as error:
-            if not _is_dead_worker(error):
-                raise
-            unfinished = [name for name in left if name not in outcomes]
-            died = [name for name in unfinished if (out / _RUNNING / name).exists()]
-            deaths.update(died or unfinished)
-            for name in unfinished:
-                if deaths[name] >= _ATTEMPTS:
-                    reason = f"its worker died {deaths[name]} times ({type(error).__name__})"
-                    take(name, Outcome(out / name, "failed", reason))
-        finally:
-            _clear_marks(out, left)
-    return [outcomes[name] for name in runs]
+            take(name, RunEnd(out / name, info["status"], info.get("reason")))
+    jobs = [
+        Job(name, partial(_train_one, settings, out.absolute() / name, checkpoint_every))
+        for name, settings in decided.items()
+        if name not in ends
+    ]
+    options: dict[str, Any] = {"threads": threads(workers), "preload": _PRELOAD, "inline": True}
+    if jobs:
+        with open_engine(engine, workers, address, **options) as opened:
+            for end in run_jobs(jobs, opened, attempts=_ATTEMPTS):
+                take(end.id, RunEnd(out / end.id, *(("failed", end.error) if end.error else end.value)))
+    return [ends[name] for name in runs]
 
 
 def _info(path: Path) -> dict[str, Any] | None:
@@ -127,57 +116,16 @@ def _info(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _clear_marks(out: Path, names: Iterable[str]) -> None:
-    for name in names:
-        (out / _RUNNING / name).unlink(missing_ok=True)
-    with suppress(OSError):  # not there, or another sweep has marks in it
-        (out / _RUNNING).rmdir()
-
-
 def _decided(settings: Settings, info: Mapping[str, Any] | None, workers: int) -> Settings:
     """Settings with their number of threads: as asked, as the run began with, or a share of the cores."""
     begun = info["config"].get("threads") if info else None
     return replace(settings, threads=settings.threads or begun or threads(workers))
 
 
-def _parallel(
-    runs: Mapping[str, Settings], out: Path, workers: int, engine: str, address: str | None, checkpoint_every: int
-) -> Iterator[tuple[str, Outcome]]:
-    from joblib import Parallel, delayed
-
-    work = [
-        (name, asdict(settings), str(out / name), str(out / _RUNNING / name), checkpoint_every)
-        for name, settings in runs.items()
-    ]
-    tasks = [delayed(_one)(*arguments) for arguments in work]
-    if engine == "loky" and workers == 1:
-        yield from (_one(*arguments) for arguments in work)
-    elif engine == "loky":
-        yield from Parallel(n_jobs=workers, return_as="generator_unordered")(tasks)
-    else:
-        with ray_backend(address):
-            yield from Parallel(n_jobs=workers)(tasks)
-
-
-def _one(name: str, settings: dict[str, Any], path: str, mark: str, checkpoint_every: int) -> tuple[str, Outcome]:
-    """One run, in a worker: whatever happens is an outcome. The mark is left behind if the process is killed."""
-    try:
-        Path(mark).parent.mkdir(parents=True, exist_ok=True)
-        Path(mark).touch()
-        run = train(Settings(**settings), path, checkpoint_every=checkpoint_every, say=lambda message: None)
-        return name, Outcome(Path(path), run.info["status"], run.info.get("reason"))
-    except RunInUse as error:
-        return name, Outcome(Path(path), "failed", str(error))
-    except Exception as error:
-        return name, Outcome(Path(path), "failed", f"{type(error).__name__}: {error}")
-    finally:
-        Path(mark).unlink(missing_ok=True)
-
-
-def _is_dead_worker(error: Exception) -> bool:
-    # by name: neither loky's nor Ray's exceptions need be importable here
-    dead = {"TerminatedWorkerError", "BrokenProcessPool", "WorkerCrashedError", "ActorDiedError", "RayActorError"}
-    return any(kind.__name__ in dead for kind in type(error).__mro__)
+def _train_one(settings: Settings, path: Path, checkpoint_every: int, progress: Progress) -> tuple[str, str | None]:
+    """Status and reason of one run, done in a worker."""
+    trained = train(settings, path, checkpoint_every=checkpoint_every, say=lambda message: None)
+    return trained.info["status"], trained.info.get("reason")
 
 
 def status(out: str | os.PathLike[str]) -> pd.DataFrame:
@@ -185,15 +133,15 @@ def status(out: str | os.PathLike[str]) -> pd.DataFrame:
     import pandas as pd
 
     out = Path(out)
-    found = sorted(path.parent for path in out.glob("*/run.json"))
-    if not found:
+    paths = sorted(path.parent for path in out.glob("*/run.json"))
+    if not paths:
         raise RunError(f"there are no runs in {out}")
     rows = []
-    for path in found:
-        run = Run(path)
-        info = run.info
+    for path in paths:
+        stored = Run(path)
+        info = stored.info
         row: dict[str, Any] = {"run": path.name, "status": info["status"], "steps": info["config"].get("steps")}
-        table = run.latest()
+        table = stored.latest()
         means = table.groupby("gauge").value.mean()
         row |= {gauge: means.get(gauge) for gauge in ("loss", "valid_loss", "entropy")}
         row["step"] = table.step.max() if len(table) else None

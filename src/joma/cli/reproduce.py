@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from joma._exhibits.base import Outcome
-    from joma._exhibits.runner import Job, Reproduction, Runner
+    from joma._exhibits.runner import Entry, Reproduction, Runner
 
 _WIDE = 150  # columns from which on the last table has a column for everything
 
@@ -102,15 +102,16 @@ def _reproduce(
 
 @contextmanager
 def _shown(runner: Runner) -> Iterator[None]:
-    """Show how a runner's jobs stand: a live table on a terminal, elsewhere a plain line for each that ends."""
+    """Show how a runner's entries stand: a live table on a terminal, elsewhere a plain line for each that ends."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     if not (sys.stdout.isatty() and sys.stderr.isatty()) or console.is_dumb_terminal:
 
-        def finished(job: Job) -> None:
-            how = _clock(job.seconds) if job.fresh else "there"
-            print(f"{job.id}: {job.verdict} ({how}){f': {job.what}' if job.what else ''}", file=sys.stderr, flush=True)
+        def finished(entry: Entry) -> None:
+            how = _clock(entry.seconds) if entry.fresh else "there"
+            what = f": {entry.what}" if entry.what else ""
+            print(f"{entry.id}: {entry.verdict} ({how}){what}", file=sys.stderr, flush=True)
 
         runner.finished = finished
         yield
@@ -118,12 +119,12 @@ def _shown(runner: Runner) -> Iterator[None]:
     from rich.live import Live
 
     with Live(console=console, transient=True, refresh_per_second=4) as live:
-        runner.show = lambda jobs, left: live.update(live_table(jobs, left, time.monotonic()))
+        runner.show = lambda entries, left: live.update(live_table(entries, left, time.monotonic()))
         yield
 
 
-def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
-    """How the jobs stand, and the time left (seconds)."""
+def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
+    """How the entries stand, and the time left (seconds)."""
     from rich.console import Group
     from rich.table import Table
 
@@ -134,19 +135,19 @@ def live_table(jobs: list[Job], left: float, now: float) -> RenderableType:
     table.add_column(no_wrap=True, min_width=18)
     table.add_column(no_wrap=True, justify="right", min_width=8)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1, style="dim")
-    for job in jobs:
-        if job.state == "waiting":
-            table.add_row(job.id, "[dim]waiting[/dim]", "", "")
-        elif job.state == "running":
-            filled = round(10 * job.share)
-            bar = f"[cyan]{'━' * filled}[/cyan][dim]{'─' * (10 - filled)}[/dim] {job.share:4.0%}"
-            table.add_row(job.id, bar, _clock(now - job.started), escape(job.what))
+    for entry in entries:
+        if entry.state == "waiting":
+            table.add_row(entry.id, "[dim]waiting[/dim]", "", "")
+        elif entry.state == "running":
+            filled = round(10 * entry.share)
+            bar = f"[cyan]{'━' * filled}[/cyan][dim]{'─' * (10 - filled)}[/dim] {entry.share:4.0%}"
+            table.add_row(entry.id, bar, _clock(now - entry.started), escape(entry.what))
         else:
-            style = VERDICT_STYLE.get(job.verdict, "green")
-            how = _clock(job.seconds) if job.fresh else "there"
-            table.add_row(job.id, f"[{style}]{job.verdict}[/{style}]", how, escape(job.what))
-    done = sum(job.state in ("done", "failed") for job in jobs)
-    return Group(table, f"\n{done} of {len(jobs)} done, about {_clock(left)} left")
+            style = VERDICT_STYLE.get(entry.verdict, "green")
+            how = _clock(entry.seconds) if entry.fresh else "there"
+            table.add_row(entry.id, f"[{style}]{entry.verdict}[/{style}]", how, escape(entry.what))
+    done = sum(entry.state in ("done", "failed") for entry in entries)
+    return Group(table, f"\n{done} of {len(entries)} done, about {_clock(left)} left")
 
 
 def _print(console: Console, found: Reproduction) -> None:

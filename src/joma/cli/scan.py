@@ -38,7 +38,7 @@ def _scan(
         bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
     ] = False,
     workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
-    engine: Annotated[str, typer.Option(help="loky (this machine) or ray.")] = "loky",
+    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Do again what failed before.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,

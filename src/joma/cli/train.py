@@ -90,7 +90,7 @@ def _train(
 def _sweep_train(
     out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/sweep"),
     workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
-    engine: Annotated[str, typer.Option(help="loky (this machine) or ray.")] = "loky",
+    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Do failed runs again.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
@@ -114,16 +114,16 @@ def _sweep_train(
     runs = grid(Settings(**base), lists)
     console = Console(stderr=True, highlight=False, markup=False)
 
-    def report(outcome: Any, n: int, total: int) -> None:
-        reason = f": {outcome.reason}" if outcome.reason else ""
-        console.print(f"{n}/{total}  {outcome.path.name}  {outcome.status}{reason}", soft_wrap=True)
+    def report(end: Any, n: int, total: int) -> None:
+        reason = f": {end.reason}" if end.reason else ""
+        console.print(f"{n}/{total}  {end.path.name}  {end.status}{reason}", soft_wrap=True)
 
-    outcomes = sweep(
+    ends = sweep(
         runs, out, workers=workers, engine=engine, address=address, retry=retry, checkpoint_every=checkpoint_every,
         report=report,
     )  # fmt: skip
     _print_status(out)
-    if any(outcome.status == "failed" for outcome in outcomes):
+    if any(end.status == "failed" for end in ends):
         raise typer.Exit(1)
 
 

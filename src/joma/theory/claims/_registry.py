@@ -121,7 +121,7 @@ class Result:
     @property
     def control_rejected(self) -> bool:
         """Whether the check rejected its control."""
-        return self.control_value is not None and self.control_value > self.claim.tolerance
+        return self.control_value is not None and bool(self.control_value > self.claim.tolerance)
 
     @property
     def ok(self) -> bool:
