@@ -113,6 +113,11 @@ def test_the_index_names_every_claim_and_every_exhibit():
             assert own in row.exhibits.split()
 
 
+def test_what_has_no_check_has_a_reason():
+    for row in ROWS:
+        assert bool(row.claims or row.exhibits) != bool(row.why), row.item
+
+
 def test_the_page_of_the_index_has_all_rows():
     text = (DOCS / "paper-index.md").read_text()
     assert sum(line.startswith("| ") for line in text.splitlines()) - text.count("| what it says |") == len(ROWS)
@@ -123,7 +128,7 @@ def test_the_page_of_the_index_has_all_rows():
 
 def test_every_picture_has_a_command_that_makes_it():
     made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
-    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg", "imports.svg"}
     made |= {"wikitext.png", "wikitext-hot.png"}  # docs/wikitext.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
     assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
