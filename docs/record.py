@@ -1,9 +1,9 @@
 """``JOMA_DATA=… python docs/record.py`` (or ``make record``): the long runs as one queue that may be stopped any time.
 
 Every exhibit at its ``laptop`` preset, the comparison with the authors' own runs, and one column of Table 1 at the
-paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run. Whatever ends
-the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may take `BUDGET`
-hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
+paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
+Whatever ends the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may
+take `BUDGET` hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
 ``docs/record.md``. As soon as an item is done, its numbers stand in ``docs/recorded/<item>.json``.
 
 The rules by which results are judged are part of the source: the queue starts only from a commit, and records it.

@@ -128,7 +128,7 @@ def test_the_page_of_the_index_has_all_rows():
 
 def test_every_picture_has_a_command_that_makes_it():
     made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
-    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg", "imports.svg"}
     made |= {"wikitext.png", "wikitext-hot.png"}  # docs/wikitext.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
     assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
