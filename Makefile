@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test soak coverage lint bench figures record docs format clean
+.PHONY: help reproduce test soak coverage lint bench figures mutate record docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -43,6 +43,9 @@ bench: $(READY) ## benchmarks against what one would use instead, side by side
 
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
+
+mutate: $(READY) ## show that the checks of all claims reject their mutants
+	OMP_NUM_THREADS=1 $(BIN)/python -m joma.theory.claims.mutation
 
 record: $(READY) ## go on with the queue of long runs (docs/record.md); needs WikiText-2 in JOMA_DATA
 	$(BIN)/python docs/record.py

@@ -1,7 +1,8 @@
-"""The one table behind docs/paper-index.md: every numbered thing of the paper, the code, the claims, the exhibit.
+"""The one table behind docs/paper-index.md: everything in the paper that can be true or false, with code, claims, exhibit.
 
-A row covers one thing or a run of equations that are steps of one derivation. Code is what can be imported; a row without
-code says why in its text. The tests check that nothing numbered is missing and that all names exist.
+A row covers one numbered thing, a run of equations that are steps of one derivation, or a sentence of the text. Code is what
+can be imported; a row without claim and exhibit says why it cannot be checked. The tests check that nothing numbered is
+missing, that all names exist, and that no row is without a check and without a reason.
 """
 
 from __future__ import annotations
@@ -19,13 +20,27 @@ class Row(NamedTuple):
     code: str = ""  # names that can be imported, separated by spaces
     claims: str = ""  # ids, separated by spaces
     exhibits: str = ""
+    why: str = ""  # why there is neither claim nor exhibit
 
 
 SECTIONS: dict[str, list[Row]] = {
-    "Sections 1 and 2: the setting": [
+    "Abstract and Section 1": [
+        Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow", "T1.linear T1.exp T1.softmax", "folding"),
+        Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint", "fig4 fig6"),
+        Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner", "fig3"),
+        Row("tokens are combined into hierarchies", "what co-occurs most is picked up first, then one level up", "joma.theory.HBLT", "T5", "fig5 table1"),
+        Row("experiments verify the findings", "Wikitext2/103, OPT, Pythia", "joma.watch joma.scan", "", "fig6 fig7"),
+        Row("related work", "what others have shown", why="statements about other papers; not checked here"),
+    ],
+    "Section 2: the setting": [
+        Row("Linear, exp and softmax attention", "σ and A of the three", "joma.theory.Attention", "A1.per_hidden_loss"),
+        Row("Orthonormal embeddings", "u_lᵀu_l′ = 1[l = l′] for d large", "joma.theory.JointFlow", "E60", "orthogonality"),
+        Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "", "parameterised"),
+        Row("g ~ 1[y₀ = k]", "one layer with softmax loss on the hidden nodes", "joma.theory.Task", "A1.layerwise"),
+        Row("Joint training", "the statistics of g may be stationary during most of training", why="“may”, “approximately”, “most”: no figure to test; A1.layerwise measures how far E[g x] moves in small cases"),
         Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow", "", "folding"),
-        Row("Eqn. 1", "the block: h = φ(wᵀf), f = U_C b + u_q, b = σ(z) ∘ x/A", "joma.theory.Attention joma.theory.JointFlow"),
-        Row("Assumption 1", "expectations with g are constant", "joma.theory.Task", "A1.per_hidden_loss"),
+        Row("Eqn. 1", "the block: h = φ(wᵀf), f = U_C b + u_q, b = σ(z) ∘ x/A", "joma.theory.Attention joma.theory.JointFlow", "A1.per_hidden_loss"),
+        Row("Assumption 1", "expectations with g are constant; true for layer-wise training", "joma.theory.Task", "A1.per_hidden_loss A1.layerwise"),
         Row("Eqn. 2", "gradient flow of w and z", "joma.theory.JointFlow", "A1.per_hidden_loss"),
     ],
     "Section 3: attention integrated out": [
@@ -36,14 +51,22 @@ SECTIONS: dict[str, list[Row]] = {
             "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest OPT.sign OPT.adam OPT.theorem2 GaLore.B6", "softmax optimisers"),
         Row("Figure 2", "ẑ of the first integral against the true logits, softmax", "joma.theory.Invariant", "T1.softmax", "fig2"),
         Row("Figure 3", "which components of v₀ grow", "joma.theory.JointFlow", "", "fig3"),
+        Row("No need to update attention", "it is implicit in the MLP weights", "joma.theory.FoldedFlow", "T1.exp T1.linear", "folding"),
+        Row("Softmax: predicts z fairly well", "even with the assumption", "joma.theory.Invariant", "T1.softmax", "fig2"),
         Row("Eqn. 3", "v̇ = Δ ∘ exp(v²/2 + c): Theorem 1 put into Eqn. 2 (1/A is left out)", "joma.theory.FoldedFlow", "T1.exp"),
         Row("Theorem 2", "linear activation: the winner takes all", "joma.theory.winner_take_all", "T2.invariant T2.winner T2.softmax_remark", "fig3"),
+        Row("Beyond distinct and common tokens (footnote 1)", "Δ = discriminancy × frequency", "joma.theory.saliency joma.theory.Saliency", "T2.saliency", "saliency"),
         Row("Eqn. 4", "erf(v_l/2)/Δ_l is common to all tokens", "joma.theory.winner_take_all", "T2.invariant"),
     ],
     "Section 4: nonlinear activations": [
-        Row("Theorem 3", "the flow near a critical point, uniform attention", "joma.theory.isotropic.linearise", "T3.form T3.stability"),
-        Row("Eqn. 5", "v̇ = C(μ)(1 + λ)(μ − v)", "joma.theory.isotropic.Linearisation", "T3.form T3.stability"),
-        Row("Figure 4", "salient components first; entropy dips and bounces", "joma.theory.solve_bounce joma.theory.solve_softmax_bounce", "", "fig4"),
+        Row("Theorem 3", "the flow near a critical point, uniform attention", "joma.theory.isotropic.linearise", "T3.form T3.remainder T3.stability"),
+        Row("Eqn. 5", "v̇ = C(μ)(1 + λ)(μ − v)", "joma.theory.isotropic.Linearisation", "T3.form T3.remainder T3.stability"),
+        Row("Figure 4", "salient components first; entropy dips and bounces", "joma.theory.solve_bounce joma.theory.solve_softmax_bounce", "F4.joint", "fig4"),
+        Row("The μμᵀ term is omitted", "it mainly adds a constant shift", "joma.theory.isotropic.linearise", "S4.shift"),
+        Row("The critical point does not change", "v* = μ with exp(v²/2) as without", "joma.theory.JointFlow", "E6"),
+        Row("Linear attention: simpler", "the ratio is different", "joma.theory.solve_linear_bounce", "T4.linear_attention"),
+        Row("Co-occurrence and μ", "a token that co-occurs a lot has a larger μ", "joma.theory.isotropic.Mixture", "S4.cooccurrence"),
+        Row("Rank of the lower layer", "drops first, bounces back later", "joma.stable_rank", "S4.rank", "fig7"),
         Row("Eqn. 6", "v̇ = (μ − v) ∘ exp(v²/2)", "joma.theory.solve_bounce", "E6", "fig4"),
         Row("Theorem 4", "how fast salient and other components converge", "joma.theory.bounce.convergence_ratio joma.theory.solve_linear_bounce",
             "T4.ratio T4.order T4.bound T4.threshold T4.linear_attention"),
@@ -53,12 +76,21 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Theorem 5", "co-occurrence of two tokens of a tree", "joma.theory.HBLT joma.theory.hierarchy.theorem5", "T5 T5.rho0 T5.class", "fig5"),
         Row("Eqn. 8", "1 − H/L for ρ = ρ₀ = 1 − ε", "joma.theory.hierarchy.eqn8", "E8"),
         Row("Figure 5", "trees, and the order in which tokens associate", "joma.theory.HBLT joma.theory.solve_bounce", "", "fig5"),
+        Row("Many classes, each with its latent", "ρ₀ is close to 1", "joma.theory.HBLT", "T5.rho0", "fig5"),
+        Row("m associates with l first, then with l′", "unless another token has picked l′ up", "joma.theory.solve_bounce", "T4.order", "fig5"),
+        Row("The latent hierarchy is implicitly learned", "level by level", "joma.theory.CDAG", "", "table1 cdag"),
+        Row("Slower, with no clear benefit in one layer", "non-salient components still grow", why="a judgement of benefit; the growth itself is F4.joint and T4.order"),
     ],
     "Section 6: experiments": [
         Row("Figure 6", "attention entropy of language models in training", "joma.watch", "", "fig6"),
         Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.scan joma.attention_stats joma.stable_rank", "", "fig7"),
         Row("Figure 8", "learning rates", "joma.watch", "", "fig8"),
         Row("Table 1", "hidden nodes and latents", "joma._train.ncorr joma._train.hierarchy", "", "table1"),
+        Row("Correlation and complexity", "it goes down a bit as N_ch and N_l grow", "joma._train.ncorr", "S6.table_trend", "table1"),
+        Row("Large learning rates", "attention becomes extremely sparse", "joma.watch", "", "fig8"),
+        Row("Best validation score", "where attention follows the theory", "joma.watch", "", "fig8"),
+        Row("Bottom layers are suppressed", "by top-level learning", "joma.watch joma.scan", "", "fig6 fig7"),
+        Row("Stable rank is more reliable", "it depends on the parameters only", "joma.stable_rank", why="true by its definition, a function of the weights alone; “more reliable” has no measure"),
     ],
     "Appendix A.1 and A.2: proofs of Theorems 1 and 2": [
         Row("Eqn. 9", "the loss for each hidden node", "joma.theory.Task", "A1.per_hidden_loss"),
@@ -69,10 +101,10 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 19-22", "from Eqn. 3 to the erf invariant", "joma.theory.winner_take_all", "T2.invariant"),
     ],
     "Appendix A.3: nonlinear nodes without attention": [
-        Row("Lemma 1", "expectations under an isotropic distribution", "joma.theory.isotropic.expectation", "L1"),
+        Row("Lemma 1", "expectations under an isotropic distribution; θ₁ increases, θ₂ > 0", "joma.theory.isotropic.expectation", "L1 L1.positive"),
         Row("Eqn. 23", "E[xψ] and E[ψ]", "joma.theory.isotropic.expectation", "L1"),
         Row("Eqn. 24-32", "its proof; Eqn. 31 loses a ‖v‖", "joma.theory.isotropic.expectation", "L1"),
-        Row("Eqn. 33-36", "the marginal p_n of a radial density", "joma.theory.isotropic.Radial"),
+        Row("Eqn. 33-36", "the marginal p_n of a radial density", "joma.theory.isotropic.Radial", "E33"),
         Row("Eqn. 37-41", "θ₁ and θ₂ (39 is empty)", "joma.theory.isotropic.Thetas", "L1"),
         Row("Lemma 2", "the flow of a mixture", "joma.theory.isotropic.Mixture", "L2"),
         Row("Eqn. 42-43", "v̇ and ξ̇", "joma.theory.isotropic.Mixture", "L2"),
@@ -82,13 +114,16 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Lemma 4", "what a stationary point must fulfil", "joma.theory.isotropic.Mixture", "L4"),
         Row("Eqn. 50-54", "its proof: Σ a_j F(r_j) = 0", "joma.theory.isotropic.Mixture", "L4"),
         Row("Eqn. 55-56", "two components: the conditions for a critical point", "joma.theory.isotropic.critical_rays", "E56 E56.sufficiency"),
-        Row("Eqn. 57", "G(y) = F(θ₁⁻¹(y))", "joma.theory.isotropic.Thetas", "", "fig9"),
+        Row("Eqn. 57", "G(y) = F(θ₁⁻¹(y)), y± := θ₁⁻¹(r±)", "joma.theory.isotropic.Thetas", "E57.inverse", "fig9"),
+        Row("G′ = θ₁/p_n > 0 and the limits of G", "after Eqn. 57", "joma.theory.isotropic.Thetas", "L5 L3", "fig9"),
         Row("Figure 9", "the plot of G(y)", "joma.theory.isotropic.Thetas", "", "fig9"),
         Row("Eqn. 58", "a sufficient condition", "joma.theory.isotropic.critical_rays", "E58", "fig9"),
         Row("Eqn. 59", "the set S of ratios", "joma.theory.isotropic.critical_rays", "E59.range", "fig9"),
     ],
     "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
-        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow"),
+        Row("y₋ < ½ < y₊", "often, so r₊* > 0 and ξ* < 0", "joma.theory.isotropic.critical_rays", "A4.sides"),
+        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow", "E60"),
+        Row("Pattern superposition", "w = v₁ − ξ₁u₁ + v₂ − ξ₂u₂ matches both, if orthogonal", "joma.superpose", "A4.superposition", "fig10"),
         Row("Figure 10", "pattern superposition in Pythia", "joma.superpose", "", "fig10"),
         Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),
@@ -108,7 +143,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Definition 1", "M(ρ) and p(ρ)", "joma.theory.HBLT", "L8"),
         Row("Lemma 8", "M(ρ₁)M(ρ₂) = M(ρ₁ρ₂)", "joma.theory.HBLT", "L8"),
         Row("Eqn. 90", "its proof", "joma.theory.HBLT", "L8"),
-        Row("Definition 2", "HBLT(ρ)", "joma.theory.HBLT"),
+        Row("Definition 2", "HBLT(ρ)", "joma.theory.HBLT", "L9"),
         Row("Lemma 9", "chains multiply", "joma.theory.HBLT", "L9"),
         Row("Eqn. 91-92", "the same, and its proof", "joma.theory.HBLT", "L9"),
         Row("Eqn. 93-98", "the joint distribution through the common ancestor", "joma.theory.HBLT", "T5"),
@@ -116,17 +151,22 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 104-105", "Theorem 5", "joma.theory.hierarchy.theorem5", "T5"),
     ],
     "The multi-layer appendix (counts anew)": [
-        Row("Eqn. 1 (multi-layer)", "a node of a graph: f_j = σ_j(Σ w_jk f_k)", "joma.theory.CDAG"),
+        Row("Eqn. 1 (multi-layer)", "a node of a graph: f_j = σ_j(Σ w_jk f_k)", "joma.theory.CDAG", "CDAG.T1"),
         Row("Theorem 1 (multi-layer)", "what a node asks of the nodes below", "joma.theory.CDAG joma.theory.cdag.implied", "CDAG.T1 CDAG.recursion", "cdag"),
         Row("Figure 1 (multi-layer)", "angles between signals, the proof's drawing", "joma.theory.cdag.implied", "CDAG.T1"),
         Row("Eqn. 2 (multi-layer)", "ẇ_j when z_α decides the input", "joma.theory.CDAG", "CDAG.E2"),
         Row("Eqn. 3 (multi-layer)", "the same with E[g | z_α] = ±1", "joma.theory.CDAG", "CDAG.E3", "cdag"),
+        Row("C₁ high near the loss, C₂ near the input", "residual connections help", "joma.theory.CDAG", "", "cdag"),
+        Row("Why k learns z_β rather than z_α", "it can be easier", why="no measure of “easier” is given"),
+        Row("Without nonlinearity", "f_j is linear and may not replicate z_α", "joma.theory.CDAG", "CDAG.E3"),
     ],
-    "Section 7: not numbered": [
+    "Section 7": [
         Row("almost orthogonal embeddings", "d ≤ 8 ε⁻² log M; ε-related terms", "joma.embedding_coherence joma.embedding_geometry joma.theory.EmbeddingFlow", "S7.dimension", "orthogonality embeddings"),
         Row("embeddings that train", "left open by the paper", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
+        Row("similar semantics, similar embeddings", "where they train", "joma.theory.EmbeddingFlow", "S7.semantic"),
+        Row("many embeddings are highly correlated", "4d hidden neurons are not 4d independent tokens", "joma.embedding_geometry", "", "embeddings"),
+        Row("fewer tokens per layer, better generalisation", "thanks to trained embeddings", why="no experiment is described and no figure given"),
         Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
-        Row("saliency (Section 3.1)", "Δ = discriminancy × frequency", "joma.theory.saliency joma.theory.Saliency", "", "saliency"),
     ],
 }  # fmt: skip
 
@@ -145,9 +185,9 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
     lines = [
         "# From the paper to the code",
         "",
-        "Every numbered equation, lemma, theorem, definition, figure and table of the paper, where it is in joma, and how it "
-        "fared; names without their `joma.` in front. Made by `make figures` from one table, `docs/_build/paper_index.py`. The "
-        "paper has no numbered corollaries.",
+        "Every numbered equation, lemma, theorem, definition, figure and table of the paper, and every sentence that can be true or "
+        "false: where it is in joma and how it fared, or why it cannot be checked. Names without their `joma.` in front. Made by "
+        "`make figures` from one table, `docs/_build/paper_index.py`. The paper has no numbered corollaries.",
     ]
     for title, rows in SECTIONS.items():
         lines += ["", f"## {title}", "", "| | what it says | code | claims and exhibits |", "|---|---|---|---|"]
@@ -158,5 +198,5 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
             found = [f"[`{id}`](claims.md#{id}): {verdicts[id]}" for id in row.claims.split()]
             for id in row.exhibits.split():
                 found.append(f"`joma reproduce {id}`" + (f": {exhibits[id]}" if id in exhibits else ""))
-            lines.append(f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or '–'} |")
+            lines.append(f"| {item} | {row.says.replace('|', chr(92) + '|')} | {code} | {'<br>'.join(found) or row.why} |")
     return "\n".join(lines) + "\n"

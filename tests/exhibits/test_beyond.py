@@ -8,7 +8,9 @@ import torch
 from joma import Run, _figures
 from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext, saliency
 from joma._exhibits._block import Samples, TextBlock, samples
+from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
+from joma.theory.tasks import tilted
 
 TINY = {
     "orthogonality": {"M": 6, "seeds": 2, "d": [4, 16, 48, 96, 192], "tokens": [4, 8], "fixed_d": 64},
@@ -69,14 +71,14 @@ def test_exponent_finds_a_power_law_and_its_uncertainty():
     x = np.tile([1.0, 2.0, 4.0, 8.0], 20)
     draw = np.repeat(np.arange(20), 4)
     y = 3 * x**-0.5 * np.exp(0.2 * rng.standard_normal(80) + rng.standard_normal(20)[draw])  # draws differ in height
-    slope, low, high = orthogonality.exponent(pd.DataFrame({"draw": draw, "x": x, "drift": y}), "x")
+    slope, low, high = exponent(pd.DataFrame({"draw": draw, "x": x, "drift": y}), "x")
     assert low < -0.5 < high
     assert high - low < 0.15
     assert low < slope < high
 
 
 def test_tilted_vectors_have_the_coherence_asked_for():
-    U = orthogonality.tilted(20, 0.03, np.random.default_rng(0))
+    U = tilted(20, 0.03, np.random.default_rng(0))
     G = U.T @ U
     np.testing.assert_allclose(np.diag(G), 1.0)
     np.testing.assert_allclose(np.abs(G - np.eye(20)).max(), 0.03)

@@ -11,6 +11,8 @@ import pytest
 
 from joma import Run
 from joma._exhibits import fig6, fig8, get, reproduce
+from joma._exhibits._curves import best_loss, seeds_that_bounce
+from joma._exhibits._curves import curves as curves_of
 from joma._run.curve import ENTROPY, describe
 from joma._run.writer import RunWriter
 from joma._watch.phases import PHASES
@@ -48,7 +50,7 @@ def test_what_a_curve_did(values, pattern):
 
 
 def made_up(path, settings, curves, losses):
-    """A run with these curves: (layers, lr) -> one a layer; the same on every corpus."""
+    """A run with these curves: (layers, lr) -> one per layer; the same on every corpus."""
     corpora = settings["data"] if isinstance(settings["data"], list) else [settings["data"]]
     writer = RunWriter.create(path, kind="exhibit", config={"settings": settings}, axes=AXES)
     with writer:
@@ -60,7 +62,7 @@ def made_up(path, settings, curves, losses):
                     "phase": [PHASES.index("collapsed" if line[n] < 0.2 else "dense") for line in lines],
                     "valid_loss": losses[layers, lr],
                 }
-                writer.write(int(step), values, data=data, layers=layers, lr=lr, status="done")
+                writer.write(int(step), values, data=data, layers=layers, lr=lr, seed=0, status="done")
     return Run(path)
 
 
@@ -77,7 +79,7 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     ],
 )
 def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
-    settings = {"data": ["pydoc"], "vocabulary": None, "layers": [1, 2], "lr": 1e-3}
+    settings = {"data": ["pydoc"], "vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 1}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
     run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
     said = fig6.judge(run)
@@ -107,20 +109,61 @@ def test_exhibits_have_one_thread_and_their_settings_say_so():
 
 
 @pytest.mark.parametrize(
-    ("losses", "verdict"), [((6.0, 5.0, 7.0), "holds"), ((4.9, 5.0, 7.0), "fails"), ((6.0, 5.0, 4.0), "fails")]
+    ("losses", "last", "verdict"),
+    [
+        ((6.0, 5.0, 7.0), DIP, "holds"),
+        ((4.9, 5.0, 7.0), DIP, "fails"),
+        ((6.0, 5.0, 4.0), DIP, "fails"),
+        ((6.0, 5.0, 7.0), shape(2.6, 1.0), "holds under"),  # sparse, but no collapse at the largest rate
+    ],
 )
-def test_the_judge_of_figure_8(losses, verdict, tmp_path):
+def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
     rates = (1e-4, 1e-3, 1e-2)
-    settings = {"data": "pydoc", "vocabulary": None, "layers": 1, "lr": list(rates)}
-    curves = dict(zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [DIP]), strict=True))
+    settings = {"data": "pydoc", "vocabulary": None, "layers": [1], "lr": list(rates)}
+    curves = dict(zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [last]), strict=True))
     run = made_up(tmp_path / "run", settings, curves, dict(zip(curves, losses, strict=True)))
     assert fig8.judge(run).verdict == verdict
+
+
+def test_figure_8_judges_every_depth(tmp_path):
+    """One depth as the paper says, at the other nothing collapses."""
+    settings = {"data": "pydoc", "vocabulary": None, "layers": [1, 2], "lr": [1e-3, 1e-2]}
+    curves = {(1, 1e-3): [GOOD], (1, 1e-2): [DIP], (2, 1e-3): [LOW, GOOD], (2, 1e-2): [LOW, shape(2.5, 1.2)]}
+    losses = {(1, 1e-3): 5.0, (1, 1e-2): 6.0, (2, 1e-3): 4.5, (2, 1e-2): 5.5}
+    run = made_up(tmp_path / "run", settings, curves, losses)
+    said = fig8.judge(run)
+    assert said.verdict == "holds under"
+    assert said.numbers["depths whose best run matches"] == [1, 2]
+    assert said.numbers["depths that collapse at the largest rate"] == [1]
+    drawn = json.dumps(fig8.draw(run).to_dict())
+    assert "1 layer, lr 0.001" in drawn
+    assert "2 layers, lr 0.01" in drawn
+
+
+def test_curves_are_means_over_seeds_and_a_collapse_is_that_of_most(tmp_path):
+    writer = RunWriter.create(
+        tmp_path / "run", kind="exhibit", config={}, axes={"entropy": ["layer"], "phase": ["layer"]}
+    )
+    lines = {0: GOOD, 1: GOOD + 0.1, 2: DIP}
+    with writer:
+        for seed, line in lines.items():
+            for n, step in enumerate(STEPS):
+                phase = PHASES.index("collapsed" if line[n] < 0.2 else "dense")
+                values = {"entropy": [line[n]], "phase": [phase], "valid_loss": 5.0 + seed}
+                writer.write(int(step), values, data="pydoc", layers=1, lr=1e-3, seed=seed)
+    run = Run(tmp_path / "run")
+    found = curves_of(run, "pydoc")[1, 1e-3, 0]
+    assert found.end == pytest.approx(sum(float(line[-1]) for line in lines.values()) / 3, abs=0.02)
+    assert not found.collapsed
+    assert seeds_that_bounce(run, "pydoc") == {(1, 1e-3, 0): [0, 1]}
+    assert best_loss(run, "pydoc") == {(1, 1e-3): 6.0}
 
 
 @pytest.mark.parametrize("name", ["fig6", "fig8"])
 def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     module = {"fig6": fig6, "fig8": fig8}[name]
-    tiny = {**module.SETTINGS["quick"], "steps": 10, "every": 5, "vocabulary": 200}
+    steps = {10: [10] if name == "fig6" else 10, 6: [6] if name == "fig6" else 6}
+    tiny = {**module.SETTINGS["quick"], "steps": steps[10], "every": 5, "vocabulary": 200}
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "quick", tiny)
     outcome = reproduce(get([name])[0], out=tmp_path)
@@ -139,7 +182,7 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
     (runs / "notes").mkdir()
-    monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": 6, "vocabulary": 150})
+    monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": steps[6], "vocabulary": 150})
     other = reproduce(get([name])[0], "laptop", out=tmp_path, force=True)  # not taken from the other preset
     assert Run(other.path).frame("loss").step.max() == 6
     assert not any(path.exists() for path in made)  # force makes the runs again, too

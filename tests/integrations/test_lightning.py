@@ -122,7 +122,7 @@ def test_values_are_those_of_a_plain_loop_and_accumulated_batches_are_one_step(t
 
     model = Model()
     optimiser = torch.optim.AdamW(model.parameters(), LR)
-    plain = joma.watch(model, every=1, live=False)
+    plain = joma.watch(model, every=1, live=False, optimizer=optimiser)
     batches = tokens(24).split(4)
     for n in range(0, 6, accumulate):  # a last step of two batches where four are accumulated
         losses = [loss_of(model, batch) for batch in batches[n : n + accumulate]]
@@ -138,6 +138,7 @@ def test_values_are_those_of_a_plain_loop_and_accumulated_batches_are_one_step(t
     assert mine.step.unique().tolist() == list(range(1, 7 if accumulate == 1 else 3))
     assert mine.module.dropna().tolist() == [f"model.{name}" for name in theirs.module.dropna()]
     np.testing.assert_allclose(mine.value, theirs.value, rtol=2e-5)
+    np.testing.assert_allclose(mine.tau, LR * mine.step, rtol=1e-12)
 
 
 def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
@@ -186,6 +187,8 @@ def test_two_optimisers_by_hand_make_one_step_a_batch(tmp_path):
     assert fit(Manual(), tmp_path, watched).global_step == 12
     frame = watched.frame()
     assert frame.step.unique().tolist() == [1, 2, 4, 6]
+    np.testing.assert_allclose(frame.tau, LR * frame.step, rtol=1e-12)
+    assert len(watched.watch.tau) == 2
     first = frame[(frame.gauge == "loss") & (frame.step == 1)].value.item()
     assert first == pytest.approx(loss_of(Model(), tokens(24)[:4]).item(), rel=1e-6)
 

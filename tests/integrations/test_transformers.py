@@ -111,7 +111,7 @@ def test_values_are_those_of_a_plain_loop_on_the_same_batches(tmp_path, accumula
     optimiser = torch.optim.AdamW(model.parameters(), LR, weight_decay=0.0)
     shape = torch.Size((4, LENGTH))
     batches = iter([b for b in trainer.batches if b["input_ids"].shape == shape])  # batches of evaluation are of 8
-    plain = joma.watch(model, every=1, live=False)
+    plain = joma.watch(model, every=1, live=False, optimizer=optimiser)
     losses = []
     for _ in range(4):
         micro = [next(batches) for _ in range(accumulate)]
@@ -133,6 +133,7 @@ def test_values_are_those_of_a_plain_loop_on_the_same_batches(tmp_path, accumula
         theirs[["step", "layer", "head", "gauge", "module"]]
     )
     np.testing.assert_allclose(mine.value, theirs.value, rtol=2e-5)
+    np.testing.assert_allclose(mine.tau, LR * mine.step, rtol=1e-12)
     logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     np.testing.assert_allclose(mine[mine.gauge == "loss"].value, logged, rtol=1e-6)
     np.testing.assert_allclose(logged, losses, rtol=2e-5)
@@ -215,6 +216,7 @@ def test_a_resumed_training_goes_on_with_its_run(tmp_path):
     second.train(resume_from_checkpoint=True)
     loss = watched.frame().query("gauge == 'loss'")
     assert loss.step.tolist() == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(loss.tau, LR * loss.step, rtol=1e-12)
     logged = [row["loss"] for row in second.state.log_history if "loss" in row]
     np.testing.assert_allclose(loss.value, logged, rtol=1e-6)
 

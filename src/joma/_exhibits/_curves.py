@@ -13,7 +13,7 @@ import pandas as pd
 
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
-from joma._run.curve import TRAINING, Curve, describe_all
+from joma._run.curve import ENTROPY, TRAINING, Curve, describe_all
 from joma._watch.phases import PHASES
 
 if TYPE_CHECKING:
@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
+# settings of an exhibit that all of its runs have
+COMMON = (
+    "vocabulary", "every", "threads", "valid_windows", "valid_every", "probe_windows", "fresh_adam", "short_window",
+)  # fmt: skip
+PLAIN = {"probe_windows": 2, "threads": 1, "fresh_adam": False, "short_window": False}
+# what the authors' loop does besides; losses on all validation windows, to stand beside the paper's three digits
+TO_THE_LETTER = PLAIN | {"fresh_adam": True, "short_window": True, "valid_windows": 0, "valid_every": 1000}
 
 
-def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed: int, progress: Progress) -> None:
-    """Train each of ``runs`` (settings that differ from the defaults) and refer to it.
+def train_all(
+    writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], settings: dict[str, Any], seed: int,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Train each of ``runs`` (data, layers, lr and steps) with every seed, and refer to it.
 
     The runs are beside the exhibit, in ``<name>-runs/``, named by all of their settings: a killed exhibit goes on where
     it was.
@@ -32,19 +42,20 @@ def train_all(writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], seed
     from joma._train.language import train
     from joma._train.settings import Settings
 
-    runs = list(runs)
-    for n, chosen in enumerate(runs):
-        label = f"{chosen['data']}, {chosen['layers']} layers, lr {chosen['lr']:g}"
+    common = {key: settings[key] for key in COMMON}
+    planned = [{**common, **run, "seed": seed + n} for run in runs for n in range(settings["seeds"])]
+    for n, chosen in enumerate(planned):
+        label = f"{chosen['data']}, {chosen['layers']} layers, lr {chosen['lr']:g}, seed {chosen['seed']}"
 
         def show(state: Any, n: int = n, label: str = label) -> None:
-            progress((n + state.step / state.steps) / len(runs), label)
+            progress((n + state.step / state.steps) / len(planned), label)
 
-        settings = Settings(**chosen, valid_windows=4, probe_windows=2, seed=seed)
-        out = writer.path.parent / f"{name}-runs" / _folder(settings)
+        language = Settings(**chosen)
+        out = writer.path.parent / f"{name}-runs" / _folder(language)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
-            run = train(settings, out, say=lambda line: None, show=show)
-        columns = {"data": settings.data, "layers": settings.layers, "lr": settings.lr}
+            run = train(language, out, say=lambda line: None, show=show)
+        columns = {key: chosen[key] for key in ("data", "layers", "lr", "seed")}
         writer.refer(run, GAUGES, **columns, status=run.info["status"])
 
 
@@ -55,21 +66,34 @@ def _folder(settings: Settings) -> str:
 
 
 def measured(run: Run, gauge: str, data: str) -> pd.DataFrame:
-    """The table of a gauge, mean over heads, of the models that were trained on ``data``."""
+    """The table of a gauge, mean over heads and seeds, of the models that were trained on ``data``."""
     frame = run.frame(gauge)
     frame = frame[frame["data"] == data]
-    if "head" not in frame:
-        return frame
-    return frame.groupby(["layers", "lr", "layer", "step"]).value.mean().reset_index()
+    keys = [key for key in ("layers", "lr", "layer", "step") if key in frame]
+    return frame.groupby(keys).value.mean().reset_index()
 
 
 def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float, int], Curve]:
-    """(layers, lr, layer) -> what the gauge did; only entropy can collapse."""
+    """(layers, lr, layer) -> what the gauge did, mean over seeds; entropy collapses if it does in most of them."""
     by = ["layers", "lr", "layer"]
-    phases = measured(run, "phase", data).sort_values("step").groupby(by).value.last()
-    collapsed = phases[phases == PHASES.index("collapsed")].index if gauge == "entropy" else ()
+    phases = run.frame("phase")
+    last = phases[phases["data"] == data].sort_values("step").groupby([*by, "seed"]).value.last()
+    share = (last == PHASES.index("collapsed")).groupby(by).mean()
+    collapsed = share[share > 0.5].index if gauge == "entropy" else ()
     by_key = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
     return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()}
+
+
+def seeds_that_bounce(run: Run, data: str) -> dict[tuple[int, float, int], list[int]]:
+    """(layers, lr, layer) -> the seeds whose entropy dips and bounces."""
+    frame = run.frame("entropy")
+    by = ["layers", "lr", "layer", "seed"]
+    entropy = frame[frame["data"] == data].groupby([*by, "step"]).value.mean().reset_index()
+    seeds: dict[tuple[int, float, int], list[int]] = {}
+    for (layers, lr, layer, seed), curve in describe_all(entropy, ENTROPY, by).items():
+        bouncing = seeds.setdefault((int(layers), float(lr), int(layer)), [])
+        bouncing += [int(seed)] if curve.bounced else []
+    return seeds
 
 
 def rank_story(run: Run, data: str) -> tuple[str, dict[str, Any]]:
@@ -90,6 +114,6 @@ def _name(key: tuple[int, float, int]) -> str:
 
 
 def best_loss(run: Run, data: str) -> dict[tuple[int, float], float]:
-    """(layers, lr) -> the lowest validation loss."""
+    """(layers, lr) -> the lowest validation loss, of the mean over seeds."""
     lowest = measured(run, "valid_loss", data).groupby(["layers", "lr"], as_index=False).value.min()
     return {(int(row.layers), float(row.lr)): float(row.value) for row in lowest.itertuples()}

@@ -21,6 +21,8 @@ from joma._run.folder import lock, unlock
 from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from joma._figures import Chart
 
 PRESETS = ("quick", "laptop", "paper")
@@ -71,6 +73,18 @@ class Exhibit:
         experiment = importlib.import_module(f"joma._exhibits.{self.id}").EXPERIMENT
         assert isinstance(experiment, Experiment)
         return experiment
+
+
+def where(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """The rows of a table in which these columns have these values, or one of those in a list."""
+    for name, value in columns.items():
+        frame = frame[frame[name].isin(value) if isinstance(value, list) else frame[name] == value]
+    return frame
+
+
+def wide(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row per value of the keys, one column per gauge."""
+    return frame.pivot(index=keys, columns="gauge", values="value").reset_index()  # noqa: PD010
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,18 @@ from typing import Any
 
 import altair as alt
 
-from joma._exhibits._curves import AXES, best_loss, curves, entropy_story, measured, rank_story, train_all
+from joma._exhibits._curves import (
+    AXES,
+    PLAIN,
+    TO_THE_LETTER,
+    best_loss,
+    curves,
+    entropy_story,
+    measured,
+    rank_story,
+    seeds_that_bounce,
+    train_all,
+)
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import Chart
 from joma._run import Run, RunWriter
@@ -18,37 +29,44 @@ PAPER = {
     "wikitext-2": {1: 5.357, 2: 5.255, 5: 5.169, 10: 5.110},
     "wikitext-103": {1: 5.047, 2: 4.912, 5: 4.762, 10: 4.679},
 }
+# steps: per corpus, in the order of data
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": 1200, "every": 20,
-              "threads": 1},
-    "laptop": {"data": ["wikitext-2"], "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": 7500, "every": 50,
-               "threads": 1},
+    "quick": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
+              "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
+    "laptop": {"data": ["wikitext-2"], "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": [6000], "seeds": 3,
+               "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
     "paper": {"data": ["wikitext-2", "wikitext-103"], "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4,
-              "steps": 30_000, "every": 100, "threads": 1},
+              "steps": [50_000, 200_000], "seeds": 1, "every": 100, **TO_THE_LETTER},
 }  # fmt: skip
 RULE = (
     f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
     f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
-    "one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at none. The stable "
+    "one (suppressed); holds: both, on every corpus; holds under: the first at some depth; fails: at none. Curves are "
+    "means over the seeds, and it is said in how many of them the top layer bounces. The stable "
     f"rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise of {RANK.rise}, and does not "
     "decide"
 )
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
-    """Train one model per corpus and depth."""
-    common = {key: settings[key] for key in ("vocabulary", "lr", "steps", "every", "threads")}
-    runs = [{**common, "data": data, "layers": layers} for data in settings["data"] for layers in settings["layers"]]
-    train_all(writer, "fig6", runs, seed, progress)
+    """Train one model per corpus, depth and seed."""
+    if len(settings["steps"]) != len(settings["data"]):
+        raise ValueError(f"steps {settings['steps']} must have one number per corpus in data {settings['data']}")
+    runs = [
+        {"data": data, "layers": layers, "lr": settings["lr"], "steps": steps}
+        for data, steps in zip(settings["data"], settings["steps"], strict=True)
+        for layers in settings["layers"]
+    ]
+    train_all(writer, "fig6", runs, settings, seed, progress)
 
 
 def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
-    """The paper's losses by depth, where ours can be compared with them: none of another vocabulary."""
-    return PAPER.get(data, {}) if settings["vocabulary"] is None else {}
+    """The paper's losses by depth, where ours can be compared with them: all words, and all validation windows."""
+    return PAPER.get(data, {}) if settings["vocabulary"] is None and settings["valid_windows"] == 0 else {}
 
 
 def draw(run: Run) -> Chart:
-    """Entropy above, stable rank below; one column per depth, one row per corpus, one line per layer."""
+    """Entropy above, stable rank below; one column per depth, one line per layer; one row per corpus."""
     corpora = run.info["config"]["settings"]["data"]
     rows = [_row(run, data, named=len(corpora) > 1) for data in corpora]
     return rows[0] if len(rows) == 1 else alt.vconcat(*rows)
@@ -104,23 +122,26 @@ def judge(run: Run) -> Judgement:
     numbers: dict[str, Any] = {}
     for data in corpora:
         name = f"{data}: " if len(corpora) > 1 else ""
-        layers = curves(run, data)
-        top = {n: layers[n, lr, n - 1] for n in depths}
+        by_layer = curves(run, data)
+        top = {n: by_layer[n, lr, n - 1] for n in depths}
         shown = [n for n, c in top.items() if c.bounced]
-        suppressed = [n for n in deep if layers[n, lr, 0].end < top[n].end]
+        suppressed = [n for n in deep if by_layer[n, lr, 0].end < top[n].end]
         bounced |= bool(shown)
         complete &= shown == depths and suppressed == deep
-        words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in layers.items()]
+        words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
         ranks, rank_numbers = rank_story(run, data)
+        seeds = seeds_that_bounce(run, data)
+        counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
         summary.append(
-            f"{name}top layer dips and bounces at depths {shown or 'none'} of {depths}, bottom layer below it at "
-            f"{suppressed or 'none'} of {deep}; {'; '.join(words)}; {ranks}"
+            f"{name}top layer dips and bounces at depths {shown or 'none'} of {depths}, in how many seeds by depth: "
+            f"{counts}; bottom layer below it at {suppressed or 'none'} of {deep}; {'; '.join(words)}; {ranks}"
         )
         paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
         paper = _paper(settings, data)
         losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
         numbers[data] = {
             "entropy": entropy_story(run, data),
+            "seeds whose top layer bounces": {f"{n} layers": seeds[n, lr, n - 1] for n in depths},
             "stable rank": rank_numbers,
             "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run, data).items()},
             "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},

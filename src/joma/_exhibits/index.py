@@ -71,7 +71,7 @@ _OURS = (
         "fig7",
         "Figure 7: pretrained models over their checkpoints",
         "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones.",
-        seconds=60,
+        seconds=110,
     ),
     Exhibit(
         "fig8",

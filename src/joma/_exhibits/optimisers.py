@@ -33,6 +33,7 @@ OPTIMISERS: dict[str, Optimiser] = {
     "AdamW": AdamW(),
 }
 RATES = {"SGD": 0.02, "momentum": 0.002, "weight decay": 0.02, "Adam": 0.002, "AdamW": 0.002}
+FIRST_SEED = 1000  # the design was changed after a look at seeds 0, 1, …: those that judge are others
 REACH = 2.5  # compared when the largest weight is this large
 
 
@@ -48,7 +49,7 @@ def example(rng: np.random.Generator, samples: int, tokens: int) -> Task:
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train full-batch with each optimiser; then minibatch SGD and Adam for the order of the rates."""
     for s in range(settings["seeds"]):
-        rng = np.random.default_rng((seed, s))
+        rng = np.random.default_rng((seed, FIRST_SEED + s))
         task = example(rng, settings["samples"], settings["tokens"])
         flow, start = JointFlow(task, "exp"), np.full((settings["tokens"], 1), 1e-3)
         for n, (name, optimiser) in enumerate(OPTIMISERS.items()):
@@ -61,7 +62,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 values = {"entropy": entropy[i], "largest": largest[i], "drift": drift[i]}
                 writer.write(int(i), values, optimiser=name, draw=s, progress=float(i / stop))
         for name in ("SGD", "Adam"):
-            plain, adapted = minibatch_orders(task, name, settings["batches"], np.random.default_rng((seed, s, 1)))
+            plain, adapted = minibatch_orders(
+                task, name, settings["batches"], np.random.default_rng((seed, FIRST_SEED + s, 1))
+            )
             writer.write(0, {"order_saliency": plain, "order_adapted": adapted}, optimiser=name, draw=s, progress=1.0)
 
 
@@ -106,7 +109,8 @@ def judge(run: Run) -> Judgement:
     }
     rule = (
         "holds under SGD-like training if SGD and momentum lose ≥ 3 × the entropy that Adam loses at the same largest "
-        "weight, and Adam's minibatch rates follow Δ/√(Δ² + σ²) more closely than Δ"
+        "weight, and Adam's minibatch rates follow Δ/√(Δ² + σ²) more closely than Δ. The design was changed "
+        f"after a first look at other seeds; those that are judged, from {FIRST_SEED} on, were drawn after that"
     )
     text = (
         f"at max|v| = {REACH:g} attention has lost {lost['SGD']:.2f} nats under SGD, {lost['momentum']:.2f} with "

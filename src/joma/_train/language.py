@@ -125,7 +125,7 @@ class _Lab:
             return
         self.watch: Watch = watch(
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
-            probe={"tokens": probe, "project": False}, live=False,
+            probe={"tokens": probe, "project": False}, optimizer=self.stepper.optimizer, live=False,
         )  # fmt: skip
         self._restore(found)
 

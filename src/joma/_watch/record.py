@@ -21,10 +21,11 @@ from joma._watch.schedule import Every
 RunFolder = str | os.PathLike[str]
 
 
-def axes_of(gauges: Sequence[Gauge]) -> dict[str, list[str]]:
-    """The axes of what a watch with these gauges writes."""
+def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
+    """The axes of what a watch with these gauges writes; ``groups`` is how many learning rates there are."""
     axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
     axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
+    axes |= {"lr": ["group"], "tau": ["group"]} if groups > 1 else {}
     return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
 
 
@@ -54,12 +55,12 @@ class Record:
 
     Attributes:
         writer: of the run folder.
-        last_step: the last one in the folder of a run that is resumed, else None.
+        last_step: the last one in the folder of a run that is resumed, until it goes on; else None.
     """
 
     def __init__(
         self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], gauges: Sequence[Gauge], notices: Notices,
-        overwrite: bool, resume: bool,
+        overwrite: bool, resume: bool, groups: int = 1,
     ) -> None:  # fmt: skip
         self._notices, self._lent = notices, isinstance(run, RunWriter)
         self.last_step: int | None = None
@@ -78,10 +79,17 @@ class Record:
             run,
             kind="watch",
             config=config,
-            axes=axes_of(gauges),
+            axes=axes_of(gauges, groups),
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
+
+    def go_on_from(self, step: int) -> bool:
+        """The next row is of this step: a run that is resumed loses rows from there on. Was it resumed just now?"""
+        resumed, self.last_step = self.last_step is not None, None
+        if resumed:
+            self.writer.drop_from(step)
+        return resumed
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""
@@ -90,12 +98,13 @@ class Record:
             self.writer.note(layers=layers, heads=dict(heads), phases=list(PHASES))
 
     def write(
-        self, step: int, rows: Mapping[str, Any], names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]
-    ) -> None:
-        """The rows of one step."""
+        self, step: int, rows: Mapping[str, Any], columns: Mapping[str, float], names: Mapping[str, Sequence[str]],
+        heads: Mapping[str, Sequence[int]],
+    ) -> None:  # fmt: skip
+        """The rows of one step, with columns that they share."""
         try:
             self.note_layers(names, heads)
-            self.writer.write(step, dict(rows))
+            self.writer.write(step, dict(rows), **columns)
         except OSError as error:
             self._notices.once(
                 "disk", f"{self.writer.path}: {error}; training goes on, measurements are lost meanwhile"

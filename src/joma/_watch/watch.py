@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from joma._events.events import Padding
+from joma._events.optimiser import Steps, distinct_rates, optimisers_of
 from joma._gauges.registry import get
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import alarms, attached
+from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
 from joma._watch.inputs import check_has_attention, check_model, find
 from joma._watch.measurement import Measurement
@@ -60,6 +63,7 @@ def watch(
     probe: Any = None,
     padding: Padding | None = None,
     mlp: str | Sequence[str] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     live: bool | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -79,6 +83,8 @@ def watch(
         padding: the model's argument that is 1 at real tokens and 0 at padding, or a function of (args, kwargs) of the
             model that gives it. Found by itself if it is called ``attention_mask`` or ``…key_padding_mask``.
         mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
+        optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
+            recorded from the steps that they make. Without it, `Watch.step` can be told the rate.
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
@@ -86,7 +92,7 @@ def watch(
     Returns:
         The watch: a context manager, or call its `close` at the end.
     """
-    return Watch(model, run, every, gauges, probe, padding, mlp, live, overwrite, resume)
+    return Watch(model, run, every, gauges, probe, padding, mlp, optimizer, live, overwrite, resume)
 
 
 class Watch:
@@ -100,21 +106,25 @@ class Watch:
         last_step: the number of the last step that was made.
         layers: names of the attention layers, by number, after the first measurement.
         matrices: part -> names of the matrices that weight gauges are measured on.
+        rates: the learning rates of the last step, one per parameter group; empty if they are not known.
+        tau: the sums of the learning rates over all steps so far, likewise.
     """
 
     def __init__(
         self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every,
         gauges: str | Sequence[str] | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
-        live: bool | None, overwrite: bool, resume: bool,
+        optimizer: Optimizer | Sequence[Optimizer] | None, live: bool | None, overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
         check_model(model)
+        optimizers = None if optimizer is None else optimisers_of(model, optimizer)
         self._schedule = Schedule(every)
         chosen = get(DEFAULT_GAUGES if gauges is None else gauges)
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model = model
         self.path = run.path if isinstance(run, RunWriter) else run
+        self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         self._attends = any(g.on != "weight" for g in self._gauges)
@@ -131,14 +141,16 @@ class Watch:
         self.phases: list[Phase] = []
         config = config_of(model, every, self._gauges, probed=probe is not None)
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
-        self._record = Record(folder, config, self._gauges, self._notices, overwrite, resume)
-        self._resumed = self._record.last_step is not None
+        rates = distinct_rates(optimizers or [])
+        self._record = Record(folder, config, self._gauges, self._notices, overwrite, resume, rates)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
         self._record.note_layers(self._names(), self._widths())
-        attached.claim(self._passes.source.names, self._where("without a run folder"))
+        attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
+        self._steps = None if optimizers is None else Steps(model, optimizers)
+        self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
         self._arm()
@@ -165,23 +177,39 @@ class Watch:
         """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
         return dict(self._record.writer.info.get("heads", {}))
 
-    def step(self, loss: Any = None, *, step: int | None = None, **numbers: Any) -> dict[str, float]:
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of the last step, one per parameter group; empty if they are not known."""
+        return list(self._clock.rates)
+
+    @property
+    def tau(self) -> list[float]:
+        """The sums of the learning rates over all steps so far, one per parameter group; empty if not known."""
+        return list(self._clock.tau)
+
+    def step(
+        self, loss: Any = None, *, step: int | None = None, lr: float | Tensor | None = None, **numbers: Any
+    ) -> dict[str, float]:
         """Tell that an optimiser step was made; measures if this step is due.
 
         Arguments:
             loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none is given.
             step: its number, if the caller counts; else one more than the last.
-            numbers: more to record, as the learning rate.
+            lr: the learning rate of this step, told with every step; not needed if the optimiser is watched.
+            numbers: more to record.
 
         Returns:
-            {} between measurements, else means over heads by name: {"joma/entropy/layer_03": …}, for any logger.
+            {} between measurements, else means over heads by name, {"joma/entropy/layer_03": …}, and the clock,
+            {"joma/tau": …}, for any logger.
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
+        before = self.last_step
         due = self._schedule.advance(step)
-        if self._resumed:  # from a checkpoint that is older than the last row
-            self._record.writer.drop_from(self.last_step)
-            self._resumed = False
+        if self._record.go_on_from(self.last_step):
+            before = self.last_step - 1
+            self._clock.go_on(Run(self._record.writer.path).rows(), before)
+        self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
         try:
             return self._measure(loss, numbers) if due else {}
         finally:
@@ -196,6 +224,7 @@ class Watch:
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
             "starts": self._weights.state(),
+            "clock": self._clock.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,6 +235,7 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
+        self._clock.restore(state.get("clock"))
         self._arm()
 
     def frame(self) -> pd.DataFrame:
@@ -238,15 +268,14 @@ class Watch:
     def _detach(self) -> None:
         """Leave the model alone."""
         self._passes.source.leave()
+        if self._steps is not None:
+            self._steps.leave()
         attached.release(self._passes.source.names)
 
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
         state = "closed" if self._closed else f"step {self.last_step}"
-        return f"Watch({type(self.model).__name__}, {self._where()}, {state}{f'; {phases}' if phases else ''})"
-
-    def _where(self, nowhere: str = "no run folder") -> str:
-        return f"run {self.path}" if self.path is not None else nowhere
+        return f"Watch({type(self.model).__name__}, {self._where}, {state}{f'; {phases}' if phases else ''})"
 
     def _repr_html_(self) -> str:
         return html(self)
@@ -278,16 +307,17 @@ class Watch:
         self.latest = Measurement(step, values, self._names(), heads, mean_loss)
         for name, n, module in self.latest.not_numbers():
             self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
-        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()}
+        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if not math.isnan(mean_loss) or loss is not None:
             rows["loss"] = mean_loss
         rows |= values
         if self.phases:
             rows["phase"] = [PHASES.index(phase.name) for phase in self.phases]
-        self._record.write(step, rows, self._names(), self._widths())
+        clock = self._clock.columns()
+        self._record.write(step, rows, clock, self._names(), self._widths())
         if self._line is not None:
             self._line.show(self)
-        return self.latest.metrics()
+        return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
 
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""

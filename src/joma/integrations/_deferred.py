@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from joma._events.optimiser import optimisers_of
 from joma._gauges.registry import get
 from joma._watch.schedule import Every, rule
 from joma._watch.watch import Watch, watch
@@ -13,6 +15,7 @@ from joma._watch.watch import Watch, watch
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+    from torch.optim import Optimizer
 
     from joma._events.events import Padding
     from joma._watch.phases import Phase
@@ -70,13 +73,19 @@ class Deferred:
         """The long table of all measurements so far, as `Watch.frame`."""
         return self.watch.frame()
 
-    def _begin(self, model: nn.Module) -> None:
-        """Training begins; a beginning without an end is one that the trainer gave up to try again."""
+    def _begin(self, model: nn.Module, optimizers: Any = None) -> None:
+        """Training begins; a beginning without an end is one that the trainer gave up to try again.
+
+        What the trainer holds as its optimisers may be something that cannot be followed: then training is watched
+        without them.
+        """
         options: Options = {**self._options}
         if self._open:
             self.watch.close("failed", "training was started again")
             options |= {"overwrite": True, "resume": False}
-        self._watch = watch(model, self.path, self._every, self._gauges, **options)
+        self._watch = watch(
+            model, self.path, self._every, self._gauges, optimizer=_followed(model, optimizers), **options
+        )
         self._open = True
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -91,3 +100,14 @@ class Deferred:
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" if self._watch is None else self._watch._repr_html_()
+
+
+def _followed(model: nn.Module, optimizers: Any) -> list[Optimizer] | None:
+    """The optimisers that can be followed; None, and a warning, if there are none."""
+    if not optimizers:
+        return None
+    try:
+        return optimisers_of(model, optimizers)
+    except (TypeError, ValueError) as error:
+        warnings.warn(f"joma.watch: learning rates are not recorded: {error}", stacklevel=2)
+        return None

@@ -40,7 +40,8 @@ class WatchCallback(Deferred, Callback):
 
     Measurements go to the run folder and to all loggers of the trainer, under the number of optimiser steps made
     (``trainer.global_step``; Lightning's own metrics of that step are logged under one less). Accumulated batches are
-    one step, and its loss is their mean. The run is finished when fitting ends; if it fails, with the reason.
+    one step, and its loss is their mean. Learning rates and τ come from the trainer's optimisers. The run is finished
+    when fitting ends; if it fails, with the reason.
 
     Arguments:
         run, every, gauges, options: as of `joma.watch`; ``live`` is False by default.
@@ -63,7 +64,7 @@ class WatchCallback(Deferred, Callback):
         wrapped = trainer.strategy.model
         self._losses.clear()
         self._seen = self._steps = trainer.global_step
-        self._begin(wrapped if isinstance(wrapped, nn.Module) else pl_module)
+        self._begin(wrapped if isinstance(wrapped, nn.Module) else pl_module, trainer.optimizers)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

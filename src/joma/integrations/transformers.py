@@ -40,7 +40,8 @@ def watch(
 
     Measurements go to the run folder and, through ``trainer.log``, to whatever ``report_to`` names: next to
     ``train/loss`` as ``train/joma/entropy/layer_00``. Steps are optimiser steps, as the Trainer counts them, and the
-    loss is the one that it logs. The run is finished when training ends; if it fails, with the reason.
+    loss is the one that it logs. Learning rates and τ come from its optimiser. The run is finished when training ends;
+    if it fails, with the reason.
 
     Arguments:
         trainer: the Trainer, before ``train()``.
@@ -107,7 +108,7 @@ class TrainerWatch(Deferred, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is where it trains, and wrapped."""
         self._loss = None
-        self._begin(self._trainer.model_wrapped)
+        self._begin(self._trainer.model_wrapped, self._trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimiser step was made."""

@@ -45,13 +45,14 @@ class Variant(str):
     """The form of a statement that a check measures, as a string ("printed", …), and at most one mutant of it."""
 
     mutant: str
+    terms: tuple[str, ...]
     _factors: Mapping[str, Mapping[str, float]]
 
     def __new__(cls, form: str, claim: Claim | None = None, mutant: str = "") -> Variant:
         self = super().__new__(cls, form)
         self.mutant = mutant
-        terms = () if claim is None else claim.terms
-        self._factors = {term: {name.format(term): f for name, f in FACTORS.items()} for term in terms}
+        self.terms = () if claim is None else claim.terms
+        self._factors = {term: {name.format(term): f for name, f in FACTORS.items()} for term in self.terms}
         return self
 
     def factor(self, term: str) -> float:
@@ -160,7 +161,7 @@ def _stored(variant: Variant) -> float:
 
 _CLAIMS: dict[str, Claim] = {}
 _MODULES = (
-    "theorem1", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "theorem4", "hierarchy", "cdag", "section7",
+    "theorem1", "softmax", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "section4", "theorem4", "hierarchy", "cdag", "section7",
     "laws", "final", "optimisers",
 )  # fmt: skip
 
@@ -207,7 +208,14 @@ def claim(
 
 
 def remove(id: str) -> None:
-    """Forget a claim that was registered."""
+    """Forget a claim that was registered.
+
+    Arguments:
+        id: the claim's; an unknown one is no error.
+
+    Returns:
+        Nothing.
+    """
     _CLAIMS.pop(id, None)
 
 

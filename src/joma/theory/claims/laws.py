@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from joma.theory.laws import System, WeightPair, endpoint_count, laws, split_log
 from joma.theory.optimisers import SGD
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
+from joma.theory.trajectory import Trajectory
 
 
 @claim(
@@ -27,26 +29,49 @@ from joma.theory.tasks import class_distributions, random_gradients, small_start
     control="one law more",
     derivation="the flow for any data is a combination of ∇a_k(x; θ); what all of them leave constant are the functions of "
     "the orbit, of codimension D − dim Lie. Singular values must fall by 1e6 at the rank",
+    paper_formula=r"linear $z^2-\sum_k v_k^2$ and exp $z-\tfrac12\sum_k v_k^2$ are conserved: $M$ laws",
+    corrected_formula=r"these are all; softmax has $K+1$: $\sum_l z_l$ and $\sum_l v_{lk}-\xi_k$",
+    mutants={
+        "exp has M + 1": "one law more",
+        "softmax has K": "one law less: Σ_l z_l forgotten",
+        "without residual none": "the law of the logits forgotten",
+        "softmax loss adds M": "Σ_k ξ_k forgotten",
+        "pair has h²": "a matrix that is not symmetric",
+    },
 )
 def laws_count(variant: Variant) -> Iterator[float]:
     """Counts by three ways against the formulas."""
-    rng = np.random.default_rng(0)
     more = 1 if variant == "control" else 0
+    M, K, h = 3, 2, 2
+    stated = (
+        M,
+        M + variant.has("exp has M + 1"),
+        K + 1 - variant.has("softmax has K"),
+        1 - variant.has("without residual none"),
+        M + (M + 1) - variant.has("softmax loss adds M"),
+        h**2 if variant.has("pair has h²") else h * (h + 1) // 2,
+    )
+    for number, (count, certified, by_endpoints) in zip(stated, _counts(), strict=True):
+        yield abs(count - number - more) + (0.0 if certified else 1.0)
+        yield abs(by_endpoints - number - more)
+
+
+@functools.cache
+def _counts() -> tuple[tuple[int, bool, int], ...]:
+    """(count by the Lie algebra, certified, count by the end-point map) of six systems, in the order of the formulas."""
+    rng = np.random.default_rng(0)
     task = random_gradients(rng, samples=4, tokens=3, nodes=2)
     labelled = Task.classification(task.x, [0, 1, 0, 1])
     alone = np.diag([1.0, 1.0, 1.0, 0.0])  # no residual connection: the query's embedding is zero
-    cases: list[tuple[System, int]] = [
-        (JointFlow(task, "linear", attention_lr=0.7), 3),
-        (JointFlow(task, "exp", attention_lr=0.7, temperature=1.3), 3),
-        (JointFlow(task, "softmax", attention_lr=0.7), 3),
-        (JointFlow(task, "softmax", embedding=alone), 1),
-        (JointFlow(labelled, "exp"), 3 + 4),
-        (WeightPair(2, 3, 2), 3),
-    ]
-    for system, stated in cases:
-        counted = laws(system)
-        yield abs(counted.count - stated - more) + (0.0 if counted.certified else 1.0)
-        yield abs(endpoint_count(system)[0] - stated - more)
+    systems: tuple[System, ...] = (
+        JointFlow(task, "linear", attention_lr=0.7),
+        JointFlow(task, "exp", attention_lr=0.7, temperature=1.3),
+        JointFlow(task, "softmax", attention_lr=0.7),
+        JointFlow(task, "softmax", embedding=alone),
+        JointFlow(labelled, "exp"),
+        WeightPair(2, 3, 2),
+    )
+    return tuple((counted.count, counted.certified, endpoint_count(s)[0]) for s in systems for counted in (laws(s),))
 
 
 @claim(
@@ -61,23 +86,35 @@ def laws_count(variant: Variant) -> Iterator[float]:
     control="Σ_l v_lk + ξ_k",
     derivation="1ᵀ(diag b − b bᵀ) = 0, and Σ_l v̇_lk = η Σ_i s_ik Σ_l b_il = η Σ_i s_ik = ξ̇_k since Σ_l b_il = 1; linear "
     "laws hold for every combination of gradients",
+    paper_formula=r"approximately $z=\tfrac12\sum_k(v_k^2-\|v_k\|^2\bar b)+c$ (Eqn. 18)",
+    corrected_formula=r"exactly $\sum_l z_l=c$ and $\sum_l v_{lk}-\xi_k=c_k$",
+    terms=("ξ",),
+    mutants={"one token left out": "of Σ_l z_l"},
 )
 def laws_softmax(variant: Variant) -> Iterator[float]:
     """Drift of the sums."""
+    xi_factor = 1.0 if variant == "control" else -variant.factor("ξ")
+    first = 1 if variant.has("one token left out") else 0
+    for path in _softmax_paths():
+        sums = np.column_stack([path.z[:, first:].sum(axis=1), path.v.sum(axis=1) + xi_factor * path.xi])
+        yield float(np.abs(sums - sums[0]).max() / max(1.0, np.abs(path.v).max(), np.abs(path.z).max()))
+
+
+@functools.cache
+def _softmax_paths() -> tuple[Trajectory, ...]:
+    """Flow, gradient descent and momentum, for three activations."""
     rng = np.random.default_rng(1)
-    sign = 1.0 if variant == "control" else -1.0
+    out: list[Trajectory] = []
     for activation in ("linear", "gelu", "relu"):
         task = random_gradients(rng, samples=12, tokens=5, nodes=3)
         start = small_start(task, rng, 0.5)
         flow = JointFlow(task, "softmax", activation, attention_lr=1.6, temperature=0.8)
-        paths = (
+        out += (
             flow.integrate(5.0, *start, times=11),
             flow.descend(1000, 0.1, *start),
             flow.descend(300, 0.05, *start, optimiser=SGD(0.9)),
         )
-        for path in paths:
-            sums = np.column_stack([path.z.sum(axis=1), path.v.sum(axis=1) + sign * path.xi])
-            yield float(np.abs(sums - sums[0]).max() / max(1.0, np.abs(path.v).max(), np.abs(path.z).max()))
+    return tuple(out)
 
 
 @claim(
@@ -90,6 +127,9 @@ def laws_softmax(variant: Variant) -> Iterator[float]:
     measures="largest of |v̇| and |ξ̇| over the largest |ż|, for three samples b̄ − δ, b̄, b̄ + δ with gradients 1, −2, 1",
     control="gradients 1, −1, 1",
     derivation="Σ g = 0 and Σ g b = 0 stop v and ξ, but Σ g b bᵀ = 2δδᵀ moves z by −(2η_z/3T) δ (δᵀv)",
+    paper_formula=r"approximately $z=F(v)$ (Eqn. 18)",
+    corrected_formula=r"$\dot v=0$, $\dot\xi=0$ and yet $\dot z=-\tfrac{2\eta_z}{3T}\delta\delta^\top v$",
+    terms=("the middle gradient", "the third δ"),
 )
 def laws_no_go(variant: Variant) -> Iterator[float]:
     """The counterexample, for several states."""
@@ -98,7 +138,9 @@ def laws_no_go(variant: Variant) -> Iterator[float]:
         mean = rng.dirichlet(np.full(4, 5.0))
         off = rng.standard_normal(4)
         off = (off - off.mean()) * 0.5 * mean.min() / np.abs(off - off.mean()).max()
-        task = Task(np.stack([mean - off, mean, mean + off]), [[1.0], [-1.0 if variant == "control" else -2.0], [1.0]])
+        middle = -1.0 if variant == "control" else -2.0 * variant.factor("the middle gradient")
+        samples = np.stack([mean - off, mean, mean + variant.factor("the third δ") * off])
+        task = Task(samples, [[1.0], [middle], [1.0]])
         velocity = JointFlow(task, "softmax").block.smooth_velocity(
             rng.standard_normal((4, 1)), np.zeros(1), np.zeros(4)
         )
@@ -115,6 +157,9 @@ def laws_no_go(variant: Variant) -> Iterator[float]:
     measures="largest deviation from ż at random states, relative to max|ż|",
     control="the last term left out",
     derivation="E[s b bᵀ] = b̄ E[s b]ᵀ + E[s δ] b̄ᵀ + E[s δδᵀ], and E[s δ] = (v̇ − b̄ ξ̇)/η with ξ̇ = 1ᵀv̇",
+    paper_formula=r"approximately $\dot z=\sum_k[\dot v_k\circ v_k-\bar b(\dot v_k^\top v_k)]$",
+    corrected_formula=r"$\dot z=\tfrac rT\sum_k[\dot v_k\circ\tilde v_k-\bar b(\dot v_k^\top\tilde v_k)]-\tfrac{\eta_z}{T}\sum_k E[s_k\delta\delta^\top]v_k$",
+    terms=("the first part", "the last term"),
 )
 def laws_velocity(variant: Variant) -> Iterator[float]:
     """Both parts against the block's own velocity."""
@@ -127,5 +172,9 @@ def laws_velocity(variant: Variant) -> Iterator[float]:
         )  # fmt: skip
         transport, covariance = split_logit_velocity(flow, *state)
         z_dot = flow.block.smooth_velocity(*state).z
+        transport, covariance = (
+            variant.factor("the first part") * transport,
+            variant.factor("the last term") * covariance,
+        )
         total = transport if variant == "control" else transport + covariance
         yield float(np.abs(total - z_dot).max() / np.abs(z_dot).max())
