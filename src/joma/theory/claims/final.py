@@ -101,7 +101,7 @@ def _rests() -> tuple[tuple[Task, float, float, tuple[Array, Array, Array], Arra
     "other starts, squared and softmax losses",
     control="the start's v(0) not class-centred in c (softmax loss), or left out of it (squared loss)",
     derivation="L is convex in u = e^{z/T} v, so the flow ends in its one minimiser u*, and the identity for z (END.identity) holds "
-    "there, too. A softmax loss moves no class mean: u and v are what they are beside it",
+    "there, too. A softmax loss moves no class mean, so u and v are taken relative to it",
     paper_formula=r"the end of training is left open; $z=\tfrac12\sum_k v_k^2+c$ on the way",
     corrected_formula=r"$z_l=c_l+\tfrac T2 W(\tfrac{r}{T^2}e^{-2c_l/T}\|u_l\|^2)$ at the minimiser $u$ of the loss",
     mutants={
