@@ -46,7 +46,7 @@ SECTIONS: dict[str, list[Row]] = {
     "Section 3: attention integrated out": [
         Row("Theorem 1", "first integrals under linear, exp and softmax attention", "joma.theory.Invariant joma.theory.FoldedFlow joma.theory.BlockFlow",
             "T1.linear T1.exp T1.softmax T1.softmax_hypothesis T1.rates T1.zero_init T1.descent_law T1.queries.exp T1.queries.linear T1.heads", "folding fig2 realtext"),
-        Row("Theorem 1 in real training", "all laws, softmax's exact ones, where attention ends, optimisers: left open by the paper",
+        Row("Beyond Theorem 1: real training", "all laws, softmax's exact ones, where attention ends, optimisers: left open by the paper",
             "joma.theory.laws joma.theory.final_attention joma.theory.SGD joma.theory.Adam joma.charges",
             "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest OPT.sign OPT.adam OPT.theorem2 GaLore.B6", "softmax optimisers"),
         Row("Figure 2", "ẑ of the first integral against the true logits, softmax", "joma.theory.Invariant", "T1.softmax", "fig2"),

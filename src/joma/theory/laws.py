@@ -181,6 +181,13 @@ def split_logit_velocity(flow: JointFlow, v: Array, xi: Array, z: Array) -> tupl
         ż = (r/T) Σ_k [v̇_k ∘ ṽ_k − b̄ (v̇_kᵀṽ_k)] − (η_z/T) Σ_k E[s_k δδᵀ] v_k.
 
     Dropping the second part is a better approximation than Eqn. 17, which lacks the ~ on v.
+
+    Arguments:
+        flow: a joint flow with softmax attention.
+        v, xi, z: the state, (M, K), (K,) and (M,).
+
+    Returns:
+        The first part and the second; their sum is ż.
     """
     if flow.attention.kind != "softmax":
         raise ValueError(f"the identity is softmax attention's; this flow has {flow.attention.kind} attention")
