@@ -377,6 +377,7 @@ with joined() as rank:
 """
 
 
+@pytest.mark.timeout(600)  # most of a minute of one core
 def test_two_processes_of_torchrun(tmp_path, monkeypatch):
     """Without dropout, two processes do what one does; stopped, damaged, complete or diverged, they agree on it."""
     options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()]
