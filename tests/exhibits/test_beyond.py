@@ -7,9 +7,9 @@ import torch
 
 from joma import Run, _figures
 from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext, saliency
-from joma._exhibits._block import Samples, TextBlock, samples
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
+from joma._train.text_block import Samples, TextBlock, samples
 from joma.theory.coherence import tilted
 
 TINY = {
