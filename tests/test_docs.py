@@ -22,6 +22,7 @@ from joma._gauges.registry import gauges, remove
 from joma.cli import app
 from joma.theory import claims as registry
 from joma.theory.claims import check, claims, get
+from joma.theory.claims.mutation import mutate
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -129,7 +130,7 @@ def test_the_page_of_the_index_has_all_rows():
 
 def test_every_picture_has_a_command_that_makes_it():
     made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
-    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg"}
+    made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg", "imports.svg"}
     made |= {"wikitext.png", "wikitext-hot.png"}  # docs/wikitext.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
     assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
@@ -227,6 +228,7 @@ def test_the_example_of_a_claim():
         exec(blocks("extend.md", "python")[2][1], {})
         result = check(get(["E3"])[0])
         assert (result.verdict, result.ok) == ("holds as corrected", True)
+        assert all(r.ok for r in mutate(result.claim))
     finally:
         registry.remove("E3")
 
