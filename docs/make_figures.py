@@ -21,18 +21,19 @@ from joma._train.simulate import simulate
 from joma.theory.claims import check, claims
 
 ROOT = Path(__file__).parent.parent
-PARTS = ["pictures", "reading", "claims", "tables"]
+PARTS = ["architecture", "pictures", "reading", "claims", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
 import claim_pages  # noqa: E402
 import dataflow  # noqa: E402
+import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
 from claim_pages import cell  # noqa: E402
 
 
 def pictures(folder: Path, keep: bool) -> None:
-    """One PNG an exhibit, and the one of the README's ``joma simulate``; ``keep`` takes what is there."""
+    """One PNG per exhibit, and the one of the README's ``joma simulate``; ``keep`` takes what is there."""
     (ROOT / "docs/figures").mkdir(exist_ok=True)
     exhibits = list(EXHIBITS.values())
     runner = Runner(exhibits, out=folder, force=not keep, finished=lambda job: print(job.id, job.verdict, flush=True))
@@ -48,22 +49,31 @@ def pictures(folder: Path, keep: bool) -> None:
 
 
 def main() -> None:
-    """Make everything, or the parts named: pictures, reading, claims, tables; ``--keep`` takes exhibits made before."""
+    """Make everything, or the parts named (``PARTS``); ``--keep`` takes exhibits made before."""
     keep = "--keep" in sys.argv
     chosen = [part for part in sys.argv[1:] if part != "--keep"] or PARTS
     if unknown := set(chosen) - set(PARTS):
         sys.exit(f"unknown part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
     folder = ROOT / "runs/figures"
+    if "architecture" in chosen:
+        architecture()
     if "pictures" in chosen:
         pictures(folder, keep)
     if "reading" in chosen:
         for name, made in reading.make(folder).items():
             shutil.copy(made / "figure.png", ROOT / f"docs/figures/{name}.png")
-        (ROOT / "docs/figures/dataflow.svg").write_text(dataflow.svg())
     if "claims" in chosen:
         claim_tables(folder)
     if "tables" in chosen:
         tables(folder)
+
+
+def architecture() -> None:
+    """The pictures of data flow and imports, and the table of rooms."""
+    (ROOT / "docs/figures/dataflow.svg").write_text(dataflow.svg())
+    (ROOT / "docs/figures/imports.svg").write_text(imports.svg())
+    page = ROOT / "docs/architecture.md"
+    page.write_text(between(page.read_text(), "rooms", imports.table()))
 
 
 def claim_tables(folder: Path) -> None:

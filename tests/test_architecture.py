@@ -69,3 +69,9 @@ def test_the_lazy_names_of_the_package_are_where_it_says():
     for name, module in joma._API.items():
         value = getattr(importlib.import_module(module), name)
         assert value is getattr(joma, name)
+
+
+def test_the_picture_and_the_table_of_rooms_are_up_to_date():
+    made = "; if not: python docs/make_figures.py architecture"
+    assert (ROOT / "docs/figures/imports.svg").read_text() == imports.svg(), made
+    assert imports.table() in (ROOT / "docs/architecture.md").read_text(), made

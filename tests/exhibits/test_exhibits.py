@@ -12,6 +12,7 @@ from scipy.special import lambertw
 from joma import Run
 from joma._exhibits import EXHIBITS, PRESETS, cdag, fig2, fig3, fig4, fig5, fig9, folding, get, reproduce, table1
 from joma._run import RunError, RunWriter
+from joma.theory.association import association_time
 
 EXPECTED = {
     "folding": "holds under",
@@ -207,11 +208,11 @@ def test_association_times_are_those_of_an_ode_solver():
 
         reached.terminal = True
         path = solve_ivp(field, (0, 50), [0.0], "DOP853", events=reached, rtol=1e-11, atol=1e-12)
-        assert fig5.association_time(2.0, level, dynamics) == pytest.approx(path.t[-1], rel=1e-8)
+        assert association_time(2.0, level, dynamics) == pytest.approx(path.t[-1], rel=1e-8)
 
 
 def test_dips_reads_depth_and_rebound():
-    entropy = pd.DataFrame({"case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]})
+    entropy = pd.DataFrame({"step": range(4), "case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]})
     (row,) = fig4.dips(entropy).to_dict("records")
     assert (row["start"], row["depth"], row["rebound"]) == (2.0, 1.5, 0.5)
 

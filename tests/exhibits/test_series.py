@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -83,6 +84,32 @@ def test_other_settings_or_seeds_are_another_series_and_a_damaged_one_is_made_ag
     assert (other / "step-4" / "model.safetensors").stat().st_size > 0
 
 
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tiny, cache, monkeypatch):
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(_series, "SAVE_EVERY", 2)
+    settings = {**TINY, "steps": 12}
+    unbroken = _series.series(settings, 7, lambda share, what: None)
+    kept = {step: load_file(path / "model.safetensors") for step, path in _series.checkpoints(unbroken).items()}
+    kept_losses = _series.losses(unbroken)
+    shutil.rmtree(unbroken)
+
+    def stop(share, what):
+        if "step 10" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _series.series(settings, 7, stop)
+    told = []
+    assert _series.series(settings, 7, lambda share, what: told.append(what)) == unbroken
+    assert not any("step 0 of" in what for what in told)  # it did not begin again
+    assert _series.losses(unbroken) == kept_losses
+    for step, path in _series.checkpoints(unbroken).items():
+        weights = load_file(path / "model.safetensors")
+        assert all((weights[name] == kept[step][name]).all() for name in kept[step])
+    assert not list(unbroken.parent.glob(".*.training"))
+
+
 @pytest.fixture(scope="module")
 def made(tiny, cache, tmp_path_factory):
     out = tmp_path_factory.mktemp("exhibits")
@@ -157,7 +184,7 @@ def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):
     found = joma.superpose(
         _series.checkpoints(tiny.path)[5], np.random.default_rng(0).integers(0, 300, 3000), length=32
     )
-    shares = fig10.chance(found, 3, 0)
+    shares = found.chance(3, 0)
     assert len(shares) == 3
     assert all(0 <= share <= 1 for share in shares)
 

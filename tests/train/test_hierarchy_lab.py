@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -333,7 +334,7 @@ def test_ncorr_refuses_what_it_cannot_compare():
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setitem(table1.SETTINGS, "quick", {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": 1e-3})
+    patch.setitem(table1.SETTINGS, "quick", {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3]})
     yield reproduce(EXHIBITS["table1"], out=tmp_path_factory.mktemp("table1"))
     patch.undo()
 
@@ -358,11 +359,37 @@ def test_tables_show_the_means_of_the_run_beside_the_papers_numbers(small):
 def test_the_judge_asks_for_more_than_both_baselines(small, tmp_path, trained, verdict):
     config = Run(small.path).info["config"]
     values = dict.fromkeys(table1.STATES, (0.4, 0.4)) | {"trained": trained, "untrained": (0.6, 0.6)}
-    where = {"C": 20, "N_ch": 2, "N0": 10, "N1": 20}
+    where = {"lr": 1e-4, "C": 20, "N_ch": 2, "N0": 10, "N1": 20}
     with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
         for draw in range(3):
             for state, value in values.items():
                 shift = 0.01 * draw * (state == "trained")
                 writer.write(0, {"ncorr": np.array(value) + shift}, state=state, draw=draw, **where)
             writer.write(0, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, **where)
-    assert table1.judge(Run(tmp_path / "made-up")).verdict == verdict
+    judgement = table1.judge(Run(tmp_path / "made-up"))
+    assert judgement.verdict == verdict
+    agree = abs(trained[1] + 0.01 - 0.81) <= 2 * math.hypot(0.05, 0.01)  # the paper's value, told apart from the claim
+    assert judgement.numbers["lr 0.0001"]["the paper's value at s = 1"] == agree
+
+
+def test_each_learning_rate_has_its_rows_and_its_label(small, tmp_path):
+    """The claim holds at one of two rates only, and that decides."""
+    config = Run(small.path).info["config"]
+    config["settings"] = {**config["settings"], "lr": [1e-5, 1e-4]}
+    column = {"C": 20, "N_ch": 2, "N0": 10, "N1": 20}
+    with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
+        for lr, trained in ((1e-5, 0.5), (1e-4, 0.9)):
+            for draw in range(3):
+                values = dict.fromkeys(table1.STATES, 0.4) | {"trained": trained + 0.01 * draw, "untrained": 0.6}
+                for state, value in values.items():
+                    writer.write(0, {"ncorr": [value, value]}, state=state, draw=draw, lr=lr, **column)
+                writer.write(0, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, lr=lr, **column)
+    run = Run(tmp_path / "made-up")
+    judgement = table1.judge(run)
+    assert judgement.verdict == "holds"
+    assert judgement.numbers["lr 1e-05"]["passed at s = 0"] == 0
+    assert judgement.numbers["lr 0.0001"]["passed at s = 0"] == 1
+    markdown = table1.tables(run)["table.md"]
+    for label, value in (("1e-05 as printed", "0.51 ± 0.01"), ("0.0001 as in the authors' script", "0.91 ± 0.01")):
+        (row,) = [line for line in markdown.splitlines() if line.startswith(f"| C=20 N_ch=2 (10, 20), lr {label} |")]
+        assert value in row

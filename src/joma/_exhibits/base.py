@@ -21,6 +21,8 @@ from joma._run.folder import lock, unlock
 from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from joma._figures import Chart
 
 PRESETS = ("quick", "laptop", "paper")
@@ -61,16 +63,28 @@ class Exhibit:
     title: str
     statement: str  # the paper's, in one line
     seconds: float = 60.0  # roughly, at the quick preset on one slow core
-    own: Experiment | None = None  # of an exhibit that a user registered
+    declared: Experiment | None = None  # None: that of the module of its id, in joma
 
     @property
     def experiment(self) -> Experiment:
         """How it is made; those of joma are imported when needed: ``joma._exhibits.<id>.EXPERIMENT``."""
-        if self.own is not None:
-            return self.own
+        if self.declared is not None:
+            return self.declared
         experiment = importlib.import_module(f"joma._exhibits.{self.id}").EXPERIMENT
         assert isinstance(experiment, Experiment)
         return experiment
+
+
+def where(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """The rows of a table in which these columns have these values, or one of those in a list."""
+    for name, value in columns.items():
+        frame = frame[frame[name].isin(value) if isinstance(value, list) else frame[name] == value]
+    return frame
+
+
+def wide(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row per value of the keys, one column per gauge."""
+    return frame.pivot(index=keys, columns="gauge", values="value").reset_index()  # noqa: PD010
 
 
 @dataclass(frozen=True)

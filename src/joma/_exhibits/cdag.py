@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits._latents import CASES, KINDS, LATENTS, LAYER, LEVELS, NODES, SHARE, graph, levels, measure, story
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma.theory import CDAG, HBLT, CDAGPath
-from joma.theory.cdag import cosine, implied, triples
-from joma.theory.setting import Array
+from joma.theory import HBLT
+from joma.theory.cdag import cosine
 from joma.theory.verdict import Verdict
 
 _COMMON = {"rho": 0.85, "t_end": 1000.0, "start": 0.1, "times": 42}
@@ -31,33 +30,8 @@ SETTINGS = {
     "laptop": {**_COMMON, "samples": 4000, "draws": 10},
     "paper": {**_COMMON, "samples": 10_000, "draws": 20},
 }
-AXES = {
-    "correlation": ["latent", "node"],
-    "best": ["latent"],
-    "learned": ["level", "latent"],
-    "ceiling": ["latent"],
-    "owner": ["latent"],
-}
-CASES = {"tanh": "tanh nodes", "residual": "tanh nodes, residual links", "linear": "linear nodes"}
-LATENTS = [*(f"class {k}" for k in range(4)), "α₀", "α₁", *(f"β{'₀₁₂₃₄₅'[b]}" for b in range(6))]
-LAYER = ["class"] * 4 + ["α"] * 2 + ["β"] * 6
-NODES = [*(f"b{i}" for i in range(6)), *(f"a{i}" for i in range(4)), *(f"c{i}" for i in range(4))]
-OWN = {"class": "c", "α": "a", "β": "b"}  # the nodes as deep as a layer of latents
-LEVELS = (0.9, 0.95, 0.97)  # of the possible correlation
-SHARE = 0.95  # of the latents of a layer
-KINDS = {
-    "printed": "premises as printed",
-    "condition": "with the condition on the angles",
-    "persistent": "and at all times so far",
-}
-
-
-def graph(case: str) -> CDAG:
-    """The graph of a case; its first input is the constant."""
-    b = {f"b{i}": ["1", *(f"t{3 * i + j}" for j in range(3))] for i in range(6)}
-    a = {f"a{i}": ["1", *b] for i in range(4)}
-    c = {f"c{i}": ["1", *a, *(b if case == "residual" else ())] for i in range(4)}
-    return CDAG({**b, **a, **c}, "linear" if case == "linear" else "tanh")
+AXES = {"correlation": ["latent", "node"], "best": ["latent"], "learned": ["level", "latent"], "ceiling": ["latent"],
+        "owner": ["latent"]}  # fmt: skip
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -80,194 +54,73 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             order = [0 if name == "1" else 1 + int(str(name)[1:]) for name in (g.nodes[i] for i in g.inputs)]
             w0 = g.small_weights(settings["start"], np.random.default_rng((seed, draw, 1)))
             path = g.train(x[:, order], target, w0, times, method="RK45", rtol=1e-4)
-            _measure(writer, path, z, ceiling, case, draw)
+            measure(writer, path, z, ceiling, case, draw)
 
 
-def _measure(writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array, case: str, draw: int) -> None:
-    g = path.graph
-    columns = [g.index(node) for node in NODES]
-    best = np.empty((len(path.t), z.shape[1]))
-    so_far = None
-    for i, t in enumerate(path.t):
-        signals = path.signals(i)
-        f = signals.f[:, columns]
-        correlation = np.abs(cosine(z, f - f.mean(axis=0)))
-        best[i] = correlation.max(axis=1)
-        loss = 0.5 * float((signals.g[:, list(g.outputs)] ** 2).sum(axis=1).mean())
-        now = triples(g, path.w[i], signals, z)
-        so_far = now.condition if so_far is None else so_far & now.condition
-        left = np.abs(path.w[i] - path.w[0]) > np.abs(path.w[0])  # the start has been outgrown
-        met = {"printed": now.premises, "condition": now.condition, "persistent": so_far & left[:, None, None]}
-        values: dict[str, Any] = {"best": best[i], "loss": loss}
-        if draw == 0:
-            values["correlation"] = correlation
-        writer.write(i, values, t=float(t), case=case, draw=draw)
-        for kind, cases in met.items():
-            failed = int((cases & (now.c4 <= 0)).sum())
-            writer.write(i, {"failed": failed}, t=float(t), case=case, draw=draw, kind=kind, met=int(cases.sum()))
-        if met["condition"].any():
-            constant = implied(now.c1, now.c2, now.c3)[met["condition"]]
-            writer.write(i, {"constant": float(np.median(constant))}, t=float(t), case=case, draw=draw)
-    above = best >= np.multiply.outer(LEVELS, ceiling)[:, None, :]  # (level, T, latent)
-    first = np.where(above.any(axis=1), path.t[above.argmax(axis=1)], -1.0)  # −1: never
-    owner = correlation.argmax(axis=1)  # in the end
-    writer.write(0, {"learned": first, "owner": owner}, case=case, draw=draw)
-
-
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Best correlation over time; which node carries which latent in the end; failures of Theorem 1 and the loss."""
     frame = run.frame()
-    ceiling = frame[(frame.gauge == "ceiling") & (frame.draw == 0)].set_index("latent").value
-    top: list[Any] = []
-    middle: list[Any] = []
-    for case, title in CASES.items():
-        here = frame[(frame.case == case) & (frame.draw == 0)]
-        best = here[(here.gauge == "best") & (here.t > 0)][["t", "latent", "value"]]
-        best = best.assign(
-            share=best.value / best.latent.map(ceiling),
-            layer=best.latent.map(lambda i: LAYER[int(i)]),
-            name=best.latent.map(lambda i: LATENTS[int(i)]),
-        )
-        lines = (
-            alt.Chart(best, title=alt.Title(title, subtitle="best node's share of the possible correlation"))
-            .mark_line(strokeWidth=1.6)
-            .encode(
-                alt.X("t:Q", title="t", scale=alt.Scale(type="log")),
-                alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0.4, 1.02])),
-                alt.Color("layer:N", title="latent", sort=["β", "α", "class"]),
-                detail="name:N",
-                tooltip=["name", alt.Tooltip("t", format=".3g"), alt.Tooltip("share", format=".3f")],
-            )
-        )
-        rule = alt.Chart(pd.DataFrame({"y": LEVELS})).mark_rule(strokeDash=[4, 4]).encode(alt.Y("y:Q"))
-        top.append((lines + rule).properties(width=250, height=180))
-        cells = here[(here.gauge == "correlation") & (here.step == here.step.max())][["latent", "node", "value"]]
-        cells = cells.assign(
-            name=cells.latent.map(lambda i: LATENTS[int(i)]), unit=cells.node.map(lambda i: NODES[int(i)])
-        )
-        middle.append(
-            alt.Chart(cells, title=alt.Title("in the end", subtitle="|correlation| of node and latent"))
-            .mark_rect()
-            .encode(
-                alt.X("unit:N", title="node", sort=NODES, axis=alt.Axis(labelAngle=0)),
-                alt.Y("name:N", title=None, sort=LATENTS[::-1]),
-                alt.Color("value:Q", title=None, scale=alt.Scale(scheme="blues", domain=[0, 1])),
-                tooltip=["unit", "name", alt.Tooltip("value", format=".3f")],
-            )
-            .properties(width=250, height=180)
-        )
-    failed = frame[(frame.gauge == "failed") & (frame.t > 0)]
-    failed = failed.groupby(["case", "kind", "t"])[["value", "met"]].sum().reset_index()
-    failed = failed[failed.met > 0].assign(share=lambda d: d.value / d.met)
+    ceiling = where(frame, gauge="ceiling", draw=0).set_index("latent").value
+    failed = where(frame, gauge="failed").groupby(["case", "kind", "t"])[["value", "met"]].sum().reset_index()
+    failed = failed[(failed.t > 0) & (failed.met > 0)].assign(share=lambda rows: rows.value / rows.met)
     failed["kind"] = failed.kind.map(KINDS)
-    bottom = [
-        alt.Chart(
-            failed[failed.case == case],
-            title=alt.Title("Theorem 1", subtitle="share of triples whose conclusion fails"),
+    columns = []
+    for case, title in CASES.items():
+        here = where(frame, case=case, draw=0)
+        best = where(here[here.t > 0], gauge="best")
+        best = best.assign(share=best.value / best.latent.map(ceiling), layer=np.take(LAYER, best.latent.astype(int)))
+        best["name"] = np.take(LATENTS, best.latent.astype(int))
+        reached = p.lines(
+            best, p.x("t", "t", log=True), p.y("share", domain=(0.4, 1.02)), detail="name", width=1.6,
+            by=p.by("layer", "latent", order=["β", "α", "class"]), tip={"name": None, "t": ".3g", "share": ".3f"},
+        )  # fmt: skip
+        cells = where(here, gauge="correlation", step=here.step.max())
+        cells = cells.assign(name=np.take(LATENTS, cells.latent.astype(int)))
+        cells["unit"] = np.take(NODES, cells.node.astype(int))
+        carried = p.heat(
+            cells, p.x("unit", "node", kind="N", sort=NODES), p.y("name", kind="N", sort=LATENTS[::-1]),
+            p.by("value", kind="Q", scheme="blues", domain=(0, 1)), tip={"unit": None, "name": None, "value": ".3f"},
+        )  # fmt: skip
+        failures = p.lines(
+            where(failed, case=case), p.x("t", "t", log=True, domain=(0.1, 1000)), p.y("share", domain=(0, 1)),
+            p.by("kind", "premises", order=list(KINDS.values())), points=14.0,
+            tip={"kind": None, "met": None, "t": ".3g", "share": ".4f"},
+        )  # fmt: skip
+        note = "best node's share of the possible correlation"
+        columns.append(
+            (
+                p.panel(title, reached, p.levels(*LEVELS), note=note, size=(250, 180)),
+                _table(frame, case),
+                p.panel("in the end", carried, note="|correlation| of node and latent", size=(250, 180)),
+                p.panel("Theorem 1", failures, note="share of triples whose conclusion fails", size=(250, 130)),
+            )
         )
-        .mark_line(strokeWidth=1.8, point=alt.OverlayMarkDef(size=14))
-        .encode(
-            alt.X("t:Q", title="t", scale=alt.Scale(type="log", domain=[0.1, 1000])),
-            alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1])),
-            alt.Color("kind:N", title="premises", sort=list(KINDS.values())),
-            tooltip=["kind", "met", alt.Tooltip("t", format=".3g"), alt.Tooltip("share", format=".4f")],
-        )
-        .properties(width=250, height=130)
-        for case in CASES
-    ]
-    tables = [_table(frame, case) for case in CASES]
-    rows = [alt.hconcat(*row) for row in (top, tables, middle, bottom)]
-    return alt.vconcat(*rows).resolve_scale(color="independent")
+    return p.column(*(p.row(*panels, shared=True) for panels in zip(*columns, strict=True)))
 
 
-def _table(frame: pd.DataFrame, case: str) -> Chart:
+def _table(frame: pd.DataFrame, case: str) -> Any:
     """Median times by level and layer, and the draws in order, as a table."""
     cells = []
     for level, row in levels(frame, case).items():
-        words = {layer: "never" if np.isinf(t) else f"{t:.3g}" for layer, t in row["median time"].items()}
-        for column, text in {**words, "in order": row["draws in order"], "held": f"{row['held']:.0%}"}.items():
-            cells.append({"level": level, "column": column, "text": text, "good": bool(row["good"])})
-    return (
-        alt.Chart(
-            pd.DataFrame(cells),
-            title=alt.Title("reached at t = …", subtitle="by level; draws in order; held in the end, least layer"),
-        )
-        .mark_text(fontSize=11)
-        .encode(
-            alt.X(
-                "column:N",
-                title=None,
-                sort=["β", "α", "class", "in order", "held"],
-                axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False),
-            ),
-            alt.Y("level:N", title=None, axis=alt.Axis(domain=False, ticks=False)),
-            alt.Text("text:N"),
-            color=alt.condition("datum.good", alt.value("#0072b2"), alt.value("#57606a")),
-        )
-        .properties(width=250, height=60)
-    )
-
-
-def _layer(latent: float) -> str:
-    return LAYER[int(latent)]
-
-
-def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
-    """For each level: times and shares by layer, the draws in order, and whether the hierarchy was learned bottom-up.
-
-    A draw is in order if the median times of its layers are: β before α before the class.
-    """
-    here = frame[frame.case == case]
-    learned = here[here.gauge == "learned"]
-    learned = learned.assign(
-        layer=learned.latent.map(_layer), t=learned.value.where(learned.value >= 0, np.inf).astype(float)
-    )
-    ceiling = frame[frame.gauge == "ceiling"][["draw", "latent", "value"]].rename(columns={"value": "ceiling"})
-    end = here[(here.gauge == "best") & (here.step == here.step.max())].merge(ceiling, on=["draw", "latent"])
-    end = end.assign(layer=end.latent.map(_layer), share=end.value / end.ceiling)
-    found: dict[str, dict[str, Any]] = {}
-    for i, level in enumerate(LEVELS):
-        rows = learned[learned.level == i]
-        medians = [d.groupby("layer").t.median() for _, d in rows.groupby("draw")]
-        ordered = [bool(m["β"] < m["α"] < m["class"]) for m in medians]
-        held = {k: float((d.share >= level).mean()) for k, d in end.groupby("layer")}
-        found[f"{level:.0%}"] = {
-            "good": all(ordered) and min(held.values()) >= SHARE,
-            "draws in order": f"{sum(ordered)} of {len(ordered)}",
-            "median time": {k: float(d.t.median()) for k, d in rows.groupby("layer")},
-            "held": min(held.values()),
-            "share held in the end": held,
-            "share reached": {k: float((d.value >= 0).mean()) for k, d in rows.groupby("layer")},
-            "share there before training": {k: float((d.value == 0).mean()) for k, d in rows.groupby("layer")},
-        }
-    return found
+        times = {layer: "never" if np.isinf(t) else f"{t:.3g}" for layer, t in row["median time"].items()}
+        shown = times | {"in order": row["draws in order"], "held": f"{row['held']:.0%}"}
+        cells += [{"level": level, "column": name, "text": text, "good": row["good"]} for name, text in shown.items()]
+    bare = {"domain": False, "ticks": False}
+    order = ["β", "α", "class", "in order", "held"]
+    x = p.x("column", kind="N", sort=order, axis={"orient": "top", **bare})
+    words = p.words(pd.DataFrame(cells), x, p.y("level", kind="N", axis=bare), "text", accent="good")
+    note = "by level; draws in order; held in the end, least layer"
+    return p.panel("reached at t = …", words, note=note, size=(250, 60))
 
 
 def judge(run: Run) -> Judgement:
     """Bottom-up order and own layers with tanh nodes, by level; links and linear nodes; Theorem 1 over training."""
     frame = run.frame()
-    numbers: dict[str, Any] = {}
-    for case in CASES:
-        here = frame[frame.case == case]
-        loss = here[here.gauge == "loss"]
-        owner = here[here.gauge == "owner"]
-        owner = owner.assign(layer=owner.latent.map(_layer))
-        failed = here[here.gauge == "failed"].groupby("kind")[["value", "met"]].sum()
-        numbers[case] = {
-            "levels": levels(frame, case),
-            "share by a node of its layer": {
-                k: float(np.mean([NODES[int(n)][0] == OWN[str(k)] for n in d.value])) for k, d in owner.groupby("layer")
-            },
-            "loss ≤ ¼ at": float(loss[loss.value <= 0.25].groupby("draw").t.min().mean()),
-            "final loss": float(loss[loss.step == loss.step.max()].value.mean()),
-            "Theorem 1 fails": {k: float(failed.value[k] / max(failed.met[k], 1)) for k in KINDS},
-            "cases": {k: int(failed.met[k]) for k in KINDS},
-            "median implied constant": float(here[here.gauge == "constant"].value.median()),
-        }
+    numbers: dict[str, Any] = {case: story(frame, case) for case in CASES}
     plain, residual = numbers["tanh"], numbers["residual"]
     fails = plain["Theorem 1 fails"]
     good = [level for level, row in plain["levels"].items() if row["good"]]
-    own = min(plain["share by a node of its layer"].values())
+    at_depth = min(plain["share by a node of its layer"].values())
     rule = (
         "tanh nodes, at each level: in all draws the median times of reaching latents are in the order β, α, class, "
         f"and ≥ {SHARE:.0%} of each layer are held in the end; ≥ {SHARE:.0%} of each layer by a node as deep; holds: "
@@ -286,8 +139,8 @@ def judge(run: Run) -> Judgement:
     )
     text = (
         f"tanh, learned bottom-up if learned means {' or '.join(good) or 'none'} of the possible correlation, of "
-        f"{', '.join(plain['levels'])} ({'; '.join(parts)}), {own:.0%} by their own layer; residual links bring the "
-        f"loss to ¼ at t = {residual['loss ≤ ¼ at']:.0f} instead of {plain['loss ≤ ¼ at']:.0f}, but hold "
+        f"{', '.join(plain['levels'])} ({'; '.join(parts)}), {at_depth:.0%} by their own layer; residual links bring "
+        f"the loss to ¼ at t = {residual['loss ≤ ¼ at']:.0f} instead of {plain['loss ≤ ¼ at']:.0f}, but hold "
         f"{alpha:.0%} of the α (at {first}); linear nodes hold {classes:.0%} of the classes; Theorem 1 fails in "
         f"{fails['printed']:.0%} of cases as printed, {fails['persistent']:.0%} under its condition"
     )
@@ -296,11 +149,11 @@ def judge(run: Run) -> Judgement:
         f"condition {fails['persistent']:.0%}"
     )
     paper = "Theorem 1 fails in 0 %"
-    if not good or own < SHARE or any(numbers[case]["Theorem 1 fails"]["persistent"] > 0 for case in CASES):
-        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
-    printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
-    whole = len(good) == len(LEVELS) and printed == 0
-    return Judgement(Verdict("holds" if whole else "holds under"), rule, text, numbers, measured, paper)
+    verdict = Verdict.FAILS
+    if good and at_depth >= SHARE and not any(numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES):
+        printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
+        verdict = Verdict.HOLDS if len(good) == len(LEVELS) and printed == 0 else Verdict.UNDER
+    return Judgement(verdict, rule, text, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

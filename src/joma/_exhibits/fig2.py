@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
@@ -58,70 +57,55 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 NAMES = {"nc": "ẑ  (first integral)", "nc1": "ẑ₁ = ½ Σ v² only", "nc2": "ẑ₂ = −½ Σ ‖v‖² b̄ only"}
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Both data sets: the frequencies x, and NC over training (line: mean over seeds, band: min to max)."""
     frame = run.frame()
+    nc = where(frame, gauge=list(NAMES)).groupby(["case", "step", "gauge"]).value.agg(["min", "mean", "max"])
+    nc = nc.reset_index().assign(quantity=lambda table: table.gauge.map(NAMES))
     rows = []
     for case, title in CASES.items():
-        x = frame[(frame.gauge == "x") & (frame.case == case)][["class", "token", "value"]]
-        heat = (
-            alt.Chart(x, title=alt.Title(f"x: {title}"))
-            .mark_rect()
-            .encode(
-                alt.X("class:O", title="class label y", axis=alt.Axis(labels=False, ticks=False)),
-                alt.Y("token:O", title="context token l", axis=alt.Axis(labels=False, ticks=False)),
-                alt.Color("value:Q", scale=alt.Scale(scheme="viridis"), legend=None),
-                tooltip=["class", "token", alt.Tooltip("value", format=".3f")],
-            )
-            .properties(width=170, height=200)
+        axes = (
+            p.x("class", "class label y", kind="O", labels=False),
+            p.y("token", "context token l", kind="O", labels=False),
         )
-        nc = frame[frame.gauge.isin(list(NAMES)) & (frame.case == case)]
-        nc = nc.groupby(["step", "gauge"]).value.agg(["min", "mean", "max"]).reset_index()
-        nc["quantity"] = nc.gauge.map(NAMES)
-        base = alt.Chart(nc, title=alt.Title("Normalised correlation with the true logits z(t)")).encode(
-            alt.X("step:Q", title="batches (t / 0.1)"),
-            alt.Color("quantity:N", title=None, sort=list(NAMES.values()), legend=alt.Legend(symbolOpacity=1)),
-        )
-        band = base.mark_area(opacity=0.2).encode(
-            alt.Y("min:Q", title="NC", scale=alt.Scale(domain=[-0.6, 1.0])), alt.Y2("max:Q")
-        )
-        line = base.mark_line(strokeWidth=2).encode(
-            alt.Y("mean:Q"),
-            tooltip=["quantity", "step", *(alt.Tooltip(c, format=".4f") for c in ("min", "mean", "max"))],
-        )
+        colour = p.by("value", kind="Q", scheme="viridis", legend=False)
+        tip = {"class": None, "token": None, "value": ".3f"}
+        frequencies = p.heat(where(frame, gauge="x", case=case), *axes, colour, tip=tip)
+        correlation = p.bands(
+            where(nc, case=case), p.x("step", "batches (t / 0.1)"), p.y("min", "NC", domain=(-0.6, 1.0)),
+            p.by("quantity", order=list(NAMES.values())), middle="mean", high="max", opacity=0.2,
+            tip={"quantity": None, "step": None, "min": ".4f", "mean": ".4f", "max": ".4f"},
+        )  # fmt: skip
         rows.append(
-            alt.hconcat(heat, (band + line).properties(width=380, height=200)).resolve_scale(color="independent")
+            p.row(
+                p.panel(f"x: {title}", frequencies, size=(170, 200)),
+                p.panel("Normalised correlation with the true logits z(t)", correlation, size=(380, 200)),
+            )
         )
-    return alt.vconcat(*rows)
+    return p.column(*rows, shared=True)
 
 
 def judge(run: Run) -> Judgement:
     """High correlation of ẑ at all times, and what the components and the size do."""
     frame = run.frame()
-    last = frame[frame.step == frame.step.max()]
+    last = where(frame, step=frame.step.max())
     numbers: dict[str, Any] = {}
     for case in CASES:
-        nc = frame[(frame.gauge == "nc") & (frame.case == case)].value
-        end = last[last.case == case]
-        numbers[case] = {
-            "nc_min": nc.min(), "nc_mean": nc.mean(), "nc_max": nc.max(),
-            "nc_end": end[end.gauge == "nc"].value.mean(),
-            "nc1_end": end[end.gauge == "nc1"].value.mean(),
-            "nc2_end": end[end.gauge == "nc2"].value.mean(),
-            "size_end": end[end.gauge == "size"].value.mean(),  # ‖ẑ‖ / ‖z‖
-        }  # fmt: skip
+        nc = where(frame, gauge="nc", case=case).value
+        ends = {f"{gauge}_end": where(last, gauge=gauge, case=case).value.mean() for gauge in (*NAMES, "size")}
+        numbers[case] = {"nc_min": nc.min(), "nc_mean": nc.mean(), "nc_max": nc.max(), **ends}  # size: ‖ẑ‖ / ‖z‖
     lowest = min(n["nc_min"] for n in numbers.values())
     first = max(n["nc1_end"] for n in numbers.values())
     sizes = [n["size_end"] for n in numbers.values()]
     rule = "NC(ẑ, z) ≥ 0.9 at all times, both data sets, all seeds; and NC of each component < 0.9 at the end"
     measured, paper = f"NC(ẑ, z) ≥ {lowest:.3f}; ẑ₁ alone {first:.3f} in the end", "“high”; its components “do not”"
-    if lowest < 0.9:
-        return Judgement(Verdict("fails"), rule, f"NC(ẑ, z) falls to {lowest:.3f}", numbers, measured, paper)
     text = f"NC(ẑ, z) ≥ {lowest:.3f} throughout, but ẑ ends {min(sizes):.1f} to {max(sizes):.1f} times as large as z"
-    if first < 0.9:
-        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
-    text += f"; ẑ₁ alone does as well in the end (NC {first:.3f})"
-    return Judgement(Verdict("holds as corrected"), rule, text, numbers, measured, paper)
+    verdict = Verdict.HOLDS
+    if lowest < 0.9:
+        verdict, text = Verdict.FAILS, f"NC(ẑ, z) falls to {lowest:.3f}"
+    elif first >= 0.9:
+        verdict, text = Verdict.CORRECTED, f"{text}; ẑ₁ alone does as well in the end (NC {first:.3f})"
+    return Judgement(verdict, rule, text, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
@@ -42,44 +41,27 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         writer.write(round(t / 0.1), gauges, t=float(t))
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """V at the start and at the end, and the growth of the first components of v₀."""
     frame = run.frame()
-    panels: list[Any] = []
-    ends = (frame.step.min(), frame.step.max())
-    for step, title in zip(ends, ("V at the start", "V at the end"), strict=True):
-        data = frame[(frame.gauge == "v") & (frame.step == step)][["token", "node", "value"]]
+    panels = []
+    for step, title in ((frame.step.min(), "V at the start"), (frame.step.max(), "V at the end")):
+        data = where(frame, gauge="v", step=step)
         limit = float(data.value.abs().max())
-        panels.append(
-            alt.Chart(data, title=alt.Title(title, subtitle=f"|v| ≤ {limit:.2g}"))
-            .mark_rect()
-            .encode(
-                alt.X("node:O", title="node k", axis=alt.Axis(labels=False, ticks=False)),
-                alt.Y("token:O", title="context token l", axis=alt.Axis(labels=False, ticks=False)),
-                alt.Color(
-                    "value:Q",
-                    title=None,
-                    scale=alt.Scale(scheme="redblue", domain=[-limit, limit], reverse=True),
-                    legend=None,
-                ),
-                tooltip=["token", "node", alt.Tooltip("value", format=".3f")],
-            )
-            .properties(width=190, height=210)
-        )
-    growth = frame[(frame.gauge == "v0") & (frame.token < SHOWN)][["step", "token", "value"]]
-    growth = growth.assign(component=growth.token.map(lambda l: f"component {l}"))
-    lines = (
-        alt.Chart(growth, title=alt.Title("Growth of the first components of v₀"))
-        .mark_line(strokeWidth=2)
-        .encode(
-            alt.X("step:Q", title="batches (t / 0.1)"),
-            alt.Y("value:Q", title="v₀(t)"),
-            alt.Color("component:N", title=None),
-            tooltip=["component", "step", alt.Tooltip("value", format=".3f")],
-        )
-        .properties(width=330, height=210)
-    )
-    return alt.hconcat(*panels, lines).resolve_scale(color="independent")
+        cells = p.heat(
+            data, p.x("node", "node k", kind="O", labels=False),
+            p.y("token", "context token l", kind="O", labels=False),
+            p.by("value", kind="Q", scheme="redblue", domain=(limit, -limit), legend=False),
+            tip={"token": None, "node": None, "value": ".3f"},
+        )  # fmt: skip
+        panels.append(p.panel(title, cells, note=f"|v| ≤ {limit:.2g}", size=(190, 210)))
+    growth = where(frame, gauge="v0", token=list(range(SHOWN)))
+    growth = growth.assign(component=growth.token.map("component {}".format))
+    grown = p.lines(
+        growth, p.x("step", "batches (t / 0.1)"), p.y("value", "v₀(t)"), p.by("component"), width=2,
+        tip={"component": None, "step": None, "value": ".3f"},
+    )  # fmt: skip
+    return p.row(*panels, p.panel("Growth of the first components of v₀", grown, size=(330, 210)))
 
 
 def judge(run: Run) -> Judgement:
@@ -108,12 +90,10 @@ def judge(run: Run) -> Judgement:
         f"second half of training: {growing.sum()} of {late.size} components of v₀ grow, "
         f"{saturated.sum()} have saturated"
     )
-    measured, paper = (
-        f"{growing.sum()} of {late.size} grow, {saturated.sum()} saturated",
-        "“some” grow, the “remaining” saturate",
-    )
-    ok = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
-    return Judgement(Verdict("holds" if ok else "fails"), rule, summary, numbers, measured, paper)
+    measured = f"{growing.sum()} of {late.size} grow, {saturated.sum()} saturated"
+    paper = "“some” grow, the “remaining” saturate"
+    holds = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
+    return Judgement(Verdict.HOLDS if holds else Verdict.FAILS, rule, summary, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

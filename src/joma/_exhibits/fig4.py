@@ -1,20 +1,20 @@
 """Figure 4: sparse, then dense. Three dynamics of v towards the same ten targets μ ~ 1 + 3 U:
 
-paper   v̇ = (μ − v) ∘ softmax(v²/3), v(0) = 0.05: what the authors' figure was drawn with
-eqn6    v̇ = (μ − v) ∘ exp(v²/2), v(0) = 0: Eqn. 6, solved exactly
-joint   the joint exp flow of a task with v̇ = μ − v under uniform attention: what Eqn. 6 approximates
+paper    v̇ = (μ − v) ∘ softmax(v²/3), v(0) = 0.05: what the authors' script draws
+eqn6     v̇ = (μ − v) ∘ exp(v²/2), v(0) = 0: Eqn. 6, solved exactly; its own attention is softmax(v²/2)
+caption  the same v, and the attention that the caption names, softmax(v²)
+joint    the joint exp flow of a task with v̇ = μ − v under uniform attention: what Eqn. 6 approximates
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import EXACT, describe_all
 from joma.theory import JointFlow, solve_bounce, solve_softmax_bounce
@@ -29,11 +29,12 @@ SETTINGS = {
 }
 AXES = {"v": ["component"], "mu": ["component"]}
 CASES = {
-    "paper": "the paper's figure: softmax(v²/3)",
+    "paper": "the authors' script: softmax(v²/3)",
     "eqn6": "Eqn. 6, exact: exp(v²/2)",
+    "caption": "Eqn. 6, entropy(softmax(v²)) as in the caption",
     "joint": "the joint exp flow itself",
 }
-T_END = {"paper": 100.0, "eqn6": 2.5, "joint": 2.5}
+T_END = {"paper": 100.0, "eqn6": 2.5, "caption": 2.5, "joint": 2.5}
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -48,8 +49,8 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 path = JointFlow(orthogonal_regression(mu), "exp", "linear").integrate(T_END[case], times=t)
                 v, entropy = path.v[:, :, 0], softmax_entropy(path.z)
             else:
-                bounce = solve_bounce(mu, t) if case == "eqn6" else solve_softmax_bounce(mu, t)
-                v, entropy = bounce.v, bounce.entropy()
+                bounce = solve_softmax_bounce(mu, t) if case == "paper" else solve_bounce(mu, t)
+                v, entropy = bounce.v, softmax_entropy(bounce.v**2) if case == "caption" else bounce.entropy()
             for i in range(len(t)):
                 writer.write(
                     i,
@@ -60,64 +61,45 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 )
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """For each dynamics: v over the sorted components, coloured by time, with μ dashed; entropy beside it."""
     frame = run.frame()
-    mu = frame[(frame.gauge == "mu") & (frame.draw == 0)][["component", "value"]]
-    target = (
-        alt.Chart(mu)
-        .mark_line(strokeDash=[5, 4], color="black", strokeWidth=1.5)
-        .encode(alt.X("component:Q"), alt.Y("value:Q"))
-    )
-    rows: list[Any] = []
+    component, v = p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}), p.y("value", "v", domain=(0, 4))
+    target = p.reference(where(frame, gauge="mu", draw=0), component, v)
+    rows = []
     for case, title in CASES.items():
-        v = frame[(frame.gauge == "v") & (frame.case == case)]
-        steps = np.sort(v.step.unique())
-        v = v[v.step.isin(steps[:: max(1, len(steps) // 40)])][["t", "component", "value"]]
-        left = (
-            alt.Chart(v, title=alt.Title(title, subtitle="v(t) by component, colour is time; dashed: target μ"))
-            .mark_line(strokeWidth=1.3)
-            .encode(
-                alt.X("component:Q", title="component, sorted by μ", axis=alt.Axis(tickMinStep=1)),
-                alt.Y("value:Q", title="v", scale=alt.Scale(domain=[0, 4])),
-                alt.Color("t:Q", title="t", scale=alt.Scale(scheme="rainbow")),
-                detail="t:Q",
-                tooltip=["component", alt.Tooltip("t", format=".3f"), alt.Tooltip("value", format=".3f")],
-            )
-        )
-        entropy = frame[(frame.gauge == "entropy") & (frame.case == case)][["t", "draw", "value"]]
-        right = (
-            alt.Chart(
-                entropy,
-                title=alt.Title("attention entropy", subtitle="one line per draw of μ; bold: the one on the left"),
-            )
-            .mark_line()
-            .encode(
-                alt.X("t:Q", title="t"),
-                alt.Y("value:Q", title="nats", scale=alt.Scale(domain=[0, 2.4])),
-                detail="draw:N",
-                strokeWidth=alt.condition("datum.draw == 0", alt.value(2.6), alt.value(1)),
-                opacity=alt.condition("datum.draw == 0", alt.value(1), alt.value(0.45)),
-                color=alt.value("#0072b2"),
-                tooltip=["draw", alt.Tooltip("t", format=".3f"), alt.Tooltip("value", format=".3f")],
-            )
-            .properties(width=300, height=180)
+        states = where(frame, gauge="v", case=case)
+        steps = np.sort(states.step.unique())
+        shown = where(states, step=steps[:: max(1, len(steps) // 40)].tolist())
+        time = p.by("t", "t", kind="Q", scheme="rainbow")
+        tip = {"component": None, "t": ".3f", "value": ".3f"}
+        left = p.lines(shown, component, v, time, detail="t", tip=tip, width=1.3)
+        right = p.lines(
+            where(frame, gauge="entropy", case=case), p.x("t", "t"), p.y("value", "nats", domain=(0, 2.4)),
+            detail="draw", bold="datum.draw == 0", colour=p.ACCENT, tip={"draw": None, "t": ".3f", "value": ".3f"},
+        )  # fmt: skip
+        notes = (
+            "v(t) by component, colour is time; dashed: target μ",
+            "one line per draw of μ; bold: the one on the left",
         )
         rows.append(
-            alt.hconcat((left + target).properties(width=300, height=180), right).resolve_scale(color="independent")
+            p.row(
+                p.panel(title, left, target, note=notes[0], size=(300, 180)),
+                p.panel("attention entropy", right, note=notes[1], size=(300, 180)),
+            )
         )
-    return alt.vconcat(*rows).resolve_scale(color="independent")
+    return p.column(*rows)
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    curves = describe_all(entropy.rename(columns={"t": "step"}), EXACT, ["case", "draw"])
+    curves = describe_all(entropy, EXACT, ["case", "draw"], over="t")
     rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 
 def judge(run: Run) -> Judgement:
-    """A dip and a rebound of some size in nearly all draws: in the paper's dynamics, Eqn. 6 and the joint flow."""
+    """A dip and a rebound of some size in nearly all draws: in script, Eqn. 6, caption and the joint flow."""
     table = dips(run.frame("entropy"))
     means = table.groupby("case")[["depth", "rebound", "bounces"]].mean()
     numbers = {case: {name: float(means[name][case]) for name in means.columns} for case in CASES}
@@ -126,12 +108,11 @@ def judge(run: Run) -> Judgement:
     bounces = {case: n["bounces"] >= 0.9 for case, n in numbers.items()}
     measured = "; ".join(f"{case} −{n['depth']:.2f}, +{n['rebound']:.2f}" for case, n in numbers.items()) + " nats"
     paper = "“drops”, “rebounces”"
-    if not (bounces["paper"] and bounces["eqn6"]):
-        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
-    if bounces["joint"]:
-        return Judgement(Verdict("holds"), rule, text, numbers, measured, paper)
-    text += ". So: under Eqn. 6, which overstates it for the flow it approximates"
-    return Judgement(Verdict("holds under"), rule, text, numbers, measured, paper)
+    verdict = Verdict.FAILS
+    if bounces["paper"] and bounces["eqn6"] and bounces["caption"]:
+        verdict = Verdict.HOLDS if bounces["joint"] else Verdict.UNDER
+        text += "" if bounces["joint"] else ". So: under Eqn. 6, which overstates it for the flow it approximates"
+    return Judgement(verdict, rule, text, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

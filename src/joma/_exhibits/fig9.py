@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma.theory.isotropic import (
-    ExpNorm,
-    Gaussian,
-    Laplace,
-    Mixture,
-    Radial,
-    StudentT,
-    Thetas,
-    UniformBall,
-    critical_rays,
-)
+from joma.theory import isotropic
+from joma.theory.isotropic import Mixture, Radial, StudentT, Thetas, critical_rays
 from joma.theory.verdict import Verdict
 
 SETTINGS = {
@@ -43,10 +33,10 @@ HEAVY = "Student-t, ν = 3"
 def families(n: int) -> dict[str, Radial]:
     """The families, by the names they have in the picture."""
     return {
-        "Gaussian": Gaussian(n),
-        "uniform ball": UniformBall(n, 2.0),
-        "exp(−‖x‖)": ExpNorm(n, 0.6),
-        "Laplace": Laplace(n),
+        "Gaussian": isotropic.Gaussian(n),
+        "uniform ball": isotropic.UniformBall(n, 2.0),
+        "exp(−‖x‖)": isotropic.ExpNorm(n, 0.6),
+        "Laplace": isotropic.Laplace(n),
         HEAVY: StudentT(n, nu=3.0),
         "Student-t, ν = 1.5": StudentT(n, nu=1.5),
     }
@@ -55,20 +45,19 @@ def families(n: int) -> dict[str, Radial]:
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """G on a grid, pairs for a range of ratios, and flows about the critical separation."""
     y = 1 / (1 + np.exp(-np.linspace(-9.0, 5.3, settings["points"])))
-    ratios = np.geomspace(1.05, 20.0, settings["ratios"])
     named = families(settings["n"])
     for k, (name, family) in enumerate(named.items()):
         progress(k / (len(named) + 1), name)
         thetas = Thetas(family)
         rho = family.ppf(y)
         writer.write(0, {"y": y, "G": thetas.F(rho), "level": thetas.level(rho)}, family=name)
-        for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *ratios)):
-            found = critical_rays(family, [1.0, -float(ratio)])
-            pairs = [ray.rho for ray in found.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in found.continua]
+        for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *np.geomspace(1.05, 20.0, settings["ratios"]))):
+            rays = critical_rays(family, [1.0, -float(ratio)])
+            pairs = [ray.rho for ray in rays.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in rays.continua]
             row = {"pairs": float(len(pairs))}
             if pairs:
                 y1, y2 = (float(family.cdf(r)) for r in pairs[0])
-                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": found.separations[0]}
+                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": rays.separations[0]}
             writer.write(i, row, family=name, ratio=float(ratio))
     progress(len(named) / (len(named) + 1), "flows")
     heavy = named[HEAVY]
@@ -85,88 +74,55 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
-    wide = frame[frame.gauge.isin(list(AXES))].pivot_table(index=["family", "point"], columns="gauge", values="value")
-    return wide.reset_index()
+    return wide(where(frame, gauge=list(AXES)), ["family", "point"])
 
 
 def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
-    rows = frame[frame.gauge.isin(["pairs", "y1", "y2", "slope", "D"])]
-    wide = rows.pivot_table(index=["family", "ratio", "step"], columns="gauge", values="value").reset_index()
-    return wide.reindex(columns=["family", "ratio", "step", "pairs", "y1", "y2", "slope", "D"])
+    gauges = ["pairs", "y1", "y2", "slope", "D"]
+    keys = ["family", "ratio", "step"]
+    return wide(where(frame, gauge=gauges), keys).reindex(columns=[*keys, *gauges])
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """G with its lines, G(y)/y, the separation that a ratio needs, and the flow at and beside it."""
     frame = run.frame()
     curves, pairs = _curves(frame), _pairs(frame)
-    order = list(families(1))
-    colour = alt.Color("family:N", sort=order, title=None, scale=alt.Scale(domain=order))
-    ratio = -WEIGHTS[1] / WEIGHTS[0]
+    colour = p.by("family", order=(order := list(families(1))), domain=order)
     drawn = pairs[(pairs.step == 0) & (pairs.pairs > 0)]
-    lines = pd.concat(
-        [pd.DataFrame({"family": r.family, "y": [0.0, 1.0], "G": [0.0, r.slope]}) for r in drawn.itertuples()]
-    )
+    chords = [pd.DataFrame({"family": r.family, "y": [0.0, 1.0], "G": [0.0, r.slope]}) for r in drawn.itertuples()]
     ends = pd.concat([drawn.assign(y=drawn[c], G=drawn[c] * drawn.slope, level=drawn.slope) for c in ("y1", "y2")])
-    point = alt.Chart(ends).mark_point(size=45, filled=True, opacity=1).encode(colour)
-    base = alt.Chart(curves).mark_line(clip=True, strokeWidth=1.8)
-    top = alt.Y("G:Q", title="G(y)", scale=alt.Scale(domain=[0, 2.5]))
-    left = (
-        base.encode(alt.X("y:Q", title="y = θ₁(ρ)"), top, colour)
-        + alt.Chart(lines).mark_line(strokeDash=[4, 3], clip=True, strokeWidth=1).encode(alt.X("y:Q"), top, colour)
-        + point.encode(alt.X("y:Q"), top)
-    ).properties(
-        width=330, height=230,
-        title=alt.Title("G(y)", subtitle=f"dashed: the line through two points with y in the ratio {ratio:g}"),
+    disc: dict[str, Any] = {"size": 45, "filled": True, "opacity": 1}
+    x, y = p.x("y", "y = θ₁(ρ)"), p.y("G", "G(y)", domain=(0, 2.5))
+    top = p.panel(
+        "G(y)",
+        p.lines(curves, x, y, colour, clip=True),
+        p.lines(pd.concat(chords), x, y, colour, width=1, dashed=True, clip=True),
+        p.dots(ends, x, y, colour, **disc),
+        note=f"dashed: the line through two points with y in the ratio {-WEIGHTS[1] / WEIGHTS[0]:g}",
+        size=(330, 230),
+    )
+    x = p.x("y", "y (log)", log=True, domain=(1e-4, 1), ticks=[1e-4, 1e-3, 0.01, 0.1, 0.5, 1], format="~g")
+    y = p.y("level", "G(y)/y", domain=(0, 6))
+    slope = p.panel(
+        "the line's slope, G(y)/y",
+        p.lines(curves, x, y, colour, clip=True),
+        p.dots(ends, x, y, colour, **disc),
+        note="a value taken twice: a pair. Increasing: none",
+        size=(330, 230),
+    )
+    ratio = p.x("ratio", "a₋/a₊ (log)", log=True, domain=(1, 20), ticks=[1, 1.5, 2, 3, 5, 10, 20])
+    silent = p.by("family", order=order, domain=order, legend=False)
+    needed = p.lines(pairs[(pairs.step > 0) & (pairs.pairs > 0)], ratio, p.y("D", "D*"), silent)
+    separation = p.panel("the separation D* that critical rays need", needed, note="families not shown have none")
+    names = [f"{factor:g} D*" for factor in FACTORS]
+    norms = where(frame, gauge="norm").assign(separation=lambda f: f.factor.map("{:g} D*".format))
+    fate = p.lines(
+        norms, p.x("t", "t"), p.y("value", "‖v‖"),
+        p.by("separation", "separation", colours=dict(zip(names, ("#7f7f7f", p.INK, p.ACCENT), strict=True))),
     )  # fmt: skip
-    ticks = alt.Axis(values=[1e-4, 1e-3, 0.01, 0.1, 0.5, 1], format="~g")
-    level = alt.Y("level:Q", title="G(y)/y", scale=alt.Scale(domain=[0, 6]))
-    x = alt.X("y:Q", title="y (log)", scale=alt.Scale(type="log", domain=[1e-4, 1]), axis=ticks)
-    right = (base.encode(x, level, colour) + point.encode(x, level)).properties(
-        width=330, height=230,
-        title=alt.Title("the line's slope, G(y)/y", subtitle="a value taken twice: a pair. Increasing: none"),
-    )  # fmt: skip
-    wanted = pairs[(pairs.step > 0) & (pairs.pairs > 0)]
-    below = (
-        alt.Chart(wanted)
-        .mark_line()
-        .encode(
-            alt.X(
-                "ratio:Q",
-                title="a₋/a₊ (log)",
-                scale=alt.Scale(type="log", domain=[1, 20]),
-                axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 10, 20]),
-            ),
-            alt.Y("D:Q", title="D*"),
-            alt.Color("family:N", sort=order, legend=None, scale=alt.Scale(domain=order)),
-        )
-        .properties(
-            width=330,
-            height=200,
-            title=alt.Title("the separation D* that critical rays need", subtitle="families not shown have none"),
-        )
-    )
-    norms = frame[frame.gauge == "norm"].assign(separation=lambda f: f.factor.map("{:g} D*".format))
-    flow = (
-        alt.Chart(norms)
-        .mark_line()
-        .encode(
-            alt.X("t:Q", title="t"),
-            alt.Y("value:Q", title="‖v‖"),
-            alt.Color(
-                "separation:N", title="separation", sort=None, scale=alt.Scale(range=["#7f7f7f", "#24292f", "#0072b2"])
-            ),
-        )
-        .properties(
-            width=330,
-            height=200,
-            title=alt.Title(
-                f"what becomes of a node ({HEAVY})", subtitle="below D* it dies, at D* it rests, above it grows"
-            ),
-        )
-    )
-    return alt.vconcat(left | right, (below | flow).resolve_scale(color="independent")).resolve_scale(
-        color="independent"
-    )
+    note = "below D* it dies, at D* it rests, above it grows"
+    below = p.row(separation, p.panel(f"what becomes of a node ({HEAVY})", fate, note=note))
+    return p.column(p.row(top, slope, shared=True), below)
 
 
 def judge(run: Run) -> Judgement:
@@ -175,7 +131,7 @@ def judge(run: Run) -> Judgement:
     curves, pairs = _curves(frame).sort_values(["family", "y"]), _pairs(frame)
     steps = curves.groupby("family")["level"].apply(lambda level: float((level.diff() / level).min()))
     has = pairs[pairs.step == 0].set_index("family").pairs > 0
-    flow = frame[frame.gauge == "norm"].sort_values("t").groupby("factor").value
+    flow = where(frame, gauge="norm").sort_values("t").groupby("factor").value
     change = (flow.last() / flow.first()).to_dict()
     numbers = {
         "pairs": {name: bool(has[name]) for name in has.index},
@@ -192,14 +148,13 @@ def judge(run: Run) -> Judgement:
     fates = change[0.8] < 0.75 and abs(change[1.0] - 1) < 0.25 and change[1.2] > 1.25
     summary = f"pairs: {with_pairs or 'none'}; none: {without or '–'}"
     measured, paper = f"two crossings in {int(has.sum())} of {len(has)} families", "“twice”"
-    if not has.any() or not fates:
-        return Judgement(Verdict("fails"), rule, summary, numbers, measured, paper)
-    if has.all():
-        return Judgement(Verdict("holds"), rule, summary, numbers, measured, paper)
-    consistent = all(has[name] == (steps[name] <= 1e-9) for name in has.index)
-    under = f"{summary}. So: under tails that are exponential or heavier, at one separation D* of the centres"
-    verdict, text = ("holds under", under) if consistent else ("fails", summary)
-    return Judgement(Verdict(verdict), rule, text, numbers, measured, paper)
+    verdict = Verdict.FAILS
+    if has.all() and fates:
+        verdict = Verdict.HOLDS
+    elif has.any() and fates and all(has[name] == (steps[name] <= 1e-9) for name in has.index):
+        verdict = Verdict.UNDER
+        summary += ". So: under tails that are exponential or heavier, at one separation D* of the centres"
+    return Judgement(verdict, rule, summary, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

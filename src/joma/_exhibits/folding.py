@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import FoldedFlow, JointFlow, Task
 from joma.theory.verdict import Verdict
@@ -54,64 +53,42 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             writer.write(i, {"difference": difference}, t=float(t), case=attention, flow="joint")
 
 
-def draw(run: Run) -> Chart:
-    """Logits over time: joint as lines, folded as points on top; the difference below."""
+def draw(run: Run) -> p.Chart:
+    """Logits over time: joint as lines, folded as rings on top; the difference below."""
     frame = run.frame()
-    columns: list[Any] = []
+    t, z, token = p.x("t", "t"), p.y("value", "attention logits z"), p.by("token", "token")
+    columns = []
     for case in CASES:
-        z = frame[(frame.gauge == "z") & (frame.case == case)][["t", "token", "flow", "value"]]
-        points = z[z.flow == "folded"]
-        points = points[points.t.isin(np.sort(points.t.unique())[::10])]
-        x, y = alt.X("t:Q", title="t"), alt.Y("value:Q", title="attention logits z")
-        colour = alt.Color("token:N", title="token")
-        title = alt.Title(f"{case} attention", subtitle="line: joint flow, rings: folded")
-        tooltip = ["token", "t", alt.Tooltip("value", format=".4f")]
-        line = alt.Chart(z[z.flow == "joint"], title=title).mark_line().encode(x, y, colour, tooltip=tooltip)
-        ring = alt.Chart(points).mark_point(size=28, strokeWidth=1.4).encode(x, y, colour)
-        gap = frame[(frame.gauge == "difference") & (frame.case == case)][["t", "value"]].assign(
-            value=lambda f: f.value.clip(lower=1e-17)
-        )
-        below = (
-            alt.Chart(gap)
-            .mark_line(color="#57606a")
-            .encode(
-                alt.X("t:Q", title="t"),
-                alt.Y(
-                    "value:Q",
-                    title="largest difference",
-                    scale=alt.Scale(type="log", domain=[1e-17, 10]),
-                    axis=alt.Axis(format=".0e", tickCount=5),
-                ),
-                tooltip=["t", alt.Tooltip("value", format=".1e")],
-            )
-            .properties(width=250, height=90)
-        )
-        columns.append(alt.vconcat((line + ring).properties(width=250, height=190), below))
-    return alt.hconcat(*columns)
+        joint, folded = (where(frame, gauge="z", case=case, flow=flow) for flow in ("joint", "folded"))
+        rings = folded[folded.t.isin(np.sort(folded.t.unique())[::10])]
+        gap = where(frame, gauge="difference", case=case)
+        below = p.lines(
+            gap.assign(value=gap.value.clip(lower=1e-17)), t,
+            p.y("value", "largest difference", log=True, domain=(1e-17, 10), format=".0e", ticks=5),
+            colour=p.FAINT, tip={"t": None, "value": ".1e"},
+        )  # fmt: skip
+        logits = p.lines(joint, t, z, token, tip={"token": None, "t": None, "value": ".4f"}), p.dots(rings, t, z, token)
+        note = "line: joint flow, rings: folded"
+        above = p.panel(f"{case} attention", *logits, note=note, size=(250, 190))
+        columns.append(p.column(above, p.panel(None, below, size=(250, 90)), shared=True))
+    return p.row(*columns, shared=True)
 
 
 def judge(run: Run) -> Judgement:
     """Folded and joint agree to 1e-7 for linear and exp attention; softmax is reported."""
     frame = run.frame()
-    gap = frame[frame.gauge == "difference"].groupby("case").value.max()
-    linear = (
-        frame[(frame.gauge == "z") & (frame.case == "linear") & (frame.flow == "joint") & (frame.token == 0)]
-        .sort_values("t")
-        .value
-    )
-    numbers = {
-        **{case: float(gap[case]) for case in CASES},
-        "z_changes_sign": bool(linear.iloc[0] < 0 < linear.iloc[-1]),
-    }
+    gap = where(frame, gauge="difference").groupby("case").value.max()
+    linear = where(frame, gauge="z", case="linear", flow="joint", token=0).sort_values("t").value
+    changes_sign = bool(linear.iloc[0] < 0 < linear.iloc[-1])
+    numbers = {**{case: float(gap[case]) for case in CASES}, "z_changes_sign": changes_sign}
     rule = "largest difference of (v, ξ, z) ≤ 1e-7 for linear attention (through a sign change of z) and exp attention"
     text = f"linear {gap['linear']:.0e}, exp {gap['exp']:.0e}; softmax (Eqn. 18, approximate) {gap['softmax']:.2g}"
-    measured = f"difference ≤ {max(gap['linear'], gap['exp']):.0e} (softmax {gap['softmax']:.2g})"
-    paper = "0 (exact)"
-    if max(gap["linear"], gap["exp"]) > 1e-7 or not numbers["z_changes_sign"]:
-        return Judgement(Verdict("fails"), rule, text, numbers, measured, paper)
-    return Judgement(
-        Verdict("holds under"), rule, f"{text}; exact under linear and exp attention", numbers, measured, paper
-    )
+    worst = max(gap["linear"], gap["exp"])
+    measured, paper = f"difference ≤ {worst:.0e} (softmax {gap['softmax']:.2g})", "0 (exact)"
+    if worst > 1e-7 or not changes_sign:
+        return Judgement(Verdict.FAILS, rule, text, numbers, measured, paper)
+    text += "; exact under linear and exp attention"
+    return Judgement(Verdict.UNDER, rule, text, numbers, measured, paper)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

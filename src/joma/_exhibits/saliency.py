@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._text import words_of
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._data.words import words_of
+from joma._exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import saliency
 from joma.theory.verdict import Verdict
@@ -24,9 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "laptop": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 32, "min_count": 50},
     "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
 }
-AXES: dict[str, list[str]] = {}
 KINDS = {"distinct": "#d55e00", "between": "#e3b778", "common": "#0072b2"}
-SHOWN = 1500  # words a panel, by saliency
+SHOWN = 1500  # words per panel, by saliency
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
 
 
@@ -50,31 +48,22 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 writer.write(rank, gauges, query=query, case=case, **labels)
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Discriminancy against frequency, with the words of largest saliency named; lines of equal Δ fall."""
-    frame = run.frame()
-    keys = ["step", "query", "case", "word", "favours", "kind"]
-    wide = frame.pivot(index=keys, columns="gauge", values="value").reset_index()  # noqa: PD010
-    wide = wide[(wide.case == "text") & (wide.step < SHOWN)]
-    panels: list[Any] = []
-    for query in dict.fromkeys(frame["query"]):
-        rows = wide[wide["query"] == query]
-        log = alt.Scale(type="log", nice=False)
+    table = wide(run.frame(), ["step", "query", "case", "word", "favours", "kind"])
+    table = table[(table.case == "text") & (table.step < SHOWN)]
+    x = p.x("frequency", "frequency P(l | m)", log=True, format=".0e", ticks=4)
+    y = p.y("discriminancy", "discriminancy ‖E_l[g]‖", log=True)
+    tip = dict.fromkeys(("word", "favours", "kind")) | dict.fromkeys(GAUGES, ".3g")
+    panels = []
+    for query in run.info["config"]["settings"]["queries"]:
+        rows = where(table, query=query)
+        points = p.dots(rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6)
+        named = _apart(where(rows, kind="distinct").sort_values("step"))
+        labels = p.words(named, x, y, "label", align="left", dx=5, fontSize=10, color=p.INK)
         note = "named: large Δ, word → the next word that it favours"
-        base = alt.Chart(rows, title=alt.Title(f"context words of “{query}”", subtitle=note)).encode(
-            alt.X("frequency:Q", scale=log, title="frequency P(l | m)", axis=alt.Axis(format=".0e", tickCount=4)),
-            alt.Y("discriminancy:Q", scale=log, title="discriminancy ‖E_l[g]‖"),
-        )
-        points = base.mark_circle(size=26, opacity=0.6).encode(
-            alt.Color("kind:N", title=None, scale=alt.Scale(domain=list(KINDS), range=list(KINDS.values()))),
-            tooltip=["word", "favours", "kind", *(alt.Tooltip(g, format=".3g") for g in GAUGES)],
-        )
-        named = _apart(rows[rows.kind == "distinct"].sort_values("step"))
-        text = base.mark_text(align="left", dx=5, fontSize=10, color="#24292f").encode(text="label:N")
-        text.data = named
-        panels.append((points + text).properties(width=330, height=230))
-    rows_of_two = [alt.hconcat(*panels[i : i + 2]) for i in range(0, len(panels), 2)]
-    return alt.vconcat(*rows_of_two)
+        panels.append(p.panel(f"context words of “{query}”", points, labels, note=note, size=(330, 230)))
+    return p.column(*(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True)
 
 
 def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:
@@ -93,39 +82,35 @@ def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:
 def judge(run: Run) -> Judgement:
     """Distinct words there must be, and hardly any when the targets are shuffled."""
     frame = run.frame()
-    scores = frame[frame.gauge == "score"]
+    scores = where(frame, gauge="score")
     numbers: dict[str, Any] = {}
     for query in dict.fromkeys(frame["query"]):
-        rows = scores[scores["query"] == query]
-        text, shuffled = rows[rows.case == "text"], rows[rows.case == "shuffled"]
-        order = frame[(frame["query"] == query) & (frame.case == "text") & (frame.gauge == "saliency")]
+        words, shuffled = (where(scores, query=query, case=case) for case in ("text", "shuffled"))
+        order = where(frame, query=query, case="text", gauge="saliency").sort_values("step").word
         numbers[str(query)] = {
-            **{kind: int((text.kind == kind).sum()) for kind in KINDS},
-            "distinct_share": float((text.kind == "distinct").mean()),
+            **{kind: int((words.kind == kind).sum()) for kind in KINDS},
+            "distinct_share": float((words.kind == "distinct").mean()),
             "shuffled_share": float((shuffled.kind == "distinct").mean()),
             "shuffled_mean_score": float(shuffled.value.mean()),
-            "top": order.nsmallest(8, "step").word.tolist(),
-            "top_words": [w for w in order.sort_values("step").word if str(w).isalpha()][:5],
+            "top": order.head(8).tolist(),
+            "top_words": [word for word in order if str(word).isalpha()][:5],
         }
     share = [n["distinct_share"] for n in numbers.values()]
-    by_chance = scores[scores.case == "shuffled"].kind == "distinct"
+    by_chance = float((where(scores, case="shuffled").kind == "distinct").mean())
     between = sum(n["between"] for n in numbers.values())
     clear = all(n["distinct_share"] >= 5 * max(n["shuffled_share"], 0.01) for n in numbers.values())
     rule = (
         "with the targets shuffled ≤ 1 % of all words count as distinct; on the text, for each query, at least five "
         "times its shuffled share and 5 %; and there are words in between distinct and common"
     )
-    first = next(iter(numbers))
+    first, spread = next(iter(numbers)), f"{min(share):.0%} to {max(share):.0%}"
     text = (
-        f"distinct {min(share):.0%} to {max(share):.0%} of the words, with shuffled targets {by_chance.mean():.2%}; "
-        f"{between} words in between; most salient for “{first}”: {', '.join(numbers[first]['top_words'])}"
+        f"distinct {spread} of the words, with shuffled targets {by_chance:.2%}; {between} words in between; most "
+        f"salient for “{first}”: {', '.join(numbers[first]['top_words'])}"
     )
-    measured = (
-        f"{min(share):.0%} to {max(share):.0%} distinct (shuffled {by_chance.mean():.2%}), {between} words in between"
-    )
-    if by_chance.mean() > 0.01 or not clear or between == 0:
-        return Judgement(Verdict("fails"), rule, text, numbers, measured)
-    return Judgement(Verdict("holds"), rule, text, numbers, measured)
+    measured = f"{spread} distinct (shuffled {by_chance:.2%}), {between} words in between"
+    verdict = Verdict.HOLDS if by_chance <= 0.01 and clear and between else Verdict.FAILS
+    return Judgement(verdict, rule, text, numbers, measured)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

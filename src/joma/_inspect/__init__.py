@@ -1,1 +1,1 @@
-"""Pattern superposition: which unrelated patterns fire one neuron (Figure 10)."""
+"""Looking into a model: what fires each neuron (Figure 10), and the angles between tokens at each layer."""

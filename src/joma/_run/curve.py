@@ -163,23 +163,28 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
 
 
 def describe_all(
-    table: pd.DataFrame, rule: Rule, by: Sequence[str] = ("layer",), collapsed: Container[tuple[Any, ...]] = ()
+    table: pd.DataFrame,
+    rule: Rule,
+    by: Sequence[str] = ("layer",),
+    collapsed: Container[tuple[Any, ...]] = (),
+    over: str = "step",
 ) -> dict[tuple[Any, ...], Curve]:
     """Describe all curves of one gauge in the table of a run; heads, or whatever else shares a step, are averaged.
 
     Arguments:
-        table: with the columns step and value and those of ``by``.
+        table: with the column value, that of ``over`` and those of ``by``.
         rule: as for `describe`.
         by: the columns that tell the curves apart.
         collapsed: the curves of which the watch found a collapse at the end.
+        over: the column that says when a value was measured.
 
     Returns:
         Values of ``by`` -> the curve, in order; curves without a number are left out.
     """
     table = table.dropna(subset=["value"])
-    means = table.groupby([*by, "step"]).value.mean().reset_index()
+    means = table.groupby([*by, over]).value.mean().reset_index()
     return {
-        key: describe(rows.step, rows.value, rule, collapsed=key in collapsed)
+        key: describe(rows[over], rows.value, rule, collapsed=key in collapsed)
         for key, rows in means.groupby([*by])
         if isinstance(key, tuple)  # always, but pandas-stubs does not know
     }

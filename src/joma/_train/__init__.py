@@ -1,1 +1,1 @@
-"""The training lab: corpora, the paper's models, loops that can be resumed to the bit, sweeps."""
+"""The training lab: the paper's models, loops that can be resumed to the bit, sweeps."""

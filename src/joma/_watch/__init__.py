@@ -1,1 +1,1 @@
-"""Watching a model in training: capture of attention calls, the watch itself, phases."""
+"""Watching a model in training: gauges tied to a loop, phases, alarms."""

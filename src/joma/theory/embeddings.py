@@ -64,6 +64,24 @@ class EmbeddingPath:
         return (q @ q) * np.eye(len(K)) + K @ K.T
 
 
+def conserved(path: EmbeddingPath, *, trained: bool) -> Array:
+    """What a path of exp attention with all rates 1 conserves by the table above, over time, (T, …).
+
+    Arguments:
+        trained: the embeddings train; else they are frozen and orthonormal.
+    """
+    if path.W_Q is None or path.W_K is None:
+        square = (path.U[:, :, :-1] ** 2).sum(axis=1) if trained else (path.v**2).sum(axis=2)
+        return path.z - 0.5 * square
+
+    def outer(a: Array) -> Array:
+        return a @ np.swapaxes(a, 1, 2)
+
+    if trained:
+        return outer(path.U) - outer(path.w) - outer(path.W_Q) - outer(path.W_K)
+    return outer(np.swapaxes(path.W_Q, 1, 2)) - outer(np.swapaxes(path.W_K, 1, 2))
+
+
 class EmbeddingFlow:
     """The joint flow with explicit, possibly training, embeddings and free or product logits.
 

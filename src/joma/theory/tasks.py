@@ -27,7 +27,7 @@ def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> St
 def class_distributions(
     rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20
 ) -> Task:
-    """Figure 2: one sample a class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
+    """Figure 2: one sample per class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
 
     smooth: the distinct tokens' distribution moves smoothly with the class (left two panels); otherwise it is
     drawn at random for each class (right two).
@@ -43,6 +43,13 @@ def random_gradients(rng: np.random.Generator, samples: int = 50, tokens: int = 
     """Random frequencies and constant normal gradients (Assumption 1)."""
     x = rng.random((samples, tokens))
     return Task(x / x.sum(axis=1, keepdims=True), rng.standard_normal((samples, nodes)))
+
+
+def uneven_classification(tokens: int, rng: np.random.Generator, classes: int = 4) -> Task:
+    """2 M samples of uneven frequencies, labelled by the largest of some random linear functions."""
+    x = rng.gamma(0.3, size=(2 * tokens, tokens))
+    x /= x.sum(axis=1, keepdims=True)
+    return Task.classification(x, (x @ rng.standard_normal((tokens, classes))).argmax(axis=1), classes=classes)
 
 
 def orthogonal_regression(mu: Array) -> Task:

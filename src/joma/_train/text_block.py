@@ -69,7 +69,7 @@ class TextBlock:
         return self.attention_lr / self.lr
 
     def invariant(self) -> Array:
-        """Σ_m z_m − (r/2) Σ v², Σ_m z_m² − r Σ v² (one number a context word), or Σ_l z_ml (one a query), (V,)."""
+        """Σ_m z_m − (r/2) Σ v², Σ_m z_m² − r Σ v² (one number per context word), or Σ_l z_ml (one per query), (V,)."""
         square = (self.v**2).sum(axis=1)
         if self.attention == "exp":
             return self.z.sum(axis=0) - self.ratio / 2 * square
@@ -148,3 +148,32 @@ class TextBlock:
         if self.attention == "linear":
             return (self.z[m] ** 2 - self.z0[m] ** 2) / 2
         return self.z[m] - self.z0[m]
+
+    def drifts(self) -> dict[str, float]:
+        """The largest drift of the invariant, what the law says that it is, and their difference, by `scale`."""
+        drift, scale = self.drift(), self.scale()
+        parts = {"drift": drift, "law": self.law, "law_error": drift - self.law}
+        return {name: float(np.abs(values).max() / scale) for name, values in parts.items()}
+
+    def agreement(self, m: int, other: int, b_bar: Array) -> dict[str, float]:
+        """How well the logits that query m learned are predicted, over the words of its contexts.
+
+        ``nc``: their correlation with the prediction from its part of v; ``nc_other``: from query ``other``'s part;
+        ``nc_shared``: from Σv² of all queries; ``size``: of the prediction, in units of what was learned.
+        """
+        seen = b_bar > 0
+        learned, predicted = self.learned(m)[seen], self.predicted(m, b_bar)[seen]
+        shared = (self.v**2 - self.v0**2).sum(axis=1)[seen]
+        return {
+            "nc": _correlation(predicted, learned),
+            "nc_other": _correlation(self.predicted(m, b_bar, source=other)[seen], learned),
+            "nc_shared": _correlation(shared, learned),
+            "size": float(np.linalg.norm(predicted) / np.linalg.norm(learned)),
+        }
+
+
+def _correlation(a: Array, b: Array) -> float:
+    """Pearson's; 0 where one side is constant."""
+    a, b = a - a.mean(), b - b.mean()
+    size = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / size) if size > 0 else 0.0

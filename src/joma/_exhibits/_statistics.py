@@ -1,0 +1,21 @@
+"""Statistics that exhibits judge by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+
+def exponent(rows: pd.DataFrame, x: str, y: str = "drift") -> tuple[float, float, float]:
+    """Slope of ln y against ln x within each draw, with its 95 % interval from resampling the draws."""
+    slopes = []
+    for _, group in rows.groupby("draw"):
+        a, b = np.log(group[x].to_numpy()), np.log(group[y].to_numpy())
+        a = a - a.mean()
+        slopes.append((float(a @ (b - b.mean())), float(a @ a)))
+    parts = np.array(slopes)
+    picks = np.random.default_rng(0).integers(len(parts), size=(4000, len(parts)))
+    resampled = parts[picks].sum(axis=1)
+    low, high = np.quantile(resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
+    total = parts.sum(axis=0)
+    return float(total[0] / total[1]), float(low), float(high)
