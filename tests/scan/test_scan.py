@@ -337,3 +337,33 @@ def test_command_line(bare, series, tmp_path, monkeypatch, capsys):
     typo = run(app, ["scan", str(bare), "--gauges", "entropi"])
     assert isinstance(typo.exception, ValueError)  # joma.cli.main makes this one line and exit status 2
     assert "Did you mean 'entropy'" in str(typo.exception)
+
+
+def touch(folder):
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+
+
+def test_the_last_line_counts_what_was_asked_for(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from joma.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    save("neox", tmp_path / "series/step-1")
+    touch(tmp_path / "series/step-2")
+    run = CliRunner().invoke
+    assert run(app, ["scan", "series"]).exit_code == 1
+    good = run(app, ["scan", "series", "--revisions", "step-1"])
+    assert good.output.strip().splitlines()[-1] == "1 checkpoint: 0 failed"
+    assert good.exit_code == 0
+
+
+def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    touch(tmp_path / "step-1")
+    with pytest.raises(ValueError, match=r"pip install 'joma\[ray\]'"):
+        joma.scan(str(tmp_path), engine="ray")
