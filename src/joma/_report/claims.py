@@ -30,7 +30,8 @@ def claims_section(page: Page, results: list[Result] | None, error: str | None =
     page.contents.append(("claims", "Claims", "bad" if error else ""))
     rows = [(group_of(result.id), result) for result in results or []]
     groups = dict.fromkeys(group for group, _ in rows)
-    return render("claims.html", rows=rows, groups=groups, verdicts=tally(r.verdict for _, r in rows), error=error)
+    verdicts, kinds = tally(r.verdict for _, r in rows), Counter(r.claim.kind for _, r in rows)
+    return render("claims.html", rows=rows, groups=groups, verdicts=verdicts, kinds=kinds, error=error)
 
 
 def tally(verdicts: Iterable[str]) -> dict[str, int]:
