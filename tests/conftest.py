@@ -63,8 +63,8 @@ def ray_cluster():
 
 
 # fixtures of these files take seconds; what needs the Ray cluster is a group, too
-SHARED = ("test_exhibits.py", "test_extension_exhibits.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py",
-          "test_sweep.py")  # fmt: skip
+SHARED = ("test_exhibits.py", "test_extension_exhibits.py", "test_hierarchy_lab.py", "test_browser.py",
+          "test_report.py", "test_sweep.py")  # fmt: skip
 RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
 LONG = (
     "test_python_blocks_and_joma_commands",

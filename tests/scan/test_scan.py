@@ -226,7 +226,7 @@ def test_the_models_own_tokenizer_and_a_corpus(tmp_path):
     options = {"gauges": "entropy,stable_rank", "data": str(text), "tokens": 64, "length": 16}
     without = joma.scan(str(tmp_path / "series"), **options)
     assert without.status() == {"step-1": "partly"}
-    assert "entropy: no tokenizer beside the weights" in without.checkpoints().note[0]
+    assert "entropy: no tokenizer with the weights" in without.checkpoints().note[0]
     assert set(without.frame().gauge) == {"stable_rank"}  # weight gauges still work
     PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path / "series")  # beside the steps
     scan = joma.scan(str(tmp_path / "series"), **options)
