@@ -1,9 +1,9 @@
 """``JOMA_DATA=… python docs/record.py`` (or ``make record``): the long runs as one queue that may be stopped any time.
 
 Every exhibit at its ``laptop`` preset, the comparison with the authors' own runs, and one column of Table 1 at the
-paper's scale: shortest first, two at a time, at the lowest priority, and suspended while the tests run. Whatever ends
-the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may take `BUDGET`
-hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
+paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
+Whatever ends the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may
+take `BUDGET` hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
 ``docs/record.md``. As soon as an item is done, its numbers stand in ``docs/recorded/<item>.json``.
 
 The rules by which results are judged are part of the source: the queue starts only from a commit, and records it.
@@ -74,6 +74,10 @@ ITEMS = (
     laptop("orthogonality", 10, "widths to 2,048"),
     laptop("parameterised", 10, "20 seeds"),
     laptop("cdag", 20, "4,000 samples, 10 draws"),
+    Item(
+        "authors", 170, "full vocabulary beside the authors' runs, to step 2,000",
+        ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
+    ),
     laptop("realtext", 30, "20,000 steps on WikiText-2"),
     Item(
         "table1-paper", 40, "the column (20, 2, 10, 20) at the paper's scale: d = 1,024, 10,000 steps, 5 seeds",
@@ -84,10 +88,6 @@ ITEMS = (
     laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps"),
     laptop("fig8", 110, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates"),
     laptop("fig6", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds"),
-    Item(
-        "authors", 170, "full vocabulary beside the authors' runs, to step 2,000",
-        ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
-    ),
     Item(
         "authors-long", 160, "one layer, lr 1e-4, full vocabulary, 20,000 steps beside the authors' curve",
         ("docs/authors.py", "--long", "--workers=1", "--out={out}", "--page={out}/authors-long.md"),
@@ -195,6 +195,7 @@ class Queue:
     def run(self) -> None:
         """Until all is done or the budget is spent."""
         self._end_leftovers()
+        self._pause(tests_run())
         try:
             while self._start() or self.jobs:
                 time.sleep(POLL)

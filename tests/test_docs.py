@@ -21,6 +21,7 @@ from joma._gauges.registry import gauges, remove
 from joma.cli import app
 from joma.theory import claims as registry
 from joma.theory.claims import check, claims, get
+from joma.theory.claims.mutation import mutate
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -222,6 +223,7 @@ def test_the_example_of_a_claim():
         exec(blocks("extend.md", "python")[2][1], {})
         result = check(get(["E3"])[0])
         assert (result.verdict, result.ok) == ("holds as corrected", True)
+        assert all(r.ok for r in mutate(result.claim))
     finally:
         registry.remove("E3")
 

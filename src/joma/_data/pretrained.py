@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle  # for the name of its error; nothing is unpickled
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,18 @@ def check_tokens(model: Any, tokens: Any) -> None:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text, without special ones and without a warning on length."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def first_tokens(tokenizer: Any, blocks: Iterable[str], count: int) -> list[int]:
+    """The first ``count`` tokens of a text in blocks; of a block, which may be long, no more is encoded than needed."""
+    tokens: list[int] = []
+    for block in blocks:
+        enough = 16 * (count - len(tokens)) + 64  # characters, unless they are unusually long tokens
+        part = encode(tokenizer, block[:enough])
+        tokens += encode(tokenizer, block) if len(tokens) + len(part) < count and enough < len(block) else part
+        if len(tokens) >= count:
+            break
+    return tokens[:count]
 
 
 def check(name: str | os.PathLike[str], revision: str | None = None) -> None:

@@ -142,8 +142,8 @@ class Attention(Event):
     padding: Padding | None = field(default=None, repr=False)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(B, H, Tq)"""
+    def per_query(self) -> Tensor:
+        """One row per query, (B, H, Tq, …)."""
         raise NotImplementedError
 
     @cached_property
@@ -151,15 +151,26 @@ class Attention(Event):
         """Entropy, logsumexp and sink mass of each query."""
         raise NotImplementedError
 
+    def rows(self, b: int, queries: Tensor) -> Tensor:
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, H, Tq)"""
+        B, H, Tq, _ = self.per_query.shape
+        return B, H, Tq
+
+    @property
+    def device(self) -> torch.device:
+        """Where it happens."""
+        return self.per_query.device
+
     @cached_property
     def real(self) -> Tensor | None:
         """(B or 1, 1, Tq), True for queries that are not padding; None if none is known to be."""
         B, _, Tq = self.shape
         return real_queries(self.calls, self.padding, B, Tq, self.device)
-
-    def rows(self, b: int, queries: Tensor) -> Tensor:
-        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -176,15 +187,9 @@ class DotProduct(Attention):
     output: Tensor = field(repr=False)  # (B, H, Tq, dv), after dropout
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(B, H, Tq)"""
-        B, H, Tq, _ = self.query.shape
-        return B, H, Tq
-
-    @property
-    def device(self) -> torch.device:
-        """Where it happens."""
-        return self.query.device
+    def per_query(self) -> Tensor:
+        """One row per query, (B, H, Tq, …)."""
+        return self.query
 
     @cached_property
     def stats(self) -> AttentionStats:
@@ -215,15 +220,9 @@ class Scores(Attention):
     probabilities: Tensor = field(repr=False)  # the same, before dropout
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(B, H, Tq)"""
-        B, H, Tq, _ = self.scores.shape
-        return B, H, Tq
-
-    @property
-    def device(self) -> torch.device:
-        """Where it happens."""
-        return self.scores.device
+    def per_query(self) -> Tensor:
+        """One row per query, (B, H, Tq, …)."""
+        return self.scores
 
     @cached_property
     def stats(self) -> AttentionStats:

@@ -56,13 +56,14 @@ class Steps:
         observers: are told of each step.
 
     Attributes:
+        observers: the same; more may be added at any time.
         problems: who failed (an observer, or the optimiser's own hook) -> its first exception.
     """
 
     def __init__(
         self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer], observers: Iterable[StepObserver] = ()
     ) -> None:
-        self._observers = tuple(observers)
+        self.observers = list(observers)
         self.problems: dict[str, Exception] = {}
         self._clocks = [_Clock(optimizer) for optimizer in optimisers_of(model, optimizers)]
         self._handles = []
@@ -123,7 +124,7 @@ class Steps:
         self._tell(StepEnds, clock)
 
     def _tell(self, kind: type[StepBegins], clock: _Clock) -> None:
-        for observer in self._observers:
+        for observer in self.observers:
             if kind not in observer.wants:
                 continue
             try:

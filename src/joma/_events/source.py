@@ -75,6 +75,7 @@ class Source:
         self._observers = {
             kind: tuple(observer for observer in observers if issubclass(kind, tuple(observer.wants))) for kind in KINDS
         }
+        self._begins, self._ends = self.wants(ModuleBegins), self.wants(ModuleEnds)  # asked at every module call
         self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
         self._replays = any(is_compiled(module) for module in model.modules())
         self._trains = False  # a pass with gradients was seen
@@ -121,7 +122,7 @@ class Source:
         if self._trains and not grad:
             return call_pristine(module, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.problems.setdefault(self.names[module], RuntimeError(_TRANSFORMED))
+            self.problems.setdefault(self.names[module], ValueError(_TRANSFORMED))
             return call_pristine(module, args, kwargs)
         if not self._replays:
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
@@ -175,12 +176,14 @@ class Source:
         depth = len(self.running)
         self.running.append(entry)
         try:
-            self._emit(ModuleBegins, entry)
+            if self._begins:
+                self._emit(ModuleBegins, entry)
             if (layer := self._mlps.get(module)) is not None:
                 with self.guarded():
                     self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
             output = call()
-            self._emit(ModuleEnds, entry, output=output)
+            if self._ends:
+                self._emit(ModuleEnds, entry, output=output)
             return output
         finally:
             del self.running[depth:]
@@ -247,7 +250,7 @@ class Source:
                 "or tensor parallelism); that cannot be watched"
             )
         else:
-            self.problems.setdefault(call.name, RuntimeError(_TRANSFORMED))
+            self.problems.setdefault(call.name, ValueError(_TRANSFORMED))
         return False
 
     def is_parameter(self, tensor: Tensor) -> bool:

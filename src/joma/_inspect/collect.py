@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from joma._data.pretrained import check_tokens
-from joma._events.source import Source, upper_mlps
+from joma._events.source import Source
 from joma._inspect.seen import Neurons, Rows
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
@@ -112,16 +112,12 @@ def collect(
         T: the longest window.
         done: called with the number of tokens after each batch.
     """
-    count_of_mlps = len(upper_mlps(model))
-    wanted = range(count_of_mlps) if layers is None else layers
-    if bad := [n for n in wanted if not 0 <= n < count_of_mlps]:
-        raise ValueError(f"there is no layer {bad[0]}: the model has {count_of_mlps} MLPs, 0 to {count_of_mlps - 1}")
     device = next(model.parameters()).device
     strongest: dict[int, Strongest] = {}
     windows: dict[str, Tensor] = {}  # of the batch that is running
 
     def on_neurons(layer: int, activations: Tensor, rows: Rows) -> None:
-        if layer not in wanted:
+        if layers is not None and layer not in layers:
             return
         if layer not in strongest:
             strongest[layer] = Strongest(activations.shape[2], k, T, device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -169,11 +169,11 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
     if sample < 2 or length < 2:
         raise ValueError(f"sample is {sample} and length {length}: give at least 2")
     if isinstance(tokens, (str, os.PathLike)):
-        from joma._data.pretrained import encode
+        from joma._data.pretrained import first_tokens
         from joma._inspect.windows import corpus_text
 
         name, text = corpus_text(tokens)
-        tokens = _first((encode(tokenizer, block) for block in text.blocks()), sample)
+        tokens = first_tokens(tokenizer, text.blocks(), sample)
         if len(tokens) < 2:
             raise ValueError(f"{name} is empty: at least 2 tokens are needed")
     ids = torch.as_tensor(np.asarray(tokens))
@@ -184,15 +184,6 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
         length = min(length, len(ids))
         ids = ids[: len(ids) // length * length].reshape(-1, length)
     return ids.long()
-
-
-def _first(parts: Iterable[list[int]], count: int) -> list[int]:
-    tokens: list[int] = []
-    for part in parts:
-        tokens += part
-        if len(tokens) >= count:
-            break
-    return tokens[:count]
 
 
 def _measure(net: nn.Module, tokens: Tensor) -> Geometry:

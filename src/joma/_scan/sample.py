@@ -7,13 +7,15 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma._data.pretrained import check_tokens, encode, has_tokenizer, load, load_tokenizer, quiet
+from joma._data.corpora import texts
+from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load, load_tokenizer, quiet
 from joma._gauges.registry import get
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
@@ -107,26 +109,14 @@ def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tens
         return ids[: min(wanted, len(ids) // length * length)].reshape(-1, length)
     key = (str(data), wanted, length, *(_state(folder) for folder in folders))
     if key not in _samples:
-        ids = torch.tensor(_encode(load_tokenizer(_with_tokenizer(folders)), str(data), wanted))
+        _, train, valid = texts(data)
+        blocks = chain(valid.blocks(), train.blocks())
+        ids = torch.tensor(first_tokens(load_tokenizer(_with_tokenizer(folders)), blocks, wanted))
         if len(ids) < length:
             raise BadCheckpoint(f"{data} has {len(ids)} tokens only: a window of {length} is asked for")
         _samples.clear()
         _samples[key] = ids[: len(ids) // length * length].reshape(-1, length)
     return _samples[key]
-
-
-def _encode(tokenizer: Any, data: str, wanted: int) -> list[int]:
-    from joma._data.corpora import texts
-
-    _, train, valid = texts(data)
-    ids: list[int] = []
-    for text in (valid, train):
-        for block in text.blocks():
-            # a block has a quarter of a megabyte: no more than needed of it
-            ids += encode(tokenizer, block[: 16 * (wanted - len(ids)) + 64])
-            if len(ids) >= wanted:
-                return ids[:wanted]
-    return ids
 
 
 def _with_tokenizer(folders: Sequence[Path]) -> Path:

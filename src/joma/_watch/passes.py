@@ -73,7 +73,7 @@ class Passes:
         if source.refusal:
             raise NotWatchable(source.refusal)
         for name, error in source.problems.items():
-            text = f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             self._notices.once(("problem", name), f"attention of {name} could not be measured: {text}")
         for name, problem in tally.problems.items():
             self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")

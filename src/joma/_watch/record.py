@@ -55,7 +55,7 @@ class Record:
 
     Attributes:
         writer: of the run folder.
-        last_step: the last one in the folder of a run that is resumed, else None.
+        last_step: the last one in the folder of a run that is resumed, until it goes on; else None.
     """
 
     def __init__(
@@ -83,6 +83,13 @@ class Record:
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
+
+    def go_on_from(self, step: int) -> bool:
+        """The next row is of this step: a run that is resumed loses rows from there on. Was it resumed just now?"""
+        resumed, self.last_step = self.last_step is not None, None
+        if resumed:
+            self.writer.drop_from(step)
+        return resumed
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""

@@ -124,6 +124,7 @@ class Watch:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model = model
         self.path = run.path if isinstance(run, RunWriter) else run
+        self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         self._attends = any(g.on != "weight" for g in self._gauges)
@@ -142,11 +143,10 @@ class Watch:
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
         rates = distinct_rates(optimizers or [])
         self._record = Record(folder, config, self._gauges, self._notices, overwrite, resume, rates)
-        self._resumed = self._record.last_step is not None
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
         self._record.note_layers(self._names(), self._widths())
-        attached.claim(self._passes.source.names, self._where("without a run folder"))
+        attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
         self._steps = None if optimizers is None else Steps(model, optimizers)
@@ -206,11 +206,9 @@ class Watch:
             raise RuntimeError("this watch is closed")
         before = self.last_step
         due = self._schedule.advance(step)
-        if self._resumed:  # from a checkpoint that is older than the last row
-            self._record.writer.drop_from(self.last_step)
+        if self._record.go_on_from(self.last_step):
             before = self.last_step - 1
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
-            self._resumed = False
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
         try:
             return self._measure(loss, numbers) if due else {}
@@ -237,7 +235,7 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
-        self._clock.restore(state.get("clock"))
+        self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
     def frame(self) -> pd.DataFrame:
@@ -277,10 +275,7 @@ class Watch:
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
         state = "closed" if self._closed else f"step {self.last_step}"
-        return f"Watch({type(self.model).__name__}, {self._where()}, {state}{f'; {phases}' if phases else ''})"
-
-    def _where(self, nowhere: str = "no run folder") -> str:
-        return f"run {self.path}" if self.path is not None else nowhere
+        return f"Watch({type(self.model).__name__}, {self._where}, {state}{f'; {phases}' if phases else ''})"
 
     def _repr_html_(self) -> str:
         return html(self)

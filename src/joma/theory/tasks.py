@@ -27,7 +27,7 @@ def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> St
 def class_distributions(
     rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20
 ) -> Task:
-    """Figure 2: one sample a class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
+    """Figure 2: one sample per class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
 
     smooth: the distinct tokens' distribution moves smoothly with the class (left two panels); otherwise it is
     drawn at random for each class (right two).
