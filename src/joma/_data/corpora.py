@@ -228,8 +228,8 @@ def _folder_name(path: Path) -> str:
 def _folder(path: Path) -> tuple[Text, Text]:
     """Return the parts of a folder of text: by the names of files and folders in it, else its last tenth."""
     path = _wiki_folder(path)
-    if parts := _wiki_parts(path):
-        return parts
+    if wiki := _wiki_parts(path):
+        return wiki
     parts: dict[str, list[Span]] = {"train": [], "valid": [], "test": [], "": []}
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
