@@ -157,7 +157,7 @@ def exhibit(
     per_preset = dict(settings) if settings else {preset: {} for preset in PRESETS}
     made = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
     known = EXHIBITS.get(id)
-    if known is not None and (known.own is None or known.own.run.__module__ != run.__module__):
+    if known is not None and (known.declared is None or known.declared.run.__module__ != run.__module__):
         raise ValueError(f"there is an exhibit {id!r} already; choose another id")
     EXHIBITS[id] = made
     return made
