@@ -72,7 +72,7 @@ def scan(
         address: of a Ray cluster; a local one is started without.
         retry: also do again what failed before.
         overwrite: replace the run in the folder instead of going on with it.
-        report: told of progress.
+        report: called with the progress: checkpoints done, in all, and what is being done.
 
     Returns:
         The scan: `frame()` is its table, `checkpoints()` how each one fared, `draw()` the picture.

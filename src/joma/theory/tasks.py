@@ -27,7 +27,7 @@ def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> St
 def class_distributions(
     rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20
 ) -> Task:
-    """Figure 2: one sample a class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
+    """Figure 2: one sample per class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
 
     smooth: the distinct tokens' distribution moves smoothly with the class (left two panels); otherwise it is
     drawn at random for each class (right two).
@@ -50,19 +50,6 @@ def uneven_classification(tokens: int, rng: np.random.Generator, classes: int = 
     x = rng.gamma(0.3, size=(2 * tokens, tokens))
     x /= x.sum(axis=1, keepdims=True)
     return Task.classification(x, (x @ rng.standard_normal((tokens, classes))).argmax(axis=1), classes=classes)
-
-
-def unit_vectors(d: int, M: int, rng: np.random.Generator) -> Array:
-    """M random unit columns (d, M)."""
-    U = rng.standard_normal((d, M))
-    return U / np.linalg.norm(U, axis=0)
-
-
-def tilted(M: int, epsilon: float, rng: np.random.Generator) -> Array:
-    """(M, M) with UᵀU = I + ε E, E random symmetric with zero diagonal and largest entry 1."""
-    E = np.triu(rng.uniform(-1.0, 1.0, (M, M)), 1)
-    E = (E + E.T) / np.abs(E).max()
-    return np.linalg.cholesky(np.eye(M) + epsilon * E).T
 
 
 def orthogonal_regression(mu: Array) -> Task:

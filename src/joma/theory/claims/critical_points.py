@@ -63,7 +63,7 @@ def e56(variant: Variant) -> Iterator[float]:
     correction="needed besides: v ∥ x̄₊ − x̄₋ and ‖x̄₊ − x̄₋‖ = |ρ₊ − ρ₋|. So critical rays exist at one separation of the centres per pair "
     "(ρ₊, ρ₋); for Student-t, ν = 3, a₋/a₊ = 1.5 at 0.43174",
     counterexample="Student-t in R³, ν = 3, a = (0.4, −0.6), ρ₊ = −0.2325, ρ₋ = −0.6643 solve Eqn. 56. Take centres 1.2 × 0.43174 apart and v with these "
-    "two distances: v̇ ≠ 0, by a sixth of a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ at least",
+    "two distances: v̇ has a component of 0.46 a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖",
     control="v ∥ x̄₊ − x̄₋ and ξ̇ = 0, without the condition on the separation",
     paper_formula=r"$(v,\xi)$ is critical $\iff\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}=\frac{a_-}{a_+}$",
     corrected_formula=r"$(v,\xi)$ is critical $\iff$ the same in $\rho_\pm$, and $v\parallel\bar x_+-\bar x_-$, and "

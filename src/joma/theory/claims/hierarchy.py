@@ -190,8 +190,7 @@ def t5(variant: Variant) -> Iterator[float]:
     tolerance=1e-12,
     measures="largest error of Theorem 5 with this ρ₀ over all pairs below a common latent, against enumeration of all states of four trees",
     correction="ρ₀ = 2 Σ_k P[y_l = 0 | k] P[k] − 1, as the proof uses it (Eqn. 101)",
-    counterexample="ρ = 1 and P[y₁ = 0] = ½: all tokens are equal, so P[y_l = 1 | y_m = 1] = 1. The printed ρ₀ is ½ and Theorem 5 gives ½(2 − 1)/(1 − ½) = 1 by luck; with "
-    "ρ = 0.8, L = 3, H = 1: printed ρ₀ = ½ gives 0.74, enumeration 0.82",
+    counterexample="P[y₁ = 0] = ½, ρ = 0.8, L = 3, H = 1: the printed ρ₀ is ½, and Theorem 5 gives 0.74; enumeration gives 0.82, as ρ₀ = 0 does",
     control="ρ₀ = 1 − 2 Σ_k P[y_l = 0 | k] P[k], the opposite coding",
     derivation="Eqn. 101 writes P[y₁ = 0 | k] = ½(1 + p_{k|0}), so p_{k|0} = 2P[y₁ = 0 | k] − 1 and ρ₀ = Σ_k p_{k|0} P[k] = 2P[y₁ = 0] − 1.",
     paper_formula=r"$\rho_0=\boldsymbol p_{\cdot|0}^\top\boldsymbol p_0,\quad\boldsymbol p_{\cdot|0}=[\mathbb P[y_l=0\mid y_0=k]]$",
@@ -250,7 +249,7 @@ def t5_class(variant: Variant) -> Iterator[float]:
     measures="2 − the order in ε at which the remainder vanishes (between ε = 2⁻¹² and 2⁻¹³), the largest over L ≤ 6 and H < L, "
     "with P from exact pair moments of a tree whose classes give ρ₀ = 1 − ε",
     correction="1 − H/L + ε H(2H − L)/(2L) + O(ε²): the remainder is of first order unless 2H = L",
-    counterexample="L = 3, H = 1, ε = 0.01: P = 0.66501, 1 − H/L = 0.66667: off by 0.0017 = ε/6, not by O(ε²) = 0.0001",
+    counterexample="L = 3, H = 1, ε = 0.01: P = 0.66499, 1 − H/L = 0.66667: off by 0.0017 = ε/6, not by O(ε²) = 0.0001",
     control="the remainder with H(2H + L)",
     derivation="P = 1 − ½(1 − ρ^{2H})/(1 − ρ^L) and 1 − (1 − ε)ⁿ = nε(1 − (n − 1)ε/2 + …), so P = 1 − (H/L)(1 − (2H − L)ε/2 + …).",
     paper_formula=r"$1-\frac HL+O(\epsilon^2)$",

@@ -217,7 +217,7 @@ def _ranks(dynamics: str, seed: int) -> tuple[float, float]:
     tolerance=-0.005,
     measures="− the smaller of dip and rebound of the stable rank of V (M = 12, K = 8), as a share of its start: three draws each of Eqn. 6 and of the joint flow with the same critical "
     "point and with the same target",
-    remark="The dip is at least 0.7 % (joint flow, same target) and up to half of the rank (Eqn. 6)",
+    remark="The dip is at least 0.8 % (joint flow, same target) and up to half of the rank (Eqn. 6)",
     control="attention held: v̇ = μ − v, whose V(t) keeps one shape",
     mutants={"attention reversed": "exp(−v²/2): less salient components first"},
 )

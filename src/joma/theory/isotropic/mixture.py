@@ -182,7 +182,7 @@ class Mixture:
     def __post_init__(self) -> None:
         centres, a = finite(self.centres, "centres", 2), finite(self.a, "a", 1)
         if len(centres) != len(a) or not len(a):
-            raise ValueError(f"centres has {len(centres)} rows for {len(a)} weights a; give one centre a weight")
+            raise ValueError(f"centres has {len(centres)} rows for {len(a)} weights a; give one centre per weight")
         object.__setattr__(self, "centres", centres)
         object.__setattr__(self, "a", a)
         object.__setattr__(self, "basis", _basis(self.basis, self.family, centres.shape[1]))
@@ -266,7 +266,7 @@ class Mixture:
         return Path(solution.t, solution.y[:-1].T, solution.y[-1], ending)
 
     def task(self, samples: int, rng: np.random.Generator) -> Task:
-        """``samples`` draws a component as a ``Task`` whose gradients are constant in each component."""
+        """``samples`` draws per component as a ``Task`` whose gradients are constant in each component."""
         C = len(self.a)
         noise = self.family.sample(C * samples, rng)
         x = np.repeat(self.centres, samples, axis=0) + (noise if self.basis is None else noise @ self.basis.T)
