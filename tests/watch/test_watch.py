@@ -163,7 +163,7 @@ def test_metrics_and_frame(tmp_path):
     assert heads["value"].mean() == pytest.approx(metrics["joma/entropy/layer_02"])
     assert set(heads["module"]) == {"blocks.2.attn"}
     assert frame.query("gauge == 'loss'")["value"].tolist() == [2.5, 2.0]
-    assert frame.query("gauge == 'lr'")["value"].tolist() == [0.1]
+    assert frame.query("gauge == 'lr'")["value"].tolist() == [0.1, 0.1]  # also where it was not given: it goes on
     again = joma.Run(tmp_path / "run")
     assert again.done
     assert again.info["kind"] == "watch"
