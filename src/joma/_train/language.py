@@ -262,7 +262,7 @@ class _Lab:
         starts = {key.removeprefix("watch."): x for key, x in saved.state.items() if key.startswith("watch.")}
         self.watch.load_state_dict({**saved.facts["watch"], "starts": starts})
         self.first = saved.step
-        self.say(f"going on from step {found.step}")
+        self.say(f"going on from step {saved.step}")
 
     def _save(self, step: int) -> None:
         state: dict[str, Tensor] = {}
