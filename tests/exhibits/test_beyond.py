@@ -10,7 +10,7 @@ from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext,
 from joma._exhibits._block import Samples, TextBlock, samples
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
-from joma.theory.tasks import tilted
+from joma.theory.coherence import tilted
 
 TINY = {
     "orthogonality": {"M": 6, "seeds": 2, "d": [4, 16, 48, 96, 192], "tokens": [4, 8], "fixed_d": 64},
@@ -26,7 +26,7 @@ def made(tmp_path_factory):
     out = {}
     for id, module in MODULES.items():
         folder = tmp_path_factory.mktemp(id)
-        with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.AXES) as writer:
+        with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes) as writer:
             module.run(writer, TINY[id], 0, lambda share, what: None)
         out[id] = Run(folder / "run")
     return out
@@ -46,7 +46,7 @@ def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
 
 
 def doctored(run, module, folder, change):
-    with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.AXES) as writer:
+    with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes) as writer:
         for row in run.rows():
             extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}
             writer.write(row["step"], {row["gauge"]: change(row)}, **extra)

@@ -184,7 +184,7 @@ def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):
     found = joma.superpose(
         _series.checkpoints(tiny.path)[5], np.random.default_rng(0).integers(0, 300, 3000), length=32
     )
-    shares = fig10.chance(found, 3, 0)
+    shares = found.chance(3, 0)
     assert len(shares) == 3
     assert all(0 <= share <= 1 for share in shares)
 

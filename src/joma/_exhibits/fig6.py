@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
-
-from joma._exhibits._curves import (
-    AXES,
-    PLAIN,
-    TO_THE_LETTER,
-    best_loss,
-    curves,
-    entropy_story,
-    measured,
-    rank_story,
-    seeds_that_bounce,
-    train_all,
-)
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits import _curves
+from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, best_loss, curves, measured
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY, RANK
 from joma.theory.verdict import Verdict
@@ -57,7 +45,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         for data, steps in zip(settings["data"], settings["steps"], strict=True)
         for layers in settings["layers"]
     ]
-    train_all(writer, "fig6", runs, settings, seed, progress)
+    _curves.train_all(writer, "fig6", runs, settings, seed, progress)
 
 
 def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
@@ -65,51 +53,31 @@ def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
     return PAPER.get(data, {}) if settings["vocabulary"] is None and settings["valid_windows"] == 0 else {}
 
 
-def draw(run: Run) -> Chart:
+GAUGES = {"entropy": "attention entropy (nats)", "stable_rank": "stable rank of the lower MLP"}
+
+
+def draw(run: Run) -> p.Chart:
     """Entropy above, stable rank below; one column per depth, one line per layer; one row per corpus."""
-    corpora = run.info["config"]["settings"]["data"]
-    rows = [_row(run, data, named=len(corpora) > 1) for data in corpora]
-    return rows[0] if len(rows) == 1 else alt.vconcat(*rows)
-
-
-def _row(run: Run, data: str, *, named: bool) -> alt.HConcatChart:
     settings = run.info["config"]["settings"]
-    losses, paper = best_loss(run, data), _paper(settings, data)
-    columns = []
-    for layers in settings["layers"]:
-        loss = losses[layers, settings["lr"]]
-        theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
-        title = f"{layers} layer{'s' if layers > 1 else ''}: validation loss {loss:.3f}{theirs}"
-        title = f"{data}, {title}" if named else title
-        panels = [
-            _panel(run, data, gauge, name, layers, title if gauge == "entropy" else None)
-            for gauge, name in (
-                ("entropy", "attention entropy (nats)"),
-                ("stable_rank", "stable rank of the lower MLP"),
-            )
-        ]
-        columns.append(alt.vconcat(*panels))
-    return alt.hconcat(*columns)
-
-
-def _panel(run: Run, data: str, gauge: str, name: str, layers: int, title: str | None) -> alt.Chart:
-    frame = measured(run, gauge, data)
-    frame = frame[frame.layers == layers][["step", "layer", "value"]]
-    depth = list(range(max(run.info["config"]["settings"]["layers"])))
-    scale = alt.Scale(scheme=alt.SchemeParams(name="plasma", extent=[0.0, 0.86]), domain=depth)
-    colour = alt.Color("layer:O", title="layer", scale=scale)
-    chart = (
-        alt.Chart(frame, width=320, height=190)
-        .mark_line(strokeWidth=1.8)
-        .encode(
-            alt.X("step:Q", title="minibatch", scale=alt.Scale(type="log", nice=False)),
-            alt.Y("value:Q", title=name, scale=alt.Scale(zero=False)),
-            colour,
-            detail="layer:N",
-            tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
-        )
-    )
-    return chart.properties(title=title) if title else chart
+    rows = []
+    for data in settings["data"]:
+        losses, paper = best_loss(run, data), _paper(settings, data)
+        columns = []
+        for layers in settings["layers"]:
+            theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
+            loss = f"validation loss {losses[layers, settings['lr']]:.3f}{theirs}"
+            title = f"{layers} layer{'s' if layers > 1 else ''}: {loss}"
+            title = f"{data}, {title}" if len(settings["data"]) > 1 else title
+            panels = []
+            for gauge, name in GAUGES.items():
+                table, deepest = where(measured(run, gauge, data), layers=layers), max(settings["layers"])
+                lines = p.layer_lines(
+                    table, p.x("step", "minibatch", log=True), p.y("value", name, zero=False), deepest
+                )
+                panels.append(p.panel(title if gauge == "entropy" else None, lines, size=(320, 190)))
+            columns.append(p.column(*panels, shared=True))
+        rows.append(p.row(*columns, shared=True))
+    return p.column(*rows, shared=True)
 
 
 def judge(run: Run) -> Judgement:
@@ -129,8 +97,8 @@ def judge(run: Run) -> Judgement:
         bounced |= bool(shown)
         complete &= shown == depths and suppressed == deep
         words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
-        ranks, rank_numbers = rank_story(run, data)
-        seeds = seeds_that_bounce(run, data)
+        ranks, rank_numbers = _curves.rank_story(run, data)
+        seeds = _curves.seeds_that_bounce(run, data)
         counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
         summary.append(
             f"{name}top layer dips and bounces at depths {shown or 'none'} of {depths}, in how many seeds by depth: "
@@ -140,14 +108,14 @@ def judge(run: Run) -> Judgement:
         paper = _paper(settings, data)
         losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
         numbers[data] = {
-            "entropy": entropy_story(run, data),
+            "entropy": _curves.entropy_story(run, data),
             "seeds whose top layer bounces": {f"{n} layers": seeds[n, lr, n - 1] for n in depths},
             "stable rank": rank_numbers,
             "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run, data).items()},
             "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},
         }
     return Judgement(
-        Verdict("holds" if complete else "holds under" if bounced else "fails"),
+        Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS,
         RULE,
         "; ".join(summary),
         numbers,

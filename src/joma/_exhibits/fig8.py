@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
-
-from joma._exhibits._curves import (
-    AXES,
-    PLAIN,
-    TO_THE_LETTER,
-    best_loss,
-    curves,
-    entropy_story,
-    measured,
-    rank_story,
-    train_all,
-)
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._exhibits import _curves
+from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, best_loss, curves, measured
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY
 from joma.theory.verdict import Verdict
@@ -48,7 +37,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         for layers in settings["layers"]
         for lr in settings["lr"]
     ]
-    train_all(writer, "fig8", runs, settings, seed, progress)
+    _curves.train_all(writer, "fig8", runs, settings, seed, progress)
 
 
 def steps_at(lr: float, settings: dict[str, Any]) -> int:
@@ -60,29 +49,21 @@ def steps_at(lr: float, settings: dict[str, Any]) -> int:
     return max(settings["steps"], round(settings["tau"] / lr))
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """One row per depth and one panel per learning rate, its best validation loss in the title."""
     settings = run.info["config"]["settings"]
     frame, losses = measured(run, "entropy", settings["data"]), best_loss(run, settings["data"])
-
-    def panel(layers: int, lr: float) -> alt.Chart:
+    x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, 2.7))
+    rows = []
+    for layers in settings["layers"]:
         named = f"{layers} layer{'s' if layers > 1 else ''}, " if len(settings["layers"]) > 1 else ""
-        title = [f"{named}lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
-        legend = alt.Legend() if layers > 1 else None
-        chosen = frame[(frame.layers == layers) & (frame.lr == lr)][["step", "layer", "value"]]
-        return (
-            alt.Chart(chosen, width=230, height=170, title=title)
-            .mark_line(strokeWidth=1.8)
-            .encode(
-                alt.X("step:Q", title="minibatch", scale=alt.Scale(type="log", nice=False)),
-                alt.Y("value:Q", title="attention entropy (nats)", scale=alt.Scale(domain=[0, 2.7])),
-                alt.Color("layer:O", scale=alt.Scale(scheme="plasma"), legend=legend),
-                tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
-            )
-        )
-
-    rows = [alt.hconcat(*(panel(n, lr) for lr in sorted(settings["lr"]))) for n in settings["layers"]]
-    return rows[0] if len(rows) == 1 else alt.vconcat(*rows)
+        panels = []
+        for lr in sorted(settings["lr"]):
+            title = [f"{named}lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
+            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, layers, legend=layers > 1)
+            panels.append(p.panel(title, lines, size=(230, 170)))
+        rows.append(p.row(*panels, shared=True))
+    return p.column(*rows)
 
 
 def judge(run: Run) -> Judgement:
@@ -102,14 +83,14 @@ def judge(run: Run) -> Judgement:
         for n in depths
         for lr in rates
     ]
-    ranks, rank_numbers = rank_story(run, data)
+    ranks, rank_numbers = _curves.rank_story(run, data)
     numbers = {
         "validation loss": {f"{n} layers, lr {lr:g}": loss for (n, lr), loss in losses.items()},
         "matches": {f"{n} layers, lr {lr:g}": match for (n, lr), match in matches.items()},
         "depths whose best run matches": lowest,
         "depths whose matching runs are all better": apart,
         "depths that collapse at the largest rate": collapses,
-        "entropy": entropy_story(run, data),
+        "entropy": _curves.entropy_story(run, data),
         "stable rank": rank_numbers,
     }
     best_runs = [
@@ -117,7 +98,7 @@ def judge(run: Run) -> Judgement:
     ]
     collapse = f"lr {rates[-1]:g} collapses at depths {collapses or 'none'} of {depths}"
     return Judgement(
-        Verdict("holds" if complete else "holds under" if lowest else "fails"),
+        Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS,
         RULE,
         "; ".join([*words, collapse, ranks]),
         numbers,
