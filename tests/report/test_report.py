@@ -28,6 +28,7 @@ from joma._figures.interactive import interactive
 from joma._jobs import InProcess
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
+from joma._report.page import write_report
 from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset

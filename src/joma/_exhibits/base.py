@@ -73,13 +73,13 @@ class Exhibit:
     title: str
     statement: str  # the paper's, in one line
     seconds: float = 60.0  # roughly, at the quick preset on one slow core
-    own: Experiment | None = None  # of an exhibit that a user registered
+    declared: Experiment | None = None  # None: that of the module of its id, in joma
 
     @property
     def experiment(self) -> Experiment:
         """How it is made; those of joma are imported when needed: ``joma._exhibits.<id>.EXPERIMENT``."""
-        if self.own is not None:
-            return self.own
+        if self.declared is not None:
+            return self.declared
         experiment = importlib.import_module(f"joma._exhibits.{self.id}").EXPERIMENT
         assert isinstance(experiment, Experiment)
         return experiment

@@ -58,22 +58,24 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         sources = {("small GPT-NeoX", state): (str(steps[step]), None) for state, step in ends.items()}
     for n, ((name, state), (model, revision)) in enumerate(sources.items()):
 
-        def told(done: float, what: str, n: int = n, state: str = state) -> None:
+        def report(done: float, what: str, n: int = n, state: str = state) -> None:
             progress(share + (1 - share) * (n + 0.8 * done) / len(sources), f"{STATES[state]}: {what}")
 
-        found = superpose(model, settings["data"], tokens=settings["tokens"], revision=revision, progress=told)
-        table = found.frame()
-        for layer in found.strongest:
+        superposition = superpose(
+            model, settings["data"], tokens=settings["tokens"], revision=revision, progress=report
+        )
+        table = superposition.frame()
+        for layer in superposition.strongest:
             counts = table[table.layer == layer].sort_values("neuron").patterns.to_numpy()
             writer.write(0, {"patterns": counts}, model=name, state=state, layer=layer)
         if state == "trained":
-            by_chance = found.chance(settings["shuffles"], seed)
+            by_chance = superposition.chance(settings["shuffles"], seed)
             writer.write(0, {"chance": by_chance}, model=name, state=state)
             if n == 0:
-                found.info["model"] = name
-                shown = found.top(EXAMPLES)
-                write_json(writer.path / "examples.json", as_json(found, shown))
-                write_atomic(writer.path / "superpose.html", page(found, found.top(20)))
+                superposition.info["model"] = name
+                shown = superposition.top(EXAMPLES)
+                write_json(writer.path / "examples.json", as_json(superposition, shown))
+                write_atomic(writer.path / "superpose.html", page(superposition, superposition.top(20)))
 
 
 def draw(run: Run) -> p.Chart:

@@ -52,12 +52,12 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         rho = family.ppf(y)
         writer.write(0, {"y": y, "G": thetas.F(rho), "level": thetas.level(rho)}, family=name)
         for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *np.geomspace(1.05, 20.0, settings["ratios"]))):
-            found = critical_rays(family, [1.0, -float(ratio)])
-            pairs = [ray.rho for ray in found.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in found.continua]
+            rays = critical_rays(family, [1.0, -float(ratio)])
+            pairs = [ray.rho for ray in rays.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in rays.continua]
             row = {"pairs": float(len(pairs))}
             if pairs:
                 y1, y2 = (float(family.cdf(r)) for r in pairs[0])
-                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": found.separations[0]}
+                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": rays.separations[0]}
             writer.write(i, row, family=name, ratio=float(ratio))
     progress(len(named) / (len(named) + 1), "flows")
     heavy = named[HEAVY]

@@ -3,7 +3,7 @@
 Joint flows with M unit context embeddings in d dimensions (``joma.theory.coherence``). Three sweeps:
 
 dimension   random unit vectors, fixed M, d varies; all three attentions
-coherence   UᵀU = I + ε E, one E of unit coherence a seed, ε varies
+coherence   UᵀU = I + ε E, one E of unit coherence per seed, ε varies
 tokens      random unit vectors, fixed d, M varies
 """
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._block import Samples, TextBlock, samples
-from joma._exhibits._text import most_frequent, words_of
+from joma._data.words import most_frequent, words_of
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
+from joma._train.text_block import Samples, TextBlock, samples
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CLAIMS = "claims"
 CLAIMS_SECONDS = 60.0  # roughly, on one slow core
-SLOWER = {"quick": 1.0, "laptop": 10.0, "paper": 60.0}  # a preset than the quick one, roughly
+SLOWER = {"quick": 1.0, "laptop": 10.0, "paper": 60.0}  # how many times slower than quick, roughly
 _TIMES = "times.json"
 # imported once, in the process that those of the exhibits are forked from
 _PRELOAD = ("torch", "pandas", "vl_convert", "scipy.integrate", "scipy.stats", "joma._figures.panels")
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass
 class Reproduction:
-    """All that was made or found."""
+    """All that was made, now or earlier."""
 
     outcomes: list[Outcome]
     claims: list[Result] | None = None  # None if they were not asked for, or not to be had
@@ -270,11 +270,11 @@ def time_left(entries: Iterable[Entry], workers: int, now: float) -> float:
     free = []
     for entry in (entry for entry in entries if entry.state == "running"):
         spent = now - entry.started
-        whole = max(entry.expected * pace, spent)
+        total = max(entry.expected * pace, spent)
         if entry.share > 0.02:  # the more is done, the more its own pace (spent / share) counts
-            free.append((1 - entry.share) * ((1 - entry.share) * whole + spent))
+            free.append((1 - entry.share) * ((1 - entry.share) * total + spent))
         else:
-            free.append(whole - spent)
+            free.append(total - spent)
     free += [0.0] * (workers - len(free))
     heapq.heapify(free)
     for entry in sorted((entry for entry in entries if entry.state == "waiting"), key=lambda entry: -entry.expected):

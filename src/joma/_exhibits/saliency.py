@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._text import words_of
+from joma._data.words import words_of
 from joma._exhibits.base import Experiment, Judgement, Progress, where, wide
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
 }
 KINDS = {"distinct": "#d55e00", "between": "#e3b778", "common": "#0072b2"}
-SHOWN = 1500  # words a panel, by saliency
+SHOWN = 1500  # words per panel, by saliency
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
-    """A function to be told the progress."""
+    """A function that shows the progress which it is called with."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 

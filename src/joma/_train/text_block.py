@@ -69,7 +69,7 @@ class TextBlock:
         return self.attention_lr / self.lr
 
     def invariant(self) -> Array:
-        """Σ_m z_m − (r/2) Σ v², Σ_m z_m² − r Σ v² (one number a context word), or Σ_l z_ml (one a query), (V,)."""
+        """Σ_m z_m − (r/2) Σ v², Σ_m z_m² − r Σ v² (one number per context word), or Σ_l z_ml (one per query), (V,)."""
         square = (self.v**2).sum(axis=1)
         if self.attention == "exp":
             return self.z.sum(axis=0) - self.ratio / 2 * square
