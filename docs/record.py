@@ -195,6 +195,7 @@ class Queue:
     def run(self) -> None:
         """Until all is done or the budget is spent."""
         self._end_leftovers()
+        self._pause(tests_run())
         try:
             while self._start() or self.jobs:
                 time.sleep(POLL)

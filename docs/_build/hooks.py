@@ -33,6 +33,8 @@ def public(module: str) -> Iterator[tuple[str, Any]]:
         # names of the lazily loaded joma itself are in its table
         home = joma._API.get(name) if module == "joma" else None
         value = tree()[f"{home}.{name}".partition(".")[2]] if home else package.members.get(name)
+        if value is not None and value.is_module:  # a function with the name of its module
+            value = value.members.get(name)
         if value is not None and (value.is_class or value.is_function):
             yield f"{module}.{name}", value
 

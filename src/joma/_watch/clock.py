@@ -71,9 +71,11 @@ class Clock:
         """What `restore` needs."""
         return {"told": self._told, "optimisers": self._steps.state() if self._steps is not None else None}
 
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a `state`; None is that of a watch that did not have one yet."""
+    def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
+        """Go on from a `state` after ``step``; None is that of a watch that kept no clock: then τ is not known."""
         if state is None:
+            if self._steps is not None and step > 0:
+                self._steps.add([math.nan] * len(self._steps.tau))
             return
         rate_and_tau = state["told"]
         self._told = None if rate_and_tau is None else (float(rate_and_tau[0]), float(rate_and_tau[1]))

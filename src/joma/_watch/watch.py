@@ -235,7 +235,7 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
-        self._clock.restore(state.get("clock"))
+        self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
     def frame(self) -> pd.DataFrame:
