@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
@@ -179,16 +180,39 @@ def test_code_and_commands_of_a_guide_run(page, tmp_path, monkeypatch):
         assert (tmp_path / "runs/paper/fig3/verdict.json").exists()
 
 
-def test_examples_of_how_to_extend_are_short():
-    examples = [block for _, block in blocks("extend.md", "python")]
-    assert len(examples) == 3
-    assert all(block.count("\n") < 40 for block in examples)
+def test_the_minimal_example_is_short_and_goes_through_the_real_registration(tmp_path, monkeypatch):
+    (title, code), ((_, toml), *_) = blocks("extend.md", "python")[0], blocks("extend.md", "toml")
+    assert len([line for line in f"{code}{toml}".splitlines() if line]) < 40  # of code: a formatter adds empty ones
+    (tmp_path / title).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    groups = tomllib.loads(toml)["project"]["entry-points"]
+    for module in ("joma._gauges.registry", "joma.theory.claims._registry", "joma._exhibits.index"):
+        entries = {group: [EntryPoint(*item, group) for item in groups[group].items()] for group in groups}
+        monkeypatch.setattr(f"{module}.entry_points", lambda group, entries=entries: entries[group])
+
+    def say(*words):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    try:
+        assert "Sum of the singular values" in say("gauges")
+        assert re.search(r"speed\s.*holds", say("claims", "speed"))
+        assert "Time × scale of the gradients" in say("reproduce", "--list")
+        assert "spread" in say("reproduce", "times", "--out", str(tmp_path / "out"), "--jobs", "1")
+        assert (tmp_path / "out/times/figure.svg").exists()
+        assert "Time × scale of the gradients" in (tmp_path / "out/report.html").read_text()
+    finally:
+        remove("nuclear_norm")
+        registry.remove("speed")
+        remove_exhibit("times")
+        sys.modules.pop("mine", None)
 
 
 def test_the_example_of_a_gauge(capsys):
     before = set(gauges())
     try:
-        exec(blocks("extend.md", "python")[0][1], {})
+        exec(blocks("extend.md", "python")[1][1], {})
         shown = capsys.readouterr().out
         added = set(gauges()) - before
         assert added == {"beyond_sink", "nuclear_norm", "norm_spread"}
@@ -197,25 +221,6 @@ def test_the_example_of_a_gauge(capsys):
     finally:
         for name in set(gauges()) - before:
             remove(name)
-
-
-def test_the_example_of_an_exhibit(tmp_path, monkeypatch):
-    title, code = blocks("extend.md", "python")[1]
-    (tmp_path / title).write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    entry = EntryPoint("speed", "speed", "joma.exhibits")
-    monkeypatch.setattr("joma._exhibits.index.entry_points", lambda group: [entry])
-    try:
-        done = CliRunner().invoke(app, ["reproduce", "speed", "--out", str(tmp_path / "out"), "--jobs", "1"])
-        assert done.exit_code == 0, done.output
-        assert "holds" in done.output
-        assert (tmp_path / "out/speed/figure.svg").exists()
-        assert "Twice the gradients" in (tmp_path / "out/report.html").read_text()
-        assert "Twice the gradients" in CliRunner().invoke(app, ["reproduce", "--list"]).output
-        assert "speed" in joma.exhibits()
-    finally:
-        remove_exhibit("speed")
-        sys.modules.pop("speed", None)
 
 
 def test_the_example_of_a_claim():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from joma._exhibits._text import most_frequent, words_of
+from joma._data.words import most_frequent, words_of
 from joma.theory import Task, saliency
 
 

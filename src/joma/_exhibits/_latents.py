@@ -85,13 +85,13 @@ def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
     ceiling = where(frame, gauge="ceiling")[["draw", "latent", "value"]].rename(columns={"value": "ceiling"})
     end = where(here, gauge="best", step=here.step.max()).merge(ceiling, on=["draw", "latent"])
     end = end.assign(layer=end.latent.map(layer_of), share=end.value / end.ceiling)
-    found: dict[str, dict[str, Any]] = {}
+    by_level: dict[str, dict[str, Any]] = {}
     for i, level in enumerate(LEVELS):
         rows = learned[learned.level == i]
         medians = [d.groupby("layer").t.median() for _, d in rows.groupby("draw")]
         ordered = [bool(m["β"] < m["α"] < m["class"]) for m in medians]
         held = {k: float((d.share >= level).mean()) for k, d in end.groupby("layer")}
-        found[f"{level:.0%}"] = {
+        by_level[f"{level:.0%}"] = {
             "good": all(ordered) and min(held.values()) >= SHARE,
             "draws in order": f"{sum(ordered)} of {len(ordered)}",
             "median time": {k: float(d.t.median()) for k, d in rows.groupby("layer")},
@@ -100,7 +100,7 @@ def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
             "share reached": {k: float((d.value >= 0).mean()) for k, d in rows.groupby("layer")},
             "share there before training": {k: float((d.value == 0).mean()) for k, d in rows.groupby("layer")},
         }
-    return found
+    return by_level
 
 
 def story(frame: pd.DataFrame, case: str) -> dict[str, Any]:

@@ -19,6 +19,12 @@ VARIANTS = {
     )
 }
 PAPER = "eqn6, co-occurrence"
+RULE = (
+    "sampled co-occurrence within 4 standard errors of the exact one; in order, in all draws and exactly: m–l "
+    "before m–l′ (shallow), m–l and m′–l′ before β–β′ with its wait, and that before m–l′ (deep); holds: over the "
+    "whole grid of levels and scales, variants included; holds under: over a part of it with Eqn. 6 and "
+    "co-occurrence"
+)
 
 
 def orders(frame: pd.DataFrame) -> pd.DataFrame:

@@ -35,7 +35,7 @@ def saved_steps(last: int) -> list[int]:
     >>> saved_steps(2500)[-4:]
     [512, 1000, 2000, 2500]
     """
-    from joma._scan.series import pythia_steps
+    from joma._scan.checkpoints import pythia_steps
 
     return sorted({*(step for step in pythia_steps() if step <= last), last})
 
@@ -46,7 +46,7 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
     Arguments:
         settings: as `SERIES`; keys that are missing are taken from there.
         seed: of the weights; batches are consecutive windows of the corpus.
-        progress: told the share done.
+        progress: called with the share done, and what is being done.
     """
     from joma._data.cache import cache_folder, entry
     from joma._data.corpora import corpus
@@ -181,8 +181,8 @@ def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
 
     ``$JOMA_MODELS/pythia-70m/step1000`` is a revision, ``$JOMA_MODELS/pythia-70m`` the model as it is now.
     """
-    if own := os.environ.get("JOMA_MODELS"):
-        folder = Path(own).expanduser() / model.rpartition("/")[2] / (revision or "")
+    if models := os.environ.get("JOMA_MODELS"):
+        folder = Path(models).expanduser() / model.rpartition("/")[2] / (revision or "")
         if folder.is_dir():
             return str(folder), None
     return model, revision

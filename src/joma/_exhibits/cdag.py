@@ -120,7 +120,7 @@ def judge(run: Run) -> Judgement:
     plain, residual = numbers["tanh"], numbers["residual"]
     fails = plain["Theorem 1 fails"]
     good = [level for level, row in plain["levels"].items() if row["good"]]
-    own = min(plain["share by a node of its layer"].values())
+    at_depth = min(plain["share by a node of its layer"].values())
     rule = (
         "tanh nodes, at each level: in all draws the median times of reaching latents are in the order β, α, class, "
         f"and ≥ {SHARE:.0%} of each layer are held in the end; ≥ {SHARE:.0%} of each layer by a node as deep; holds: "
@@ -139,8 +139,8 @@ def judge(run: Run) -> Judgement:
     )
     text = (
         f"tanh, learned bottom-up if learned means {' or '.join(good) or 'none'} of the possible correlation, of "
-        f"{', '.join(plain['levels'])} ({'; '.join(parts)}), {own:.0%} by their own layer; residual links bring the "
-        f"loss to ¼ at t = {residual['loss ≤ ¼ at']:.0f} instead of {plain['loss ≤ ¼ at']:.0f}, but hold "
+        f"{', '.join(plain['levels'])} ({'; '.join(parts)}), {at_depth:.0%} by their own layer; residual links bring "
+        f"the loss to ¼ at t = {residual['loss ≤ ¼ at']:.0f} instead of {plain['loss ≤ ¼ at']:.0f}, but hold "
         f"{alpha:.0%} of the α (at {first}); linear nodes hold {classes:.0%} of the classes; Theorem 1 fails in "
         f"{fails['printed']:.0%} of cases as printed, {fails['persistent']:.0%} under its condition"
     )
@@ -150,7 +150,7 @@ def judge(run: Run) -> Judgement:
     )
     paper = "Theorem 1 fails in 0 %"
     verdict = Verdict.FAILS
-    if good and own >= SHARE and not any(numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES):
+    if good and at_depth >= SHARE and not any(numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES):
         printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
         verdict = Verdict.HOLDS if len(good) == len(LEVELS) and printed == 0 else Verdict.UNDER
     return Judgement(verdict, rule, text, numbers, measured, paper)

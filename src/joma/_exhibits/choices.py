@@ -21,7 +21,7 @@ def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibi
     """The exhibit with some settings of a preset changed, as `choose` reads them."""
     experiment = exhibit.experiment
     changed = {**experiment.settings[preset], **choose(experiment.settings, preset, texts)}
-    return replace(exhibit, own=replace(experiment, settings={**experiment.settings, preset: changed}))
+    return replace(exhibit, declared=replace(experiment, settings={**experiment.settings, preset: changed}))
 
 
 def choose(presets: Mapping[str, Mapping[str, Any]], preset: str, texts: Iterable[str]) -> dict[str, Any]:

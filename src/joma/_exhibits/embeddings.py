@@ -44,14 +44,14 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._inspect.geometry import embedding_geometry
 
     if "model" in settings:
-        found = {step: located(settings["model"], f"step{step}") for step in settings["steps"]}
+        models = {step: located(settings["model"], f"step{step}") for step in settings["steps"]}
         share = 0.0
     else:
         share = 0.6  # of the time, if the series has to be trained
         folder = series(settings["series"], seed, lambda done, what: progress(share * done, what))
-        found = {step: (str(path), None) for step, path in checkpoints(folder).items()}
-    for n, (step, (model, revision)) in enumerate(found.items()):
-        progress(share + (1 - share) * n / len(found), f"step {step}")
+        models = {step: (str(path), None) for step, path in checkpoints(folder).items()}
+    for n, (step, (model, revision)) in enumerate(models.items()):
+        progress(share + (1 - share) * n / len(models), f"step {step}")
         geometry = embedding_geometry(model, settings["data"], sample=settings["sample"], revision=revision)
         table = geometry.frame()
         for kind in KINDS:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._orders import DRAWN, LEVELS, PAPER, SCALES, VARIANTS, grid_numbers, orders, part_in_order
+from joma._exhibits._orders import DRAWN, LEVELS, PAPER, RULE, SCALES, VARIANTS, grid_numbers, orders, part_in_order
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -138,30 +138,23 @@ def judge(run: Run) -> Judgement:
     tables = {variant: where(table, variant=variant) for variant in VARIANTS}
     paper = tables[PAPER]
     near, good, total = int(paper.near.sum()), int(paper.good.sum()), len(paper)
-    numbers = {
+    numbers: dict[str, Any] = {
         "largest error of sampling, in standard errors": float(error.max()),
         "largest error of Eqn. 8": float((eqn - exact).loc[: exact.index.max() - 1].abs().max()),
         "Eqn. 8 where only the class is common": [float(eqn.iloc[-1]), float(exact.iloc[-1])],
         "cells in which the near pairs come before m–l′": f"{near} of {total}",
         **grid_numbers(tables),
     }
-    rule = (
-        "sampled co-occurrence within 4 standard errors of the exact one; in order, in all draws and exactly: m–l "
-        "before m–l′ (shallow), m–l and m′–l′ before β–β′ with its wait, and that before m–l′ (deep); holds: over the "
-        "whole grid of levels and scales, variants included; holds under: over a part of it with Eqn. 6 and "
-        "co-occurrence"
-    )
-    others = (
+    others = [
         f"{VARIANTS[v]}: {numbers['cells in order'][v]}, {part_in_order(t)}" for v, t in tables.items() if v != PAPER
-    )
+    ]
     text = (
         f"near pairs before m–l′ in {near} of {total} (level, scale); β–β′ with its wait too in {good}: "
         f"{part_in_order(paper)}. {'; '.join(others)}"
     )
     verdict = Verdict.HOLDS if table.good.all() else Verdict.UNDER if good else Verdict.FAILS
-    if error.max() > 4:
-        verdict = Verdict.FAILS
-    return Judgement(verdict, rule, text, numbers, f"in order at {good} of {total} (level, scale)")
+    verdict = verdict if error.max() <= 4 else Verdict.FAILS
+    return Judgement(verdict, RULE, text, numbers, f"in order at {good} of {total} (level, scale)")
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
-from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
-from joma._figures.watch import step_axis
+from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import CHECKPOINTS, Curve, describe_all
 from joma.theory.verdict import Verdict
@@ -40,9 +38,11 @@ RULE = (
     f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}; holds: in every model the stable rank of the "
     "top layer dips and bounces and that of the bottom layer dips without a bounce; holds under: the top layer's dips "
     "and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern less salient. "
-    "Of checkpoints with the same weights only the last counts. The quick and laptop presets judge a small model that "
-    "is trained here: they show the method, and decide nothing about Pythia"
+    "Of checkpoints with the same weights only the last counts. A small model that is trained here shows the method "
+    "and decides nothing about Pythia: without a pretrained model the statement is not decided here"
 )
+WOULD_DECIDE = 'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
+REVISED = "a small model trained here decided, too, and its curve was judged as fails"
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -60,14 +60,13 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             share = done / max(total, 1)
             progress((n + (0.8 + 0.2 * share if name == OWN else share)) / len(models), f"scanning {name}: {what}")
 
-        size = f"{settings['tokens']}x{settings['length']}"
-        folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{revisions or 'all'},{size}"
+        label = f"{source.rpartition('/')[2]},{revisions or 'all'},{settings['tokens']}x{settings['length']}"
         result = scan(
-            source, folder, revisions=revisions, gauges=tuple(GAUGES), data=settings["data"],
-            tokens=settings["tokens"], length=settings["length"], retry=True, report=report,
+            source, writer.path.parent / "fig7-runs" / label, revisions=revisions, gauges=tuple(GAUGES), retry=True,
+            data=settings["data"], tokens=settings["tokens"], length=settings["length"], report=report,
         )  # fmt: skip
-        if failed := result.failed:
-            failures[name] = f"{len(failed)} of {len(result.status())}"
+        if result.failed:
+            failures[name] = f"{len(result.failed)} of {len(result.status())}"
             if set(result.status().values()) == {"failed"}:
                 raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
         writer.refer(Run(result.path), tuple(GAUGES), model=name)
@@ -91,42 +90,26 @@ def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Stable rank above, entropy below; one column per model, one line per layer coloured by depth."""
     frame, _ = table(run)
     columns = []
     for model in run.info["config"]["settings"]["models"]:
-        rows = frame[frame.model == model]
-        panels = [
-            _panel(rows[rows.gauge == gauge], title, model if gauge == "stable_rank" else "")
-            for gauge, title in GAUGES.items()
-            if (rows.gauge == gauge).any()
-        ]
-        columns.append(alt.vconcat(*panels))
-    return alt.hconcat(*columns)
-
-
-def _panel(rows: pd.DataFrame, name: str, title: str) -> alt.Chart:
-    layers, steps = 1 + int(rows.layer.max()), sorted(set(rows.step))
-    table = pd.DataFrame({"step": rows.step, "layer": rows.layer.astype(int), "value": rows.value})
-    y = alt.Y("value:Q", title=name, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-    chart = alt.Chart(table, width=320, height=190)
-    if len(steps) == 1:  # one checkpoint: over the layers
-        chart = chart.mark_line(point=True, strokeWidth=1.8).encode(alt.X("layer:Q", title="layer"), y)
-        return chart.properties(title=f"{title} (one checkpoint)") if title else chart
-    scheme = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])
-    chart = chart.mark_line(strokeWidth=1.8 if layers <= 12 else 1.2).encode(
-        step_axis(table.step, scan=True),
-        y,
-        alt.Color(
-            "layer:Q",
-            scale=alt.Scale(scheme=scheme, domain=[0, max(1, layers - 1)]),
-            legend=alt.Legend(title="layer", tickMinStep=1, format="d"),
-        ),
-        detail="layer:N",
-        tooltip=["step", "layer", alt.Tooltip("value:Q", format=".3f")],
-    )
-    return chart.properties(title=title) if title else chart
+        rows = where(frame, model=model)
+        single = len(set(rows.step)) == 1  # checkpoint: over the layers
+        panels: list[Any] = []
+        for gauge, name in GAUGES.items():
+            part, y = where(rows, gauge=gauge), p.y("value", name, zero=False, ticks=5)
+            if part.empty:
+                continue
+            if single:
+                lines = p.lines(part, p.x("layer", "layer"), y, points=True)
+            else:
+                lines = p.layer_lines(part, p.step_axis(part.step, scan=True), y, 1 + int(part.layer.max()))
+            title = f"{model} (one checkpoint)" if single else model
+            panels.append(p.panel(None if panels else title, lines, size=(320, 190)))
+        columns.append(p.column(*panels, shared=True))
+    return p.row(*columns)
 
 
 def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
@@ -146,12 +129,13 @@ def judge(run: Run) -> Judgement:
     frame, dropped = table(run)
     curves = shapes(frame)
     models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
-    words, bounced, suppressed = [], [], []
+    words, tops, bounced, suppressed = [], [], [], []
     for model in models:
         layers = [layer for name, gauge, layer in curves if (name, gauge) == (model, "stable_rank")]
         top, bottom = (curves[model, "stable_rank", pick(layers)] for pick in (max, min))
         attended = [layer for name, gauge, layer in curves if (name, gauge) == (model, "entropy")]
         attends = curves[model, "entropy", max(attended)] if attended else None
+        tops.append(_path(top))
         bounced += [model] * top.bounced
         suppressed += [model] * (bottom.dipped and not bottom.bounced)
         words.append(
@@ -159,19 +143,20 @@ def judge(run: Run) -> Judgement:
             f"({bottom.pattern}), entropy of the top layer "
             + (f"{_path(attends)} ({attends.pattern})" if attends else "could not be measured")
         )
-    complete = bounced == models and suppressed == models
-    verdict = "holds" if models and complete else "holds under" if bounced else "fails"
+    pretrained = [model for model in models if model != OWN]
+    bounced, suppressed = ([model for model in names if model != OWN] for names in (bounced, suppressed))
+    complete = bounced == pretrained and suppressed == pretrained
+    verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
+    verdict = verdict if pretrained else Verdict.UNDECIDED
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
     if dropped:
         copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
         words.append(f"left out, since a later checkpoint has the same weights: {copies}")
     numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in curves.items()}
-    tops = {m: curves[m, "stable_rank", max(n for k, g, n in curves if (k, g) == (m, "stable_rank"))] for m in models}
-    measured = "stable rank of the top layer " + ", ".join(_path(c) for c in tops.values())
-    return Judgement(
-        Verdict(verdict), RULE, "; ".join(words), numbers, measured, "drop and bounce in top layers (no numbers)"
-    )
+    measured, paper = f"stable rank of the top layer {', '.join(tops)}", "drop and bounce in top layers (no numbers)"
+    decided_by = "" if pretrained else WOULD_DECIDE
+    return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
 
 
 def _path(curve: Curve) -> str:

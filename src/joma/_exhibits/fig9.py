@@ -45,20 +45,19 @@ def families(n: int) -> dict[str, Radial]:
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """G on a grid, pairs for a range of ratios, and flows about the critical separation."""
     y = 1 / (1 + np.exp(-np.linspace(-9.0, 5.3, settings["points"])))
-    ratios = np.geomspace(1.05, 20.0, settings["ratios"])
     named = families(settings["n"])
     for k, (name, family) in enumerate(named.items()):
         progress(k / (len(named) + 1), name)
         thetas = Thetas(family)
         rho = family.ppf(y)
         writer.write(0, {"y": y, "G": thetas.F(rho), "level": thetas.level(rho)}, family=name)
-        for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *ratios)):
-            found = critical_rays(family, [1.0, -float(ratio)])
-            pairs = [ray.rho for ray in found.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in found.continua]
+        for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *np.geomspace(1.05, 20.0, settings["ratios"]))):
+            rays = critical_rays(family, [1.0, -float(ratio)])
+            pairs = [ray.rho for ray in rays.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in rays.continua]
             row = {"pairs": float(len(pairs))}
             if pairs:
                 y1, y2 = (float(family.cdf(r)) for r in pairs[0])
-                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": found.separations[0]}
+                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": rays.separations[0]}
             writer.write(i, row, family=name, ratio=float(ratio))
     progress(len(named) / (len(named) + 1), "flows")
     heavy = named[HEAVY]

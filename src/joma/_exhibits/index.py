@@ -12,110 +12,44 @@ from joma._run import Run, RunWriter
 if TYPE_CHECKING:
     from joma._figures import Chart
 
+# fmt: off
 _OURS = (
-    Exhibit(
-        "folding",
-        "Attention integrated out",
-        "A block without attention parameters follows the block with them (Theorem 1).",
-        seconds=5,
-    ),
-    Exhibit(
-        "fig2",
-        "Figure 2: the first integral under softmax",
-        "ẑ from the first integral correlates highly with the true logits z; its two components do not.",
-        seconds=3,
-    ),
-    Exhibit(
-        "saliency",
-        "Saliency on real text",
-        "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
-        seconds=3,
-    ),
-    Exhibit(
-        "fig3",
-        "Figure 3: growth of the components",
-        "With linear activation some components of v₀ keep growing while the others saturate.",
-        seconds=1,
-    ),
-    Exhibit(
-        "fig4",
-        "Figure 4: sparse, then dense",
-        "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6).",
-        seconds=3,
-    ),
-    Exhibit(
-        "fig9",
-        "Figure 9: the function G(y)",
-        "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59).",
-        seconds=4,
-    ),
-    Exhibit(
-        "fig5",
-        "Figure 5: hierarchical data",
-        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow.",
-        seconds=5,
-    ),
-    Exhibit(
-        "cdag",
-        "Learning a hierarchy",
-        "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix).",
-        seconds=15,
-    ),
-    Exhibit(
-        "fig6",
-        "Figure 6: attention of a language model in training",
-        "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed.",
-        seconds=130,
-    ),
-    Exhibit(
-        "fig7",
-        "Figure 7: pretrained models over their checkpoints",
-        "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones.",
-        seconds=110,
-    ),
-    Exhibit(
-        "fig8",
-        "Figure 8: learning rates",
-        "The attention patterns that match the theory come with the lowest validation loss.",
-        seconds=190,
-    ),
-    Exhibit(
-        "fig10",
-        "Figure 10: pattern superposition",
-        "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens.",
-        seconds=60,
-    ),
-    Exhibit(
-        "embeddings",
-        "Embedding geometry",
-        "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides).",
-        seconds=60,
-    ),
-    Exhibit(
-        "table1",
-        "Table 1: latents and hidden nodes",
-        "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it.",
-        seconds=22,
-    ),
-    Exhibit(
-        "orthogonality",
-        "Almost orthogonal embeddings",
-        "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
-        seconds=20,
-    ),
-    Exhibit(
-        "parameterised",
-        "Attention through embeddings, embeddings that train",
-        "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7).",
-        seconds=20,
-    ),
-    Exhibit(
-        "realtext",
-        "Many queries on real text",
-        "The first integral, summed over queries, in a block trained by SGD on next-word prediction.",
-        seconds=20,
-    ),
+    Exhibit("folding", "Attention integrated out", seconds=5, statement=
+      "A block without attention parameters follows the block with them (Theorem 1)."),
+    Exhibit("fig2", "Figure 2: the first integral under softmax", seconds=3, statement=
+      "ẑ from the first integral correlates highly with the true logits z; its two components do not."),
+    Exhibit("saliency", "Saliency on real text", seconds=3, statement=
+      "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1)."),
+    Exhibit("fig3", "Figure 3: growth of the components", seconds=1, statement=
+      "With linear activation some components of v₀ keep growing while the others saturate."),
+    Exhibit("fig4", "Figure 4: sparse, then dense", seconds=3, statement=
+      "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
+    Exhibit("fig9", "Figure 9: the function G(y)", seconds=4, statement=
+      "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59)."),
+    Exhibit("fig5", "Figure 5: hierarchical data", seconds=5, statement=
+      "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow."),
+    Exhibit("cdag", "Learning a hierarchy", seconds=15, statement=
+      "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix)."),
+    Exhibit("fig6", "Figure 6: attention of a language model in training", seconds=130, statement=
+      "Attention turns sparse, then dense again in the top layers of language models; bottom layers are suppressed."),
+    Exhibit("fig7", "Figure 7: pretrained models over their checkpoints", seconds=110, statement=
+      "The stable rank of the lower MLP drops and bounces in top layers and only drops in bottom ones."),
+    Exhibit("fig8", "Figure 8: learning rates", seconds=190, statement=
+      "The attention patterns that match the theory come with the lowest validation loss."),
+    Exhibit("fig10", "Figure 10: pattern superposition", seconds=60, statement=
+      "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens."),
+    Exhibit("embeddings", "Embedding geometry", seconds=60, statement=
+      "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides)."),
+    Exhibit("table1", "Table 1: latents and hidden nodes", seconds=22, statement=
+      "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it."),
+    Exhibit("orthogonality", "Almost orthogonal embeddings", seconds=20, statement=
+      "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7)."),
+    Exhibit("parameterised", "Attention through embeddings, embeddings that train", seconds=20, statement=
+      "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7)."),
+    Exhibit("realtext", "Many queries on real text", seconds=20, statement=
+      "The first integral, summed over queries, in a block trained by SGD on next-word prediction."),
 )
+# fmt: on
 EXHIBITS = {listed.id: listed for listed in _OURS}
 
 
@@ -157,7 +91,7 @@ def exhibit(
     per_preset = dict(settings) if settings else {preset: {} for preset in PRESETS}
     made = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
     known = EXHIBITS.get(id)
-    if known is not None and (known.own is None or known.own.run.__module__ != run.__module__):
+    if known is not None and (known.declared is None or known.declared.run.__module__ != run.__module__):
         raise ValueError(f"there is an exhibit {id!r} already; choose another id")
     EXHIBITS[id] = made
     return made

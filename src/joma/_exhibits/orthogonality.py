@@ -1,15 +1,10 @@
 """Almost orthogonal embeddings (Section 7): how far do the first integrals drift?
 
-Joint flows from zero start with M unit context embeddings in d dimensions (the query's in one of its own), GELU nodes,
-cross-entropy, until the logits have moved by about 1. Drift is ‖invariant(t) − invariant(0)‖ / ‖z(t) − z(0)‖ (z² for
-linear attention): the share of the motion that the integral does not account for. Three sweeps:
+Joint flows with M unit context embeddings in d dimensions (``joma.theory.coherence``). Three sweeps:
 
 dimension   random unit vectors, fixed M, d varies; all three attentions
-coherence   UᵀU = I + ε E, one E of unit coherence a seed, ε varies
+coherence   UᵀU = I + ε E, one E of unit coherence per seed, ε varies
 tokens      random unit vectors, fixed d, M varies
-
-The control stays exact for any context embeddings if u_q ⊥ U_C: with S = Σ_k (‖w_k‖² − ξ_k²), Σ_l z_l = S/2 + c (exp),
-Σ_l z_l² = S + c (linear), Σ_l z_l = c (softmax).
 """
 
 from __future__ import annotations
@@ -24,9 +19,8 @@ from joma._exhibits._statistics import exponent
 from joma._exhibits.base import Experiment, Judgement, Progress, where, wide
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma.theory import JointFlow, Task
-from joma.theory.setting import Array
-from joma.theory.tasks import tilted, uneven_classification, unit_vectors
+from joma.theory.coherence import drift_with, tilted, unit_vectors
+from joma.theory.tasks import uneven_classification
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -36,32 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"M": 128, "seeds": 48, "d": [32, 64, 128, 256, 512, 1024, 2048, 4096], "tokens": [16, 32, 64, 128, 256],
               "fixed_d": 2048},
 }  # fmt: skip
-AXES: dict[str, list[str]] = {}
 SMALL = 8  # d/M from where the drift is a small perturbation
 EPSILON = np.geomspace(1e-4, 0.03, 5)
-
-
-def measure(U: Array, task: Task, attention: str) -> dict[str, float]:
-    """Integrate with context embeddings U (d, M); drift of the invariant, of the control, and the coherence."""
-    d, M = U.shape
-    embedding = np.zeros((d + 1, M + 1))
-    embedding[:d, :M], embedding[d, M] = U, 1.0
-    flow = JointFlow(task, attention, "gelu", embedding=embedding)
-    z0 = np.ones(M) if attention == "linear" else np.zeros(M)
-    path = flow.integrate(3.0 * M, z0=z0, times=2, rtol=1e-9, atol=1e-10)
-    if not path.done or path.w is None:
-        raise ArithmeticError(path.status)
-    value, z = path.invariant().value, path.z**2 if attention == "linear" else path.z
-    size = (path.w**2).sum(axis=(1, 2)) - (path.xi**2).sum(axis=1)  # (T,)
-    scalar = z.sum(axis=1) - {"linear": 1.0, "exp": 0.5, "softmax": 0.0}[attention] * size
-    G = U.T @ U - np.eye(M)
-    return {
-        "drift": float(np.linalg.norm(value[-1] - value[0]) / np.linalg.norm(z[-1] - z[0])),
-        "control": float(abs(scalar[-1] - scalar[0]) / max(1.0, np.abs(z).max())),
-        "coherence": float(np.abs(G).max()),
-        "rms": float(np.sqrt((G**2).sum() / (M * (M - 1)))),
-        "moved": float(np.abs(path.z[-1] - path.z[0]).max()),
-    }
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -78,7 +48,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         task = uneven_classification(m, rng)
         U = tilted(m, epsilon, rng) if sweep == "coherence" else unit_vectors(d, m, rng)
         labels = {"sweep": sweep, "attention": attention, "M": m, "d": d, "draw": s, "epsilon": epsilon}
-        writer.write(n, measure(U, task, attention), **labels)
+        writer.write(n, drift_with(U, task, attention), **labels)
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -172,4 +142,4 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured, "“ε-related terms”")
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

@@ -33,7 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "laptop": {"seeds": 20, "half": 10, "classes": 20, "d": 32, "times": 401},
     "paper": {"seeds": 50, "half": 20, "classes": 40, "d": 64, "times": 801},
 }
-AXES: dict[str, list[str]] = {}
 CASES = {
     "free": "free logits, frozen embeddings",
     "product": "Z = U W_Q W_Kᵀ Uᵀ, frozen embeddings",
@@ -90,11 +89,9 @@ SHOWN = {
     "gap": ("What Theorem 1 misses", p.y("gap", "‖Δz − ½ΔΣv²‖ / ‖Δz‖", log=True, domain=(1e-2, 1e1), clamp=True)),
     "scaled": ("… with the best factor", p.y("scaled", "‖Δz − c ΔΣv²‖ / ‖Δz‖", domain=(0, 1))),
     "nc": ("Pattern over tokens", p.y("nc", "NC(Δz, ΔΣv²)", domain=(-0.2, 1))),
-    "exact": (
-        "Drift of what is conserved",
-        p.y("exact", "largest change", log=True, domain=(1e-16, 1e-6), format=".0e", ticks=5),
-    ),
-}
+    "exact": ("Drift of what is conserved", p.y("exact", "largest change", log=True, domain=(1e-16, 1e-6), format=".0e",
+                                                ticks=5)),
+}  # fmt: skip
 
 
 def draw(run: Run) -> p.Chart:
@@ -159,4 +156,4 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured, paper)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

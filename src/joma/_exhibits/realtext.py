@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._block import Samples, TextBlock, samples
-from joma._exhibits._text import most_frequent, words_of
+from joma._data.words import most_frequent, words_of
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
+from joma._train.text_block import Places, TextBlock, places
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,7 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "laptop": {"text": "wikitext-2", "V": 500, "K": 64, "window": 32, "steps": 20_000, "batch": 256, "queries": 100},
     "paper": {"text": "wikitext-2", "V": 500, "K": 128, "window": 35, "steps": 100_000, "batch": 256, "queries": 200},
 }
-AXES: dict[str, list[str]] = {}
 RATES = {"lr": 1.0, "attention_lr": 10.0}
 CASES = ("linear", "exp", "softmax")
 CHECKPOINTS = 20
@@ -38,10 +37,9 @@ PUNCTUATION = set(".,()!?'|=*-<>@") | {"<unk>", ">>>", "..."}
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train with each attention on the same minibatches and record all three things."""
     V, steps, Q = settings["V"], settings["steps"], settings["queries"]
-    text = words_of(settings["text"])
-    code, vocabulary = most_frequent(text, V)
+    code, vocabulary = most_frequent(words_of(settings["text"]), V)
     V = len(vocabulary)
-    data = samples(code, settings["window"])
+    data = places(code, settings["window"])
     usual = np.argsort(-np.bincount(data.query, minlength=V), kind="stable")[: min(Q, V)]
     means = {int(m): data.mean_context(int(m), V) for m in usual}
     every = max(1, steps // CHECKPOINTS)
@@ -51,7 +49,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         losses: list[float] = []
         for step in range(1, steps + 1):
             pick = rng.integers(len(data.query), size=settings["batch"])
-            losses.append(block.step(Samples(data.query[pick], data.context[pick], data.target[pick])))
+            losses.append(block.step(Places(data.query[pick], data.context[pick], data.target[pick])))
             if step % every and step != steps:
                 continue
             progress((n + step / steps) / len(CASES), f"{attention} attention, step {step}")
@@ -63,14 +61,12 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 def _examples(writer: RunWriter, block: TextBlock, words: list[str], means: dict[int, Any], step: int) -> None:
     """The largest logits of the first few queries that are words, learned and predicted."""
-    chosen = [m for m in means if words[m] not in PUNCTUATION][:EXAMPLES]
-    for m in chosen:
+    for m in [m for m in means if words[m] not in PUNCTUATION][:EXAMPLES]:
         seen = np.flatnonzero(means[m] > 0)
-        sides = {"learned": block.learned(m), "predicted": block.predicted(m, means[m])}
-        for which, values in sides.items():
-            for rank, l in enumerate(seen[np.argsort(-values[seen], kind="stable")][:TOP]):
-                row = {"logit": float(values[l])}
-                writer.write(step, row, case=block.attention, query=words[m], side=which, rank=rank + 1, word=words[l])
+        for which, values in (("learned", block.learned(m)), ("predicted", block.predicted(m, means[m]))):
+            for rank, l in enumerate(seen[np.argsort(-values[seen], kind="stable")][:TOP], 1):
+                labels = {"case": block.attention, "query": words[m], "side": which, "rank": rank, "word": words[l]}
+                writer.write(step, {"logit": float(values[l])}, **labels)
 
 
 QUARTILES = {"low": 0.25, "mid": 0.5, "high": 0.75}
@@ -84,9 +80,6 @@ NAMES = {
 def draw(run: Run) -> p.Chart:
     """Drift beside its law; correlation over training; the top words of a few queries under softmax."""
     frame = run.frame()
-    frame = frame.assign(
-        value=frame.value.where(~frame.gauge.isin(["drift", "law", "law_error"]), frame.value.clip(1e-17))
-    )
     x, colour = p.x("step", "step of SGD"), p.by("case", order=CASES)
     y = p.y("value", "relative to the summed logits", log=True, domain=(1e-17, 1), format=".0e", ticks=6)
     tip = {"case": None, "step": None, "value": ".2e"}
@@ -164,4 +157,4 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

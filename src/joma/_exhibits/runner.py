@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from joma.theory.claims import Result
 
 CLAIMS = "claims"
-# seconds at the quick preset on one slow core: what to begin with, and when it will end, until there are measured ones
-SECONDS = {
-    "fig8": 190.0, "fig6": 130.0, "claims": 60.0, "table1": 22.0, "orthogonality": 20.0, "parameterised": 20.0,
-    "realtext": 20.0, "cdag": 15.0, "fig5": 5.0, "folding": 5.0, "fig9": 4.0, "fig4": 3.0, "saliency": 3.0, "fig2": 3.0,
-    "fig3": 1.0,
-}  # fmt: skip
-_OTHERS = {"quick": 60.0, "laptop": 600.0, "paper": 3600.0}  # of exhibits without a measured time
+CLAIMS_SECONDS = 60.0  # roughly, on one slow core
+SLOWER = {"quick": 1.0, "laptop": 10.0, "paper": 60.0}  # how many times slower than quick, roughly
 _TIMES = "times.json"
 # imported once, in the process that those of the exhibits are forked from
-_PRELOAD = ("torch", "pandas", "altair", "vl_convert", "scipy.integrate", "scipy.stats", "joma._figures.style")
+_PRELOAD = ("torch", "pandas", "vl_convert", "scipy.integrate", "scipy.stats", "joma._figures.panels")
 
 
 @dataclass
@@ -54,7 +49,7 @@ class Entry:
 
 @dataclass
 class Reproduction:
-    """All that was made or found."""
+    """All that was made, now or earlier."""
 
     outcomes: list[Outcome]
     claims: list[Result] | None = None  # None if they were not asked for, or not to be had
@@ -110,7 +105,7 @@ class Runner:
         times = _read(self.out / _TIMES).get(self.preset, {})
         for exhibit in (*self.exhibits, *([None] if self.claims else [])):
             entry = Entry(exhibit, 0.0)
-            entry.expected = times.get(entry.id) or _guess(entry.id, self.preset)
+            entry.expected = times.get(entry.id) or _guess(entry.exhibit, self.preset)
             self._entries[entry.id] = entry
         self._find()
         waiting = sorted((e for e in self._entries.values() if e.state == "waiting"), key=lambda e: -e.expected)
@@ -221,11 +216,9 @@ def _words(value: Any) -> tuple[str, str]:
     return ("error", f"wrong: {', '.join(wrong)}") if wrong else ("checked", f"{len(value)} claims")
 
 
-def _guess(id: str, preset: str) -> float:
+def _guess(exhibit: Exhibit | None, preset: str) -> float:
     """Seconds that something may take of which no time is known."""
-    if id == "claims":
-        return SECONDS[id]
-    return SECONDS.get(id, _OTHERS["quick"]) * _OTHERS[preset] / _OTHERS["quick"]
+    return CLAIMS_SECONDS if exhibit is None else exhibit.seconds * SLOWER[preset]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -277,11 +270,11 @@ def time_left(entries: Iterable[Entry], workers: int, now: float) -> float:
     free = []
     for entry in (entry for entry in entries if entry.state == "running"):
         spent = now - entry.started
-        whole = max(entry.expected * pace, spent)
+        total = max(entry.expected * pace, spent)
         if entry.share > 0.02:  # the more is done, the more its own pace (spent / share) counts
-            free.append((1 - entry.share) * ((1 - entry.share) * whole + spent))
+            free.append((1 - entry.share) * ((1 - entry.share) * total + spent))
         else:
-            free.append(whole - spent)
+            free.append(total - spent)
     free += [0.0] * (workers - len(free))
     heapq.heapify(free)
     for entry in sorted((entry for entry in entries if entry.state == "waiting"), key=lambda entry: -entry.expected):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._text import words_of
+from joma._data.words import words_of
 from joma._exhibits.base import Experiment, Judgement, Progress, where, wide
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -23,9 +23,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "laptop": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 32, "min_count": 50},
     "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
 }
-AXES: dict[str, list[str]] = {}
 KINDS = {"distinct": "#d55e00", "between": "#e3b778", "common": "#0072b2"}
-SHOWN = 1500  # words a panel, by saliency
+SHOWN = 1500  # words per panel, by saliency
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
 
 
@@ -114,4 +113,4 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from joma._figures.panels import DEPTH
 from joma._figures.style import COLOURS, Chart
 from joma._figures.watch import MOST_OF_LINE, titled
 from joma._run import Run, RunError
@@ -36,7 +37,7 @@ def draw(runs: Mapping[str, Run]) -> Chart:
     legend = alt.Legend(orient="top", columns=columns, labelLimit=480, symbolLimit=MOST_NAMES)
     colours = alt.Scale(domain=list(runs))
     if len(runs) > len(COLOURS):  # in their order, rather than the same colours twice
-        colours = alt.Scale(domain=list(runs), scheme=alt.SchemeParams(name="plasma", extent=[0.0, 0.86]))
+        colours = alt.Scale(domain=list(runs), scheme=DEPTH)
     colour = alt.Color("run:N", title=None, sort=list(runs), scale=colours, legend=legend)
     panels: list[Any] = []
     for gauge in dict.fromkeys(together.gauge):

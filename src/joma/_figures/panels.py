@@ -104,6 +104,17 @@ def dash(field: str, order: Sequence[Any]) -> alt.StrokeDash:
     return alt.StrokeDash(f"{field}:N", sort=list(order), legend=None)
 
 
+def beside(field: str, order: Sequence[Any]) -> alt.XOffset:
+    """Marks of one x beside each other, by a column."""
+    return alt.XOffset(f"{field}:N", sort=list(order))
+
+
+def shape(field: str, shapes: Mapping[Any, str]) -> alt.Shape:
+    """The shape of points by a column: value -> Vega's name of a shape; merged into the legend of the colours."""
+    scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
+    return alt.Shape(f"{field}:N", title=None, sort=list(shapes), scale=scale)
+
+
 def by_layer(layers: int, *, legend: bool = True) -> alt.Color:
     """Colour by depth, dark to light."""
     if layers > FEW:
@@ -166,6 +177,13 @@ def lines(
         strokeWidth=alt.condition(bold, alt.value(2.6), alt.value(1)),
         opacity=alt.condition(bold, alt.value(1), alt.value(0.45)),
     )
+
+
+def layer_lines(data: pd.DataFrame, x: alt.X, y: alt.Y, layers: int, *, legend: bool = True, **mark: Any) -> alt.Chart:
+    """The column ``value`` over steps, one line per layer, coloured by depth."""
+    tip = {"step": None, "layer": None, "value": ".3f"}
+    width = 1.8 if layers <= FEW else 1.2
+    return lines(data, x, y, by_layer(layers, legend=legend), detail="layer", tip=tip, width=width, **mark)
 
 
 def reference(data: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:

@@ -4,57 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
-from joma._figures.style import Chart
+from joma._figures import panels as p
 from joma._run import Run
 
 
-def draw_run(run: Run) -> Chart:
+def draw_run(run: Run) -> p.Chart:
     """From a ``simulate`` run."""
     config = run.info["config"]
     return draw(run.frame(), f"{config['task']}: {config['attention']} attention, {config['activation']}")
 
 
-def draw(frame: pd.DataFrame, title: str) -> Chart:
+def draw(frame: pd.DataFrame, title: str) -> p.Chart:
     """From the long frame of a ``simulate`` run; at most 12 tokens and the largest 12 weights are drawn."""
-    t = alt.X("t:Q", title="t")
-    panels: list[Any] = []
-    z = frame[frame.gauge == "z"]
-    panels.append(_lines(z[z.token < 12], t, "attention logits z", "token"))
-    v = frame[frame.gauge == "v"]
-    size = v.assign(size=v.value.abs()).groupby(["token", "node"])["size"].max().nlargest(12)
-    v = v.set_index(["token", "node"]).loc[size.index].reset_index()
-    panels.append(
-        _lines(
-            v.assign(weight=[f"v[{a}, {b}]" for a, b in zip(v.token, v.node, strict=True)]),
-            t,
-            "largest weights v",
-            "weight",
-        )
+    z, v, entropy, drift = (frame[frame.gauge == gauge] for gauge in ("z", "v", "entropy", "drift"))
+    largest = v.assign(size=v.value.abs()).groupby(["token", "node"])["size"].max().nlargest(12).index
+    v = v.set_index(["token", "node"]).loc[largest].reset_index()
+    v = v.assign(weight=[f"v[{a}, {b}]" for a, b in zip(v.token, v.node, strict=True)])
+    logarithmic = {"log": True, "domain": None} if (drift.value > 0).any() else {}
+    above = (
+        _panel(z[z.token < 12], p.y("value", "attention logits z", zero=False), "token"),
+        _panel(v, p.y("value", "largest weights v", zero=False), "weight"),
     )
-    entropy = _lines(frame[frame.gauge == "entropy"], t, "attention entropy (nats)", None)
-    drift = frame[frame.gauge == "drift"]
-    scale = alt.Scale(type="log") if (drift.value > 0).any() else alt.Scale()
-    floor = drift.assign(value=drift.value.clip(lower=1e-17))
-    below = _lines(floor, t, "drift of the first integral", None, scale)
-    return alt.vconcat(
-        alt.hconcat(*panels).resolve_scale(color="independent"),
-        alt.hconcat(entropy, below),
-        title=alt.Title(title),
+    below = (
+        _panel(entropy, p.y("value", "attention entropy (nats)", zero=False)),
+        _panel(
+            drift.assign(value=drift.value.clip(lower=1e-17)),
+            p.y("value", "drift of the first integral", format=".0e", ticks=6, **logarithmic),
+        ),
     )
+    return p.column(p.row(*above), p.row(*below, shared=True), shared=True).properties(title=title)
 
 
-def _lines(data: pd.DataFrame, x: alt.X, title: str, colour: str | None, scale: alt.Scale | None = None) -> alt.Chart:
-    columns = ["t", "value"] + ([colour] if colour else [])
-    y = alt.Y(
-        "value:Q",
-        title=title,
-        scale=scale or alt.Scale(zero=False),
-        axis=alt.Axis(format=".0e", tickCount=6) if scale else alt.Axis(),
-    )
-    chart = alt.Chart(data[columns]).mark_line(strokeWidth=1.8).encode(x, y, tooltip=[*columns])
-    if colour:
-        chart = chart.encode(alt.Color(f"{colour}:N", title=colour, scale=alt.Scale(scheme="tableau20")))
-    return chart.properties(width=330, height=180)
+def _panel(data: pd.DataFrame, y: Any, colour: str | None = None) -> Any:
+    by = p.by(colour, colour, scheme="tableau20") if colour else None
+    tip = ["t", "value", *([colour] if colour else [])]
+    return p.panel(None, p.lines(data, p.x("t", "t"), y, by, tip=tip), size=(330, 180))

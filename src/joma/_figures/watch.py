@@ -9,6 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from joma._figures.panels import DEPTH, FEW, by_layer, step_axis
 from joma._figures.style import INK, Chart
 from joma._run import Run, RunError
 
@@ -21,7 +22,6 @@ TITLES = {
     "max_logsumexp": "largest logsumexp of scores",
 }
 SHAPES = {"dense": "circle", "sparsifying": "triangle-down", "bouncing": "triangle-up", "collapsed": "cross"}
-FEW = 12  # layers that can be told apart by colour
 ALARM = "#d40000"  # of a collapse; other phases differ by shape alone, since colour is depth
 
 
@@ -67,19 +67,6 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
     return result
 
 
-def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
-    """Steps; of a scan always on a log axis, which shows step 0 too."""
-    if scan and steps.max() > 0:
-        ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]
-        label = "format(datum.value, '~s')"  # one by one: the axis' own format gives all of them one prefix
-        axis = alt.Axis(labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
-        return alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis)
-    log = bool(steps.min() > 0 and steps.max() > 100 * steps.min())
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(type="linear", nice=False, zero=False)
-    axis = alt.Axis(format="~s", grid=not log, tickCount=5, labelOverlap="greedy", labelFlush=False)
-    return alt.X("step:Q", title="step", scale=scale, axis=axis)
-
-
 def _thinned(table: pd.DataFrame, x: alt.X, lines: int = 1) -> pd.DataFrame:
     """The rows of as many steps as can be shown, evenly over the axis, with both ends."""
     steps = np.sort(table.step.unique())
@@ -94,15 +81,10 @@ def _thinned(table: pd.DataFrame, x: alt.X, lines: int = 1) -> pd.DataFrame:
 
 def _colour(counts: set[int]) -> alt.Color:
     """By depth, dark to light: by number where all gauges have as many layers, else by the relative depth."""
-    scheme = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])
     if len(counts) > 1:
         legend = alt.Legend(title="depth", values=[0, 1], labelExpr="datum.value ? 'last layer' : 'first'")
-        return alt.Color("depth:Q", scale=alt.Scale(scheme=scheme, domain=[0, 1]), legend=legend)
-    layers = next(iter(counts), 1)
-    if layers <= FEW:
-        return alt.Color("layer:O", title="layer", scale=alt.Scale(scheme=scheme, domain=list(range(layers))))
-    legend = alt.Legend(title="layer", format="d", gradientLength=150, tickMinStep=1)
-    return alt.Color("layer:Q", scale=alt.Scale(scheme=scheme, domain=[0, layers - 1]), legend=legend)
+        return alt.Color("depth:Q", scale=alt.Scale(scheme=DEPTH, domain=[0, 1]), legend=legend)
+    return by_layer(next(iter(counts), 1))
 
 
 def titled(gauge: str) -> str:

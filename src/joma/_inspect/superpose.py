@@ -13,7 +13,19 @@ import numpy as np
 from joma._data.pretrained import encode
 from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
-from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context, Pattern, Word, contexts, patterns
+from joma._inspect.group import (
+    FIRES,
+    HALF,
+    MOST,
+    SUPPORT,
+    Context,
+    Pattern,
+    Word,
+    attended_words,
+    contexts,
+    grouped,
+    patterns,
+)  # fmt: skip
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
 
 if TYPE_CHECKING:
@@ -101,6 +113,29 @@ class Superposition:
         chosen = self._frame.head(count)
         return list(zip(chosen.layer.tolist(), chosen.neuron.tolist(), strict=True))
 
+    def chance(self, shuffles: int, seed: int = 0) -> list[float]:
+        """The share of neurons with two or more patterns when contexts are dealt out at random, once per shuffle.
+
+        Each neuron gets as many contexts as it has, of any neurons of its layer.
+        """
+        rng = np.random.default_rng(seed)
+        layers = []
+        for layer, strongest in self.strongest.items():
+            neurons = [self.contexts(layer, neuron) for neuron in range(len(strongest.value))]
+            pool = [(c.position, attended_words(c, self.word)) for contexts in neurons for c in contexts]
+            layers.append(([len(contexts) for contexts in neurons], pool))
+        shares = []
+        for _ in range(shuffles):
+            superposed = total = 0
+            for sizes, pool in layers:
+                order, start = rng.permutation(len(pool)), 0
+                for size in sizes:
+                    dealt = dict(pool[n] for n in order[start : start + size])  # a place in the text counts once
+                    superposed += len(grouped(list(dealt.values()))) >= 2
+                    start, total = start + size, total + 1
+            shares.append(superposed / max(1, total))
+        return shares
+
     def _checked(self, layer: int, neuron: int) -> int:
         if layer not in self.strongest:
             raise ValueError(f"layer {layer} was not measured; there are {', '.join(map(str, self.strongest))}")
@@ -142,7 +177,7 @@ def superpose(
         tokenizer: of the model by default; an object, a folder or an id of the hub.
         revision: of a model on the hub.
         device: where to run.
-        progress: told the share of the corpus that is done.
+        progress: called with the share of the corpus that is done.
 
     Returns:
         The strongest contexts of every neuron, grouped into patterns.

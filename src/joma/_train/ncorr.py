@@ -9,14 +9,15 @@ only beside two baselines: the untrained network, and latents permuted over samp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from joma._train.hierarchy import HierarchyTransformer
-from joma._train.hierarchy_data import Hierarchy, Samples
+from joma._train.hierarchy import HierarchyTransformer, Training, train
+from joma._train.hierarchy_data import Hierarchy, Samples, make_hierarchy
 
 SAMPLES = 1280  # the authors' number of test samples
 LAYERS = (0, 1)  # of latents: s = 0 next to the tokens
@@ -89,3 +90,37 @@ def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, p
         permuted.append(float(np.mean(nulls)))
         permuted_draws.append(_mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws])))
     return NCorr(np.array(value), np.array(permuted), np.array(permuted_draws))
+
+
+def train_and_measure(
+    sizes: tuple[int, int, int, int], d: int, training: Training, seed: int, show: Callable[[int], None]
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """NCorr of one network on one hierarchy, by state, and what the network has learned of the classes.
+
+    Arguments:
+        sizes: N0, N1, N_ch and C of the data.
+        d: of the embeddings.
+        seed: of data, weights and samples.
+        show: called with the number of the step.
+    """
+    data = make_hierarchy(*sizes, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = HierarchyTransformer(data.M, data.C, d)
+    before = measure_ncorr(model, data, seed)
+    losses = train(model, data, training, seed, show).losses
+    after = measure_ncorr(model, data, seed)
+    distinct = data.distinct()
+    with torch.no_grad():
+        guess = model(torch.from_numpy(distinct.x)).argmax(dim=1).numpy()
+    states = {
+        "untrained": before.value, "trained": after.value, "permuted": after.permuted,
+        "untrained permuted": before.permuted, "permuted draws": after.permuted_draws,
+    }  # fmt: skip
+    scores = {
+        "loss": float(np.mean(losses[-10:])),
+        "accuracy": float((guess == distinct.labels).mean()),
+        # classes with the same tokens cannot be told apart
+        "possible accuracy": len(np.unique(distinct.x, axis=0)) / data.C,
+    }
+    return states, scores

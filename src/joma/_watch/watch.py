@@ -199,8 +199,8 @@ class Watch:
             numbers: more to record.
 
         Returns:
-            {} between measurements, else means over heads by name, {"joma/entropy/layer_03": …}, and with a watched
-            optimiser the clock, {"joma/tau": …}, for any logger.
+            {} between measurements, else means over heads by name, {"joma/entropy/layer_03": …}, and the clock,
+            {"joma/tau": …}, if it is known; for any logger.
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
@@ -317,8 +317,7 @@ class Watch:
         self._record.write(step, rows, clock, self._names(), self._widths())
         if self._line is not None:
             self._line.show(self)
-        seen = clock if self._steps is not None else {}  # a rate that the caller told is in the caller's log already
-        return self.latest.metrics() | {f"joma/{name}": value for name, value in seen.items()}
+        return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
 
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""

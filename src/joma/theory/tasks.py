@@ -52,19 +52,6 @@ def uneven_classification(tokens: int, rng: np.random.Generator, classes: int = 
     return Task.classification(x, (x @ rng.standard_normal((tokens, classes))).argmax(axis=1), classes=classes)
 
 
-def unit_vectors(d: int, M: int, rng: np.random.Generator) -> Array:
-    """M random unit columns (d, M)."""
-    U = rng.standard_normal((d, M))
-    return U / np.linalg.norm(U, axis=0)
-
-
-def tilted(M: int, epsilon: float, rng: np.random.Generator) -> Array:
-    """(M, M) with UᵀU = I + ε E, E random symmetric with zero diagonal and largest entry 1."""
-    E = np.triu(rng.uniform(-1.0, 1.0, (M, M)), 1)
-    E = (E + E.T) / np.abs(E).max()
-    return np.linalg.cholesky(np.eye(M) + epsilon * E).T
-
-
 def orthogonal_regression(mu: Array) -> Task:
     """The task that Eqn. 6 stands for: under uniform attention it has v̇ = μ − v exactly, and ξ = 0.
 
