@@ -110,7 +110,7 @@ def _long(words: int = 100_000_000) -> None:
         unit = 1 << (20 if sys.platform == "darwin" else 10)
         print(
             f"{len(c.train) / 1e6:.1f} million words, {c.size:,} distinct: {wall:.0f} s ({cpu:.0f} s of CPU, "
-            f"{len(c.train) / cpu / 1e6:.1f} million a second), peak {peak / unit:.0f} MB ({before / unit:.0f} before)"
+            f"{len(c.train) / cpu / 1e6:.1f} million per s), peak {peak / unit:.0f} MB ({before / unit:.0f} before)"
         )
 
 

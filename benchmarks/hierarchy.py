@@ -29,7 +29,7 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
     exact = tree.joint()
     errors = [float(np.abs(t.T.astype(np.float32) @ t / SAMPLES - exact).max()) for t in (sample, tokens)]
     row = {
-        "what": f"{SAMPLES:,} samples of an HBLT, 3 layers, 100 tokens ({SAMPLES / fast / 1e6:.1f} million a second)",
+        "what": f"{SAMPLES:,} samples of an HBLT, 3 layers, 100 tokens ({SAMPLES / fast / 1e6:.1f} million per second)",
         "joma": "`HBLT.sample`",
         "against": "NumPy, layer by layer",
         "joma_seconds": fast,

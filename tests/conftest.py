@@ -62,23 +62,32 @@ def ray_cluster():
             yield
 
 
-# fixtures of these files take seconds; what needs the Ray cluster is a group, too
-SHARED = ("test_exhibits.py", "test_tiny_settings.py", "test_hierarchy_lab.py", "test_browser.py", "test_report.py",
-          "test_sweep.py")  # fmt: skip
+@pytest.fixture(scope="session")
+def fork_server():
+    """The process that new ones are forked from has loaded what trainings import: 10 s once, not in each of them."""
+    from joma._jobs import Job, open_engine, run_jobs
+
+    preload = ("joma._train.language", "safetensors.torch", "torch._dynamo", "torch.distributed.fsdp")
+    with open_engine("processes", 1, preload=preload) as engine:
+        list(run_jobs([Job("", repr)], engine))
+
+
+# Groups: what needs the Ray cluster or the fork server, and files whose fixtures take seconds
 RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
-LONG = (
-    "test_python_blocks_and_joma_commands",
-    "test_a_killed_worker_loses_no_run",
-    "test_make_reproduce",
-    "test_two_processes",
-    "test_killed_at_random_it_ends_in_the_same_bits",
-)
+FORKED = re.compile(r"test_sweep\.py::|test_distributed\.py::|::test_killed_at_random_it_ends_in_the_same_bits")
+SHARED = ("test_examples.py", "test_docs.py", "test_exhibits.py", "test_tiny_settings.py", "test_hierarchy_lab.py",
+          "test_browser.py", "test_report.py")  # fmt: skip
+# what begins first, since it takes longest
+LONG = ("ray", "test_two_processes_of_torchrun", "test_examples.py", "test_python_blocks_and_joma_commands", "forked",
+        "test_docs.py", *SHARED, "test_make_reproduce", "test_a_script_that_ends_without_close")  # fmt: skip
 
 
 def group(nodeid):
     """What a test must share a worker with; itself if nothing."""
     file = nodeid.partition("::")[0].rpartition("/")[2]
-    return file if file in SHARED else "ray" if RAY.search(nodeid) else nodeid
+    if RAY.search(nodeid):
+        return "ray"
+    return "forked" if FORKED.search(nodeid) else file if file in SHARED else nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -95,6 +104,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_modifyitems(items):
     def rank(item):
-        return 0 if group(item.nodeid) != item.nodeid else 1 if item.name.startswith(LONG) else 2
+        names = (group(item.nodeid), getattr(item, "originalname", ""))
+        return min((LONG.index(name) for name in names if name in LONG), default=len(LONG))
 
     items.sort(key=rank)  # stable: within a rank all stays as it was

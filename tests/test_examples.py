@@ -4,6 +4,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import KernelManager
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
@@ -14,11 +15,24 @@ def test_there_are_three():
     assert [path.stem for path in EXAMPLES] == ["integrate_a_task", "scan_checkpoints", "watch_a_trainer"]
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all notebooks: each begins without names and in a folder of its own, but imports take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))  # the kernel runs elsewhere
+        manager = KernelManager(kernel_name="python3")
+        manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # the kernel runs elsewhere
+def test_it_runs(path, kernel, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    begin = nbformat.v4.new_code_cell(f"%reset -f\nimport os\nos.chdir({str(tmp_path)!r})\ndel os")
+    client = NotebookClient(nbformat.v4.new_notebook(cells=[begin, *notebook.cells]), km=kernel, timeout=240)
+    client.execute()
+    client.kc.stop_channels()
     shown = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]
     assert len(shown) >= 2
 

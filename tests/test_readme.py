@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.S)
@@ -44,7 +46,9 @@ for step in {steps!r}:
 
 def run(command, cwd):
     words = command if isinstance(command, list) else shlex.split(command)
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    done = subprocess.run(
+        words, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100", "MAKEFLAGS": ""}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -63,6 +67,7 @@ def smaller(command):
     return re.sub(r"--steps \d+", "--steps 10", command) + " --vocabulary 500"
 
 
+@pytest.mark.timeout(600)  # half a minute of one core, and more than it looks on a busy machine
 def test_python_blocks_and_joma_commands(tmp_path):
     # in the order of the README: each may use what those before it wrote
     steps = [smaller(step) for step in STEPS]

@@ -208,7 +208,7 @@ def test_streams_copy_nothing(tmp_path):
     ("call", "message"),
     [
         (lambda: streams(np.arange(10), 0), "batch is 0"),
-        (lambda: streams(np.arange(10), 6), "10 tokens in 6 streams leave 1 a stream.*at most 5 streams"),
+        (lambda: streams(np.arange(10), 6), "10 tokens in 6 streams leave 1 per stream.*at most 5 streams"),
         (lambda: streams(np.arange(0), 1), "0 tokens"),
         (lambda: window(streams(np.arange(700), 20), 0, 35), "shorter than a window.*20 streams of 35.*at least 720"),
         (lambda: window(streams(np.arange(720), 20), -1, 35), "step is -1"),

@@ -344,7 +344,7 @@ def test_weights_that_carry_code_are_refused_and_nothing_is_executed(folder, tmp
     model, text = folder
     _neox().config.save_pretrained(tmp_path)
     torch.save({"embed_in.weight": _Touch(tmp_path / "executed")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="hold code or objects beside tensors and are refused"):
+    with pytest.raises(ValueError, match="hold code or objects that are no tensors and are refused"):
         joma.superpose(tmp_path, text, tokenizer=model)
     assert not (tmp_path / "executed").exists()
 

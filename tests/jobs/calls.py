@@ -86,7 +86,7 @@ def waits_until_interrupted(begun, cleaned, progress):
         cleaned.touch()
 
 
-# in the place of joma._train.sweep._train_one: the files are beside the sweep's folder
+# in the place of joma._train.sweep._train_one: marks are in the folder that holds the sweep's
 
 
 def train_killed_once(settings, path, checkpoint_every, progress):
@@ -94,13 +94,13 @@ def train_killed_once(settings, path, checkpoint_every, progress):
     from joma._train.step import Stepper
     from joma._train.sweep import _train_one
 
-    step, beside = Stepper.step, path.parent.parent
-    with (beside / "processes").open("a") as stream:
+    step, marks = Stepper.step, path.parent.parent
+    with (marks / "processes").open("a") as stream:
         stream.write(f"{leaks(30, progress)}\n")
 
     def fatal(self, *window):
         if any((path / "checkpoints").glob("step-*")):
-            die_once(beside / "killed")
+            die_once(marks / "killed")
         return step(self, *window)
 
     if path.name == "seed=1":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -11,7 +12,8 @@ from tests.scan.hubserver import Hub, commit
 from tests.scan.models import lower, save, stable_rank
 
 import joma
-from joma._scan.series import series
+from joma._scan import hub
+from joma._scan.checkpoints import Checkpoint, find_checkpoints
 
 constants = pytest.importorskip("huggingface_hub.constants")
 REPO = "someone/neox"
@@ -21,6 +23,12 @@ REPO = "someone/neox"
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub/models--someone--neox"
+
+
+@pytest.fixture(autouse=True)
+def downloads(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "joma"))
+    return tmp_path / "joma/downloads"
 
 
 @pytest.fixture
@@ -65,10 +73,10 @@ def test_offline_from_the_cache(cache, offline, revisions):
     frame = scan.frame()
     assert frame[frame.step == 1].value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
     assert sorted(cache.rglob("*")) == before  # what was there before stays
-    assert [c.name for c in series(REPO, "all")] == ["step0", "step1", "step1000"]
-    assert len(series(REPO, "pythia")) == 154
-    assert [c.name for c in series(REPO, "0..20:10")] == ["step0", "step10", "step20"]
-    assert [c.name for c in series(REPO)] == ["main"]
+    assert [c.name for c in find_checkpoints(REPO, "all")] == ["step0", "step1", "step1000"]
+    assert len(find_checkpoints(REPO, "pythia")) == 154
+    assert [c.name for c in find_checkpoints(REPO, "0..20:10")] == ["step0", "step10", "step20"]
+    assert [c.name for c in find_checkpoints(REPO)] == ["main"]
 
 
 def test_nothing_there(cache, offline):
@@ -125,7 +133,7 @@ def test_revisions_that_are_missing_and_models_that_do_not_exist(server):
     assert "has no revision step7" in table.note[1]
     with pytest.raises(ValueError, match="no model of this name on the hub"):
         joma.scan("someone/typo")
-    assert [c.name for c in series(REPO, "log:2")] == ["step0", "step1000"]
+    assert [c.name for c in find_checkpoints(REPO, "log:2")] == ["step0", "step1000"]
 
 
 def test_attention_from_the_hub(server):
@@ -140,3 +148,87 @@ def test_no_network(cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"hub cannot be reached .*No network\? Then give the path of a local folder"):
         joma.scan(REPO)
+
+
+def test_nothing_in_the_hubs_cache_is_deleted(server, cache, revisions, downloads):
+    """Two models share a blob, as with huggingface_hub's store of Xet files; one of them lacks its weights."""
+    put(cache, "step0", revisions["step0"])
+    (snapshot,) = cache.glob("snapshots/*")
+    store = cache.parent / "blobs/ab"
+    store.mkdir(parents=True)
+    blob = (snapshot / "model.safetensors").resolve()
+    blob.rename(store / blob.name)
+    blob.symlink_to(store / blob.name)
+    (snapshot / "model.safetensors").unlink()  # this model's link: the blob is others' now
+    before = {path: path.is_symlink() or path.stat().st_size for path in cache.parent.rglob("*")}
+    scan = joma.scan(REPO, revisions="step0,step1")
+    assert scan.failed == []
+    assert {path: path.is_symlink() or path.stat().st_size for path in cache.parent.rglob("*")} == before
+    assert list(downloads.iterdir()) == []
+    assert "step0/config.json" not in server.log  # it was in the cache
+
+
+def test_the_model_is_put_together_from_the_cache_and_downloads(server, cache, revisions, downloads):
+    put(cache, "step1", revisions["step1"])
+    (snapshot,) = cache.glob("snapshots/*")
+    shard = sorted(snapshot.glob("*.safetensors"))[0]
+    shard.unlink()
+    scan = joma.scan(REPO, revisions="step1", gauges="entropy", data=list(range(60)), length=20, tokens=60)
+    assert scan.failed == [], scan.checkpoints().note[0]
+    assert [name for name in server.log if name.endswith(".safetensors")] == [f"step1/{shard.name}"]
+    assert list(downloads.iterdir()) == []
+
+
+def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, downloads, tmp_path, monkeypatch):
+    import joma._scan.scan as module
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            joma.scan(REPO, tmp_path / "run", revisions="step0")
+    (left,) = (path for path in downloads.iterdir() if path.is_dir())
+    half = left / "models--someone--neox/blobs/abc.1234.incomplete"
+    half.write_bytes(b"0")
+    count = len(server.log)
+    revision = Checkpoint("step0", 0, repo=REPO).revision()
+    assert revision is not None
+    assert revision.fetch("model.safetensors") is not None
+    assert not half.exists()
+    assert joma.scan(REPO, tmp_path / "run", revisions="step0").frame().value.tolist() == pytest.approx(
+        EXPECTED, rel=1e-4
+    )
+    assert len(server.log) == count
+    assert left.is_dir()  # another is reading it
+    revision.forget()
+    assert list(downloads.iterdir()) == []
+
+
+def test_the_cache_stands_in_for_the_hub_only_without_a_connection(server, cache, revisions, monkeypatch):
+    put(cache, "step0", revisions["step0"])
+    hf = hub.library()
+    assert hub.branches(REPO) == list(revisions)
+    server.refuses = 403
+    with pytest.raises(ValueError, match=r"the hub answers for someone/neox with an error .*403"):
+        hub.branches(REPO)
+    monkeypatch.setattr(hf.constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert hub.branches(REPO) == ["step0"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_not_called_a_network(server, number, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(number, os.strerror(number), "/somewhere")
+
+    monkeypatch.setattr(hub.library(), "hf_hub_download", full)
+    note = joma.scan(REPO, revisions="step0").checkpoints().note[0]
+    assert f"cannot be written to the disk ([Errno {number}]" in note
+    assert "network" not in note
+
+
+def test_main_comes_after_the_steps(server):
+    found = find_checkpoints(REPO, "step0,main,step1000")
+    assert [(c.name, c.step) for c in found] == [("step0", 0), ("main", 1001), ("step1000", 1000)]
+    assert "has no step" in found[1].note

@@ -7,14 +7,16 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, save, stable_rank
+from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, quiet, save, stable_rank
 
 import joma
 from joma._scan.files import BadCheckpoint
 from joma._scan.plan import plan
 from joma._scan.tensors import Tensors
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 40, "pad_token_id": 0,
+         "num_key_value_heads": 2}  # fmt: skip
 FORMATS = ("safetensors", "sharded", "bin", "sharded bin", "legacy")
 
 
@@ -165,3 +167,108 @@ def test_square_mlps_of_joma_train(tmp_path):
     queries = [layer.self_attn.in_proj_weight[:16].detach() for layer in made.encoder.layers]
     got = frame[(frame.step == 5) & (frame.gauge == "stable_rank.q")].value.tolist()
     assert got == pytest.approx([stable_rank(w) for w in queries])
+
+
+def experts(family):
+    if family == "olmoe":
+        config = transformers.OlmoeConfig(**SMALL, intermediate_size=16, num_experts=3)
+        model = transformers.OlmoeForCausalLM(config)
+        return model, [e[:16] for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj]
+    config = transformers.Qwen2MoeConfig(
+        **SMALL, intermediate_size=48, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=3,
+        mlp_only_layers=[0],
+    )  # fmt: skip
+    model = transformers.Qwen2MoeForCausalLM(config)
+    dense, moe = (layer.mlp for layer in model.model.layers)
+    gates = [e[:16] for e in moe.experts.gate_up_proj]
+    return model, [dense.gate_proj.weight, *gates, moe.shared_expert.gate_proj.weight]
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen2"])
+@pytest.mark.parametrize("config", [True, False])
+def test_experts_narrower_than_the_model_and_what_is_beside_them(family, config, tmp_path):
+    torch.manual_seed(0)
+    model, lower = experts(family)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
+    with quiet():
+        model.save_pretrained(tmp_path / "model")
+    if not config:
+        (tmp_path / "model/config.json").unlink()
+    scan = joma.scan(str(tmp_path / "model"))
+    assert scan.failed == [], scan.checkpoints().note[0]
+    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w.detach()) for w in lower], rel=1e-4)
+
+
+def test_gates_that_take_turns_are_read_from_the_file(tmp_path):
+    config = transformers.GptOssConfig(**SMALL, intermediate_size=150, num_local_experts=2, head_dim=8)
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
+    with quiet():
+        model.save_pretrained(tmp_path / "model")
+    gates = [e[:, ::2].detach() for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj]
+    assert joma.scan(str(tmp_path / "model")).frame().value.tolist() == pytest.approx(
+        [stable_rank(w) for w in gates], rel=1e-4
+    )
+
+
+def test_a_fused_projection_of_an_unknown_family_is_refused_and_of_a_known_one_split(tmp_path):
+    fused = torch.randn(3 * 32, 32)
+    save_file({"layers.0.attn.query_key_value.weight": fused}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "who knows", "num_attention_heads": 4}')
+    scan = joma.scan(str(tmp_path), gauges="stable_rank.q")
+    assert "of a family that is known" in scan.checkpoints().note[0]
+    (tmp_path / "config.json").write_text('{"model_type": "bloom", "num_attention_heads": 4}')
+    opened = Tensors.open(tmp_path)
+    (found,) = plan(opened, ["q"])["q"]
+    assert torch.equal(found.read(opened)[0], fused.view(4, 3, 8, 32)[:, 0].reshape(32, 32))
+
+
+def test_rows_do_not_depend_on_which_checkpoint_came_first(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for step, h in ((0, 24), (1, 12), (2, 12)):
+        weights = {"layers.0.fc1.weight": (h, 8), "layers.0.fc2.weight": (8, h)}
+        made = {name: torch.randn(shape, generator=generator) for name, shape in weights.items()}
+        save_file(made, tmp_path / f"model-{step}.safetensors")
+    together = joma.scan(str(tmp_path))
+    assert together.failed == []
+    alone = [joma.scan(str(tmp_path / f"model-{step}.safetensors")).frame().value.item() for step in range(3)]
+    assert together.frame().value.tolist() == alone
+
+
+def test_weights_with_scales_and_of_unknown_types_are_refused(tmp_path):
+    weights = {"layers.0.fc1.weight": torch.randn(8, 4), "layers.0.fc2.weight": torch.randn(4, 8)}
+    eight = {name: w.to(torch.float8_e4m3fn) for name, w in weights.items()}
+    save_file(eight, tmp_path / "plain-0.safetensors")
+    save_file({**eight, "layers.0.fc1.weight_scale_inv": torch.ones(1, 1)}, tmp_path / "scaled-1.safetensors")
+    save_file(weights, tmp_path / "odd-2.safetensors")
+    data = (tmp_path / "odd-2.safetensors").read_bytes().replace(b'"F32","shape":[8,4]', b'"F9X","shape":[8,4]')
+    (tmp_path / "odd-2.safetensors").write_bytes(data)
+    table = joma.scan(str(tmp_path), pattern=r".*fc1").checkpoints()
+    assert table.status.tolist() == ["ok", "failed", "failed"]
+    assert "is quantised with scales" in table.note[1]
+    odd = joma.scan(str(tmp_path / "odd-2.safetensors"))
+    assert odd.failed
+    opened = Tensors.open(tmp_path / "odd-2.safetensors")
+    assert opened.entry("layers.0.fc1.weight").stored == "F9X"
+
+
+def test_an_index_that_names_a_tensor_of_an_unknown_type(tmp_path):
+    save("neox", tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    name = b'"gpt_neox.layers.1.mlp.dense_h_to_4h.weight":{"dtype":"'
+    data = file.read_bytes()
+    assert name + b"F32" in data
+    file.write_bytes(data.replace(name + b"F32", name + b"F9X"))
+    note = joma.scan(str(tmp_path / "model")).checkpoints().note[0]
+    assert "dense_h_to_4h.weight is of type F9X: quantised weights cannot be measured" in note
+
+
+def test_a_pattern_without_a_gauge_of_lower_matrices(tmp_path):
+    save("neox", tmp_path / "model")
+    with pytest.raises(ValueError, match=r"no gauge of those is asked for: stable_rank\.q"):
+        joma.scan(str(tmp_path / "model"), pattern=".*", gauges="stable_rank.q")

@@ -226,7 +226,7 @@ def test_the_models_own_tokenizer_and_a_corpus(tmp_path):
     options = {"gauges": "entropy,stable_rank", "data": str(text), "tokens": 64, "length": 16}
     without = joma.scan(str(tmp_path / "series"), **options)
     assert without.status() == {"step-1": "partly"}
-    assert "entropy: no tokenizer beside the weights" in without.checkpoints().note[0]
+    assert "entropy: no tokenizer with the weights" in without.checkpoints().note[0]
     assert set(without.frame().gauge) == {"stable_rank"}  # weight gauges still work
     PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path / "series")  # beside the steps
     scan = joma.scan(str(tmp_path / "series"), **options)
@@ -337,3 +337,33 @@ def test_command_line(bare, series, tmp_path, monkeypatch, capsys):
     typo = run(app, ["scan", str(bare), "--gauges", "entropi"])
     assert isinstance(typo.exception, ValueError)  # joma.cli.main makes this one line and exit status 2
     assert "Did you mean 'entropy'" in str(typo.exception)
+
+
+def touch(folder):
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+
+
+def test_the_last_line_counts_what_was_asked_for(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from joma.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    save("neox", tmp_path / "series/step-1")
+    touch(tmp_path / "series/step-2")
+    run = CliRunner().invoke
+    assert run(app, ["scan", "series"]).exit_code == 1
+    good = run(app, ["scan", "series", "--revisions", "step-1"])
+    assert good.output.strip().splitlines()[-1] == "1 checkpoint: 0 failed"
+    assert good.exit_code == 0
+
+
+def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    touch(tmp_path / "step-1")
+    with pytest.raises(ValueError, match=r"pip install 'joma\[ray\]'"):
+        joma.scan(str(tmp_path), engine="ray")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -152,40 +152,33 @@ def test_validation_losses_may_be_rarer_than_measurements(tmp_path):
     assert list(frame[frame.gauge == "loss"].step) == sorted(frame.step.unique())
 
 
-SCRIPT = """
-import sys, json
-from joma._train.language import train
-from joma._train.settings import Settings
-train(Settings(**json.loads(sys.argv[1])), sys.argv[2], checkpoint_every=7, say=lambda line: print(line, flush=True),
-      show=lambda progress: print("step", progress.step, flush=True))
-"""
+def train_and_tell(pipe, environment, settings, path):
+    """In a process that is to be killed: what it says, and each step, through the pipe."""
+    os.environ.update(environment)
+    train(settings, path, checkpoint_every=7, say=pipe.send, show=lambda progress: pipe.send(progress.step))
 
 
-def start(settings, path):
-    command = [sys.executable, "-c", SCRIPT, json.dumps(settings), str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def test_killed_at_random_it_ends_in_the_same_bits(tmp_path):
-    settings = {**TINY, "steps": 60, "dropout": 0.3}
-    whole = start(settings, tmp_path / "whole")
-    whole.communicate(timeout=120)
-    assert whole.returncode == 0
+def test_killed_at_random_it_ends_in_the_same_bits(fork_server, tmp_path):
+    settings = Settings(**{**TINY, "steps": 60, "dropout": 0.3})
+    train(settings, tmp_path / "whole", checkpoint_every=7, say=lambda line: None)
     choose = random.Random(3)
     stops = sorted(choose.sample(range(2, 58), 3))
+    context = multiprocessing.get_context("forkserver")
     for stop in stops:
-        process = start(settings, tmp_path / "killed")
-        for line in process.stdout:
-            if line.startswith("step") and int(line.split()[1]) >= stop:
-                break
+        receive, send = context.Pipe(duplex=False)
+        arguments = (send, dict(os.environ), settings, tmp_path / "killed")
+        process = context.Process(target=train_and_tell, args=arguments)
+        process.start()
+        send.close()
+        while not (isinstance(said := receive.recv(), int) and said >= stop):
+            pass
         time.sleep(choose.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    last = start(settings, tmp_path / "killed")
-    out, _ = last.communicate(timeout=120)
-    assert last.returncode == 0
-    assert "going on from step" in out
+        process.kill()
+        process.join()
+        receive.close()
+    said = []
+    train(settings, tmp_path / "killed", checkpoint_every=7, say=said.append)
+    assert any("going on from step" in line for line in said)
     same(outcome(tmp_path / "whole"), outcome(tmp_path / "killed"))
 
 
@@ -384,18 +377,20 @@ with joined() as rank:
 """
 
 
-def test_two_processes_of_torchrun(tmp_path):
+@pytest.mark.timeout(600)  # most of a minute of one core
+def test_two_processes_of_torchrun(tmp_path, monkeypatch):
     """Without dropout, two processes do what one does; stopped, damaged, complete or diverged, they agree on it."""
     options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    one = [sys.executable, "-m", "joma", "train", *options, f"--out={tmp_path / 'one'}"]
+    monkeypatch.setattr(sys, "argv", ["joma", "train", *options, f"--out={tmp_path / 'one'}"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
     two = [*torchrun, str(script), json.dumps({**TINY, "steps": 12}), str(tmp_path), *options]
-    for command in (one, two):
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run(two, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
     rows, weights = outcome(tmp_path / "one")
     other_rows, other_weights = outcome(tmp_path / "two")
     assert len(rows) == len(other_rows)

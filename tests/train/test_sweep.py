@@ -126,7 +126,7 @@ def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
     assert "no [/x] here" in said.out
 
 
-def test_a_sweep(tmp_path):
+def test_a_sweep(fork_server, tmp_path):
     runs = grid(TINY, {"seed": [0, 1], "lr": [1e-3, 1e18], "clip": [0.0]})
     reported = []
     outcomes = sweep(runs, tmp_path, workers=2, report=lambda end, n, total: reported.append((n, total)))
@@ -155,8 +155,7 @@ def test_a_failed_run_is_reported_and_can_be_retried(tmp_path):
 @pytest.fixture(params=["processes", "ray"])
 def engine(request):
     """With warnings as errors, as everywhere in these tests."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
+    request.getfixturevalue({"processes": "fork_server", "ray": "ray_cluster"}[request.param])
     return request.param
 
 

@@ -94,8 +94,13 @@ def run_two(kind: str, folder: Path) -> list:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, args=(kind, port, str(folder)), nprocs=2)
+    mp.start_processes(work, args=(kind, port, str(folder)), nprocs=2, start_method="forkserver")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(autouse=True)
+def _forked(fork_server):
+    """Two processes per test would import torch's distributed parts for 10 s each."""
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

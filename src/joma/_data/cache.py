@@ -1,4 +1,4 @@
-"""The cache: encoded corpora by content hash, and texts from the hub; each entry a folder that appears whole.
+"""The cache: encoded corpora by content hash, and texts from the hub; an entry is a folder that appears complete.
 
 `$JOMA_CACHE`, else `$XDG_CACHE_HOME/joma`, else `~/.cache/joma`. An entry is filled under another name and
 renamed when it is complete. A lock lets one process do the work while others wait for it; where a file system
@@ -28,8 +28,8 @@ INFO = "corpus.json"
 
 def cache_folder() -> Path:
     """Return the folder of all that joma caches."""
-    if own := os.environ.get("JOMA_CACHE"):
-        return Path(own).expanduser()
+    if chosen := os.environ.get("JOMA_CACHE"):
+        return Path(chosen).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "joma"
 
@@ -42,23 +42,23 @@ def entry(path: Path, load: Callable[[Path], T | None], fill: Callable[[Path], N
         load: reads the entry; None if it is not there or damaged.
         fill: writes the entry into the empty folder that it is given.
     """
-    if (found := load(path)) is not None:
-        return found
+    if (content := load(path)) is not None:
+        return content
     try:
         with _one_at_a_time(path):
-            if (found := load(path)) is not None:  # another process was faster
-                return found
+            if (content := load(path)) is not None:  # another process was faster
+                return content
             shutil.rmtree(path, ignore_errors=True)  # damaged
             with staged(path) as folder:
                 fill(folder)
                 _to_disk(folder)
     except (RunError, OSError):  # without locks another process may have put its folder there before ours
-        if (found := load(path)) is not None:
-            return found
+        if (content := load(path)) is not None:
+            return content
         raise
-    if (found := load(path)) is None:
+    if (content := load(path)) is None:
         raise RuntimeError(f"{path} cannot be read right after it was written: is the disk full or failing?")
-    return found
+    return content
 
 
 @contextmanager
@@ -116,9 +116,9 @@ def read_entry(folder: Path) -> tuple[Tokeniser, dict[str, Tokens]] | None:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
         tokeniser = KINDS[info["tokeniser"]].load(folder / "vocabulary")
         parts = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in info["tokens"]}
-        whole = len(tokeniser) == info["words"] and all(
+        complete = len(tokeniser) == info["words"] and all(
             len(parts[part]) == count for part, count in info["tokens"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    return (tokeniser, parts) if whole else None
+    return (tokeniser, parts) if complete else None

@@ -76,7 +76,7 @@ def corpus(
         tokeniser: "words" (the paper's) or "bpe".
         vocabulary: keep so many words, `<unk>` included; None keeps all. For "bpe" the number of tokens (8,000).
         cache: the cache's folder, instead of `$JOMA_CACHE` or `~/.cache/joma`.
-        say: told in a line what is done where that takes time.
+        say: called with one line about what is done, where that takes time.
     """
     cap = _checked(tokeniser, vocabulary)
     folder = Path(cache) if cache is not None else cache_folder()
@@ -183,8 +183,8 @@ def _wikitext(name: str, cache: Path, say: Callable[[str], None]) -> tuple[Text,
     data = os.environ.get("JOMA_DATA")
     looked = [Path(data).expanduser() / name, Path(data).expanduser()] if data else []
     for folder in looked:
-        if (found := _wiki_parts(folder)) and _is_named(folder, name, found[0]):
-            return found
+        if (parts := _wiki_parts(folder)) and _is_named(folder, name, parts[0]):
+            return parts
     try:
         return _folder(fetch(f"Salesforce/wikitext:{name}-v1", cache, say))
     except ValueError as error:
@@ -206,7 +206,7 @@ def _wiki_parts(folder: Path) -> tuple[Text, Text] | None:
 
 
 def _is_named(folder: Path, name: str, train: Text) -> bool:
-    """Tell whether a WikiText folder is the one of that name: by its own name, else by its size."""
+    """Tell whether a WikiText folder is the one of that name: by the folder's name, else by its size."""
     named = [other for other in WIKITEXT if other in folder.resolve().name]
     return name in named if named else (train.size() > _BIG) == (name == "wikitext-103")
 
@@ -228,8 +228,8 @@ def _folder_name(path: Path) -> str:
 def _folder(path: Path) -> tuple[Text, Text]:
     """Return the parts of a folder of text: by the names of files and folders in it, else its last tenth."""
     path = _wiki_folder(path)
-    if found := _wiki_parts(path):
-        return found
+    if wiki := _wiki_parts(path):
+        return wiki
     parts: dict[str, list[Span]] = {"train": [], "valid": [], "test": [], "": []}
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)

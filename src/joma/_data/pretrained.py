@@ -27,18 +27,18 @@ def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     transformers = _transformers()
     try:
         with quiet():
-            model, told = transformers.AutoModel.from_pretrained(
+            model, loading = transformers.AutoModel.from_pretrained(
                 source, trust_remote_code=False, weights_only=True, dtype="float32", output_loading_info=True,
                 ignore_mismatched_sizes=True, **_where(source, revision),
             )  # fmt: skip
     except pickle.UnpicklingError as error:
-        raise ValueError(f"the weights of {source} hold code or objects beside tensors and are refused") from error
+        raise ValueError(f"the weights of {source} hold code or objects that are no tensors and are refused") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(_explained(source, "model", error)) from error
-    if told["mismatched_keys"]:
-        tensor, got, wanted = next(iter(told["mismatched_keys"]))
+    if loading["mismatched_keys"]:
+        tensor, got, wanted = next(iter(loading["mismatched_keys"]))
         raise ValueError(f"{tensor} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")
-    if missing := sorted(key for key in told["missing_keys"] if "pooler" not in key):  # which no gauge needs
+    if missing := sorted(key for key in loading["missing_keys"] if "pooler" not in key):  # which no gauge needs
         raise ValueError(f"{source} lacks weights of the model: {', '.join(missing[:3])} ({len(missing)} in all)")
     model.config.use_cache = False
     return model.eval()

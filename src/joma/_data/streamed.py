@@ -21,7 +21,7 @@ def fetch(name: str, cache: Path, say: Callable[[str], None]) -> Path:
     Arguments:
         name: NAME or NAME:CONFIG, as `datasets.load_dataset` takes them; a local folder of Parquet or JSON files too.
         cache: the cache's folder.
-        say: told that a download starts.
+        say: called when a download starts.
     """
     dataset, _, config = name.partition(":")
     if not dataset:

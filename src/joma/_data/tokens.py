@@ -120,8 +120,8 @@ class Words:
                 first.tofile(stream)
                 if len(numbers) > len(counts):
                     counts = np.concatenate([counts, np.zeros(max(len(counts), len(numbers)), np.int64)])
-                found = np.bincount(first)
-                counts[: len(found)] += found
+                occurrences = np.bincount(first)
+                counts[: len(occurrences)] += occurrences
         known = list(numbers)
         # torchtext's order: the special word, then by frequency, equal ones by the alphabet
         order = sorted(range(1, len(known)), key=lambda i: (-counts[i], known[i]))

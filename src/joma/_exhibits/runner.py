@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass
 class Reproduction:
-    """All that was made or found."""
+    """All that was made, now or earlier."""
 
     outcomes: list[Outcome]
     claims: list[Result] | None = None  # None if they were not asked for, or not to be had

@@ -50,13 +50,13 @@ def embedding_coherence(u: Tensor) -> Coherence:
     """|cos| between all pairs of different rows of u, a block of rows at a time, in float32.
 
     Arguments:
-        u: (M, d), one row a token.
+        u: (M, d), one row per token.
 
     Returns:
         The largest, the mean and the quantiles of |cos| over the M(M − 1)/2 pairs.
     """
     if u.dim() != 2:
-        raise ValueError(f"embeddings must be (M, d), one row a token; got shape {tuple(u.shape)}")
+        raise ValueError(f"embeddings must be (M, d), one row per token; got shape {tuple(u.shape)}")
     u = u.detach().float()
     if not bool(u.isfinite().all()):
         bad = int((~u.isfinite()).any(dim=1).nonzero()[0])

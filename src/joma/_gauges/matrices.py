@@ -42,7 +42,7 @@ class Matrix:
     heads: int = 1
 
     def read(self) -> list[Tensor]:
-        """One matrix, or one a head."""
+        """One matrix, or one per head."""
         return self.finish(self.views())
 
 

@@ -2,7 +2,7 @@
 
 A gauge measures one thing on a model. What its function is given depends on what it is measured ``on``:
 
-    attention   an ``AttentionStats`` -> a tensor (B, H, Tq) that is averaged over real queries, a value a head
+    attention   an ``AttentionStats`` -> a tensor (B, H, Tq) that is averaged over real queries, one value per head
     weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
                                          warm-started from step to step and worked out on shards
     hidden      states (tokens, d)    -> a number
@@ -39,7 +39,7 @@ class Gauge:
     on: On
     function: Callable[[Any], Any]
     help: str
-    reduce: Reduce = "mean"  # how an attention gauge becomes one value a head
+    reduce: Reduce = "mean"  # how an attention gauge becomes one value per head
     given: Given = "matrix"  # what a weight gauge is given
     part: str = "mlp_in"  # the matrix that a weight gauge is measured on
 
@@ -65,7 +65,7 @@ def gauge(
         name: an identifier; it is what `watch`, `scan` and the command line call it.
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
             (m, n), "hidden" states (tokens, d) (it returns a number).
-        reduce: how an attention gauge becomes one value a head: "mean" or "max" over real queries.
+        reduce: how an attention gauge becomes one value per head: "mean" or "max" over real queries.
         given: "top" gives a weight gauge the largest singular value and the norm, which gauges share, not the matrix.
 
     Returns:

@@ -110,7 +110,7 @@ def collect(
         layers: which MLPs; None for all.
         k: contexts per neuron.
         T: the longest window.
-        done: told the number of tokens after each batch.
+        done: called with the number of tokens after each batch.
     """
     device = next(model.parameters()).device
     strongest: dict[int, Strongest] = {}

@@ -146,12 +146,12 @@ def embedding_series(
 
 
 def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
-    from joma._scan.series import series
+    from joma._scan.checkpoints import find_checkpoints
 
     if not Path(source).expanduser().is_dir():
         raise ValueError(f"there is no folder {source}")
     folders: dict[int, Model] = {}
-    for checkpoint in series(os.fspath(source)):
+    for checkpoint in find_checkpoints(os.fspath(source)):
         if checkpoint.step in folders:
             warnings.warn(
                 f"{checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step "

@@ -177,7 +177,7 @@ def superpose(
         tokenizer: of the model by default; an object, a folder or an id of the hub.
         revision: of a model on the hub.
         device: where to run.
-        progress: told the share of the corpus that is done.
+        progress: called with the share of the corpus that is done.
 
     Returns:
         The strongest contexts of every neuron, grouped into patterns.

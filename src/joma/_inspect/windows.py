@@ -81,7 +81,7 @@ def batches(
 
 
 def encoded(text: Any, encode: Callable[[str], list[int]], read: Callable[[float], None]) -> Iterator[Any]:
-    """The tokens of a `Text`, a block at a time; ``read`` is told the share of the bytes taken."""
+    """The tokens of a `Text`, a block at a time; ``read`` is called with the share of the bytes taken."""
     total, taken = max(1, text.size()), 0
     for block in text.blocks():
         taken += len(block.encode())

@@ -21,7 +21,7 @@ MOST = 11_000_000  # pictures and data are embedded up to this size of all that 
 MOST_OF_ALL = 13_000_000  # figures are embedded up to this one
 ROOM = 15_000_000  # must be free on the disk before a page is made
 SCRIPTS = ("explorer.js", "page.js")
-PARTS = ("", "-title", "-chart", "-spec", "-svg", "-pdf", "-csv")  # ids that a section makes from its own
+PARTS = ("", "-title", "-chart", "-spec", "-svg", "-pdf", "-csv")  # what the ids in a section end in
 
 
 @dataclass
@@ -118,7 +118,7 @@ def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, f
 
 
 def _metrics(page: Page, folder: Path) -> dict[str, str]:
-    """A link to the numbers of a run whose table is too large for the page; empty if it has none of its own."""
+    """A link to the numbers of a run whose table is too large for the page; empty if it has no rows itself."""
     file = folder / "metrics.jsonl"
     if not (file.exists() and file.stat().st_size):
         return {}
@@ -165,6 +165,6 @@ def check_place(path: Path) -> None:
 
 
 def write_page(page: Page, text: str) -> Path:
-    """Write the page; whatever happens, the old one or the new one is there, whole."""
+    """Write the page; whatever happens, the old page or the new one is there, complete."""
     write_atomic(page.path, text)
     return page.path

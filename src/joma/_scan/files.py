@@ -80,7 +80,7 @@ class TensorFile:
     def __init__(self, path: Path, display: str | None = None) -> None:
         self.path, self.name = path, display or path.name
         self.bytes_read, self.note = 0, ""
-        self._whole: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         try:
             self.size = path.stat().st_size
             with path.open("rb") as stream:
@@ -94,7 +94,7 @@ class TensorFile:
         else:
             self.entries = self._legacy(magic)
         for key, entry in self.entries.items():
-            if key not in self._whole and not 0 <= entry.offset <= entry.end <= self.size:
+            if key not in self._tensors and not 0 <= entry.offset <= entry.end <= self.size:
                 raise BadCheckpoint(
                     f"{self.name} is cut off: the tensor {key} ends at byte {entry.end:,}, the file at {self.size:,}; "
                     "download it again"
@@ -133,10 +133,10 @@ class TensorFile:
         return self._keep(self._load("cpu"))
 
     def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-        self._whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        self._tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
         self.note = f"{self.name} is of an old format and was read whole"
         self.bytes_read += self.size
-        return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._whole.items()}
+        return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
     def _load(self, device: str) -> dict[str, Tensor]:
         """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
@@ -157,13 +157,13 @@ class TensorFile:
         return dict(_flat(loaded))
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
-        """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored, in its own shape."""
+        """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
         place = self.entries[name]
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
-        if name in self._whole or (gaps and entry != place):
-            whole = self._whole[name] if name in self._whole else self._read(place).contiguous()
-            return whole.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
+        if name in self._tensors or (gaps and entry != place):
+            tensor = self._tensors[name] if name in self._tensors else self._read(place).contiguous()
+            return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
         if entry.end > self.size:
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
         return self._read(entry)

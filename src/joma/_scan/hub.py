@@ -1,7 +1,7 @@
 """Revisions of a model on the Hugging Face hub: what is in the local cache first, the rest downloaded file by file.
 
-What is to be kept is downloaded into the hub's cache. What is not goes into a folder of our own for each revision, and
-that folder is all that is ever deleted: in the hub's cache, models may share files.
+What is to be kept is downloaded into the hub's cache. What is not goes into joma's cache, one folder per revision, and
+such a folder is all that is ever deleted: in the hub's cache, models may share files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
-Report = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
+DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _NETWORK = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}  # of httpx, requests and Python
 LOCAL = "give the path of a local folder of checkpoints instead, or download them once with a connection"
@@ -46,7 +46,7 @@ def cache_of(repo: str) -> Path:
 
 
 def downloads(repo: str, revision: str) -> Path:
-    """The folder of our own for downloads of a revision that are not kept."""
+    """The folder in joma's cache for downloads of a revision that are not kept."""
     return cache_folder() / "downloads" / f"{repo}@{revision}".replace("/", "--")
 
 
@@ -122,13 +122,13 @@ class Revision:
     Arguments:
         repo: the model's id.
         revision: a branch, tag or commit.
-        report: told of the progress of downloads.
-        keep: download into the hub's cache; otherwise into a folder of our own, which `forget` deletes.
+        report: called with the progress of each download.
+        keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget` deletes.
     """
 
-    def __init__(self, repo: str, revision: str, report: Report | None = None, keep: bool = False) -> None:
+    def __init__(self, repo: str, revision: str, report: DownloadProgress | None = None, keep: bool = False) -> None:
         self.repo, self.revision, self.keep, self._report = repo, revision, keep, report
-        self.own = downloads(repo, revision)
+        self.temporary = downloads(repo, revision)
         self._lock: int | None = None
 
     def tensors(self) -> Tensors:
@@ -139,7 +139,7 @@ class Revision:
         """A file by its name, None if the revision does not have it."""
         hf = library()
         commit = self._commit()
-        for place in (None, self.own):  # the hub's cache, then ours
+        for place in (None, self.temporary):  # the hub's cache, then joma's
             known = hf.try_to_load_from_cache(self.repo, name, cache_dir=place, revision=commit or self.revision)
             if known is not None:
                 if place is not None:
@@ -156,7 +156,7 @@ class Revision:
                 self._hold()
             return Path(
                 hf.hf_hub_download(
-                    self.repo, name, revision=commit or self.revision, cache_dir=None if self.keep else self.own,
+                    self.repo, name, revision=commit or self.revision, cache_dir=None if self.keep else self.temporary,
                     tqdm_class=self._bar(name),
                 )
             )  # fmt: skip
@@ -171,7 +171,7 @@ class Revision:
 
     def _commit(self) -> str | None:
         """The commit that the first of its files came from: a branch may move meanwhile."""
-        for folder in (cache_of(self.repo), self.own / cache_of(self.repo).name):
+        for folder in (cache_of(self.repo), self.temporary / cache_of(self.repo).name):
             if (ref := folder / "refs" / self.revision).is_file():
                 return ref.read_text().strip()
             if (folder / "snapshots" / self.revision).is_dir():
@@ -180,23 +180,23 @@ class Revision:
 
     def folder(self) -> Path:
         """A folder with everything that transformers loads a model and its tokenizer from."""
-        found = {"config.json": self.fetch("config.json")}
-        if found["config.json"] is None:
+        files = {"config.json": self.fetch("config.json")}
+        if files["config.json"] is None:
             raise BadCheckpoint(f"{self.repo} at {self.revision} has no config.json")
         tensors = self.tensors()  # checks what the index names
         for shard in tensors.shards(tensors.names):
             if (path := self.fetch(shard)) is None:
                 raise BadCheckpoint(f"the shard {shard} that the index names is not there")
-            found[shard] = path
-        found |= {name: self.fetch(name) for name in (*TOKENIZER, *INDEX)}
-        there = {name: path for name, path in found.items() if path is not None}
-        places = {path.parents[len(Path(name).parts) - 1] for name, path in there.items()}
+            files[shard] = path
+        files |= {name: self.fetch(name) for name in (*TOKENIZER, *INDEX)}
+        present = {name: path for name, path in files.items() if path is not None}
+        places = {path.parents[len(Path(name).parts) - 1] for name, path in present.items()}
         if len(places) == 1:
             return places.pop()
         self._hold()
-        together = self.own / "model"  # some were in the hub's cache: links to all
+        together = self.temporary / "model"  # some were in the hub's cache: links to all
         shutil.rmtree(together, ignore_errors=True)
-        for name, path in there.items():
+        for name, path in present.items():
             (together / name).parent.mkdir(parents=True, exist_ok=True)
             try:
                 (together / name).symlink_to(path.resolve())
@@ -205,35 +205,35 @@ class Revision:
         return together
 
     def close(self) -> None:
-        """Let others delete our folder."""
+        """Let other scans delete the folder of this revision."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def forget(self) -> None:
-        """Delete our folder of this revision, unless another scan is reading it: then that one will."""
+        """Delete the folder of this revision, unless another scan is reading it: then that one will."""
         self.close()
-        if not self.own.is_dir():
+        if not self.temporary.is_dir():
             return
-        lock = _locked(self.own, shared=False)
+        lock = _locked(self.temporary, shared=False)
         if lock is not None:
-            shutil.rmtree(self.own, ignore_errors=True)
-            _lock_file(self.own).unlink(missing_ok=True)
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            _lock_file(self.temporary).unlink(missing_ok=True)
             os.close(lock)
 
     def _hold(self) -> None:
-        """Keep others from deleting our folder; files that a killed download left half are of no use to anyone."""
+        """Keep other scans from deleting the folder; remove what a killed download left half-written."""
         if self._lock is not None:
             return
-        alone = _locked(self.own, shared=False)
+        alone = _locked(self.temporary, shared=False)
         if alone is not None:
-            for half in self.own.rglob("*.incomplete") if self.own.is_dir() else ():
+            for half in self.temporary.rglob("*.incomplete") if self.temporary.is_dir() else ():
                 half.unlink(missing_ok=True)
             os.close(alone)
-        self._lock = _locked(self.own, shared=True)
+        self._lock = _locked(self.temporary, shared=True)
 
     def _bar(self, name: str) -> Any:
-        """A progress bar that draws nothing and tells ours."""
+        """A progress bar that draws nothing and calls ``report``."""
         from huggingface_hub.utils.tqdm import tqdm
 
         report = self._report

@@ -1,4 +1,4 @@
-"""One checkpoint, measured: whatever happens is a row."""
+"""The row of one checkpoint: its values by gauge, or why there are none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
+from joma._scan.checkpoints import Checkpoint
 from joma._scan.files import BadCheckpoint
-from joma._scan.hub import Report, Revision
+from joma._scan.hub import DownloadProgress, Revision
 from joma._scan.plan import Plan, Planned, plan
-from joma._scan.sample import measure as run_model
-from joma._scan.series import Checkpoint
+from joma._scan.sample import measure_on_sample
 from joma._scan.tensors import Tensors
 
 
@@ -35,37 +35,37 @@ class Request:
 
 @dataclass
 class Row:
-    """What was found on one checkpoint."""
+    """What was measured on one checkpoint."""
 
     checkpoint: Checkpoint
     status: str = "ok"  # "partly" if some gauges could not be measured, "failed" if none
     note: str = ""
     digest: str = ""
     bytes_read: int = 0
-    found: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
+    measured: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
     layers: dict[str, list[str]] = field(default_factory=dict)  # gauge -> names of its layers
     heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
 
 
-def measure(checkpoint: Checkpoint, request: Request, report: Report | None = None) -> Row:
-    """All gauges on one checkpoint; errors are in the row. What it downloaded stays: `forget` it with the row safe."""
+def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: DownloadProgress | None = None) -> Row:
+    """All gauges on one checkpoint; errors are in the row. What it downloaded stays until `forget`."""
     row, notes = Row(checkpoint), [checkpoint.note] * bool(checkpoint.note)
     revision = checkpoint.revision(report, request.keep)
     try:
         gauges = get(request.gauges)
         tensors = checkpoint_tensors(checkpoint, revision)
-        tasks = {
+        kinds = {
             "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.pattern),
             "model": partial(_model, row, tensors, revision, [g for g in gauges if g.on != "weight"], request),
         }
         done = 0
-        for task in tasks.values():
+        for measured_kind in kinds.values():
             try:
-                notes += task()
+                notes += measured_kind()
                 done += 1
             except Exception as error:  # the other kind of gauges may work all the same
                 notes.append(_message(error))
-        row.status = "ok" if done == len(tasks) else "partly" if row.found else "failed"
+        row.status = "ok" if done == len(kinds) else "partly" if row.measured else "failed"
         row.bytes_read = tensors.bytes_read
         notes += tensors.notes
     except Exception as error:
@@ -100,26 +100,26 @@ def planned(tensors: Tensors, parts: list[str], pattern: str | None) -> Plan:
     """The plan of a checkpoint; the checkpoints of a series share it."""
     key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), pattern)
     if key not in _plans or not _fits(_plans[key], tensors):  # without a config, names alone decide nothing
-        found = plan(tensors, parts, pattern)
+        new = plan(tensors, parts, pattern)
         _plans.clear()
-        _plans[key] = found
+        _plans[key] = new
     return _plans[key]
 
 
-def _fits(found: Plan, tensors: Tensors) -> bool:
-    pieces = (piece for matrices in found.values() for matrix in matrices for piece in matrix.pieces)
+def _fits(matrices_by_part: Plan, tensors: Tensors) -> bool:
+    pieces = (piece for matrices in matrices_by_part.values() for matrix in matrices for piece in matrix.pieces)
     return all(tensors.entry(piece.tensor).shape == piece.shape for piece in pieces)
 
 
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | None) -> list[str]:
-    """Weight gauges: each matrix read once and decomposed once, from a fixed start, so that rows depend on nothing."""
+    """Weight gauges: each matrix read once and decomposed once, from a fixed start: no row depends on another."""
     if not gauges:
         return []
     parts = list(dict.fromkeys(g.part for g in gauges))
-    notes, values, found = [], {}, planned(tensors, parts, pattern)
+    notes, values, by_part = [], {}, planned(tensors, parts, pattern)
     with torch.no_grad():
         for part in parts:
-            chosen, matrices = [g for g in gauges if g.part == part], found[part]
+            chosen, matrices = [g for g in gauges if g.part == part], by_part[part]
             heads = max(matrix.heads for matrix in matrices)
             table = {g.name: [[math.nan] * heads for _ in matrices] for g in chosen}
             for layer, matrix in enumerate(matrices):
@@ -131,18 +131,18 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], pattern: str | Non
                 values[g.name] = table[g.name] if part == "qk" else [by_head[0] for by_head in table[g.name]]
                 row.layers[g.name] = [matrix.name for matrix in matrices]
                 row.heads |= {g.name: [matrix.heads for matrix in matrices]} if part == "qk" else {}
-    row.found |= values
+    row.measured |= values
     row.digest = tensors.digest
     return notes
 
 
 def _one(matrix: Planned, tensors: Tensors, gauges: list[Gauge]) -> list[tuple[dict[str, float], str | None]]:
-    """Values by gauge of one matrix, or of one a head, and why they are 0 or NaN; nothing of it stays in memory."""
-    found = []
+    """Values by gauge of one matrix, or of one per head, and why they are 0 or NaN; nothing of it stays in memory."""
+    values = []
     for w in matrix.read(tensors):
         top = top_singular(w) if any(g.given == "top" for g in gauges) else None
-        found.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
-    return found
+        values.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
+    return values
 
 
 def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:
@@ -157,10 +157,10 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
         if folder.is_file():
             raise BadCheckpoint("attention gauges need a folder with a config.json, not a single file")
         places = [folder] if revision is not None else [folder, folder.parent]
-        measured = run_model(places, names, request.data, request.tokens, request.length, hashed=not row.digest)
+        measured = measure_on_sample(places, names, request.data, request.tokens, request.length, hashed=not row.digest)
     except Exception as error:
         raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
-    row.found |= measured.values
+    row.measured |= measured.values
     row.layers |= dict.fromkeys(names, measured.layers)
     row.heads |= measured.heads
     row.digest = row.digest or measured.digest

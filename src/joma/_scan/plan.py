@@ -37,7 +37,7 @@ class Piece:
     """A view of a tensor in the file: as in ``as_strided``, on the tensor as a contiguous one."""
 
     tensor: str
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # of the full tensor
     view: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, stride, start
 
     def read(self, tensors: Tensors) -> Tensor:
@@ -55,8 +55,8 @@ class Piece:
                 "config.json, or by the checkpoints before it)"
             )
         shape, stride, start = self.view
-        whole = shape == entry.shape and start == 0 and stride == contiguous(shape)
-        return tensors.read(self.tensor, None if whole else entry.view(shape, stride, start))
+        is_full = shape == entry.shape and start == 0 and stride == contiguous(shape)
+        return tensors.read(self.tensor, None if is_full else entry.view(shape, stride, start))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Planned:
     heads: int
 
     def read(self, tensors: Tensors) -> list[Tensor]:
-        """One matrix, or one a head."""
+        """One matrix, or one per head."""
         return self.finish([piece.read(tensors) for piece in self.pieces])
 
 
@@ -78,11 +78,11 @@ Plan = dict[str, list[Planned]]  # part -> matrices by layer
 
 def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> Plan:
     """The matrices of each part; a part that the checkpoint does not have is an error."""
-    found: Plan = {}
+    matrices_by_part: Plan = {}
     model, skeleton = _from_config(tensors.config), None
     for part in dict.fromkeys(parts):
         if part == "mlp_in" and pattern is not None:
-            found[part] = _by_pattern(tensors, pattern)
+            matrices_by_part[part] = _by_pattern(tensors, pattern)
             continue
         matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
         if not matrices:
@@ -98,8 +98,8 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
                     else ""
                 )
             )
-        found[part] = matrices
-    return found
+        matrices_by_part[part] = matrices
+    return matrices_by_part
 
 
 def _from_config(config: dict[str, Any] | None) -> nn.Module | None:
@@ -160,14 +160,14 @@ def _matcher(names: Sequence[str]) -> Callable[[str], str | None]:
         candidates = [".".join(parts[n:]) for n in range(min(4, len(parts)))]
         if direct := next((c for c in candidates if c in known), None):
             return direct
-        found = shorter.get(name, [])
-        return found[0] if len(found) == 1 else None
+        longer = shorter.get(name, [])
+        return longer[0] if len(longer) == 1 else None
 
     return match
 
 
 def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
-    """The tensors whose names (with or without ``.weight``) match; a stack of matrices is one row a matrix."""
+    """The tensors whose names (with or without ``.weight``) match; a stack of matrices gives one row per matrix."""
     expression = re.compile(pattern)
     chosen = [n for n in tensors.names if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))]
     planned = []

@@ -40,13 +40,13 @@ class Measured:
     digest: str  # of all weights, or "" if it was not asked for
 
 
-def measure(
+def measure_on_sample(
     folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None, *, hashed: bool
 ) -> Measured:
     """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
     with quiet():
         if isinstance(data, (str, os.PathLike)):
-            _with_tokenizer(folders)  # a missing one is told before anything is loaded
+            _with_tokenizer(folders)  # refuses a missing one before anything is loaded
         model, positions = _load(folders[0])
         if length is not None and length > positions:
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
@@ -125,7 +125,7 @@ def _with_tokenizer(folders: Sequence[Path]) -> Path:
         if has_tokenizer(folder):
             return folder
     raise BadCheckpoint(
-        "no tokenizer beside the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
+        "no tokenizer with the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
         "it; weight gauges do not"
     )
 

@@ -18,8 +18,8 @@ from joma._gauges.registry import get
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
-from joma._scan.measure import Request, Row, forget, measure
-from joma._scan.series import Checkpoint, series
+from joma._scan.checkpoints import Checkpoint, find_checkpoints
+from joma._scan.measure import Request, Row, forget, measure_checkpoint
 from joma._watch.record import axes_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from joma._figures import Chart
 
 DEFAULT_GAUGES = ("stable_rank",)
-Report = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
+ScanProgress = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
 _SERVICE = "bytes_read"  # the one number that every checkpoint has
 
 
@@ -48,7 +48,7 @@ def scan(
     address: str | None = None,
     retry: bool = False,
     overwrite: bool = False,
-    report: Report = lambda done, total, what: None,
+    report: ScanProgress = lambda done, total, what: None,
 ) -> Scan:
     """Measure gauges on every checkpoint of a series; the same call again goes on where it stopped.
 
@@ -72,7 +72,7 @@ def scan(
         address: of a Ray cluster; a local one is started without.
         retry: also do again what failed before.
         overwrite: replace the run in the folder instead of going on with it.
-        report: told of progress.
+        report: called with the progress: checkpoints done, in all, and what is being done.
 
     Returns:
         The scan: `frame()` is its table, `checkpoints()` how each one fared, `draw()` the picture.
@@ -85,7 +85,7 @@ def scan(
         raise ValueError(
             f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
-    checkpoints = series(os.fspath(source), revisions)
+    checkpoints = find_checkpoints(os.fspath(source), revisions)
     request = Request(tuple(names), pattern, data, tokens, length, keep)
     config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
     if any(g.on != "weight" for g in chosen):
@@ -169,7 +169,7 @@ def _measure_one(checkpoint: Checkpoint, request: Request, elsewhere: bool, prog
     def downloading(file: str, done: int, total: int) -> None:
         progress(done / max(total, 1), f"{checkpoint.name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-    row = measure(checkpoint, request, downloading)
+    row = measure_checkpoint(checkpoint, request, downloading)
     if elsewhere:
         forget(checkpoint, request)
     return row
@@ -180,14 +180,14 @@ def _died(end: JobEnd) -> str:
 
 
 def _write(writer: RunWriter, row: Row) -> None:
-    if row.found:
+    if row.measured:
         new: dict[str, dict[str, Any]] = {"layers": row.layers, "heads": row.heads}
         facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
     writer.write(
         row.checkpoint.step,
-        {**row.found, _SERVICE: row.bytes_read},
+        {**row.measured, _SERVICE: row.bytes_read},
         checkpoint=row.checkpoint.name,
         status=row.status,
         note=row.note or None,
@@ -225,7 +225,7 @@ class Scan:
         return [name for name, status in self.status().items() if status != "ok"]
 
     def checkpoints(self) -> pd.DataFrame:
-        """A line a checkpoint: step, checkpoint, status, same_as (those with identical weights), bytes_read, note."""
+        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, note."""
         import pandas as pd
 
         points = self._points()
@@ -247,7 +247,7 @@ class Scan:
         return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
 
     def draw(self) -> Chart:
-        """One panel a gauge, one line a layer coloured by depth, steps on a log axis."""
+        """One panel per gauge, one line per layer coloured by depth, steps on a log axis."""
         from joma._figures import watch
 
         return watch.draw(Run(self.path))

@@ -78,25 +78,25 @@ def _reproduce(
         report=report,
     )  # fmt: skip
     with _shown(runner):
-        found = runner.run()
+        reproduction = runner.run()
 
-    _print(console, found)  # before the page: a disk that is full by now does not hide it
+    _print(console, reproduction)  # before the page: a disk that is full by now does not hide it
 
     from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
-    made = {outcome.exhibit.id: outcome for outcome in found.outcomes}
+    made = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
     all_there = [
         made.get(exhibit.id, exhibit)
         for exhibit in registered().values()
         if exhibit.id in made or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
-        out, all_there, found.claims or read_claims(out), preset=preset, seed=seed, path=report,
-        claims_error=found.claims_error,
+        out, all_there, reproduction.claims or read_claims(out), preset=preset, seed=seed, path=report,
+        claims_error=reproduction.claims_error,
     )  # fmt: skip
     console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True, markup=False)
-    if not found.ok:
+    if not reproduction.ok:
         raise typer.Exit(1)
 
 
@@ -150,8 +150,8 @@ def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
     return Group(table, f"\n{done} of {len(entries)} done, about {_clock(left)} left")
 
 
-def _print(console: Console, found: Reproduction) -> None:
-    """The verdicts: a column for everything where there is room, else two or three lines an exhibit."""
+def _print(console: Console, reproduction: Reproduction) -> None:
+    """The verdicts: a column for everything where there is room, else two or three lines per exhibit."""
     from rich.padding import Padding
 
     from joma.cli.terminal import escape, plain_table, styled
@@ -160,34 +160,37 @@ def _print(console: Console, found: Reproduction) -> None:
         table = plain_table("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
         table.columns[1].ratio = 2
         table.padding = (0, 2, 0, 0)
-        for outcome in found.outcomes:
+        for outcome in reproduction.outcomes:
             verdict, measured, paper = _cells(outcome)
             cells = (outcome.exhibit.statement, styled(verdict), escape(measured), escape(paper), _time(outcome))
             table.add_row(outcome.exhibit.id, *cells)
         console.print(table)
     else:
-        width = max((len(outcome.exhibit.id) for outcome in found.outcomes), default=0)
-        for outcome in found.outcomes:
+        width = max((len(outcome.exhibit.id) for outcome in reproduction.outcomes), default=0)
+        for outcome in reproduction.outcomes:
             verdict, measured, paper = _cells(outcome)
             name, room = f"{outcome.exhibit.id:{width}}", " " * (20 - len(verdict))
             console.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
             numbers = f"{measured} (paper: {paper})" if paper else measured
             for text in (outcome.exhibit.statement, f"→ {numbers}"):
                 console.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
-    if found.claims_error:
-        console.print(f"\n[red]claims: {escape(found.claims_error)}[/red]")
-    elif found.claims is not None:
-        wrong = [result.id for result in found.claims if not result.ok]
+    if reproduction.claims_error:
+        console.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
+    elif reproduction.claims is not None:
+        wrong = [result.id for result in reproduction.claims if not result.ok]
         said = f"[red]wrong: {', '.join(wrong)}[/red]" if wrong else "all checks ran and rejected their controls"
-        how = _clock(found.claims_seconds) if found.claims_fresh else "there"
-        console.print(f"\n{len(found.claims)} claims ({how}): {said}. More: joma claims")
+        how = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
+        console.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
 
 
 def _cells(outcome: Outcome) -> tuple[str, str, str]:
     """Verdict, the deciding number, and the paper's."""
     if outcome.verdict is None:
         return "error", outcome.error or "", ""
-    return outcome.verdict.verdict, outcome.verdict.measured or outcome.verdict.summary, outcome.verdict.paper
+    said = outcome.verdict
+    measured = said.measured or said.summary
+    measured += f". What would decide it: {said.would_decide}" if said.would_decide else ""
+    return said.verdict, measured, said.paper
 
 
 def _time(outcome: Outcome) -> str:

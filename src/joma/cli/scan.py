@@ -106,7 +106,7 @@ def _show(result: Scan, console: Console) -> int:
 def _table(points: Any, means: Any) -> Any:
     from rich.table import Table
 
-    from joma._scan.series import log_spaced
+    from joma._scan.checkpoints import log_spaced
     from joma.cli.terminal import escape
 
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -39,24 +39,26 @@ def _superpose(
     columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("loading the model", total=1.0)
-        found = superpose(
+        superposition = superpose(
             model, data, layer=layer, neuron=neuron, tokens=tokens, contexts=contexts, length=length, batch=batch,
             tokenizer=tokenizer, revision=revision, device=device,
             progress=lambda share, what: bars.update(task, completed=share, description=what),
         )  # fmt: skip
         bars.update(task, completed=1.0, description="grouping contexts into patterns")
-        found.save(path, neuron=neuron, top=top, force=force)
-    table = found.frame()
+        superposition.save(path, neuron=neuron, top=top, force=force)
+    table = superposition.frame()
     console = Console(highlight=False)
     several = int((table.patterns >= 2).sum())
-    console.print(f"{found.info['tokens']:,} tokens, {len(table):,} neurons; {several:,} with two or more patterns")
-    for chosen in found.top(min(top, 5), neuron):
-        groups = found.patterns(*chosen)
+    console.print(
+        f"{superposition.info['tokens']:,} tokens, {len(table):,} neurons; {several:,} with two or more patterns"
+    )
+    for chosen in superposition.top(min(top, 5), neuron):
+        groups = superposition.patterns(*chosen)
         console.print(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns", style="bold")
         for group in groups[:3]:
             words = ", ".join(repr(word) for word in group.words[:6])
             console.print(f"  {len(group.contexts)} contexts attend to {words}", markup=False, soft_wrap=True)
-    page = f"page: {path}/superpose.html  (superpose.json, run.json beside it)"
+    page = f"page: {path}/superpose.html  (also superpose.json, run.json)"
     console.print(page, soft_wrap=True, markup=False)
 
 

@@ -1,4 +1,4 @@
-"""`joma train` and `joma sweep`: the options are the settings, each told once."""
+"""`joma train` and `joma sweep`: the options are made from the settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OUT = Annotated[Path | None, typer.Option(help="Run folder to write.  [default:
 
 def with_settings(function: Callable[..., None], *, lists: bool = False) -> Callable[..., None]:
     """``function(**settings)`` with one option a setting; with ``lists`` each takes "1,2,5" or "0..2"."""
-    own = list(inspect.signature(function, eval_str=True).parameters.values())
-    own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    parameters = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints = typing.get_type_hints(Settings)
     options = []
     for item in fields(Settings):
@@ -31,8 +31,10 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
         options.append(
             inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
         )
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.default is not inspect.Parameter.empty]
-    first = [p for p in own if p.default is inspect.Parameter.empty]
+    keyword = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.default is not inspect.Parameter.empty
+    ]
+    first = [p for p in parameters if p.default is inspect.Parameter.empty]
 
     def command(*args: Any, **kwargs: Any) -> None:
         function(*args, **kwargs)
@@ -155,9 +157,9 @@ def _values(name: str, text: str, kind: Any) -> list[Any]:
         first, dots, last = part.partition("..")
         try:
             if dots and type_ is int:
-                if not (whole := range(int(first), int(last) + 1)):
+                if not (numbers := range(int(first), int(last) + 1)):
                     raise ValueError
-                out += whole
+                out += numbers
             elif type_ is bool:
                 out.append({"true": True, "false": False}[part.lower()])
             else:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from tests.scan.models import save
 
-from joma._scan.series import log_spaced, pythia_steps, series, step_of
+import joma
+from joma._scan.checkpoints import find_checkpoints, log_spaced, pythia_steps, step_of
 
 
 def test_pythia_has_154_checkpoints():
@@ -52,7 +55,7 @@ def folder(tmp_path):
     ],
 )
 def test_revisions_of_a_folder(folder, revisions, steps):
-    assert [c.step for c in series(str(folder), revisions)] == steps
+    assert [c.step for c in find_checkpoints(str(folder), revisions)] == steps
 
 
 def test_log_spaced():
@@ -70,11 +73,11 @@ def test_log_spaced():
 def test_files_and_single_models(tmp_path):
     for name in ("model-10.pt", "model-9.pt", "readme.md", "other-3.txt"):
         (tmp_path / name).touch()
-    assert [c.name for c in series(str(tmp_path))] == ["model-9.pt", "model-10.pt"]
-    assert [c.step for c in series(str(tmp_path / "model-9.pt"))] == [9]
+    assert [c.name for c in find_checkpoints(str(tmp_path))] == ["model-9.pt", "model-10.pt"]
+    assert [c.step for c in find_checkpoints(str(tmp_path / "model-9.pt"))] == [9]
     (tmp_path / "pythia").mkdir()
     (tmp_path / "pythia/pytorch_model.bin").touch()
-    assert [c.name for c in series(str(tmp_path / "pythia"))] == ["pythia"]
+    assert [c.name for c in find_checkpoints(str(tmp_path / "pythia"))] == ["pythia"]
 
 
 @pytest.mark.parametrize(
@@ -92,18 +95,58 @@ def test_files_and_single_models(tmp_path):
 )
 def test_bad_revisions(folder, revisions, message):
     with pytest.raises(ValueError, match=message):
-        series(str(folder), revisions)
+        find_checkpoints(str(folder), revisions)
 
 
 def test_bad_sources(tmp_path):
     with pytest.raises(ValueError, match="no checkpoints in"):
-        series(str(tmp_path))
+        find_checkpoints(str(tmp_path))
     with pytest.raises(ValueError, match="there is no folder or file"):
-        series(str(tmp_path / "nope"))
+        find_checkpoints(str(tmp_path / "nope"))
     with pytest.raises(ValueError, match="there is no folder or file"):
-        series("a/b/c")
+        find_checkpoints("a/b/c")
     (tmp_path / "x.txt").touch()
     with pytest.raises(ValueError, match="no file of weights"):
-        series(str(tmp_path / "x.txt"))
+        find_checkpoints(str(tmp_path / "x.txt"))
     with pytest.raises(ValueError, match="no model"):
-        series("")
+        find_checkpoints("")
+
+
+def touch(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("ckpt_7b_step_1000", 1000), ("pythia-70m", None), ("olmo-1.4b", None), ("a3f09c6", None), ("1000000", 1000000),
+     ("e83d1f0c9b7a6d5e4f3c2b1a0f9e8d7c6b5a4f36", None), ("model10", 10), ("stage1-step2000-tokens9B", 2000)],
+)  # fmt: skip
+def test_numbers_that_are_no_steps(name, step):
+    assert step_of(name) == step
+
+
+def test_the_output_folder_of_a_trainer(tmp_path):
+    out = tmp_path / "out"
+    touch(out, out / "checkpoint-500", out / "checkpoint-1000")
+    found = find_checkpoints(str(out))
+    assert [(c.name, c.step) for c in found] == [("checkpoint-500", 500), ("checkpoint-1000", 1000), ("out", 1001)]
+    assert "step is not known" in found[-1].note
+    (out / "trainer_state.json").write_text('{"global_step": 1200}')
+    assert find_checkpoints(str(out))[-1].step == 1200
+    assert [c.name for c in find_checkpoints(str(out / "checkpoint-500"))] == ["checkpoint-500"]
+
+
+def test_one_step_twice_and_one_checkpoint_twice(tmp_path):
+    for name in ("step-1", "step-2", "epoch0-step-2"):
+        save("neox", tmp_path / name)
+    scan = joma.scan(str(tmp_path))
+    notes = scan.checkpoints().set_index("checkpoint").note
+    assert notes["step-2"] == "step 2 is also that of epoch0-step-2"
+    assert notes["step-1"] == ""
+    assert len(scan.frame()) == 3 * 3
+    assert [c.name for c in find_checkpoints(str(tmp_path), "step1,step-1")] == ["step-1"]
+    with pytest.warns(UserWarning, match="step-2 is left out: epoch0-step-2 is of step 2 too"):
+        table = joma.embedding_series(tmp_path, list(range(40)), length=10)
+    assert sorted(set(table.step)) == [1, 2]

@@ -42,7 +42,7 @@ class Checkpoint:
     repo: str | None = None
     note: str = ""  # for its row
 
-    def revision(self, report: hub.Report | None = None, keep: bool = False) -> hub.Revision | None:
+    def revision(self, report: hub.DownloadProgress | None = None, keep: bool = False) -> hub.Revision | None:
         """Its files on the hub."""
         return None if self.repo is None else hub.Revision(self.repo, self.name, report, keep)
 
@@ -53,20 +53,20 @@ class Checkpoint:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a name tells: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "model-1000.pt"."""
-    if (step := _told(name)) is not None or _COMMIT.fullmatch(name):
+    """The step in a name: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "model-1000.pt"."""
+    if (step := _labelled_step(name)) is not None or _COMMIT.fullmatch(name):
         return step
     numbers = _NUMBER.findall(name)
     return int(numbers[-1]) if numbers else None
 
 
-def _told(name: str) -> int | None:
-    """The step of a name that says that it is one."""
-    found = next((match for pattern in _STEPS if (match := pattern.search(name))), None)
-    return int(found[1]) if found else None
+def _labelled_step(name: str) -> int | None:
+    """The number in a name that stands after a word for it: "step", "checkpoint", "iter"."""
+    match = next((match for pattern in _STEPS if (match := pattern.search(name))), None)
+    return int(match[1]) if match else None
 
 
-def series(source: str, revisions: str | Sequence[str] | None = None) -> list[Checkpoint]:
+def find_checkpoints(source: str, revisions: str | Sequence[str] | None = None) -> list[Checkpoint]:
     """The checkpoints to scan, in the order of their steps."""
     path = Path(source).expanduser().absolute()
     if not source:
@@ -78,14 +78,14 @@ def series(source: str, revisions: str | Sequence[str] | None = None) -> list[Ch
     return _noted(_remote(source, revisions))
 
 
-def _noted(found: list[Checkpoint]) -> list[Checkpoint]:
-    """Each once; those that share a step say so."""
-    found = list(dict.fromkeys(found))
+def _noted(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    """Each once; those that share a step have a note that says so."""
+    checkpoints = list(dict.fromkeys(checkpoints))
     names: dict[int, list[str]] = {}
-    for c in found:
+    for c in checkpoints:
         names.setdefault(c.step, []).append(c.name)
     result = []
-    for c in found:
+    for c in checkpoints:
         others = [name for name in names[c.step] if name != c.name]
         said = [c.note] * bool(c.note) + [f"step {c.step} is also that of {_some(others)}"] * bool(others)
         result.append(replace(c, note="; ".join(said)))
@@ -93,11 +93,11 @@ def _noted(found: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
-    found = _found(path)
+    present = _in_folder(path)
     if revisions is None:
-        return found
-    chosen = _choose(revisions, [(c.name, c.step) for c in found])
-    by_name, by_step = {c.name: c for c in found}, {c.step: c for c in reversed(found)}
+        return present
+    chosen = _choose(revisions, [(c.name, c.step) for c in present])
+    by_name, by_step = {c.name: c for c in present}, {c.step: c for c in reversed(present)}
     result = []
     for name in chosen:
         step = step_of(name)
@@ -107,7 +107,8 @@ def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint
     return result
 
 
-def _found(path: Path) -> list[Checkpoint]:
+def _in_folder(path: Path) -> list[Checkpoint]:
+    """All checkpoints at a path: a file of weights, a model, a run of `joma train`, or a folder of these."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise ValueError(f"{path} is no file of weights: their names end in {', '.join(SUFFIXES)}")
@@ -121,26 +122,34 @@ def _found(path: Path) -> list[Checkpoint]:
         for entry in path.iterdir()
         if not entry.name.startswith(".")
         and step_of(entry.name) is not None
-        and (entry.suffix in SUFFIXES if entry.is_file() else _told(entry.name) is not None or _weights(entry))
+        and (entry.suffix in SUFFIXES if entry.is_file() else _labelled_step(entry.name) is not None or _weights(entry))
     ]
     if not inside:
         raise ValueError(
             f"no checkpoints in {path}: looked for {', '.join(NAMES)}, folders step-*/ or checkpoint-*/, and files "
             f"with a number in their name that end in {', '.join(SUFFIXES)}"
         )
-    found = [Checkpoint(e.name, step_of(e.stem if e.is_file() else e.name) or 0, str(e)) for e in inside]
-    return sorted(found, key=lambda c: (c.step, c.name))
+    checkpoints = [Checkpoint(e.name, step_of(e.stem if e.is_file() else e.name) or 0, str(e)) for e in inside]
+    return sorted(checkpoints, key=lambda c: (c.step, c.name))
 
 
 def _with_model(path: Path) -> list[Checkpoint]:
     """A folder with a model in it; a Trainer also leaves checkpoints there, and the model is the last of them."""
-    inside = [entry for entry in path.iterdir() if entry.is_dir() and _told(entry.name) is not None and _weights(entry)]
-    found = sorted((Checkpoint(e.name, _told(e.name) or 0, str(e)) for e in inside), key=lambda c: (c.step, c.name))
-    if not found:
+    inside = [
+        entry
+        for entry in path.iterdir()
+        if entry.is_dir() and _labelled_step(entry.name) is not None and _weights(entry)
+    ]
+    checkpoints = [Checkpoint(e.name, _labelled_step(e.name) or 0, str(e)) for e in inside]
+    checkpoints.sort(key=lambda c: (c.step, c.name))
+    if not checkpoints:
         return [Checkpoint(path.name, step_of(path.name) or 0, str(path))]
     step = _trained(path)
-    note = "" if step is not None else "the model beside the checkpoints; its step is not known, it is put last"
-    return [*found, Checkpoint(path.name, found[-1].step + 1 if step is None else step, str(path), note=note)]
+    note = (
+        "" if step is not None else "the model in the folder of the checkpoints; its step is not known, it is put last"
+    )
+    step = checkpoints[-1].step + 1 if step is None else step
+    return [*checkpoints, Checkpoint(path.name, step, str(path), note=note)]
 
 
 def _trained(folder: Path) -> int | None:
@@ -160,14 +169,14 @@ def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint
     hub.check(repo)
     names = ["main"] if revisions is None else _choose(revisions, None, repo)
     steps = [step_of(name) for name in names]
-    after, found = max((step for step in steps if step is not None), default=-1) + 1, []
+    after, checkpoints = max((step for step in steps if step is not None), default=-1) + 1, []
     for name, step in zip(names, steps, strict=True):
         note = ""
         if step is None:
-            note = "its name tells no step: it is put after those that do" if len(names) > 1 else ""
+            note = "its name has no step: it is put after those that have one" if len(names) > 1 else ""
             step, after = after, after + 1
-        found.append(Checkpoint(name, step, repo=repo, note=note))
-    return found
+        checkpoints.append(Checkpoint(name, step, repo=repo, note=note))
+    return checkpoints
 
 
 def _choose(
@@ -179,9 +188,9 @@ def _choose(
         if available is not None:
             return available
         assert repo is not None
-        with_step = [(name, step) for name in hub.branches(repo) if (step := _told(name)) is not None]
+        with_step = [(name, step) for name in hub.branches(repo) if (step := _labelled_step(name)) is not None]
         if not with_step:
-            raise ValueError(f"no branch of {repo} tells a step: name the revisions one by one")
+            raise ValueError(f"no branch of {repo} has a step in its name: name the revisions one by one")
         return sorted(with_step, key=lambda item: item[1])
 
     if not isinstance(revisions, str):
