@@ -56,7 +56,7 @@ def draw(run: Run) -> p.Chart:
     y = p.y("discriminancy", "discriminancy ‖E_l[g]‖", log=True)
     tip = dict.fromkeys(("word", "favours", "kind")) | dict.fromkeys(GAUGES, ".3g")
     panels = []
-    for query in run.info["config"]["settings"]["queries"]:
+    for query in dict.fromkeys(table["query"]):
         rows = where(table, query=query)
         points = p.dots(rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6)
         named = _apart(where(rows, kind="distinct").sort_values("step"))
