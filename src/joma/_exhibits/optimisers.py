@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import SGD, Adam, AdamW, JointFlow, Task
 from joma.theory.optimisers import Optimiser
@@ -84,17 +83,15 @@ def minibatch_orders(task: Task, name: str, batches: int, rng: np.random.Generat
     return float(np.corrcoef(v, delta)[0, 1]), float(np.corrcoef(v, adapted)[0, 1])
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Entropy and the drift of Theorem 1's integral, against the way to the same largest weight."""
     frame = run.frame()
-    mean = frame[frame.draw == 0]
-    charts = []
-    for gauge, title in (("entropy", "attention entropy in nats"), ("drift", "drift of z − (r/2T) Σ v²")):
-        chart = alt.Chart(mean[mean.gauge == gauge]).mark_line()
-        x = alt.X("progress:Q", title=f"share of the steps until max|v| = {REACH:g}")
-        chart = chart.encode(x, alt.Y("value:Q", title=title), alt.Color("optimiser:N", sort=list(OPTIMISERS)))
-        charts.append(chart.properties(width=320, height=220))
-    return alt.hconcat(*charts)
+    first = frame[frame.draw == 0]
+    way = p.x("progress", f"share of the steps until max|v| = {REACH:g}")
+    optimiser = p.by("optimiser", order=list(OPTIMISERS))
+    axes = {"entropy": "attention entropy in nats", "drift": "drift of z − (r/2T) Σ v²"}
+    curves = {gauge: p.lines(first[first.gauge == gauge], way, p.y("value", y), optimiser) for gauge, y in axes.items()}
+    return p.row(*(p.panel(None, curve, size=(320, 220)) for curve in curves.values()), shared=True)
 
 
 def judge(run: Run) -> Judgement:

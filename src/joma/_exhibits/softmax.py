@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from joma._exhibits.base import Experiment, Judgement, Progress
-from joma._figures import Chart
+from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow, Trajectory, split_logit_velocity
 from joma.theory.invariants import normalised_correlation
@@ -73,21 +72,18 @@ def _integrated(flow: JointFlow, path: Trajectory) -> dict[str, Array]:
     return out
 
 
-def draw(run: Run) -> Chart:
+def draw(run: Run) -> p.Chart:
     """Correlation and relative size over time for each data set, mean over seeds."""
     frame = run.frame()
     frame["name"] = frame.prediction.map(NAMES)
     mean = frame.groupby(["case", "gauge", "name", "t"]).value.mean().reset_index()
+    t, name = p.x("t", "t", log=True), p.by("name", order=list(NAMES.values()))
+    axes = {"nc": p.y("value", "correlation with z − z(0)", zero=False), "size": p.y("value", "‖ẑ‖ / ‖z‖", log=True)}
     rows = []
     for case, title in CASES.items():
-        row = []
-        for gauge, y in (("nc", "correlation with z − z(0)"), ("size", "‖ẑ‖ / ‖z‖")):
-            axis = alt.Y("value:Q", title=y).scale(type="log" if gauge == "size" else "linear", zero=False)
-            chart = alt.Chart(mean[(mean.case == case) & (mean.gauge == gauge)], title=title).mark_line()
-            chart = chart.encode(alt.X("t:Q").scale(type="log"), axis, alt.Color("name:N", title=None))
-            row.append(chart.properties(width=300, height=190))
-        rows.append(alt.hconcat(*row))
-    return alt.vconcat(*rows)
+        data = {gauge: mean[(mean.case == case) & (mean.gauge == gauge)] for gauge in axes}
+        rows.append(p.row(*(p.panel(title, p.lines(data[g], t, y, name), size=(300, 190)) for g, y in axes.items())))
+    return p.column(*rows)
 
 
 def judge(run: Run) -> Judgement:
