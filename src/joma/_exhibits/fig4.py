@@ -90,13 +90,12 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame().assign(log_t=lambda table: np.log10(table.t.where(table.t > 0)))
     component, v = p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}), p.y("value", "v", domain=(0, 4))
     target = p.reference(where(frame, gauge="mu", draw=0), component, v)
-    above, below, legend = [], [], {"orient": "bottom"}
+    above, below, bar = [], [], {"orient": "bottom", "gradientLength": 150}
     for case, (first, last) in SHOWN.items():
         inside, log = frame[frame.t.between(first, last)], first > 0
         states = where(inside, gauge="v", case=case)
         shown = where(states, step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist())
-        field, name = "log_t" if log else "t", "log₁₀ t" if log else "t"
-        time = p.by(field, name, kind="Q", scheme="rainbow", legend=legend | {"gradientLength": 150})
+        time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme="rainbow", legend=bar)
         left = p.lines(shown, component, v, time, detail="step", tip={"component": None} | TIP, width=1.3)
         above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
         curves = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
@@ -120,8 +119,8 @@ def _sweeps(frame: pd.DataFrame) -> p.Chart:
         made.append(p.panel(gauge, drawn, note=note, size=(280, 170)))
     rows = where(cells, gauge="rebound", scale=1.0, case=["eqn6", "joint"])
     kept = p.lines(rows, p.x("epsilon", "ε"), y, colour, tip=tip, points=True)
-    made.append(p.panel("rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170)))
-    return p.row(*made, shared=True)
+    last = p.panel("rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170))
+    return p.row(*made, last, shared=True)
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
