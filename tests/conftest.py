@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_modifyitems(items):
     def rank(item):
-        names = (group(item.nodeid), item.originalname)
+        names = (group(item.nodeid), getattr(item, "originalname", ""))
         return min((LONG.index(name) for name in names if name in LONG), default=len(LONG))
 
     items.sort(key=rank)  # stable: within a rank all stays as it was

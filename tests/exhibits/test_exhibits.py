@@ -22,7 +22,7 @@ EXPECTED = {
     "fig9": "holds under",
     "fig5": "holds under",
     "cdag": "holds under",
-    "table1": "fails",
+    "table1": "not decided here",
 }
 
 
@@ -105,6 +105,43 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
             lambda r, gauge=gauge, value=value: value if r["gauge"] == gauge else r["value"],
         )
         assert fig9.judge(wrong).verdict == "fails"
+
+
+@pytest.mark.parametrize(
+    ("gains", "settings", "verdict"),
+    [
+        ((0.1, 0.1), {}, "holds"),
+        ((0.1, 0.0), {}, "holds under"),
+        ((0.0, 0.0), {}, "reproduces; does not discriminate"),
+        ((-0.6, -0.6), {}, "fails"),
+        ((0.1, 0.1), {"d": 64}, "not decided here"),
+        ((0.1, 0.1), {"steps": 100}, "not decided here"),
+    ],
+)
+def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings, verdict):
+    """Trained networks are above both baselines by ``gains`` (s = 0 and 1), give or take the noise of a seed."""
+    settings = {**table1.SETTINGS["laptop"], "columns": 2, **settings}
+    rng = np.random.default_rng(0)
+    with RunWriter.create(tmp_path, kind="exhibit", config={"settings": settings}, axes=table1.AXES) as writer:
+        for column in list(table1.PAPER)[:2]:
+            paper = np.array([mean for mean, _ in table1.PAPER[column]])
+            labels = dict(zip(("C", "N_ch", "N0", "N1"), column, strict=True)) | {"lr": 1e-4}
+            for draw in range(3):
+                baseline = paper + 0.03 * rng.standard_normal(
+                    2
+                )  # larger than the gain of a seed may be seen without pairs
+                trained = baseline + np.array(gains) + 0.005 * np.array([-1, 1, 0])[draw]
+                for state in table1.STATES:
+                    value = trained if state == "trained" else baseline
+                    writer.write(1, {"ncorr": value}, state=state, draw=draw, **labels)
+                writer.write(1, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, **labels)
+    found = table1.judge(Run(tmp_path))
+    assert found.verdict == verdict
+    assert bool(found.would_decide) == (verdict == "not decided here")
+    mean, low, high = found.numbers["lr 0.0001"]["trained − baseline at s = 1, with its 95 % interval"]["untrained"]
+    assert mean == pytest.approx(gains[1])
+    assert low < gains[1] < high
+    assert (low > 0) == (gains[1] > 0)
 
 
 def changed(made, tmp_path, name, gauge, change):

@@ -62,6 +62,20 @@ def test_judge(bottom, top, verdict, tmp_path):
     assert "one checkpoint" in json.dumps(fig7.draw(run).to_dict())
 
 
+def test_a_small_model_of_ours_decides_nothing_about_pretrained_ones(tmp_path):
+    values = {step: {"stable_rank": [DROP[n], BOUNCE[n]], "entropy": [2.0] * 2} for n, step in enumerate(STEPS)}
+    scan = scanned(tmp_path / "m", values)
+    for models, verdict in (([fig7.OWN], "not decided here"), ([fig7.OWN, "m"], "holds")):
+        folder = tmp_path / str(len(models))
+        config = {"settings": {"models": dict.fromkeys(models)}}
+        with RunWriter.create(folder, kind="exhibit", config=config, axes=fig7.AXES) as writer:
+            for model in models:
+                writer.refer(Run(scan.path), list(fig7.GAUGES), model=model)
+        found = fig7.judge(Run(folder))
+        assert found.verdict == verdict
+        assert ("pythia" in found.would_decide) == (verdict == "not decided here")
+
+
 def test_end_to_end_from_files(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -103,6 +104,25 @@ def test_on_ray_a_worker_is_replaced_after_so_many_jobs(ray_cluster, reuse, jobs
     monkeypatch.setattr(cluster, "_CALLS", 2)
     ends = ends_of("ray", {f"{n}": calls.process for n in range(jobs)}, 1, reuse=reuse)
     assert max(Counter(end.value for end in ends.values()).values()) <= most
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_cluster_that_starts_too_slowly_is_started_once_more(failures, monkeypatch):
+    import ray
+
+    starts = []
+
+    def init(**options):
+        starts.append(options)
+        if len(starts) <= failures:
+            raise Exception("The current node timed out during startup.")  # as Ray says it
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(Exception, match="timed out") if failures == 3 else nullcontext(), cluster.cluster(None):
+        pass
+    assert len(starts) == 3
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job_anything():

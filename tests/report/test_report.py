@@ -28,6 +28,7 @@ from joma._figures.interactive import interactive
 from joma._jobs import InProcess
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
+from joma._report.page import write_report
 from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
@@ -454,3 +455,22 @@ def test_independent_colours_have_switches_of_their_own():
     line = alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", color="a:N")
     drawn = json.loads(specification(alt.hconcat(line, line).resolve_scale(color="independent")))
     assert len(interactive(drawn)[1]) == 2
+
+
+def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(tmp_path):
+    exhibit = get(["fig3"])[0]
+    outcome = reproduce(exhibit, out=tmp_path)
+    said = {"verdict": "not decided here", "would_decide": "a <larger> model", "revised": "it was judged"}
+    stored = json.loads((outcome.path / "verdict.json").read_text())
+    (outcome.path / "verdict.json").write_text(json.dumps(stored | said))
+    text = write_report(tmp_path, [exhibit], None, preset="quick", seed=0).read_text()
+    assert "What would decide it: a &lt;larger&gt; model." in text
+    assert '<span class="badge neutral">not decided here</span>' in text
+    assert "<b>0 exhibits</b> decided" in text
+    assert "<b>1</b> not decided here" in text
+    assert "Changed after a look at results: it was judged." in text
+    assert "--seed 100" in text
+    broken = stored | {"verdict": "not decided here"}
+    (outcome.path / "verdict.json").write_text(json.dumps(broken))
+    with pytest.raises(ValueError, match="say what would decide"):
+        write_report(tmp_path, [exhibit], None, preset="quick", seed=0)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from joma._exhibits._statistics import mean_interval
 from joma._run import Run
 
 # (C, N_ch, N0, N1) -> the paper's mean and sd for s = 0 and s = 1
@@ -91,22 +92,33 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
     means = frame.pivot_table(index="s", columns="state", values="value")
     above = {"trained": means.trained - means.permuted, "untrained": means.untrained - means["untrained permuted"]}
     numbers: dict[str, Any] = {}
-    passed: dict[int, list[bool]] = {}
+    represented: dict[int, bool] = {}
     sentences = []
     for s in LAYERS:
         entries = [entry for entry in columns if entry["s"] == s]
-        passed[s] = [entry["above untrained"] and entry["above permuted"] for entry in entries]
+        passed = sum(entry["above untrained"] and entry["above permuted"] for entry in entries)
+        pairs = wide.xs(s, level="s")
+        gains = {baseline: mean_interval(pairs.trained - pairs[baseline]) for baseline in ("untrained", "permuted")}
+        represented[s] = all(low > 0 for _, low, _ in gains.values())
         agree = sum(entry["the paper's value"] for entry in entries)
         numbers[f"above chance at s = {s}"] = {state: float(gain[s]) for state, gain in above.items()}
-        numbers[f"passed at s = {s}"] = sum(passed[s])
+        numbers[f"passed at s = {s}"] = passed
+        numbers[f"trained − baseline at s = {s}, with its 95 % interval"] = gains
         numbers[f"the paper's value at s = {s}"] = agree
         sentences.append(
             f"s = {s}: {means.trained[s]:.2f} trained, {means.untrained[s]:.2f} untrained, {means.permuted[s]:.2f} "
-            f"permuted; the paper's value in {agree}, above both baselines in {sum(passed[s])} of {len(entries)} "
-            f"columns (above its own chance level: trained by {above['trained'][s]:.2f}, untrained by "
+            f"permuted; trained − untrained {_signed(gains['untrained'])}, trained − permuted "
+            f"{_signed(gains['permuted'])}; the paper's value in {agree}, above both baselines in {passed} of "
+            f"{len(entries)} columns (above its own chance level: trained by {above['trained'][s]:.2f}, untrained by "
             f"{above['untrained'][s]:.2f})"
         )
     measured = ", ".join(f"s = {s}: {means.trained[s]:.2f} (untrained {means.untrained[s]:.2f})" for s in LAYERS)
+    reproduces = 2 * sum(entry["the paper's value"] for entry in columns) >= len(columns)
     return {
-        "columns": columns, "numbers": numbers, "passed": passed, "text": "; ".join(sentences), "measured": measured,
+        "columns": columns, "numbers": numbers, "represented": represented, "reproduces": reproduces,
+        "text": "; ".join(sentences), "measured": measured,
     }  # fmt: skip
+
+
+def _signed(interval: tuple[float, float, float]) -> str:
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)

@@ -35,7 +35,7 @@ def saved_steps(last: int) -> list[int]:
     >>> saved_steps(2500)[-4:]
     [512, 1000, 2000, 2500]
     """
-    from joma._scan.series import pythia_steps
+    from joma._scan.checkpoints import pythia_steps
 
     return sorted({*(step for step in pythia_steps() if step <= last), last})
 

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from scipy import stats
+
+
+def mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
+    """Mean of independent values with its 95 % interval by Student's t; one value has an infinite one."""
+    mean, n = float(values.mean()), len(values)
+    if n < 2:
+        return mean, -np.inf, np.inf
+    half = float(stats.t.ppf(0.975, n - 1) * values.std() / np.sqrt(n))
+    return mean, mean - half, mean + half
+
+
+def share_interval(count: int, total: int) -> tuple[float, float, float]:
+    """A share with its exact 95 % interval (Clopper and Pearson)."""
+    interval = stats.binomtest(count, total).proportion_ci(0.95, "exact")
+    return count / total, float(interval.low), float(interval.high)
 
 
 def exponent(rows: pd.DataFrame, x: str, y: str = "drift") -> tuple[float, float, float]:

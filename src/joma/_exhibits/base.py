@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
+SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
 Progress = Callable[[float, str], None]  # the share done, and what is being done
 Settings = dict[str, Any]
 
@@ -41,6 +42,15 @@ class Judgement:
     numbers: dict[str, Any] = field(default_factory=dict)
     measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
     paper: str = ""  # the paper's number beside it, or "" where it gives none
+    would_decide: str = ""  # of what is not decided here: the settings, data or rule that would decide it
+    revised: str = ""  # of a rule that was changed after a look at results: what it was, and what it is now
+
+    def __post_init__(self) -> None:
+        if (self.verdict is Verdict.UNDECIDED) != bool(self.would_decide):
+            raise ValueError(
+                f"the verdict is {self.verdict!s} and would_decide is {self.would_decide!r}: say what would decide a "
+                f"statement if, and only if, it is {Verdict.UNDECIDED!s}"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
               "tau": 0.0, "seeds": 1, "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2],
-               "steps": 2000, "tau": 0.6, "seeds": 1, "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
+               "steps": 2000, "tau": 0.6, "seeds": 3, "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [2], "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
               "steps": 50_000, "tau": 0.0, "seeds": 1, "every": 100, **TO_THE_LETTER},
 }  # fmt: skip
@@ -26,8 +26,14 @@ RULE = (
     f"{ENTROPY.smoothed()}{ENTROPY}. At each depth: (a) the run with the lowest validation loss matches; (b) every run "
     "that does not match has a higher loss than every one that does; (c) at the largest learning rate some layer's "
     "attention has collapsed by the end (the watch's phase). Holds: all three at every depth; holds under: (a) at some "
-    "depth; fails: at none. Losses and curves are means over the seeds"
+    "depth; fails: at none. Losses and curves are means over the seeds. On the toy corpus, pydoc, the statement is not "
+    "decided here"
 )
+TOY = "pydoc"
+WOULD_DECIDE = (
+    "losses on WikiText, with several seeds, and every learning rate trained for long enough: --preset laptop or paper"
+)
+REVISED = "models on the toy corpus, each rate trained for the same few steps with one seed, were judged, as holds"
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -54,16 +60,17 @@ def draw(run: Run) -> p.Chart:
     settings = run.info["config"]["settings"]
     frame, losses = measured(run, "entropy", settings["data"]), best_loss(run, settings["data"])
     x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, 2.7))
+    deepest = max(settings["layers"])
     rows = []
     for layers in settings["layers"]:
         named = f"{layers} layer{'s' if layers > 1 else ''}, " if len(settings["layers"]) > 1 else ""
         panels = []
         for lr in sorted(settings["lr"]):
             title = [f"{named}lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
-            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, layers, legend=layers > 1)
+            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, deepest, legend=deepest > 1)
             panels.append(p.panel(title, lines, size=(230, 170)))
         rows.append(p.row(*panels, shared=True))
-    return p.column(*rows)
+    return p.column(*rows, shared=True)
 
 
 def judge(run: Run) -> Judgement:
@@ -97,13 +104,16 @@ def judge(run: Run) -> Judgement:
         f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}" for n in depths
     ]
     collapse = f"lr {rates[-1]:g} collapses at depths {collapses or 'none'} of {depths}"
+    verdict = Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS
     return Judgement(
-        Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS,
+        Verdict.UNDECIDED if data == TOY else verdict,
         RULE,
         "; ".join([*words, collapse, ranks]),
         numbers,
         measured=f"lowest loss by depth: {'; '.join(best_runs)}; {collapse}",
         paper="lowest loss with dip and bounce; extremely sparse at large rates",
+        would_decide=WOULD_DECIDE if data == TOY else "",
+        revised=REVISED,
     )
 
 

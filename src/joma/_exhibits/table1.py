@@ -24,12 +24,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": [1e-5, 1e-4]},
 }
 AXES = {"ncorr": ["s"]}
+LEAST = {"d": 256, "steps": 2000}  # of a run that can test the statement
 RULE = (
-    "a layer of latents is represented by training if in every column, over seeds, trained − untrained and "
-    "trained − permuted both have a mean of more than 2 of their sd. Holds: both layers, at one of the learning rates "
-    "(the text gives 1e-5, the authors' script 1e-4); holds under: one layer. That the paper's value comes out is told "
-    "apart from that and does not decide: a column agrees if the means are no further apart than twice the sd of both "
-    "together"
+    "a layer of latents is represented by training if trained − untrained and trained − permuted, paired by column and "
+    "seed and pooled over all of them, both have a 95 % interval (Student's t) above 0. Holds: both layers, at one of "
+    "the learning rates (the text gives 1e-5, the authors' script 1e-4); holds under: one layer. Neither: reproduces, "
+    "but does not discriminate, if the paper's value comes out in half of the columns at least (a column agrees if the "
+    "means are no further apart than twice the sd of both together); else fails. Below "
+    f"d = {LEAST['d']} and {LEAST['steps']:,} steps the statement is not decided here"
+)
+WOULD_DECIDE = "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
+REVISED = (
+    "every column had to pass by itself, by 2 sd over 3 to 5 seeds, and small networks after few steps were judged as "
+    "fails; now differences are pooled"
 )
 
 
@@ -118,7 +125,7 @@ def judge(run: Run) -> Judgement:
     frame = run.frame("ncorr")
     rates = sorted(frame.lr.unique().tolist())
     judged = {lr: judge_rate(where(frame, lr=lr)) for lr in rates}
-    complete = {lr: [s for s in LAYERS if all(judged[lr]["passed"][s])] for lr in rates}
+    complete = {lr: [s for s in LAYERS if judged[lr]["represented"][s]] for lr in rates}
     best = max(rates, key=lambda lr: len(complete[lr]))
     text = " ".join(f"Learning rate {rate(lr)}: {judged[lr]['text']}." for lr in rates)
     numbers: dict[str, Any] = {
@@ -128,13 +135,19 @@ def judge(run: Run) -> Judgement:
     numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())
     columns = judged[best]["columns"]
     paper = {s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS}
+    settings = run.info["config"]["settings"]
+    small = any(settings[key] < least for key, least in LEAST.items())
+    agree = any(judged[lr]["reproduces"] for lr in rates)
+    none = Verdict.INDISTINCT if agree else Verdict.FAILS
     return Judgement(
-        (Verdict.FAILS, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
+        Verdict.UNDECIDED if small else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
         RULE,
         f"{text} {_settings(run)} {baselines(run)}",
         numbers,
         measured="; ".join(f"lr {lr:g}, {judged[lr]['measured']}" for lr in rates),
         paper="; ".join(f"s = {s}: {paper[s]:.2f}" for s in LAYERS),
+        would_decide=WOULD_DECIDE if small else "",
+        revised=REVISED,
     )
 
 

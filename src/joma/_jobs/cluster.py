@@ -15,6 +15,7 @@ from joma._jobs.base import Job, JobEnd, attempt_in_worker, failure, read_end, u
 
 _GRACE = 10.0  # seconds in which an interrupted job must have cleaned up
 _EVERY = 1.0  # seconds between two messages of progress
+_STARTS = 3  # attempts to start a cluster
 _CALLS = 25  # jobs that a reused worker does before another takes its place: what it leaks is bounded
 
 
@@ -26,14 +27,27 @@ def cluster(address: str | None) -> Iterator[Any]:
         import ray
 
         started = not ray.is_initialized()
-        if started:
-            options = {"address": address} if address else {"include_dashboard": False}
-            ray.init(log_to_driver=False, **options)
+        if started and address:
+            ray.init(address, log_to_driver=False)
+        elif started:
+            _start(ray)
     try:
         yield ray
     finally:
         if started:
             ray.shutdown()
+
+
+def _start(ray: Any) -> None:
+    """Start a cluster on this machine. Ray gives itself 30 s, which are too few on a machine that is very busy."""
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False)
+            return
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise
 
 
 class RayEngine:

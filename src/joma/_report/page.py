@@ -101,7 +101,7 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma._exhibits.base import load_verdict
+    from joma._exhibits.base import SEEN, load_verdict
 
     title = f"{exhibit.title} ({label})" if label else exhibit.title
     left = (folder / "verdict.json").exists()
@@ -126,7 +126,7 @@ def exhibit_section(
         "exhibit.html", id=id, title=title, exhibit=exhibit, verdict=verdict, tables=Markup("").join(tables),
         figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
         facts=config["settings"] | origin | versions(run),
-        numbers=json.dumps(verdict.numbers, indent=2, ensure_ascii=False),
+        numbers=json.dumps(verdict.numbers, indent=2, ensure_ascii=False), seen=SEEN,
     )  # fmt: skip
 
 

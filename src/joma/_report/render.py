@@ -18,9 +18,10 @@ TONE: dict[str, str] = {
     Verdict.HOLDS: "good",
     Verdict.CORRECTED: "fair",
     Verdict.UNDER: "fair",
-    Verdict.UNDECIDED: "fair",
+    Verdict.INDISTINCT: "fair",
     Verdict.FAILS: "bad",
     Verdict.ERROR: "bad",
+    Verdict.UNDECIDED: "neutral",  # last: counted apart
 }
 STATUS = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}  # of a run
 
@@ -45,7 +46,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(LABELS=LABELS, TONE=TONE, STATUS=STATUS)
+    environment.globals.update(LABELS=LABELS, TONE=TONE, STATUS=STATUS, UNDECIDED=Verdict.UNDECIDED)
     environment.filters.update(
         typeset=typeset,
         number=lambda value: "–" if value is None else f"{value:.2g}",

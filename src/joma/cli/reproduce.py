@@ -187,7 +187,10 @@ def _cells(outcome: Outcome) -> tuple[str, str, str]:
     """Verdict, the deciding number, and the paper's."""
     if outcome.verdict is None:
         return "error", outcome.error or "", ""
-    return outcome.verdict.verdict, outcome.verdict.measured or outcome.verdict.summary, outcome.verdict.paper
+    said = outcome.verdict
+    measured = said.measured or said.summary
+    measured += f". What would decide it: {said.would_decide}" if said.would_decide else ""
+    return said.verdict, measured, said.paper
 
 
 def _time(outcome: Outcome) -> str:

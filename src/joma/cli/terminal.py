@@ -8,6 +8,8 @@ VERDICT_STYLE = {
     "holds": "green",
     "holds as corrected": "yellow",
     "holds under": "yellow",
+    "reproduces; does not discriminate": "yellow",
+    "not decided here": "bright_black",
     "fails": "red",
     "error": "bold red",
 }

@@ -11,6 +11,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     CORRECTED = "holds as corrected"
     UNDER = "holds under"  # a condition that the statement does not name
+    INDISTINCT = "reproduces; does not discriminate"  # the numbers come out, and so they do without the cause
     FAILS = "fails"
     UNDECIDED = "not decided here"  # the settings of this preset cannot test the statement
     ERROR = "error"  # the check itself did not work
