@@ -39,7 +39,7 @@ CASES = {
 ATTENTION = {"paper": "softmax(v²/3)", "eqn6": "softmax(v²/2)", "caption": "softmax(v²)"}
 SHOWN = {"paper": (0.0, 100.0), "eqn6": (0.0, 2.5), "joint": (1e-6, 10.0), "target": (1e-2, 10.0)}  # times
 SCALES = dict.fromkeys(("eqn6", "joint"), (0.25, 0.5, 0.75, 1.0, 1.25)) | {"target": (0.25, 1.0, 4.0, 16.0, 64.0, 256)}
-TIP = {"t": ".3g", "value": ".3f"}
+TIP: dict[str, str | None] = {"t": ".3g", "value": ".3f"}
 EPSILONS = (1.0, 0.9, 0.7, 0.5, 0.16)
 TERM = 0.5  # the ε at which the dropped term is judged; the corrected Theorem 3 gives 0.0008 to 0.91 (S4.shift)
 
@@ -96,12 +96,12 @@ def draw(run: Run) -> p.Chart:
         states = where(inside, gauge="v", case=case)
         shown = where(states, step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist())
         time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme="rainbow", legend=bar)
-        left = p.lines(shown, component, v, time, detail="step", tip={"component": None} | TIP, width=1.3)
+        left = p.lines(shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3)
         above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
         curves = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
         curves = curves.assign(attention=curves.case.map(ATTENTION).fillna("softmax(v²/2)"))
         colour = p.by("attention", order=list(ATTENTION.values()), legend={"orient": "bottom", "symbolOpacity": 1})
-        x, tip = p.x("t", "t", log=log, format="~g" if log else None, ticks=5), {"attention": None, "draw": None} | TIP
+        x, tip = p.x("t", "t", log=log, format="~g" if log else None, ticks=5), {"attention": None, "draw": None, **TIP}
         right = p.lines(curves, x, p.y("value", "nats"), colour, detail="draw", bold="datum.draw == 0", tip=tip)
         below.append(p.panel("attention entropy", right, note="one line per draw of μ; bold: above", size=(200, 150)))
     return p.column(p.row(*above), p.row(*below), _sweeps(frame))
