@@ -14,7 +14,7 @@ import numpy as np
 
 from joma._report.plot import plot
 from joma._run import Run
-from joma._train.language import Progress, train
+from joma._train.language import StepSummary, train
 from joma._train.settings import Settings
 from joma._watch.phases import PHASES
 
@@ -27,7 +27,7 @@ def trained(lr: float) -> Run:
     """One layer, the 4,000 most frequent words, everything else as in the paper."""
     settings = Settings(data="wikitext-2", vocabulary=4000, layers=1, lr=lr, steps=STEPS, every=EVERY, threads=1)
 
-    def show(state: Progress) -> None:
+    def show(state: StepSummary) -> None:
         if state.step % 500 == 0:
             print(f"lr {lr:g}, step {state.step}: loss {state.loss:.3f}, entropy {state.entropy:.3f}", flush=True)
 

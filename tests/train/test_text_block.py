@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from joma._train.text_block import Samples, TextBlock, samples
+from joma._train.text_block import Places, TextBlock, places
 
 
 def small_batch(rng, V=7, window=4, count=6):
     context = rng.integers(-1, V, size=(count, window))
     context[:, 0] = rng.integers(V, size=count)
-    return Samples(rng.integers(V, size=count), context, rng.integers(V, size=count))
+    return Places(rng.integers(V, size=count), context, rng.integers(V, size=count))
 
 
 @pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
@@ -45,8 +45,8 @@ def test_parts_of_all_queries_add_up_to_the_motion_of_v():
     np.testing.assert_allclose(block.part.reshape(7, 7, 5).sum(axis=0), block.v - block.v0, atol=1e-13)
 
 
-def test_samples_keep_known_words_only():
-    found = samples(np.array([0, -1, 1, 2, -1, 3, 0]), 2)
+def test_places_keep_known_words_only():
+    found = places(np.array([0, -1, 1, 2, -1, 3, 0]), 2)
     assert found.query.tolist() == [1, 3]
     assert found.context.tolist() == [[-1, 0], [-1, 2]]
     assert found.target.tolist() == [2, 0]

@@ -153,16 +153,17 @@ def test_metrics_and_frame(tmp_path):
         model(tokens())
         w.step(loss=2.0)
     expected = [f"joma/{g}/layer_0{n}" for g in ("entropy", "stable_rank") for n in range(3)]
-    assert list(metrics) == expected
+    assert list(metrics) == [*expected, "joma/tau"]  # the clock: a learning rate was given
     assert all(isinstance(value, float) for value in metrics.values())
     frame = w.frame()
-    assert list(frame.columns)[:5] == ["step", "layer", "head", "gauge", "value"]
+    assert list(frame.columns)[:6] == ["step", "tau", "layer", "head", "gauge", "value"]
+    assert frame.groupby("step").tau.unique().explode().tolist() == pytest.approx([0.1, 0.2])  # the last rate goes on
     heads = frame.query("step == 1 and gauge == 'entropy' and layer == 2")
     assert len(heads) == 2
     assert heads["value"].mean() == pytest.approx(metrics["joma/entropy/layer_02"])
     assert set(heads["module"]) == {"blocks.2.attn"}
     assert frame.query("gauge == 'loss'")["value"].tolist() == [2.5, 2.0]
-    assert frame.query("gauge == 'lr'")["value"].tolist() == [0.1]
+    assert frame.query("gauge == 'lr'")["value"].tolist() == [0.1, 0.1]  # also where it was not given: it goes on
     again = joma.Run(tmp_path / "run")
     assert again.done
     assert again.info["kind"] == "watch"

@@ -75,18 +75,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """model, gauge, layer, step, value: means over heads; and per model, the checkpoints that are left out of it.
+    """model, gauge, layer, step, value: means over heads; and per model, the checkpoints left out as copies."""
+    from joma._scan.scan import settled, without_copies
 
-    These are checkpoints that have the weights of a later step.
-    """
-    from joma._scan.scan import settled
-
-    frame = settled(run.frame(), "model")
-    points = frame.drop_duplicates(["model", "checkpoint"]).sort_values("step", kind="stable")
-    copies = points[points.digest.notna() & points.duplicated(["model", "digest"], keep="last")]
-    dropped = {str(model): list(rows.checkpoint) for model, rows in copies.groupby("model", sort=False)}
-    for model, names in dropped.items():
-        frame = frame[(frame.model != model) | ~frame.checkpoint.isin(names)]
+    frame, dropped = without_copies(settled(run.frame(), "model"), "model")
     return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped
 
 

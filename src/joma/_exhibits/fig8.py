@@ -60,16 +60,17 @@ def draw(run: Run) -> p.Chart:
     settings = run.info["config"]["settings"]
     frame, losses = measured(run, "entropy", settings["data"]), best_loss(run, settings["data"])
     x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, 2.7))
+    deepest = max(settings["layers"])
     rows = []
     for layers in settings["layers"]:
         named = f"{layers} layer{'s' if layers > 1 else ''}, " if len(settings["layers"]) > 1 else ""
         panels = []
         for lr in sorted(settings["lr"]):
             title = [f"{named}lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
-            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, layers, legend=layers > 1)
+            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, deepest, legend=deepest > 1)
             panels.append(p.panel(title, lines, size=(230, 170)))
         rows.append(p.row(*panels, shared=True))
-    return p.column(*rows)
+    return p.column(*rows, shared=True)
 
 
 def judge(run: Run) -> Judgement:

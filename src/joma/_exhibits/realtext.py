@@ -19,7 +19,7 @@ from joma._data.words import most_frequent, words_of
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma._train.text_block import Samples, TextBlock, samples
+from joma._train.text_block import Places, TextBlock, places
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     V, steps, Q = settings["V"], settings["steps"], settings["queries"]
     code, vocabulary = most_frequent(words_of(settings["text"]), V)
     V = len(vocabulary)
-    data = samples(code, settings["window"])
+    data = places(code, settings["window"])
     usual = np.argsort(-np.bincount(data.query, minlength=V), kind="stable")[: min(Q, V)]
     means = {int(m): data.mean_context(int(m), V) for m in usual}
     every = max(1, steps // CHECKPOINTS)
@@ -49,7 +49,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         losses: list[float] = []
         for step in range(1, steps + 1):
             pick = rng.integers(len(data.query), size=settings["batch"])
-            losses.append(block.step(Samples(data.query[pick], data.context[pick], data.target[pick])))
+            losses.append(block.step(Places(data.query[pick], data.context[pick], data.target[pick])))
             if step % every and step != steps:
                 continue
             progress((n + step / steps) / len(CASES), f"{attention} attention, step {step}")

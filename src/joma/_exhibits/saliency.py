@@ -50,13 +50,14 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 def draw(run: Run) -> p.Chart:
     """Discriminancy against frequency, with the words of largest saliency named; lines of equal Δ fall."""
-    table = wide(run.frame(), ["step", "query", "case", "word", "favours", "kind"])
+    frame = run.frame()
+    table = wide(frame, ["step", "query", "case", "word", "favours", "kind"])
     table = table[(table.case == "text") & (table.step < SHOWN)]
     x = p.x("frequency", "frequency P(l | m)", log=True, format=".0e", ticks=4)
     y = p.y("discriminancy", "discriminancy ‖E_l[g]‖", log=True)
     tip = dict.fromkeys(("word", "favours", "kind")) | dict.fromkeys(GAUGES, ".3g")
     panels = []
-    for query in run.info["config"]["settings"]["queries"]:
+    for query in dict.fromkeys(frame["query"]):
         rows = where(table, query=query)
         points = p.dots(rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6)
         named = _apart(where(rows, kind="distinct").sort_values("step"))

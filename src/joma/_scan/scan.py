@@ -275,3 +275,13 @@ def _same(points: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {
         name: ", ".join(n for n in names if n != name) for names in groups.values() if len(names) > 1 for name in names
     }
+
+
+def without_copies(frame: pd.DataFrame, by: str) -> tuple[pd.DataFrame, dict[str, list[str]]]:
+    """The rows of checkpoints that do not have the weights of a later step, and the names of the others, per ``by``."""
+    points = frame.drop_duplicates([by, "checkpoint"]).sort_values("step", kind="stable")
+    copies = points[points.digest.notna() & points.duplicated([by, "digest"], keep="last")]
+    dropped = {str(name): list(rows.checkpoint) for name, rows in copies.groupby(by, sort=False)}
+    for name, checkpoints in dropped.items():
+        frame = frame[(frame[by] != name) | ~frame.checkpoint.isin(checkpoints)]
+    return frame, dropped

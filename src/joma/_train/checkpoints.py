@@ -25,7 +25,7 @@ _FILES = ("model.safetensors", "state.safetensors")
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class SavedState:
     """Everything that a run needs to go on."""
 
     step: int
@@ -42,11 +42,11 @@ def folder(run: Path, step: int) -> Path:
 
 def steps(run: Path) -> list[int]:
     """The steps of which there are checkpoints, in order."""
-    found = (_NAME.fullmatch(entry.name) for entry in (run / "checkpoints").glob("step-*"))
-    return sorted(int(match[1]) for match in found if match)
+    names = (_NAME.fullmatch(entry.name) for entry in (run / "checkpoints").glob("step-*"))
+    return sorted(int(match[1]) for match in names if match)
 
 
-def save(run: Path, checkpoint: Checkpoint) -> None:
+def save(run: Path, checkpoint: SavedState) -> None:
     """Write a checkpoint; it appears under its name when it is whole."""
     from safetensors.torch import save_file
 
@@ -63,7 +63,7 @@ def save(run: Path, checkpoint: Checkpoint) -> None:
         )
 
 
-def load_latest(run: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def load_latest(run: Path, say: Callable[[str], None]) -> SavedState | None:
     """The newest checkpoint that is intact; damaged ones are told of and passed over."""
     for step in reversed(steps(run)):
         try:
@@ -73,7 +73,7 @@ def load_latest(run: Path, say: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def load(run: Path, step: int) -> Checkpoint:
+def load(run: Path, step: int) -> SavedState:
     """The checkpoint of a step; an error if it is not what was written."""
     from safetensors.torch import load_file
 
@@ -83,7 +83,7 @@ def load(run: Path, step: int) -> Checkpoint:
         if _hash(path / name) != facts["sha256"][name]:
             raise ValueError(f"{name} is not what was written")
     model, state = (load_file(path / name) for name in _FILES)
-    return Checkpoint(facts["step"], facts["offset"], model, state, facts)
+    return SavedState(facts["step"], facts["offset"], model, state, facts)
 
 
 def prune(run: Path, keep: int, every: int | None) -> None:

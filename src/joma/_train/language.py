@@ -22,7 +22,7 @@ from joma._run import Run, RunError
 from joma._run.folder import existing
 from joma._run.writer import RunWriter
 from joma._train import checkpoints
-from joma._train.checkpoints import Checkpoint
+from joma._train.checkpoints import SavedState
 from joma._train.model import LanguageModel
 from joma._train.settings import AUTHORS_LENGTH, Probe, Settings, check_whole
 from joma._train.step import Stepper
@@ -32,14 +32,14 @@ from joma._watch.watch import Watch, watch
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepSummary:
     """Where a run is, for whoever shows it."""
 
     step: int
     steps: int
     loss: float
     entropy: float  # mean over layers, of the last measurement
-    seconds: float  # a step
+    seconds: float  # per step
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
     keep_every: int | None = None,
     force: bool = False,
     say: Callable[[str], None] = print,
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[StepSummary], None] = lambda progress: None,
 ) -> Run:
     """Train, or go on where a run of the same settings stopped; a run that is done is returned as it is.
 
@@ -129,7 +129,9 @@ class _Lab:
         )  # fmt: skip
         self._restore(found)
 
-    def run(self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[Progress], None]) -> None:
+    def run(
+        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[StepSummary], None]
+    ) -> None:
         """All steps that are left."""
         status: Any = "failed"
         reason: str | None = None
@@ -148,7 +150,7 @@ class _Lab:
                 self.writer.finish(status, reason)
 
     def _steps(
-        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[Progress], None]
+        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[StepSummary], None]
     ) -> tuple[str, str | None]:
         settings = self.settings
         share = settings.batch // self.processes
@@ -174,7 +176,7 @@ class _Lab:
                 self._save(step)
                 if self.rank == 0:
                     checkpoints.prune(self.out, keep, keep_every)
-            show(Progress(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
+            show(StepSummary(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
         return "done", None
 
     def _due(self, step: int) -> bool:
@@ -201,7 +203,7 @@ class _Lab:
 
     # Going on
 
-    def _agreed(self, text: Corpus, force: bool) -> Checkpoint | None:
+    def _agreed(self, text: Corpus, force: bool) -> SavedState | None:
         """Open the run in the first process; all of them go on from the checkpoint that it found, or are done."""
         self.writer: RunWriter | None = None
         found, error = None, None
@@ -242,25 +244,25 @@ class _Lab:
             packages=("joma", "torch"), overwrite=force,
         )  # fmt: skip
 
-    def _restore(self, found: Checkpoint | None) -> None:
-        if found is None:
+    def _restore(self, saved: SavedState | None) -> None:
+        if saved is None:
             return
-        self.model.load_state_dict(found.model)
+        self.model.load_state_dict(saved.model)
         moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in found.state.items():
+        for key, value in saved.state.items():
             kind, _, rest = key.partition(".")
             if kind == "optimizer":
                 n, _, name = rest.partition(".")
                 moments.setdefault(int(n), {})[name] = value.to(self.device) if name != "step" else value
         groups = self.stepper.optimizer.state_dict()["param_groups"]
         self.stepper.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        torch.set_rng_state(found.state[f"rng.{self.rank}"].cpu())
+        torch.set_rng_state(saved.state[f"rng.{self.rank}"].cpu())
         if self.device.type == "cuda":
-            torch.cuda.set_rng_state(found.state[f"cuda.{self.rank}"].cpu())
-        starts = {key.removeprefix("watch."): x for key, x in found.state.items() if key.startswith("watch.")}
-        self.watch.load_state_dict({**found.facts["watch"], "starts": starts})
-        self.first = found.step
-        self.say(f"going on from step {found.step}")
+            torch.cuda.set_rng_state(saved.state[f"cuda.{self.rank}"].cpu())
+        starts = {key.removeprefix("watch."): x for key, x in saved.state.items() if key.startswith("watch.")}
+        self.watch.load_state_dict({**saved.facts["watch"], "starts": starts})
+        self.first = saved.step
+        self.say(f"going on from step {saved.step}")
 
     def _save(self, step: int) -> None:
         state: dict[str, Tensor] = {}
@@ -273,7 +275,7 @@ class _Lab:
         watch_state = self.watch.state_dict()
         state |= {f"watch.{key}": x for key, x in watch_state.pop("starts").items()}
         offset = self.writer.offset
-        checkpoints.save(self.out, Checkpoint(step, offset, self.model.state_dict(), state, {"watch": watch_state}))
+        checkpoints.save(self.out, SavedState(step, offset, self.model.state_dict(), state, {"watch": watch_state}))
 
     def _random_states(self) -> dict[str, Tensor]:
         """Of every process."""

@@ -25,7 +25,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Places:
     """N places in a text: query (N,), context (N, window) with −1 where there is none, target (N,)."""
 
     query: Index
@@ -40,13 +40,13 @@ class Samples:
         return np.bincount(context[on], weight, size) / len(context)
 
 
-def samples(code: Index, window: int) -> Samples:
+def places(code: Index, window: int) -> Places:
     """All places of ``code`` whose query and next word are known (≥ 0) and that have a known word before them."""
     at = np.flatnonzero((code[:-1] >= 0) & (code[1:] >= 0))
     place = at[:, None] - np.arange(1, window + 1)
     context = np.where(place >= 0, code[np.maximum(place, 0)], -1)
     kept = (context >= 0).any(axis=1)
-    return Samples(code[at][kept], context[kept], code[at + 1][kept])
+    return Places(code[at][kept], context[kept], code[at + 1][kept])
 
 
 class TextBlock:
@@ -99,7 +99,7 @@ class TextBlock:
         e = np.exp(logits - logits.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True), x
 
-    def step(self, batch: Samples) -> float:
+    def step(self, batch: Places) -> float:
         """One step of SGD; the loss before it."""
         query, token, N, V = batch.query, np.maximum(batch.context, 0), len(batch.query), self.V
         b, x = self.attend(query, batch.context)

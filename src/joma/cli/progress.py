@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from joma._train.language import Progress
+    from joma._train.language import StepSummary
 
 
 @contextmanager
-def progress_bar(console: Console, steps: int) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(console: Console, steps: int) -> Iterator[Callable[[StepSummary], None]]:
     """A function that shows the progress which it is called with."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -25,7 +25,7 @@ def progress_bar(console: Console, steps: int) -> Iterator[Callable[[Progress], 
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task("", total=steps)
 
-        def show(progress: Progress) -> None:
+        def show(progress: StepSummary) -> None:
             entropy = "" if math.isnan(progress.entropy) else f"  entropy {progress.entropy:.3f}"
             text = f"loss {progress.loss:.3f}{entropy}  {1000 * progress.seconds:.0f} ms/step"
             bars.update(task, completed=progress.step, description=text)
