@@ -37,8 +37,8 @@ KINDS = {"raw": "as they are", "centred": "without their common mean"}
 CONTEXT = 64  # M: tokens per window, those of `embedding_geometry`
 RULE = (
     "almost orthogonal: the first integral would drift little. By the law of the exhibit orthogonality, M random "
-    "vectors make it drift by 0.5 √(M/d) of the logits' motion, which is small from d = 8M on; tokens whose mean |cos| is c "
-    f"times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
+    "vectors make it drift by 0.5 √(M/d) of the logits' motion, which is small from d = 8M on; tokens whose mean |cos| "
+    f"is c times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
     f"0.5 √(1/{SMALL}) = {0.5 / math.sqrt(SMALL):.2f}. Last checkpoint; holds: at every layer's input as it is; holds "
     "under: at every layer's input without the tokens' common mean, or as it is at the first layer; else fails. Where "
     "d < 8M not even random vectors pass: not decided here"
