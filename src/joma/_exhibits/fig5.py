@@ -164,13 +164,17 @@ def judge(run: Run) -> Judgement:
         f"near pairs before m–l′ in {near} of {total} (level, scale); β–β′ with its wait too in {good}: "
         f"{part_in_order(paper)}. {'; '.join(others)}"
     )
-    (endpoint,) = where(table, **ENDPOINT).itertuples()
-    numbers["endpoint"] = {**ENDPOINT, "t(m–l′) / t(β–β′)": float(endpoint.ratio), "share of draws": endpoint.share}
-    verdict = Verdict.HOLDS if endpoint.good else Verdict.UNDER if good else Verdict.FAILS
+    (endpoint,) = where(table, **ENDPOINT).to_dict("records")
+    numbers["endpoint"] = {
+        **ENDPOINT,
+        "t(m–l′) / t(β–β′)": float(endpoint["ratio"]),
+        "share of draws": endpoint["share"],
+    }
+    verdict = Verdict.HOLDS if endpoint["good"] else Verdict.UNDER if good else Verdict.FAILS
     verdict = verdict if error.max() <= 4 else Verdict.FAILS
     measured = (
-        f"in order in {endpoint.share:.0%} of the draws, t(m–l′) / t(β–β′) = {endpoint.ratio:.3f} (μ from excess, "
-        f"level {endpoint.level}, scale {endpoint.scale}); from co-occurrence at {good} of {total} (level, scale)"
+        f"in order in {endpoint['share']:.0%} of the draws, t(m–l′) / t(β–β′) = {endpoint['ratio']:.3f} (μ from excess, "
+        f"level {endpoint['level']}, scale {endpoint['scale']}); from co-occurrence at {good} of {total} (level, scale)"
     )
     return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
 
