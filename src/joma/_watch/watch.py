@@ -200,7 +200,7 @@ class Watch:
 
         Returns:
             {} between measurements, else means over heads by name, {"joma/entropy/layer_03": …}, and the clock,
-            {"joma/tau": …}, for any logger.
+            {"joma/tau": …}, if it is known; for any logger.
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
