@@ -173,7 +173,7 @@ def judge(run: Run) -> Judgement:
     verdict = Verdict.HOLDS if endpoint["good"] else Verdict.UNDER if good else Verdict.FAILS
     verdict = verdict if error.max() <= 4 else Verdict.FAILS
     measured = (
-        f"in order in {endpoint['share']:.0%} of the draws, t(m–l′) / t(β–β′) = {endpoint['ratio']:.3f} (μ from excess, "
+        f"in order in {endpoint['share']:.0%} of draws, t(m–l′) / t(β–β′) = {endpoint['ratio']:.3f} (μ from excess, "
         f"level {endpoint['level']}, scale {endpoint['scale']}); from co-occurrence at {good} of {total} (level, scale)"
     )
     return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
