@@ -169,13 +169,18 @@ def test_the_judge_of_figure_10_compares_with_chance_and_decides_nothing(tmp_pat
         ([0.3, 0.3], [0.1, 0.3], "fails"),
     ],
 )
-def test_the_judge_of_embeddings_compares_with_twice_the_random_value(tmp_path, raw, centred, verdict):
+@pytest.mark.parametrize("dimension", [2048, 64])
+def test_the_judge_of_embeddings_asks_for_a_small_drift(tmp_path, raw, centred, verdict, dimension):
+    """With M = 64 and d = 2048 the bar is twice the random value; d = 64 is too small for any vectors to pass."""
     with RunWriter.create(tmp_path, kind="exhibit", config={}, axes=embeddings.AXES) as writer:
         writer.write(0, {"mean": [0.0, 0.0]}, kind="raw")
         for kind, values in (("raw", raw), ("centred", centred)):
             writer.write(9, {"mean": values}, kind=kind)
-        writer.write(9, {"random": 0.1, "dimension": 64.0})
-    assert embeddings.judge(Run(tmp_path)).verdict == verdict
+        writer.write(9, {"random": 0.1, "dimension": float(dimension)})
+    found = embeddings.judge(Run(tmp_path))
+    assert found.verdict == (verdict if dimension == 2048 else "not decided here")
+    drift = found.numbers["drift by the law"]["raw"][0]
+    assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)
 
 
 def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):

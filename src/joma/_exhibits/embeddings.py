@@ -7,6 +7,7 @@ is trained on the embedded corpus; the others read Pythia from the hub, or from 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pandas as pd
 
 from joma._exhibits._series import checkpoints, located, series
 from joma._exhibits.base import Experiment, Judgement, Progress, where
+from joma._exhibits.orthogonality import SMALL
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory.verdict import Verdict
@@ -32,11 +34,17 @@ AXES = {
 }
 BINS = 64
 KINDS = {"raw": "as they are", "centred": "without their common mean"}
+CONTEXT = 64  # M: tokens per window, those of `embedding_geometry`
 RULE = (
-    "almost orthogonal: the mean |cos| between different tokens is at most 2 times that of random Gaussian vectors of "
-    "the same dimension. Last checkpoint; holds: at every layer's input as it is; holds under: at every layer's input "
-    "without the tokens' common mean, or as it is at the first layer; else fails"
+    "almost orthogonal: the first integral would drift little. By the law of the exhibit orthogonality, M random "
+    "vectors make it drift by 0.5 √(M/d) of the logits' motion, which is small from d = 8M on; tokens whose mean |cos| "
+    f"is c times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
+    f"0.5 √(1/{SMALL}) = {0.5 / math.sqrt(SMALL):.2f}. Last checkpoint; holds: at every layer's input as it is; holds "
+    "under: at every layer's input without the tokens' common mean, or as it is at the first layer; else fails. Where "
+    "d < 8M not even random vectors pass: not decided here"
 )
+WOULD_DECIDE = f"a model of d ≥ {SMALL * CONTEXT}: --preset laptop or paper (Pythia)"
+REVISED = "the bar was twice the mean |cos| of random vectors, whatever d; now it is the drift that it would cause"
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -104,9 +112,7 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Compare with random vectors, at the last checkpoint; by RULE."""
-    from joma._inspect.geometry import ALMOST
-
+    """The drift that the cosines would cause, at the last checkpoint; by RULE."""
     frame = run.frame()
     last = where(frame, step=frame.step.max())
     random, dimension = (where(last, gauge=gauge).value.iloc[0] for gauge in ("random", "dimension"))
@@ -114,19 +120,25 @@ def judge(run: Run) -> Judgement:
     first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
     numbers: dict[str, Any] = {"random": float(random), "dimension": int(dimension)}
     numbers |= {"mean |cos|": means, "untrained, raw": first.sort_values("layer").value.tolist()}
-    within = {kind: [x <= ALMOST * random for x in values] for kind, values in means.items()}
+    squares = {kind: [CONTEXT / dimension * (x / random) ** 2 for x in values] for kind, values in means.items()}
+    numbers["drift by the law"] = {kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()}
+    within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}
     numbers["almost orthogonal"] = within
     raw, centre = means["raw"], means["centred"]
     text = (
         f"mean |cos| of different tokens at the layers' inputs: {raw[0]:.2f} (first) to {raw[-1]:.2f} (last) as they "
-        f"are, {centre[0]:.2f} to {centre[-1]:.2f} without their mean; random vectors {random:.2f}; almost orthogonal "
+        f"are, {centre[0]:.2f} to {centre[-1]:.2f} without their mean; random vectors {random:.2f}; a drift of up to "
+        f"{max(numbers['drift by the law']['raw']):.2f} and {max(numbers['drift by the law']['centred']):.2f} of the "
+        f"motion (random vectors {0.5 * math.sqrt(CONTEXT / dimension):.2f}); almost orthogonal "
         f"at {sum(within['raw'])} and {sum(within['centred'])} of {len(raw)} layers"
     )
     verdict = Verdict.HOLDS
     if not all(within["raw"]):
         verdict = Verdict.UNDER if all(within["centred"]) or within["raw"][0] else Verdict.FAILS
     measured = f"mean |cos| {max(raw):.2f}, centred {max(centre):.2f}, random {random:.2f}"
-    return Judgement(verdict, RULE, text, numbers, measured, "almost orthogonal")
+    small = dimension < SMALL * CONTEXT
+    verdict, would_decide = (Verdict.UNDECIDED, WOULD_DECIDE) if small else (verdict, "")
+    return Judgement(verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._orders import DRAWN, LEVELS, PAPER, RULE, SCALES, VARIANTS, grid_numbers, orders, part_in_order
+from joma._exhibits._orders import (
+    DRAWN,
+    ENDPOINT,
+    LEVELS,
+    PAPER,
+    REVISED,
+    RULE,
+    SCALES,
+    VARIANTS,
+    grid_numbers,
+    orders,
+    part_in_order,
+)
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -152,9 +164,19 @@ def judge(run: Run) -> Judgement:
         f"near pairs before m–l′ in {near} of {total} (level, scale); β–β′ with its wait too in {good}: "
         f"{part_in_order(paper)}. {'; '.join(others)}"
     )
-    verdict = Verdict.HOLDS if table.good.all() else Verdict.UNDER if good else Verdict.FAILS
+    (endpoint,) = where(table, **ENDPOINT).to_dict("records")
+    numbers["endpoint"] = {
+        **ENDPOINT,
+        "t(m–l′) / t(β–β′)": float(endpoint["ratio"]),
+        "share of draws": endpoint["share"],
+    }
+    verdict = Verdict.HOLDS if endpoint["good"] else Verdict.UNDER if good else Verdict.FAILS
     verdict = verdict if error.max() <= 4 else Verdict.FAILS
-    return Judgement(verdict, RULE, text, numbers, f"in order at {good} of {total} (level, scale)")
+    measured = (
+        f"in order in {endpoint['share']:.0%} of draws, t(m–l′) / t(β–β′) = {endpoint['ratio']:.3f} (μ from excess, "
+        f"level {endpoint['level']}, scale {endpoint['scale']}); from co-occurrence at {good} of {total} (level, scale)"
+    )
+    return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -22,7 +22,7 @@ _OURS = (
       "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1)."),
     Exhibit("fig3", "Figure 3: growth of the components", seconds=1, statement=
       "With linear activation some components of v₀ keep growing while the others saturate."),
-    Exhibit("fig4", "Figure 4: sparse, then dense", seconds=3, statement=
+    Exhibit("fig4", "Figure 4: sparse, then dense", seconds=7, statement=
       "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
     Exhibit("fig9", "Figure 9: the function G(y)", seconds=4, statement=
       "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59)."),
