@@ -109,7 +109,7 @@ def check(name: str | os.PathLike[str], revision: str | None = None) -> None:
 
 
 def _where(source: str, revision: str | None) -> dict[str, Any]:
-    """The revision; and no waiting for a hub that cannot be reached: what is in its cache may do."""
+    """Arguments of ``from_pretrained``: the revision, and the cache alone where the hub cannot be reached."""
     if Path(source).is_dir() or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
         return {"revision": revision or "main"}
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
@@ -156,7 +156,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars and reports that transformers would print between ours."""
+    """Without the progress bars and reports that transformers prints."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -94,7 +94,7 @@ def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
 ) -> tuple[Judgement | None, str]:  # fmt: skip
-    """An exhibit's verdict and its part of the page; one that is not there is said to be missing.
+    """An exhibit's verdict and its part of the page; if it was not made, the section says so.
 
     Arguments:
         error: why it could not be made; what is left of an earlier time is not shown.

@@ -102,7 +102,7 @@ def _local(path: Path, revisions: str | Sequence[str] | None) -> list[Checkpoint
     for name in chosen:
         step = step_of(name)
         match = by_name.get(name) or (by_step.get(step) if step is not None else None)
-        # one that is not there gets a row that says so
+        # a checkpoint that does not exist keeps its place: its row will say so
         result.append(match or Checkpoint(name, step or 0, str(path / name)))
     return result
 

@@ -121,7 +121,7 @@ class TensorFile:
         entries = {}
         for key, tensor in tensors.items():
             at = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
-            if packed or at is None:  # a zip that someone else packed, or an older PyTorch: nothing to seek to
+            if packed or at is None:  # compressed, or of an older PyTorch: there are no offsets
                 return self._keep(tensors if packed else self._load("cpu"))
             start = at + tensor.storage_offset() * tensor.dtype.itemsize
             entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
@@ -202,7 +202,7 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
             continue
         shape, (begin, end) = tuple(int(n) for n in item["shape"]), item["data_offsets"]
         dtype = _DTYPES.get(item["dtype"])
-        if dtype is None:  # packed 4-bit and the like: there, but nothing that gauges measure
+        if dtype is None:  # packed 4-bit and the like, which no gauge measures
             if end < begin or begin < 0:
                 raise ValueError(f"{name} lies between bytes {begin} and {end}")
             yield name, Entry(torch.uint8, (end - begin,), (1,), data + begin, str(item["dtype"]))
@@ -259,7 +259,7 @@ def _pread(path: Path, offset: int, length: int) -> bytes:
 
 
 def _first(error: BaseException) -> str:
-    """The part of a message that says what is wrong: PyTorch's go on with advice that would execute the file."""
+    """The part of a message that says what is wrong: PyTorch adds advice that would execute the file."""
     text = str(error).strip()
     for mark in ("WeightsUnpickler error:", "Unsupported"):
         if mark in text:

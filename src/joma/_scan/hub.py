@@ -85,7 +85,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _unreachable(error: Exception) -> bool:
-    """Whether there was no connection: an answer of the hub, whatever it says, is one."""
+    """Whether there was no connection. An answer with an error means that there was one."""
     answered = any(isinstance(e, library().errors.HfHubHTTPError) for e in _chain(error))
     return not answered and any(base.__name__ in _NETWORK for e in _chain(error) for base in type(e).__mro__)
 
@@ -144,7 +144,9 @@ class Revision:
             if known is not None:
                 if place is not None:
                     self._hold()
-                return Path(known) if isinstance(known, str) else None  # or the hub said that there is none
+                return (
+                    Path(known) if isinstance(known, str) else None
+                )  # the cache also records that the hub has no such file
         if hf.constants.HF_HUB_OFFLINE:
             if commit is None:
                 raise BadCheckpoint(

@@ -99,7 +99,7 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 def planned(tensors: Tensors, parts: list[str], pattern: str | None) -> Plan:
     """The plan of a checkpoint; the checkpoints of a series share it."""
     key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), pattern)
-    if key not in _plans or not _fits(_plans[key], tensors):  # without a config, names alone decide nothing
+    if key not in _plans or not _fits(_plans[key], tensors):  # equal names may have other shapes
         new = plan(tensors, parts, pattern)
         _plans.clear()
         _plans[key] = new
@@ -151,7 +151,7 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
         return []
     names = [g.name for g in gauges]
     try:
-        for name in tensors.names:  # nothing is cut off, no pickle holds more than weights
+        for name in tensors.names:  # refuses files that are cut off or hold more than weights
             tensors.entry(name)
         folder = Path(str(row.checkpoint.path)) if revision is None else revision.folder()
         if folder.is_file():

@@ -224,7 +224,7 @@ def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
     last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
     named = [bool(_OUT.search(part)) for part in parts[last + 1 :] if _OUT.search(part) or _IN.search(part)]
     if named:
-        out = named[-1]  # the innermost name that tells
+        out = named[-1]  # of the innermost part of the name that says which it is
     else:
         rows, columns = (entry.shape[::-1] if transposed else entry.shape) if len(entry.shape) == 2 else (0, 0)
         out = columns > rows

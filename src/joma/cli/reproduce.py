@@ -80,7 +80,7 @@ def _reproduce(
     with _shown(runner):
         reproduction = runner.run()
 
-    _print(console, reproduction)  # before the page: a disk that is full by now does not hide it
+    _print(console, reproduction)  # before the page, which a full disk may prevent
 
     from joma._report.page import write_report
 
