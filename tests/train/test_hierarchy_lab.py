@@ -357,7 +357,7 @@ def test_tables_show_the_means_of_the_run_beside_the_papers_numbers(small):
     [((0.9, 0.9), "holds"), ((0.5, 0.9), "holds under"), ((0.5, 0.5), "fails")],
 )
 def test_the_judge_asks_for_more_than_both_baselines(small, tmp_path, trained, verdict):
-    config = Run(small.path).info["config"]
+    config = Run(small.path).info["config"] | {"settings": {**table1.SETTINGS["paper"], "lr": [1e-4]}}  # can decide
     values = dict.fromkeys(table1.STATES, (0.4, 0.4)) | {"trained": trained, "untrained": (0.6, 0.6)}
     where = {"lr": 1e-4, "C": 20, "N_ch": 2, "N0": 10, "N1": 20}
     with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
@@ -375,7 +375,7 @@ def test_the_judge_asks_for_more_than_both_baselines(small, tmp_path, trained, v
 def test_each_learning_rate_has_its_rows_and_its_label(small, tmp_path):
     """The claim holds at one of two rates only, and that decides."""
     config = Run(small.path).info["config"]
-    config["settings"] = {**config["settings"], "lr": [1e-5, 1e-4]}
+    config["settings"] = {**table1.SETTINGS["paper"], "lr": [1e-5, 1e-4]}
     column = {"C": 20, "N_ch": 2, "N0": 10, "N1": 20}
     with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
         for lr, trained in ((1e-5, 0.5), (1e-4, 0.9)):
