@@ -1,6 +1,8 @@
 """Exhibits of users' own: registered, refused with the reason, made again after a change; the contract of joma's."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import altair as alt
@@ -82,3 +84,9 @@ def test_exhibits_are_short_and_leave_drawing_to_the_panels():
     } == {}
     imports = {path.parent.name for path in package.rglob("*.py") if "import altair" in path.read_text()}
     assert imports == {"_figures"}
+
+
+def test_the_list_of_exhibits_loads_no_large_library():
+    heavy = "[name for name in ('numpy', 'scipy', 'pandas', 'torch', 'altair') if name in sys.modules]"
+    code = f"import sys, joma; joma.exhibits(); assert not {heavy}, {heavy}"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
 from joma._run.fingerprint import fingerprint
 from joma._run.folder import lock, unlock
-from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from joma._figures import Chart
+    from joma.theory.verdict import Verdict
 
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
@@ -46,6 +46,8 @@ class Judgement:
     revised: str = ""  # of a rule that was changed after a look at results: what it was, and what it is now
 
     def __post_init__(self) -> None:
+        from joma.theory.verdict import Verdict  # brings SciPy along, which a list of exhibits does not need
+
         if (self.verdict is Verdict.UNDECIDED) != bool(self.would_decide):
             raise ValueError(
                 f"the verdict is {self.verdict!s} and would_decide is {self.would_decide!r}: say what would decide a "
@@ -229,6 +231,8 @@ def _remove_runs(folder: Path) -> None:
 
 def load_verdict(path: Path) -> Judgement:
     """The judgement stored with an exhibit."""
+    from joma.theory.verdict import Verdict
+
     stored = json.loads((path / "verdict.json").read_text())
     known = {item.name: stored[item.name] for item in fields(Judgement) if item.name in stored}
     return Judgement(**known | {"verdict": Verdict(stored["verdict"])})
