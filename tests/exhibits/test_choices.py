@@ -32,8 +32,8 @@ def test_every_setting_of_every_preset_can_be_typed(id):
 
 def test_an_exhibit_with_other_settings_is_otherwise_the_same():
     exhibit = exhibits()["fig6"]
-    changed = with_settings(exhibit, "quick", ["steps=7", "vocabulary=none"])
-    expected = {**FIG6["quick"], "steps": 7, "vocabulary": None}
+    changed = with_settings(exhibit, "quick", ["every=7", "vocabulary=none"])
+    expected = {**FIG6["quick"], "every": 7, "vocabulary": None}
     assert changed.experiment.settings == {**FIG6, "quick": expected}
     assert (changed.id, changed.experiment.run) == (exhibit.id, exhibit.experiment.run)
     assert exhibit.experiment.settings["quick"]["steps"] == FIG6["quick"]["steps"] != 7
@@ -44,8 +44,8 @@ def test_an_exhibit_with_other_settings_is_otherwise_the_same():
     [
         (["stebs=7"], r"unknown setting 'stebs'. Did you mean 'steps'.* Known: data, vocabulary, layers"),
         (["steps"], r"'steps' is not key=value. Keys: data, vocabulary, layers"),
-        (["steps=1.5"], r"steps must be a whole number, got '1.5'"),
-        (["steps="], r"steps must be a whole number, got ''"),
+        (["every=1.5"], r"every must be a whole number, got '1.5'"),
+        (["every="], r"every must be a whole number, got ''"),
         (["lr=fast"], r"lr must be a number, got 'fast'"),
         (["lr=nan"], r"lr must be a number, got 'nan'"),
         (["layers=1,two"], r"layers must be a list with commas, each item a whole number, got '1,two'"),

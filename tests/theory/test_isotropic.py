@@ -119,7 +119,7 @@ def test_quantiles_invert_the_cdf_into_the_far_tail(family):
         (lambda: expectation(Gaussian(2), np.tanh, [0.0, 0.0], 0.1, [1.0, 0.0]), "v is zero"),
         (lambda: expectation(Gaussian(1), np.tanh, [0.0, 1.0], 0, [1.0, 0], basis=[[1.0], [0]]), "orthogonal to"),
         (lambda: expectation(Gaussian(3), np.tanh, [1.0, 0.0], 0.1, [1.0, 0.0]), "give a basis"),
-        (lambda: Mixture(Gaussian(2), [[0.0, 1.0]], [1.0, 2.0]), "one centre a weight"),
+        (lambda: Mixture(Gaussian(2), [[0.0, 1.0]], [1.0, 2.0]), "one centre per weight"),
         (lambda: Mixture(Gaussian(2), [[0.0, 1.0]], [1.0]).integrate(1.0, [0.0, 0.0]), "both zero"),
         (lambda: fate(Mixture(Gaussian(2), [[0.0, 1.0]], [1.0]), [0.0, 0.0], 0.0), "both zero"),
         (lambda: critical_rays(Gaussian(2), [0.0, 1.0]), "not zero"),

@@ -1,4 +1,4 @@
-"""The grid of levels and scales over which Figure 5 is judged, and where on it pairs associate in the paper's order."""
+"""What Figure 5 measures of a tree, the grid over which it is judged, and where on it the order is the paper's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from joma._exhibits.base import Progress
+from joma._run import RunWriter
+from joma.theory import HBLT
+from joma.theory.association import count_with_first
+from joma.theory.hierarchy import eqn8, theorem5
 
 LEVELS = (0.5, 0.9, 0.99, 0.999)  # of the target
 SCALES = tuple(range(1, 13))  # of μ
@@ -28,6 +34,30 @@ RULE = (
     "and does not decide"
 )
 REVISED = "holds asked for the order in all of the cells of the grid in all variants; now one endpoint decides"
+
+
+def measure_cooccurrence(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Write P[y_l = 1 | y_m = 1] by the height of the lowest common ancestor: exact, by formula, sampled."""
+    C, L, epsilon = settings["classes"], settings["depth"], settings["epsilon"]
+    tree = HBLT(L, settings["children"], 1 - epsilon, class_to_latent=1 - np.eye(C))
+    H, exact = tree.heights()[:, 0], tree.cooccurrence()[:, 0]
+    height = np.arange(1, L + 1)
+    lines = {
+        "exact": np.array([exact[h == H].mean() for h in height]),
+        "Theorem 5": theorem5(1 - epsilon, tree.rho0[0], height, L),
+        "Eqn. 8": eqn8(height, L),
+        "Eqn. 8 with its remainder": eqn8(height, L, epsilon),
+    }
+    for name, values in lines.items():
+        for h, value in zip(height, values, strict=True):
+            if not (name == "Theorem 5" and h == L):
+                writer.write(int(h), {"cooccurrence": value}, source=name, draw=-1)
+    for draw in range(settings["draws"]):
+        progress(0.5 * draw / settings["draws"], f"sampling the tree, draw {draw + 1} of {settings['draws']}")
+        counts, seen = count_with_first(tree, settings["samples"], np.random.default_rng((seed, 0, draw)))
+        for h in height:
+            share = counts[h == H].mean() / seen
+            writer.write(int(h), {"cooccurrence": share}, source="sampled", draw=draw, occurrences=seen)
 
 
 def orders(frame: pd.DataFrame) -> pd.DataFrame:

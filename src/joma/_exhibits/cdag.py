@@ -22,19 +22,22 @@ from joma._exhibits._latents import (
     LATENTS,
     LAYER,
     LEVELS,
-    MOST,
     NODES,
+    REVISED,
+    RULE,
     SHARE,
+    WOULD_DECIDE,
+    by_level,
     graph,
     levels,
     measure,
+    signals,
     story,
 )
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import HBLT
-from joma.theory.cdag import cosine
 from joma.theory.verdict import Verdict
 
 _COMMON = {"rho": 0.85, "t_end": 1000.0, "start": 0.1, "times": 42}
@@ -46,9 +49,6 @@ SETTINGS = {
 AXES = {"correlation": ["latent", "node"], "best": ["latent"], "learned": ["level", "latent"], "ceiling": ["latent"],
         "owner": ["latent"]}  # fmt: skip
 
-WOULD_DECIDE = "more draws of the data: --preset laptop (10), or --set draws=10"
-REVISED = "all draws had to be in order, however few; now the interval of their share decides"
-
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train the three graphs on each draw of the data; correlations, learning times, loss, failures of Theorem 1."""
@@ -56,12 +56,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     times = np.concatenate([[0.0], np.geomspace(0.1, settings["t_end"], settings["times"] - 1)])
     for draw in range(settings["draws"]):
         sample = tree.sample(settings["samples"], np.random.default_rng((seed, draw)))
-        of_class, of_variable = tree.posterior(sample.tokens)
-        target = np.eye(4)[sample.classes] - 0.25
-        z = np.concatenate([target, *(1 - 2.0 * layer for layer in sample.latents)], axis=1)
-        z -= z.mean(axis=0)
-        guess = np.concatenate([of_class, 1 - 2 * of_variable[:, : z.shape[1] - 4]], axis=1)
-        ceiling = np.diag(cosine(z, guess - guess.mean(axis=0)))
+        target, z, ceiling = signals(tree, sample)
         writer.write(0, {"ceiling": ceiling}, draw=draw)
         for n, case in enumerate(CASES):
             progress((draw + n / 3) / settings["draws"], f"{CASES[case]}, draw {draw + 1} of {settings['draws']}")
@@ -78,8 +73,8 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame()
     ceiling = where(frame, gauge="ceiling", draw=0).set_index("latent").value
     failed = where(frame, gauge="failed").groupby(["case", "kind", "t"])[["value", "met"]].sum().reset_index()
-    failed = failed[(failed.t > 0) & (failed.met > 0)].assign(share=lambda rows: rows.value / rows.met)
-    failed["kind"] = failed.kind.map(KINDS)
+    failed = failed[(failed.t > 0) & (failed.met > 0)]
+    failed = failed.assign(share=failed.value / failed.met, kind=failed.kind.map(KINDS))
     columns = []
     for case, title in CASES.items():
         here = where(frame, case=case, draw=0)
@@ -122,8 +117,7 @@ def _table(frame: pd.DataFrame, case: str) -> Any:
         shown = times | {"in order": row["draws in order"], "held": f"{row['held']:.0%}"}
         cells += [{"level": level, "column": name, "text": text, "good": row["good"]} for name, text in shown.items()]
     bare = {"domain": False, "ticks": False}
-    order = ["β", "α", "class", "in order", "held"]
-    x = p.x("column", kind="N", sort=order, axis={"orient": "top", **bare})
+    x = p.x("column", kind="N", sort=["β", "α", "class", "in order", "held"], axis={"orient": "top", **bare})
     words = p.words(pd.DataFrame(cells), x, p.y("level", kind="N", axis=bare), "text", accent="good")
     note = "by level; draws in order; held in the end, least layer"
     return p.panel("reached at t = …", words, note=note, size=(250, 60))
@@ -137,29 +131,12 @@ def judge(run: Run) -> Judgement:
     fails = plain["Theorem 1 fails"]
     good = [level for level, row in plain["levels"].items() if row["good"]]
     at_depth = min(plain["share by a node of its layer"].values())
-    rule = (
-        "tanh nodes, at each level: the share of draws whose median times of reaching latents are in the order β, α, "
-        f"class has a 95 % interval (Clopper–Pearson) above {MOST:.0%}, and ≥ {SHARE:.0%} of each layer are held in "
-        f"the end; ≥ {SHARE:.0%} of each layer by a node as deep; holds: "
-        "at all levels and Theorem 1 fails nowhere as printed; holds under: at some levels, and Theorem 1 fails "
-        "nowhere once its condition has held all along; not decided here: at no level, and the interval of one whose "
-        f"latents are held has {MOST:.0%} in it: fewer than 6 draws cannot decide"
-    )
     first = f"{LEVELS[0]:.0%}"
-    parts = []
-    for level, row in plain["levels"].items():
-        times, (_, low, high) = row["median time"], row["share in order, with its 95 % interval"]
-        parts.append(
-            f"{level}: β {times['β']:.0f}, α {times['α']:.0f}, class {times['class']:.0f}, {row['draws in order']} "
-            f"draws in order [{low:.0%}, {high:.0%}], {row['held']:.0%} held"
-        )
-    alpha, classes = (
-        numbers[case]["levels"][first]["share held in the end"][k]
-        for case, k in (("residual", "α"), ("linear", "class"))
-    )
+    alpha = residual["levels"][first]["share held in the end"]["α"]
+    classes = numbers["linear"]["levels"][first]["share held in the end"]["class"]
     text = (
         f"tanh, learned bottom-up if learned means {' or '.join(good) or 'none'} of the possible correlation, of "
-        f"{', '.join(plain['levels'])} ({'; '.join(parts)}), {at_depth:.0%} by their own layer; residual links bring "
+        f"{', '.join(plain['levels'])} ({by_level(plain)}), {at_depth:.0%} by their own layer; residual links bring "
         f"the loss to ¼ at t = {residual['loss ≤ ¼ at']:.0f} instead of {plain['loss ≤ ¼ at']:.0f}, but hold "
         f"{alpha:.0%} of the α (at {first}); linear nodes hold {classes:.0%} of the classes; Theorem 1 fails in "
         f"{fails['printed']:.0%} of cases as printed, {fails['persistent']:.0%} under its condition"
@@ -168,7 +145,6 @@ def judge(run: Run) -> Judgement:
         f"bottom-up at {len(good)} of {len(LEVELS)} levels; Theorem 1 fails in {fails['printed']:.0%}, under its "
         f"condition {fails['persistent']:.0%}"
     )
-    paper = "Theorem 1 fails in 0 %"
     verdict = Verdict.FAILS
     if at_depth >= SHARE and not any(numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES):
         printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
@@ -176,8 +152,8 @@ def judge(run: Run) -> Judgement:
             verdict = Verdict.HOLDS if len(good) == len(LEVELS) and printed == 0 else Verdict.UNDER
         elif any(row["open"] for row in plain["levels"].values()):
             verdict = Verdict.UNDECIDED
-    would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
-    return Judgement(verdict, rule, text, numbers, measured, paper, would_decide, REVISED)
+    more = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
+    return Judgement(verdict, RULE, text, numbers, measured, "Theorem 1 fails in 0 %", more, REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

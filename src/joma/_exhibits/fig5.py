@@ -23,15 +23,14 @@ from joma._exhibits._orders import (
     SCALES,
     VARIANTS,
     grid_numbers,
+    measure_cooccurrence,
     orders,
     part_in_order,
 )
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma.theory import HBLT
-from joma.theory.association import PAIRS, association_times, count_with_first, probabilities, trees
-from joma.theory.hierarchy import eqn8, theorem5
+from joma.theory.association import PAIRS, association_times, probabilities, trees
 from joma.theory.verdict import Verdict
 
 _COMMON = {"classes": 20, "depth": 5, "children": 2, "epsilon": 0.1}
@@ -45,7 +44,7 @@ AXES = {"association": ["level", "scale"]}
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Co-occurrence by height, then association times over levels and scales: exact, from sampled μ, and variants."""
-    _measure_cooccurrence(writer, settings, seed, progress)
+    measure_cooccurrence(writer, settings, seed, progress)
     for case, tree in trees(settings["classes"], settings["epsilon"]).items():
         for draw in range(-1, settings["draws"]):  # −1: exact
             progress(0.5 + 0.5 * (draw + 1) / (settings["draws"] + 1), f"{case} hierarchy, association times")
@@ -60,29 +59,6 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 for pair, times in association_times(given["co-occurrence"], 1 - remaining, [DRAWN]).items():
                     for i, time in enumerate(times[:, 0]):
                         writer.write(i, {"time": time}, remaining=float(remaining[i]), case=case, pair=pair)
-
-
-def _measure_cooccurrence(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
-    C, L, epsilon = settings["classes"], settings["depth"], settings["epsilon"]
-    tree = HBLT(L, settings["children"], 1 - epsilon, class_to_latent=1 - np.eye(C))
-    H, exact = tree.heights()[:, 0], tree.cooccurrence()[:, 0]
-    height = np.arange(1, L + 1)
-    lines = {
-        "exact": np.array([exact[h == H].mean() for h in height]),
-        "Theorem 5": theorem5(1 - epsilon, tree.rho0[0], height, L),
-        "Eqn. 8": eqn8(height, L),
-        "Eqn. 8 with its remainder": eqn8(height, L, epsilon),
-    }
-    for name, values in lines.items():
-        for h, value in zip(height, values, strict=True):
-            if not (name == "Theorem 5" and h == L):
-                writer.write(int(h), {"cooccurrence": value}, source=name, draw=-1)
-    for draw in range(settings["draws"]):
-        progress(0.5 * draw / settings["draws"], f"sampling the tree, draw {draw + 1} of {settings['draws']}")
-        counts, seen = count_with_first(tree, settings["samples"], np.random.default_rng((seed, 0, draw)))
-        for h in height:
-            share = counts[h == H].mean() / seen
-            writer.write(int(h), {"cooccurrence": share}, source="sampled", draw=draw, occurrences=seen)
 
 
 def draw(run: Run) -> p.Chart:

@@ -113,8 +113,9 @@ def _remote(queue: Any, id: str, payload: bytes, threads: int) -> bytes:
     """A job, in a worker of Ray."""
 
     def progress(share: float, what: str) -> None:
-        with suppress(Exception):  # nobody need hear of it
-            queue.put((id, share, what))
+        # not waited for: a cancellation that arrives inside a call of Ray's is an exception, and would be lost here
+        with suppress(Exception):
+            queue.actor.put_nowait.remote((id, share, what))
 
     use_threads(threads)
     return attempt_in_worker(payload, progress, _EVERY)

@@ -229,7 +229,9 @@ def claims() -> tuple[Claim, ...]:
         importlib.import_module(f"joma.theory.claims.{module}")
     for entry in entry_points(group="joma.claims"):
         entry.load()
-    return tuple(_CLAIMS.values())
+    place = {f"joma.theory.claims.{module}": n for n, module in enumerate(_MODULES)}
+    # a module may have been imported before the others, so the order of registration is not that of the paper
+    return tuple(sorted(_CLAIMS.values(), key=lambda claim: place.get(claim.check.__module__, len(place))))
 
 
 def get(ids: Iterable[str]) -> tuple[Claim, ...]:
