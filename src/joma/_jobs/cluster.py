@@ -13,7 +13,8 @@ from typing import Any
 
 from joma._jobs.base import Job, JobEnd, attempt_in_worker, failure, read_end, use_threads
 
-_GRACE = 10.0  # seconds in which an interrupted job must have cleaned up
+_GRACE = 15.0  # seconds in which an interrupted job must have cleaned up
+_INTERRUPTIONS = 3  # in that time: one that arrives inside compiled code of a library can get lost
 _EVERY = 1.0  # seconds between two messages of progress
 _STARTS = 3  # attempts to start a cluster
 _CALLS = 25  # jobs that a reused worker does before another takes its place: what it leaks is bounded
@@ -96,12 +97,12 @@ class RayEngine:
     def stop(self) -> None:
         """Interrupt what runs, kill what does not listen, leave the cluster."""
         try:
-            for force in (False, True):
+            for force in (*[False] * _INTERRUPTIONS, True):
                 for reference in self._running:
                     self._ray.cancel(reference, force=force)
                 if self._running:
                     left = list(self._running)
-                    _, left = self._ray.wait(left, num_returns=len(left), timeout=_GRACE)
+                    _, left = self._ray.wait(left, num_returns=len(left), timeout=_GRACE / _INTERRUPTIONS)
                     self._running = {reference: self._running[reference] for reference in left}
             self._queue.shutdown(force=True)
         finally:
