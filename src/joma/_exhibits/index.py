@@ -49,9 +49,9 @@ _OURS = (
     Exhibit("realtext", "Many queries on real text", seconds=20, statement=
       "The first integral, summed over queries, in a block trained by SGD on next-word prediction."),
     Exhibit("softmax", "Softmax: exact sums, and how good the first integral is", seconds=20, statement=
-      "Eqn. 18 predicts softmax's logits over time; K + 1 sums are conserved exactly."),
+      "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z better than Eqn. 18."),
     Exhibit("optimisers", "The same task under different optimisers", seconds=15, statement=
-      "The most salient token wins (Theorem 2), under gradient flow and under the optimisers that people use."),
+      "Ours: the most salient token wins (Theorem 2) under the optimisers that people use, too."),
 )
 # fmt: on
 EXHIBITS = {listed.id: listed for listed in _OURS}
