@@ -9,13 +9,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, report, scan, superpose, table1, watch
+from benchmarks import (
+    bounce,
+    charges,
+    encoding,
+    figure2,
+    gauges,
+    hierarchy,
+    language,
+    report,
+    scan,
+    superpose,
+    table1,
+    watch,
+)
 
 BENCHMARKS = {
     "figure2": figure2.run,
     "bounce": bounce.run,
     "gauges": gauges.run,
     "watch": watch.run,
+    "charges": charges.run,
     "hierarchy": hierarchy.run,
     "encoding": encoding.run,
     "language": language.run,

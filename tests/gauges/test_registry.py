@@ -1,6 +1,7 @@
 """Gauge names: built in, added by a user, unknown; and embedding coherence."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,15 @@ def test_every_built_in_gauge_measures_what_it_is_registered_on():
         "attention": (attention_stats(q, q, is_causal=True), (2, 3, 5)),
         "weight": (torch.randn(40, 10), ()),
         "hidden": (torch.randn(30, 10), ()),
+        "gradient": (torch.randn(40, 10), ()),
+        "update": (torch.randn(40, 10), ()),
+        "charge": (SimpleNamespace(**dict.fromkeys(("balance", "drift", "residual"), torch.zeros(3))), (3,)),
     }
     assert {"entropy", "sink_mass", "stable_rank", "coherence"} <= set(gauges())
     for entry in gauges().values():
         argument, shape = given[entry.on]
-        value = entry.measure(argument) if entry.on == "weight" else entry.function(argument)
+        matrix = entry.on in ("weight", "gradient", "update")
+        value = entry.measure(argument) if matrix else entry.function(argument)
         assert np.shape(value) == shape
         assert entry.help.endswith(".")
 

@@ -4,21 +4,8 @@ import numpy as np
 import pytest
 
 from joma.theory import JointFlow, Task
+from joma.theory._rest import run_to_rest
 from joma.theory.final import final_attention
-
-
-def run_to_rest(flow, v, xi, z, tolerance=1e-10):
-    """The joint flow, integrated until no component of the loss's gradient in (u, ξ) exceeds the tolerance."""
-    task, span = flow.task, 20.0
-    while span < 1e8:
-        path = flow.integrate(span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000)
-        assert path.done, path.status
-        v, xi, z = path.v[-1], path.xi[-1], path.z[-1]
-        g = task.p[:, None] * task.gradient(flow.attention.weights(z, task.x) @ v + xi)
-        if max(np.abs(task.x.T @ g / flow.attention.A).max(), np.abs(g.sum(axis=0)).max()) <= tolerance:
-            return v, xi, z
-        span *= 3
-    raise AssertionError("the flow has not come to rest")
 
 
 def example(seed, nodes, loss, samples=14, tokens=3):
@@ -55,7 +42,7 @@ def test_a_unique_minimiser_foretells_attention_from_any_start(kind, loss, nodes
     start = start_of(rng, task, zero, offset=-4.0 if kind == "linear" else 0.0)
     end = final_attention(task, *start, attention=kind, **rates)
     flow = JointFlow(task, kind, **rates)
-    v, xi, z = run_to_rest(flow, *start)
+    v, xi, z, _ = run_to_rest(flow, *start)
     assert end.by == "the unique minimiser"
     np.testing.assert_allclose(end.z, z, rtol=0, atol=1e-6)
     np.testing.assert_allclose(end.v, v, rtol=0, atol=1e-6)
@@ -70,7 +57,7 @@ def test_one_node_with_many_minimisers_ends_in_the_bregman_projection_of_its_sta
     rates = {"attention_lr": 1.7, "temperature": 0.8}
     start = start_of(rng, task, zero, offset=2.5 if kind == "linear" else 0.0)
     end = final_attention(task, *start, attention=kind, **rates)
-    _, xi, z = run_to_rest(JointFlow(task, kind, **rates), *start)
+    _, xi, z, _ = run_to_rest(JointFlow(task, kind, **rates), *start)
     assert end.by == "the mirror flow"
     assert end.loss < 1e-20
     np.testing.assert_allclose(end.z, z, rtol=0, atol=1e-6)
@@ -87,7 +74,7 @@ def test_frozen_attention_ends_in_the_nearest_minimiser():
     rng, task = example(3, 2, "regression", samples=3, tokens=5)
     start = start_of(rng, task)
     end = final_attention(task, *start, attention_lr=0.0)
-    v, xi, _ = run_to_rest(JointFlow(task, "exp", attention_lr=0.0), *start)
+    v, xi, _, _ = run_to_rest(JointFlow(task, "exp", attention_lr=0.0), *start)
     np.testing.assert_array_equal(end.z, start[2])
     np.testing.assert_allclose(end.v, v, atol=1e-6)
     np.testing.assert_allclose(end.xi, xi, atol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from joma.theory import JointFlow
+from joma.theory import BlockFlow, JointFlow, Task
 from joma.theory.optimisers import SGD, Adam, AdamW, SignDescent
 from joma.theory.optimisers import walk as steps_of
 from joma.theory.tasks import random_gradients, small_start
@@ -139,3 +139,35 @@ def test_at_rest_one_weight_decay_gives_twice_the_printed_coefficient():
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, weight_decay=(0.1, 0.2)), Adam(), SignDescent()])
+@pytest.mark.parametrize("kind", ["exp", "softmax"])
+def test_a_block_of_one_query_and_one_head_takes_the_steps_of_the_joint_flow(kind, optimiser):
+    rng = np.random.default_rng(1)
+    task = Task(rng.random((6, 3)), rng.standard_normal((6, 2)))
+    v, xi, z = rng.standard_normal((3, 2)), rng.standard_normal(2), rng.standard_normal(3)
+    joint = JointFlow(task, kind).descend(20, 0.05, v, xi, z, optimiser=optimiser)
+    block = BlockFlow(task, np.zeros(6), kind).descend(20, 0.05, v, xi[None], z[None], optimiser=optimiser)
+    np.testing.assert_allclose(block.v, joint.v, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(block.z[:, 0], joint.z, rtol=1e-12, atol=1e-14)
+    assert block.invariant().law is None
+
+
+def test_what_acts_on_parameters_one_by_one_is_refused_where_v_is_none():
+    task = Task(np.eye(3), np.ones((3, 1)))
+    block = BlockFlow(task, np.zeros(3), "exp", heads=2, values="shared")
+    block.descend(2, optimiser=SGD(momentum=0.9))
+    with pytest.raises(ValueError, match="Adam acts on each parameter by itself"):
+        block.descend(2, optimiser=Adam())
+
+
+def test_momentum_keeps_the_sums_of_a_softmax_block_with_many_queries():
+    rng = np.random.default_rng(2)
+    task = Task(rng.dirichlet(np.ones(4), 9), rng.standard_normal((9, 2)))
+    block = BlockFlow(task, np.arange(9) % 3, "softmax")
+    path = block.descend(200, 0.05, rng.standard_normal((4, 2)), optimiser=SGD(momentum=0.9))
+    invariant = path.invariant()
+    assert np.abs(invariant.sums - invariant.sums[0]).max() <= 1e-12
+    assert invariant.law_error <= 1e-12
+    assert np.abs(path.z[-1] - path.z[0]).max() > 0.1

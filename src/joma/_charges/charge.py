@@ -19,15 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from joma._gauges.attention import _wide
 from joma._gauges.sharded import whole
+
+if TYPE_CHECKING:
+    from joma._charges.anatomy import Norm
 
 Form = Literal["matrix", "rows", "linear"]
 Read = Callable[[Tensor], Tensor | None]  # from a parameter to what is looked at: itself, its gradient, its step
+
+
+def itself(parameter: Tensor) -> Tensor:
+    """Look at the weights."""
+    return parameter
 
 
 class Status(StrEnum):
@@ -48,9 +57,11 @@ class Side:
     weight: float = 1.0
     offset: float = 0.0  # a normalisation that scales by 1 + γ
 
-    def weights(self) -> Tensor:
-        """The view of the weights, with the offset."""
-        seen = self._read(self.parameter)
+    def weights(self, read: Read = itself) -> Tensor:
+        """The view of the weights, with the offset; ``read`` may take them from elsewhere, as from a file."""
+        tensor = read(self.parameter)
+        assert tensor is not None
+        seen = self._read(tensor)
         return seen + self.offset if self.offset else seen
 
     def of(self, read: Read) -> Tensor:
@@ -75,17 +86,38 @@ class Charge:
     sides: tuple[Side, ...] = ()
     layer: int | None = None
     scale_by: tuple[Side, ...] = ()  # of a linear charge: what its gradient is compared with, if not itself
+    norms: tuple[Norm, ...] = ()  # of a charge up to ε: the normalisations whose ε it is
 
     @property
     def conserved(self) -> bool:
         """Exact, or up to ε."""
         return self.status is not Status.NONE
 
+    @property
+    def two_sided(self) -> bool:
+        """Are there two sides that can be held against each other?"""
+        signs = {side.weight > 0 for side in self.sides}
+        return self.form != "linear" and len(signs) == 2
+
     def value(self) -> Tensor:
         """Q(θ)."""
         if self.form == "linear":
             return _total([side.weight * side.weights() for side in self.sides])
         return _total([_product(side, side.weights(), side.weights(), self.form) for side in self.sides])
+
+    def sums(self, read: Read = itself) -> tuple[Tensor, Tensor]:
+        """(P, N) with Q = P − N: the sides that count positive and those that count negative, in double precision.
+
+        (heads, numbers) each, heads = 1 for charges that are not per head; zeros where there is no such side.
+        """
+        signed: dict[bool, list[Tensor]] = {True: [], False: []}
+        for side in self.sides:
+            x = _wide(side.weights(read))
+            signed[side.weight > 0].append(_product(side, x, x, self.form) * (1 if side.weight > 0 else -1))
+        some = (signed[True] or signed[False])[0]
+        heads = some.shape[0] if some.dim() == (3 if self.form == "matrix" else 2) else 1
+        plus, minus = (_total(signed[sign]) if signed[sign] else torch.zeros_like(some) for sign in (True, False))
+        return plus.reshape(heads, -1), minus.reshape(heads, -1)
 
     def size(self) -> Tensor:
         """Σ |w| ‖X‖² over the sides, per leading index: what Q is small or large against."""
@@ -105,12 +137,13 @@ class Charge:
             return torch.zeros(())
         return _total([_product(side, side.of(read), side.of(read), self.form) for side in self.sides])
 
-    def residual(self, read: Read) -> Tensor:
+    def residual(self, read: Read, right_side: float = 0.0) -> Tensor:
         """|B(θ, g)| relative to Σ |w| ‖X‖‖G‖, per head: zero to rounding for a healthy gradient g.
 
-        (heads,) for charges per head, () for others; zero where there is no gradient at all.
+        (heads,) for charges per head, () for others; zero where there is no gradient at all. Of a charge up to ε, B
+        minus its ``right_side``.
         """
-        b = self.bilinear(read)
+        b = self.bilinear(read) - right_side
         if self.form == "linear":
             compared = self.scale_by or self.sides
             norm = torch.stack([read_norm(side, read) for side in compared]).sum()

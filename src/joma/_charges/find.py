@@ -14,6 +14,7 @@ stream    normalisation does not see the scale, up to its ε:  Σ ‖all that is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ def _unless_frozen(charge: Charge) -> Charge:
     if len(frozen) == len(charge.sides):
         return charge
     reason = f"{frozen[0]} is frozen, and what it is held against is not"
-    return Charge(charge.kind, charge.name, Status.NONE, reason, charge.form, charge.sides, charge.layer)
+    return replace(charge, status=Status.NONE, reason=reason)
 
 
 def _block(parts: Anatomy, block: Block) -> Iterator[Charge]:
@@ -282,18 +283,23 @@ def _streams(parts: Anatomy) -> Iterator[Charge]:
     if placements == {"post"}:
         yield from _sublayers(parts)
         return
-    writers = [_flat(side, 1.0) for _, _, written in _writers(parts) for _, side in written]
-    head_tied = parts.head is not None and id(parts.head.weight) in parts.tied
+    first = parts.embedding_norm  # then it is what enters the first block, and not the embedding
+    written = _writers(parts)[0 if first is None else len(parts.embeddings) :]
+    writers = [] if first is None else _norm_sides(parts, first, flat=True)
+    writers += [_flat(side, 1.0) for _, _, sides in written for _, side in sides]
+    head_tied = first is None and parts.head is not None and id(parts.head.weight) in parts.tied
     if head_tied and parts.final_norm is not None:
         writers += _norm_sides(parts, parts.final_norm, -1.0, flat=True)
-    eps = max((n.eps for block in parts.blocks for n in block.norms), default=0.0)
+    norms = [n for block in parts.blocks for n in block.norms]
+    norms += [] if parts.final_norm is None else [parts.final_norm]
+    eps = max((n.eps for n in norms), default=0.0)
     if placements != {"pre"}:
         status, reason = Status.NONE, _UNPLACED
     elif parts.final_norm is None:
         status, reason = Status.NONE, "the stream is read without a last normalisation"
-    elif not parts.embeddings:
+    elif not parts.embeddings and first is None:
         status, reason = Status.NONE, "what enters the first block is not among the model's parameters"
-    elif parts.padding:
+    elif parts.padding and first is None:
         status, reason = Status.NONE, "padding_idx: the padding row is read but not trained"
     elif any(block.mlp is None or block.attention.o is None for block in parts.blocks):
         status, reason = Status.NONE, "not all that writes to the stream was found"
@@ -301,7 +307,7 @@ def _streams(parts: Anatomy) -> Iterator[Charge]:
         status = Status.EPSILON if eps else Status.EXACT
         tied = ", less the last normalisation, since the head is tied" if head_tied else ""
         reason = f"normalisation does not see the scale, but for ε = {eps:g}{tied}"
-    yield Charge("stream", "stream", status, reason, "rows", tuple(writers))
+    yield Charge("stream", "stream", status, reason, "rows", tuple(writers), norms=tuple(norms))
 
 
 def _sublayers(parts: Anatomy) -> Iterator[Charge]:
@@ -326,5 +332,8 @@ def _sublayers(parts: Anatomy) -> Iterator[Charge]:
                 sides += [_flat(side, 1.0) for side in _both(parts, written, lambda t: t, 1.0)]
                 sides += [_flat(side_of(reader, parts.names, lambda t: t, 1.0), -1.0) for reader in readers]
                 reason = f"the sublayer's normalisation does not see the scale, but for ε = {leaving.eps:g}"
-                yield Charge("stream", f"{name}.stream", Status.EPSILON, reason, "rows", tuple(sides), block.index)
+                yield Charge(
+                    "stream", f"{name}.stream", Status.EPSILON, reason, "rows", tuple(sides), block.index,
+                    norms=(leaving,),
+                )  # fmt: skip
             entering = leaving

@@ -19,72 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from joma._charges.charge import Charge, Side, read_norm
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """A charge that did not do what its law says: by how much, relative to its size, and in which head."""
-
-    charge: Charge
-    value: float
-    bound: float
-    head: int | None = None
-
-    def __str__(self) -> str:
-        where = "" if self.head is None else f", head {self.head}"
-        return f"{self.charge.name}{where}: off by {self.value:.1e} (rounding allows {self.bound:.1e})"
-
-
-def precision(charge: Charge) -> float:
-    """The machine precision of the coarsest parameter that a charge looks at."""
-    kinds = {side.parameter.dtype for side in charge.sides}
-    return max((float(torch.finfo(kind).eps) for kind in kinds), default=0.0)
-
-
-def check_gradients(charges: Iterable[Charge], tolerance: float | None = None) -> list[Deviation]:
-    """Charges whose gradient identity B(θ, g) = 0 is broken by the gradients that the parameters hold now.
-
-    It holds for every optimiser, Adam included, and for gradients clipped by their global norm; per-parameter clipping
-    breaks it. The bound is the root of the machine precision: a healthy float32 gradient is at about 2e-7, and one in
-    which a path is detached at about 1.
-    """
-    charges = list(charges)
-    total = _gradient_norm(side for charge in charges for side in charge.sides)
-    out = []
-    for charge in charges:
-        if not charge.conserved or all(side.parameter.grad is None for side in charge.sides):
-            continue
-        bound = _bound(charge, total) if tolerance is None else tolerance
-        out += _over(charge, charge.residual(lambda p: p.grad), bound)
-    return out
-
-
-def _bound(charge: Charge, total: float) -> float:
-    """What rounding, and the ε of a normalisation, may do to a gradient identity; ``total``: the norm of all.
-
-    Products of two sides meet the same rounded gradient, so their identities hold however small it is. What a
-    normalisation does not see is different: its backward pass subtracts the part along it from gradients of the size
-    that come from above, and where little is left (a loss that the normalisation pins), rounding is much of it.
-    """
-    eps = precision(charge)
-    bound = eps**0.5
-    if charge.kind in ("sum", "stream"):
-        bound += 16 * eps * total / max(_gradient_norm(charge.sides), 1e-300)
-    return max(bound, 1e-2) if charge.status == "up to ε" else bound
-
-
-def _gradient_norm(sides: Iterable[Side]) -> float:
-    parameters = {id(side.parameter): side for side in sides}
-    return sum(float(read_norm(side, lambda p: p.grad)) ** 2 for side in parameters.values()) ** 0.5
-
-
-def _over(charge: Charge, residual: Tensor, bound: float) -> list[Deviation]:
-    values = residual.reshape(-1).tolist()
-    per_head = len(values) > 1
-    return [Deviation(charge, v, bound, n if per_head else None) for n, v in enumerate(values) if not v <= bound]
+from joma._charges.charge import Charge, Side, Status, read_norm
+from joma._charges.identity import Deviation, bound_of, gradient_norm, over, precision
 
 
 @dataclass(frozen=True)
@@ -103,6 +41,7 @@ class StepLaw:
     """Checks the steps of a ``torch.optim.SGD`` against the laws of a model's charges.
 
     Call ``before()`` when the gradients are there and ``after()`` when the step is done; ``after`` returns what is off.
+    Charges up to ε have no law per step, nor have those with a side that trains but is not in this optimiser.
     """
 
     def __init__(self, charges: Iterable[Charge], optimizer: torch.optim.Optimizer) -> None:
@@ -117,7 +56,8 @@ class StepLaw:
         self.charges = [
             c
             for c in self._known
-            if c.conserved and all(id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides)
+            if c.status is Status.EXACT
+            and all(id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides)
         ]
         self._memory: dict[int, Tensor] = {}  # μ-weighted part of P from the step before, per charge
         self._stepped: set[int] = set()
@@ -154,7 +94,7 @@ class StepLaw:
     def after(self) -> list[Deviation]:
         """What the step did, against the law; empty if all is well."""
         rules, out = self._rules(), []
-        self._total = _gradient_norm(side for charge in self._known for side in charge.sides)
+        self._total = gradient_norm(side for charge in self._known for side in charge.sides)
         for charge in self.charges:
             if id(charge) not in self._held:
                 continue
@@ -187,7 +127,9 @@ class StepLaw:
         self._stepped.add(id(charge))
         off = _weighed(charge, used) - earlier - law
         bound = 8 * precision(charge)
-        return _over(charge, _relative(charge, off, steps, _bound(charge, self._total) / bound), bound)
+        return over(
+            charge, _relative(charge, off, steps, bound_of(charge, precision(charge), self._total) / bound), bound
+        )
 
     def _directions(self, side: Side, rule: _Rule) -> tuple[Tensor, Tensor]:
         """What was subtracted, over the learning rate, and the momentum buffer, in the side's view."""
@@ -248,24 +190,3 @@ def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tenso
     terms = [abs(side.weight) * (square(side.weights()) / lr + lr * square(d)) for side, d, _, lr in steps]
     total = torch.stack(terms).sum(dim=0)
     return torch.linalg.vector_norm(off.flatten(total.dim()), dim=-1) / total.clamp_min(1e-300)
-
-
-def epsilon_term(modules: Iterable[nn.Module], loss: Any, relative: float = 1e-3) -> float:
-    """−2 Σ_n ε_n ∂L/∂ε_n over normalisations, by central differences: what Σ w⟨X, G⟩ of a charge up to ε equals.
-
-    ``loss()`` evaluates the loss; each module's ``eps`` (or ``variance_epsilon``) is varied and put back.
-    """
-    total = 0.0
-    for module in modules:
-        key = "eps" if hasattr(module, "eps") else "variance_epsilon"
-        eps = getattr(module, key)
-        values = []
-        try:
-            for factor in (1 + relative, 1 - relative):
-                setattr(module, key, eps * factor)
-                with torch.no_grad():
-                    values.append(float(loss()))
-        finally:
-            setattr(module, key, eps)
-        total += -2 * (values[0] - values[1]) / (2 * relative)
-    return total

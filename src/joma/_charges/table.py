@@ -11,8 +11,11 @@ from torch import nn
 
 from joma._charges.anatomy import Placement
 from joma._charges.charge import Charge, Status
+from joma._charges.epsilon import EpsilonTerm
 from joma._charges.find import find
-from joma._charges.law import Deviation, StepLaw, check_gradients
+from joma._charges.identity import Deviation, check_gradients
+from joma._charges.law import StepLaw
+from joma._charges.state import Layered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,8 +49,8 @@ class Charges(Sequence[Charge]):
     def to_frame(self) -> pd.DataFrame:
         """One row per charge: kind, layer, name, status, reason, numbers, and the balance.
 
-        ``numbers`` is how many conserved numbers it holds. ``balance`` is ‖Q‖ over Σ|w| ‖X‖², 0 where both sides are
-        equally large; NaN on the meta device and for sums.
+        ``numbers`` is how many conserved numbers it holds. ``balance`` is ‖X − Y‖/(‖X‖ + ‖Y‖) of its two sides, 0 where
+        they are equal and 1 where one is missing; NaN on the meta device, and for charges of one side.
         """
         import pandas as pd
 
@@ -58,8 +61,11 @@ class Charges(Sequence[Charge]):
             if charge.sides and not meta:
                 q = charge.value()
                 numbers = _numbers(charge, q)
-                if charge.form != "linear":
-                    balance = float(torch.linalg.vector_norm(q) / torch.linalg.vector_norm(charge.size()))
+                if charge.two_sided:
+                    plus, minus = charge.sums()
+                    balance = float(
+                        Layered(charge.name, (charge,)).balance((plus.reshape(1, -1), minus.reshape(1, -1)))
+                    )
             rows.append(
                 {
                     "kind": charge.kind,
@@ -75,19 +81,30 @@ class Charges(Sequence[Charge]):
         frame["layer"] = frame["layer"].astype("Int64")
         return frame
 
-    def check_gradients(self, tolerance: float | None = None) -> list[Deviation]:
+    def check_gradients(
+        self,
+        tolerance: float | None = None,
+        *,
+        computed_in: torch.dtype | None = None,
+        epsilon: EpsilonTerm | None = None,
+    ) -> list[Deviation]:
         """Charges whose gradient identity the gradients of now break; empty if all is well.
 
-        Call it after ``loss.backward()`` (and after unscaling, if gradients are scaled), before the optimiser's step.
+        Call it after ``loss.backward()``, before the optimiser's step. Gradients may be scaled, all by the same factor.
 
         Arguments:
-            tolerance: relative; by default the root of the parameters' machine precision. Under autocast give that of
-                the type computed in: 0.1 for bfloat16, 0.03 for float16.
+            tolerance: relative; by default the root of the machine precision of parameters and products.
+            computed_in: the type that autocast computed in, if it did.
+            epsilon: what was recorded of the passes by `epsilon`; without it, charges up to ε are not judged.
 
         Returns:
             What is off, the head named.
         """
-        return check_gradients(self.all, tolerance)
+        return check_gradients(self.all, tolerance, computed_in, epsilon)
+
+    def epsilon(self) -> EpsilonTerm:
+        """A context in which to run the model forward and backward, so that charges up to ε can be judged too."""
+        return EpsilonTerm(self.all)
 
     def law(self, optimizer: torch.optim.Optimizer) -> StepLaw:
         """The law per step of ``torch.optim.SGD``, to check updates with; see ``StepLaw``."""
@@ -131,4 +148,4 @@ def charges(model: nn.Module, norm: Placement | None = None) -> Charges:
     return Charges(tuple(find(model, norm)))
 
 
-__all__ = ["Charge", "Charges", "Deviation", "Status", "StepLaw", "charges"]
+__all__ = ["Charge", "Charges", "Deviation", "EpsilonTerm", "Status", "StepLaw", "charges"]

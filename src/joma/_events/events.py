@@ -110,9 +110,13 @@ class Event:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PassBegins(Event):
-    """The outermost module is called; ``grad`` if with gradients, as in training."""
+    """The outermost module is called; ``grad`` if with gradients, as in training.
+
+    ``autocast`` is the type that autocast computes in on the device of the model's parameters, if it does.
+    """
 
     grad: bool
+    autocast: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -160,7 +160,7 @@ class Source:
             self._storages = {p.untyped_storage().data_ptr() for p in module.parameters() if is_plain(p)}
         self._passing = True
         try:
-            self._emit(PassBegins, outermost, grad=grad)
+            self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
             with Functions(self):
                 output = call()
             self._emit(PassEnds, outermost, grad=grad, output=returned(output))
@@ -256,6 +256,12 @@ class Source:
     def is_parameter(self, tensor: Tensor) -> bool:
         """Does it share its memory with a parameter of the model?"""
         return tensor.untyped_storage().data_ptr() in self._storages
+
+
+def _autocast(module: nn.Module) -> torch.dtype | None:
+    """The type that autocast computes in where the module's parameters are; None without."""
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @contextmanager

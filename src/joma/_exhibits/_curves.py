@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,9 @@ TO_THE_LETTER = PLAIN | {"fresh_adam": True, "short_window": True, "valid_window
 
 def train_all(
     writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], settings: dict[str, Any], seed: int,
-    progress: Progress,
+    progress: Progress, gauges: Sequence[str] = GAUGES,
 ) -> None:  # fmt: skip
-    """Train each of ``runs`` (data, layers, lr and steps) with every seed, and refer to it.
+    """Train each of ``runs`` (data, layers, lr and steps) with every seed, and refer to its ``gauges``.
 
     The runs are beside the exhibit, in ``<name>-runs/``, named by all of their settings: a killed exhibit goes on where
     it was.
@@ -56,7 +56,7 @@ def train_all(
             warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
             run = train(language, out, say=lambda line: None, show=show)
         columns = {key: chosen[key] for key in ("data", "layers", "lr", "seed")}
-        writer.refer(run, GAUGES, **columns, status=run.info["status"])
+        writer.refer(run, tuple(gauges), **columns, status=run.info["status"])
 
 
 def _folder(settings: Settings) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
@@ -65,6 +67,56 @@ def spectral_norm(top: TopSingular) -> float:
 def effective_rank(w: Tensor) -> float:
     """exp of the entropy of the normalised singular values."""
     return float(_effective_rank(w))
+
+
+@gauge("gradient_norm", on="gradient")
+def gradient_norm(g: Tensor) -> float:
+    """‖G‖_F of the gradient that the optimiser uses (after clipping and unscaling); needs optimizer=."""
+    return float(torch.linalg.vector_norm(g.double() if g.device.type in ("cpu", "cuda") else g.float()))
+
+
+@gauge("gradient_rank", on="gradient", given="top")
+def gradient_rank(top: TopSingular) -> float:
+    """Stable rank of the gradient; needs optimizer=."""
+    return top.stable_rank
+
+
+@gauge("update_ratio", on="update")
+def update_ratio(d: Tensor) -> float:
+    """‖ΔW‖_F / ‖W‖_F of an optimiser's step; needs optimizer=."""
+    return gradient_norm(d)
+
+
+@gauge("update_rank", on="update", given="top")
+def update_rank(top: TopSingular) -> float:
+    """Stable rank of what an optimiser's step adds; needs optimizer=."""
+    return top.stable_rank
+
+
+class ChargeState(Protocol):
+    """A charge of one layer at one time: numbers, or one per head (heads,); NaN where they are not known."""
+
+    balance: Tensor
+    drift: Tensor
+    residual: Tensor
+
+
+@gauge("charge", on="charge")
+def charge(state: ChargeState) -> Tensor:
+    """Balance of a charge: ‖X − Y‖/(‖X‖ + ‖Y‖) of its sides, 0 if equal, 1 if one is missing; stream: mean square."""
+    return state.balance
+
+
+@gauge("charge_drift", on="charge")
+def charge_drift(state: ChargeState) -> Tensor:
+    """How far a charge has moved since the first measurement, relative to its sides then; in training only."""
+    return state.drift
+
+
+@gauge("charge_residual", on="charge")
+def charge_residual(state: ChargeState) -> Tensor:
+    """What the gradient identity of a charge is off by, relative: rounding, or a bug; needs optimizer=."""
+    return state.residual
 
 
 def _cosines(states: Tensor, statistic: str) -> float:

@@ -6,6 +6,9 @@ A gauge measures one thing on a model. What its function is given depends on wha
     weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
                                          warm-started from step to step and worked out on shards
     hidden      states (tokens, d)    -> a number
+    gradient    the gradient of a matrix (m, n) that the optimiser is about to use; else as "weight"
+    update      what an optimiser's step did to a matrix, relative to its size: ΔW/‖W‖_F (m, n); else as "weight"
+    charge      a `ChargeState`       -> a number, or one per head
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-On = Literal["attention", "weight", "hidden"]
+On = Literal["attention", "weight", "hidden", "gradient", "update", "charge"]
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
 # parts of a block that weight gauges can be measured on, as in "stable_rank.qk"; the first by default
@@ -29,6 +32,18 @@ PARTS = {
     "o": "output projection of attention",
     "qk": "W_Q W_Kᵀ, a head each",
 }
+# kinds of charges, as in "charge.vo"; the first by default
+CHARGES = {
+    "qk": "queries against keys, per head",
+    "vo": "values against outputs, per head",
+    "mlp": "what enters a neuron against what leaves it",
+    "norm": "a normalisation's channels against all that read them",
+    "stream": "all that is written to the residual stream",
+}
+_PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk"}  # a product has no gradient of its own
+_PARTS_ON: dict[On, dict[str, str]] = {
+    "attention": {}, "hidden": {}, "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,26 @@ class Gauge:
     help: str
     reduce: Reduce = "mean"  # how an attention gauge becomes one value per head
     given: Given = "matrix"  # what a weight gauge is given
-    part: str = "mlp_in"  # the matrix that a weight gauge is measured on
+    part: str = ""  # the matrix, or the kind of charge, that it is measured on; "" of attention and hidden states
+
+    @property
+    def runs_model(self) -> bool:
+        """Is it measured in passes of the model?"""
+        return self.on in ("attention", "hidden")
+
+    @property
+    def per_head(self) -> bool:
+        """Has it one value per head of each layer?"""
+        products = {"weight": ("qk",), "charge": ("qk", "vo")}
+        return self.on == "attention" or self.part in products.get(self.on, ())
+
+    @property
+    def needs_steps(self) -> bool:
+        """Can it be measured around the steps of an optimiser only?"""
+        return self.on in ("gradient", "update") or self.name.split(".")[0] in ("charge_residual", "charge_drift")
 
     def measure(self, w: Any, top: Any = None) -> float:
-        """The value of a weight gauge on a matrix; ``top`` is its `TopSingular` if that is known already."""
+        """The value on a matrix (weight, gradient or update); ``top`` is its `TopSingular` if that is known already."""
         from joma._gauges.rank import top_singular
         from joma._gauges.sharded import whole
 
@@ -64,9 +95,11 @@ def gauge(
     Arguments:
         name: an identifier; it is what `watch`, `scan` and the command line call it.
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
-            (m, n), "hidden" states (tokens, d) (it returns a number).
+            (m, n), "gradient" its gradient, "update" what a step did to it over its norm, "hidden" states (tokens, d)
+            (it returns a number).
         reduce: how an attention gauge becomes one value per head: "mean" or "max" over real queries.
-        given: "top" gives a weight gauge the largest singular value and the norm, which gauges share, not the matrix.
+        given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
+            the matrix.
 
     Returns:
         A decorator. The first line of the function's docstring is what `joma gauges` shows.
@@ -79,8 +112,8 @@ def gauge(
     'The largest entry of the matrix by size.'
     >>> remove("largest_weight")
     """
-    if on not in ("attention", "weight", "hidden"):
-        raise ValueError(f"a gauge is measured on 'attention', 'weight' or 'hidden', not on {on!r}")
+    if on not in _PARTS_ON:
+        raise ValueError(f"a gauge is measured on one of {', '.join(map(repr, _PARTS_ON))}, not on {on!r}")
     if not name.isidentifier():
         raise ValueError(f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}")
 
@@ -88,7 +121,7 @@ def gauge(
         if name in _GAUGES and _GAUGES[name].function is not function:
             raise ValueError(f"there is a gauge {name!r} already; choose another name")
         text = (function.__doc__ or "").strip()
-        _GAUGES[name] = Gauge(name, on, function, text.split("\n")[0], reduce, given)
+        _GAUGES[name] = Gauge(name, on, function, text.split("\n")[0], reduce, given, next(iter(_PARTS_ON[on]), ""))
         return function
 
     return register
@@ -116,7 +149,8 @@ def gauges() -> dict[str, Gauge]:
 def get(names: Iterable[str]) -> list[Gauge]:
     """The gauges with these names; an unknown one is an error that tells the nearest.
 
-    A weight gauge may name the part it is measured on: "stable_rank.q" is the stable rank of the query projections.
+    A gauge on matrices or charges may name the part it is measured on: "stable_rank.q" is the stable rank of the query
+    projections.
     """
     table = gauges()
     chosen = []
@@ -126,8 +160,9 @@ def get(names: Iterable[str]) -> list[Gauge]:
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"unknown gauge {name!r}.{hint} Known: {', '.join(table)}.")
-        if part and (table[name].on != "weight" or part not in PARTS):
-            parts = f"; parts are {', '.join(PARTS)}" if table[name].on == "weight" else ", which has no parts"
+        known = _PARTS_ON[table[name].on]
+        if part and part not in known:
+            parts = f"; parts are {', '.join(known)}" if known else ", which has no parts"
             raise ValueError(f"there is no part {part!r} of the gauge {name!r}{parts}")
         chosen.append(replace(table[name], name=full, part=part) if part else table[name])
     return list({gauge.name: gauge for gauge in chosen}.values())

@@ -13,6 +13,7 @@ import torch
 
 from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
+from joma._scan.charges import measure_charges
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.files import BadCheckpoint
 from joma._scan.hub import DownloadProgress, Revision
@@ -56,14 +57,15 @@ def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: Downloa
         tensors = checkpoint_tensors(checkpoint, revision)
         kinds = {
             "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.pattern),
-            "model": partial(_model, row, tensors, revision, [g for g in gauges if g.on != "weight"], request),
+            "charges": partial(_charges, row, tensors, [g for g in gauges if g.on == "charge"]),
+            "model": partial(_model, row, tensors, revision, [g for g in gauges if g.runs_model], request),
         }
         done = 0
         for measured_kind in kinds.values():
             try:
                 notes += measured_kind()
                 done += 1
-            except Exception as error:  # the other kind of gauges may work all the same
+            except Exception as error:  # the other kinds of gauges may work all the same
                 notes.append(_message(error))
         row.status = "ok" if done == len(kinds) else "partly" if row.measured else "failed"
         row.bytes_read = tensors.bytes_read
@@ -143,6 +145,17 @@ def _one(matrix: Planned, tensors: Tensors, gauges: list[Gauge]) -> list[tuple[d
         top = top_singular(w) if any(g.given == "top" for g in gauges) else None
         values.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
     return values
+
+
+def _charges(row: Row, tensors: Tensors, gauges: list[Gauge]) -> list[str]:
+    """Charge gauges."""
+    if gauges:
+        measured = measure_charges(tensors, gauges)
+        row.measured |= measured.values
+        row.layers |= measured.layers
+        row.heads |= measured.heads
+        row.digest = tensors.digest
+    return []
 
 
 def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:

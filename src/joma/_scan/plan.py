@@ -79,7 +79,7 @@ Plan = dict[str, list[Planned]]  # part -> matrices by layer
 def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> Plan:
     """The matrices of each part; a part that the checkpoint does not have is an error."""
     matrices_by_part: Plan = {}
-    model, skeleton = _from_config(tensors.config), None
+    model, skeleton = model_of(tensors.config), None
     for part in dict.fromkeys(parts):
         if part == "mlp_in" and pattern is not None:
             matrices_by_part[part] = _by_pattern(tensors, pattern)
@@ -102,19 +102,28 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
     return matrices_by_part
 
 
-def _from_config(config: dict[str, Any] | None) -> nn.Module | None:
-    """The model on the meta device; None without a config, transformers, or a family that it knows by itself."""
+def model_of(config: dict[str, Any] | None, *, head: bool = False) -> nn.Module | None:
+    """The model on the meta device; None without a config, transformers, or a family that it knows by itself.
+
+    ``head``: as it was trained, with what the config's ``architectures`` has on top.
+    """
     if config is None or not isinstance(kind := config.get("model_type"), str):
         return None
     try:
+        import transformers
         from transformers import CONFIG_MAPPING, AutoModel
     except ImportError:
         return None
     if kind not in CONFIG_MAPPING:
         return None
     try:
+        known, trained = CONFIG_MAPPING[kind].from_dict(config), (config.get("architectures") or [""])[0]
         with torch.device("meta"):
-            model: nn.Module = AutoModel.from_config(CONFIG_MAPPING[kind].from_dict(config))
+            model: nn.Module
+            if head and hasattr(transformers, trained):
+                model = getattr(transformers, trained)(known)
+            else:
+                model = AutoModel.from_config(known)
     except Exception:  # a config that does not fit this version of transformers: the names will do
         return None
     return model
@@ -122,7 +131,7 @@ def _from_config(config: dict[str, Any] | None) -> nn.Module | None:
 
 def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
     """Where the matrices' views lie in the file; None if the file calls nothing as the model does."""
-    match = _matcher(tensors.names)
+    match = matcher(tensors.names)
     owners = {p.untyped_storage()._cdata: (name, p) for name, p in model.named_parameters()}
     planned, missing, stacks = [], [], 0
     for matrix in matrices:
@@ -146,7 +155,7 @@ def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> l
     return None if missing else planned
 
 
-def _matcher(names: Sequence[str]) -> Callable[[str], str | None]:
+def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
     """Model's name -> file's name, which may have more in front (`gpt_neox.`, `model.`) or less."""
     known = set(names)
     shorter: dict[str, list[str]] = {}

@@ -52,8 +52,9 @@ def scan(
 ) -> Scan:
     """Measure gauges on every checkpoint of a series; the same call again goes on where it stopped.
 
-    Weight gauges read the tensors they need and nothing else. Attention gauges and ``coherence`` load the model and run
-    it on a fixed sample of tokens. A checkpoint that cannot be read has a row that says why, and the others go on.
+    Gauges of weights and charges read the tensors they need and nothing else. Attention gauges and ``coherence`` load
+    the model and run it on a fixed sample of tokens. A checkpoint that cannot be read has a row that says why, and the
+    others go on.
 
     Arguments:
         source: a folder of checkpoints (``step-*/``, ``checkpoint-*/``, or files), one model, a run of ``joma train``,
@@ -80,6 +81,8 @@ def scan(
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)
     _check(names, tokens, length, pattern, workers)
+    if in_training := [g.name for g in chosen if g.needs_steps]:
+        raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
     engine = check_engine(engine, address)
     if pattern is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
         raise ValueError(
@@ -88,7 +91,7 @@ def scan(
     checkpoints = find_checkpoints(os.fspath(source), revisions)
     request = Request(tuple(names), pattern, data, tokens, length, keep)
     config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
-    if any(g.on != "weight" for g in chosen):
+    if any(g.runs_model for g in chosen):
         config |= {"data": _named(data), "tokens": tokens, "length": length}
     path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
     result = Scan(path, temporary=run is None)

@@ -71,9 +71,9 @@ def no_attention(model: nn.Module, ran: int = 0) -> str:
 def find(
     model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
 ) -> dict[str, list[Matrix]]:
-    """The matrices of every part that weight gauges ask for; a part without any is an error, unless ``lenient``."""
+    """The matrices of every part that gauges ask for; a part without any is an error, unless ``lenient``."""
     matrices_of = {}
-    for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
+    for part in dict.fromkeys(g.part for g in gauges if g.on in ("weight", "gradient", "update")):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
         if matrices:
             matrices_of[part] = matrices

@@ -23,10 +23,10 @@ RunFolder = str | os.PathLike[str]
 
 def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
     """The axes of what a watch with these gauges writes; ``groups`` is how many learning rates there are."""
-    axes = {g.name: ["layer", "head"] for g in gauges if g.on == "attention" or g.part == "qk"}
+    axes = {g.name: ["layer", "head"] for g in gauges if g.per_head}
     axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
     axes |= {"lr": ["group"], "tau": ["group"]} if groups > 1 else {}
-    return axes | ({} if all(g.on == "weight" for g in gauges) else {"phase": ["layer"]})
+    return axes | ({"phase": ["layer"]} if any(g.runs_model for g in gauges) else {})
 
 
 def config_of(model: nn.Module, every: Every, gauges: Sequence[Gauge], *, probed: bool) -> dict[str, Any]:

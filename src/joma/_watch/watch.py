@@ -15,10 +15,13 @@ from torch.optim import Optimizer
 
 from joma._events.events import Padding
 from joma._events.optimiser import Steps, distinct_rates, optimisers_of
+from joma._events.source import Source
 from joma._gauges.registry import get
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import alarms, attached
+from joma._watch.changes import Changes
+from joma._watch.charges import Charges
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
 from joma._watch.inputs import check_has_attention, check_model, find
@@ -84,7 +87,9 @@ def watch(
             model that gives it. Found by itself if it is called ``attention_mask`` or ``…key_padding_mask``.
         mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
         optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
-            recorded from the steps that they make. Without it, `Watch.step` can be told the rate.
+            recorded from the steps that they make. Without it, `Watch.step` can be told the rate. Gauges of gradients
+            and updates need it; with a gauge of charges, it has every gradient that is about to be used checked
+            against the exact laws of the model (see `joma.charges`), in measured steps.
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
@@ -127,14 +132,17 @@ class Watch:
         self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._matrices = find(model, chosen, mlp, lenient=gauges is None)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
-        self._attends = any(g.on != "weight" for g in self._gauges)
+        self._attends = any(g.runs_model for g in self._gauges)
         if self._attends:
             check_has_attention(model)
         self._processes = Processes(model)
         self._notices = Notices(warn if self._processes.first else silent)
         self._weights = Weights(self._gauges, self._matrices, self._processes)
+        self._changes = Changes(model, self._gauges, self._matrices, self._processes, optimizers or [])
+        self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
+        self._meters = (self._weights, self._changes, self._charges)  # of what needs no pass of the model
         measured = [*self._gauges, *alarms.FOR_PHASES]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices)
+        self._passes = Passes(model, measured, padding, self._processes, self._notices, [self._charges.precision])
         attached.check_free(self._passes.source.names)
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
@@ -149,7 +157,10 @@ class Watch:
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
-        self._steps = None if optimizers is None else Steps(model, optimizers)
+        self._steps = None if optimizers is None else Steps(model, optimizers, [self._changes, self._charges])
+        # measured steps are listened to; what needs no attention of them asks in which precision they are computed
+        listened = self._attends and self._probe is None
+        self._ears = self._passes.source if listened else Source(model, [self._charges.precision])
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
@@ -214,6 +225,8 @@ class Watch:
             return self._measure(loss, numbers) if due else {}
         finally:
             self._passes.clear()
+            self._changes.clear()
+            self._charges.clear()
             self._arm()
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,6 +237,7 @@ class Watch:
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
             "starts": self._weights.state(),
+            "charges": self._charges.state(),
             "clock": self._clock.state(),
         }
 
@@ -235,6 +249,7 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
+        self._charges.restore(state.get("charges", {}))
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
@@ -267,7 +282,7 @@ class Watch:
 
     def _detach(self) -> None:
         """Leave the model alone."""
-        self._passes.source.leave()
+        self._ears.leave()
         if self._steps is not None:
             self._steps.leave()
         attached.release(self._passes.source.names)
@@ -283,27 +298,33 @@ class Watch:
     # A measurement
 
     def _arm(self) -> None:
-        """Listen to the model if the step to come is due, and measured in the model's own passes."""
-        self._passes.source.leave()
-        if self._schedule.arm() and self._attends and self._probe is None:
-            self._passes.source.listen()
+        """Listen to the model and its optimisers if the step to come is due."""
+        self._ears.leave()
+        due = self._schedule.arm()
+        self._changes.armed = self._charges.armed = due
+        checked = self._charges.checks and self._steps is not None
+        if due and (self._ears is self._passes.source or checked):
+            self._ears.listen()
 
     def _measure(self, loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
         step = self.last_step
-        self._passes.source.leave()
+        self._ears.leave()
         values: dict[str, Tensor] = {}
         if self._attends:
             if self._probe is not None:
                 self._probe.run(self._passes.source)
             values = self._passes.measure()
-        values |= self._weights.measure()
-        for (part, name), reason in self._weights.reasons.items():
+        for meter in self._meters:
+            values |= meter.measure()
+        for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
+        if self._charges.checks and self._steps is not None:
+            self._charges.alarm(step, self._notices)
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in alarms.FOR_PHASES if gauge.name in values}
         if for_phases:
             alarms.judge(self.phases, for_phases, step, mean_loss, self.layers, self._notices)
-        heads = {gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.on != "weight"}
+        heads = {gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.runs_model}
         self.latest = Measurement(step, values, self._names(), heads, mean_loss)
         for name, n, module in self.latest.not_numbers():
             self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
@@ -321,14 +342,15 @@ class Watch:
 
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
-        known = [gauge.name for gauge in self._gauges if gauge.on == "weight" or self.layers]
-        names = {gauge: self._weights.names.get(gauge, self.layers) for gauge in known}
-        return names | ({"phase": self.layers} if self.layers else {})
+        names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
+        known = [*(g.name for g in self._gauges if g.runs_model), "phase"] if self.layers else []
+        return names | dict.fromkeys(known, self.layers)
 
     def _widths(self) -> dict[str, list[int]]:
         """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
-        widths = self._passes.tally.widths()
-        return {gauge.name: widths for gauge in self._gauges if gauge.on == "attention"} | self._weights.widths
+        widths = {gauge: widths for meter in self._meters for gauge, widths in meter.widths.items()}
+        attention = [gauge.name for gauge in self._gauges if gauge.on == "attention"]
+        return dict.fromkeys(attention, self._passes.tally.widths()) | widths
 
 
 def _scalar(value: Any) -> float:

@@ -240,7 +240,8 @@ def _loss(task: Task, h: Array) -> float:
 
 def _null_space(design: Array) -> Array:
     size = np.linalg.norm(design, axis=0)
-    return null_space(design / size, rcond=1e-10) / size[:, None]
+    triangle = np.linalg.qr(design / size, mode="r")  # the same null space, and no more rows than columns
+    return null_space(triangle, rcond=1e-10) / size[:, None]
 
 
 def _minimiser(task: Task, design: Array) -> Array:

@@ -42,6 +42,7 @@ from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
 from joma.theory.flows import Flow, starts
 from joma.theory.invariants import Invariant, normalised_correlation, softmax_sums
+from joma.theory.optimisers import PLAIN, SGD, Optimiser
 from joma.theory.setting import Array, Attention, Task, finite, nearest
 from joma.theory.trajectory import Trajectory
 
@@ -223,9 +224,19 @@ class BlockFlow(Flow):
         z0: ArrayLike | None = None,
         *,
         w0: ArrayLike | None = None,
+        optimiser: Optimiser = PLAIN,
     ) -> BlockTrajectory:
-        """As ``JointFlow.descend``, from the same starts as ``integrate``."""
-        return cast(BlockTrajectory, self._descend(steps, step, v0, xi0, z0, w0))
+        """As ``JointFlow.descend``, from the same starts as ``integrate``.
+
+        ``invariant().law`` is that of gradient descent, and under softmax that of SGD without weight decay, which keeps
+        sums; it is None for other optimisers. Sign descent and Adam need embeddings of which v is a parameter.
+        """
+        if self.block.gram is not None and not isinstance(optimiser, SGD):
+            raise ValueError(
+                f"{type(optimiser).__name__} acts on each parameter by itself, and with shared values or an explicit "
+                "embedding v is a combination of them; values='separate' has v as its parameters"
+            )
+        return cast(BlockTrajectory, self._descend(steps, step, v0, xi0, z0, w0, optimiser))
 
     def _trajectory(self, solution: Solution, step: float | None) -> BlockTrajectory:
         return BlockTrajectory(**self._fields(solution, step))
@@ -301,7 +312,8 @@ class BlockTrajectory(Trajectory):
         scale = max(1.0, float(np.abs(self.z).max()))
         if kind == "softmax":
             total = self.z.reshape(len(self.t), -1, M).sum(axis=2)
-            law = np.zeros_like(total) if self.step is not None else None
+            linear = isinstance(self.optimiser, SGD) and not np.any(self.optimiser.weight_decay)
+            law = np.zeros_like(total) if self.step is not None and linear else None
             start = np.broadcast_to(total[0], total.shape)
             sums = np.hstack([total, softmax_sums(flow.block.gram, self.v, self.xi, flow.heads)])
             unknown = np.full(len(self.t), np.nan)
@@ -317,7 +329,7 @@ class BlockTrajectory(Trajectory):
         value = summed - factor * square
         predicted = factor * square + value[0]
         law = None
-        if self.step is not None:
+        if self.step is not None and self.optimiser == PLAIN:
             steps = (dz2 if kind == "linear" else 0.0) - factor * dv2
             law = np.concatenate([np.zeros((1, steps.shape[1])), np.cumsum(steps, axis=0)])
         formula = "Σ_m z_m − (r/2T) Σ v²" if kind == "exp" else "Σ_m z_m² − r Σ v²"

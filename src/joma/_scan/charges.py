@@ -1,0 +1,86 @@
+"""Charge gauges on a checkpoint: the charges of the model that its config describes, with weights from the files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from joma._charges.charge import Read
+from joma._charges.find import find
+from joma._charges.state import Layered, State, by_part, missing
+from joma._gauges.registry import Gauge
+from joma._scan.files import BadCheckpoint, contiguous
+from joma._scan.plan import Piece, matcher, model_of
+from joma._scan.tensors import Tensors
+
+
+@dataclass
+class MeasuredCharges:
+    """By gauge: values (layers,) or (layers, heads), names of the layers, and heads of each where there are heads."""
+
+    values: dict[str, list[float] | list[list[float]]] = field(default_factory=dict)
+    layers: dict[str, list[str]] = field(default_factory=dict)
+    heads: dict[str, list[int]] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
+    """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
+    model = model_of(tensors.config, head=True)
+    if model is None:
+        raise BadCheckpoint("charges need a config.json of a family that transformers knows")
+    charges = find(model)
+    by_kind, places = by_part(charges), _places(model, tensors)
+
+    def read(parameter: Tensor) -> Tensor:
+        tensor, shape = places[id(parameter)], tuple(parameter.shape)
+        if tensor is None:
+            name = next(name for name, other in model.named_parameters() if other is parameter)
+            raise BadCheckpoint(f"the tensor {name} is missing")
+        return Piece(tensor, shape, (shape, contiguous(shape), 0)).read(tensors)
+
+    measured = MeasuredCharges()
+    for part in dict.fromkeys(gauge.part for gauge in gauges):
+        if part not in by_kind:
+            raise BadCheckpoint(missing(charges, part))
+        states = [_state(layer, read) for layer in by_kind[part]]
+        for gauge in (g for g in gauges if g.part == part):
+            rows = [torch.as_tensor(gauge.function(state)).reshape(-1).tolist() for state in states]
+            width = max(map(len, rows))
+            padded = [row + [math.nan] * (width - len(row)) for row in rows]
+            measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in rows]
+            measured.layers[gauge.name] = [layer.name for layer in by_kind[part]]
+            measured.heads |= {gauge.name: [len(row) for row in rows]} if gauge.per_head else {}
+    return measured
+
+
+def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
+    """Parameter -> its name in the file; one that has another name there is known by its shape, if no other has that.
+
+    Pythia's head is ``embed_out`` in the files and ``lm_head`` in the model.
+    """
+    match = matcher(tensors.names)
+    places = {id(parameter): match(name) for name, parameter in model.named_parameters()}
+    rest = [name for name in tensors.names if name not in places.values()]
+    lost = [parameter for parameter in model.parameters() if places[id(parameter)] is None]
+    for parameter in lost:
+        same = [name for name in rest if tensors.entry(name).shape == tuple(parameter.shape)]
+        alike = [other for other in lost if other.shape == parameter.shape]
+        places[id(parameter)] = same[0] if len(same) == len(alike) == 1 else None
+    return places
+
+
+def _state(layer: Layered, read: Read) -> State:
+    once: dict[int, Tensor | None] = {}  # queries and keys may be parts of one tensor
+
+    def kept(parameter: Tensor) -> Tensor | None:
+        if id(parameter) not in once:
+            once[id(parameter)] = read(parameter)
+        return once[id(parameter)]
+
+    balance = layer.balance(layer.sums(kept))
+    unknown = torch.full_like(balance, math.nan)
+    return State(balance, unknown, unknown)

@@ -1,0 +1,145 @@
+"""Gauges of gradients and updates, around the steps of the optimisers.
+
+A gradient is looked at just before the step, as the optimiser will use it; an update is what the step did to the
+weights, for which they are copied before it and the copy dropped after it: nothing is kept between steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from joma._events.optimiser import StepBegins, StepEnds
+from joma._gauges.matrices import Matrix
+from joma._gauges.rank import top_singular
+from joma._gauges.registry import Gauge
+from joma._watch.processes import Processes
+
+
+class Changes:
+    """An observer of steps, which measures while it is ``armed``.
+
+    Attributes:
+        armed: is the step to come measured?
+        reasons: (gauge, matrix) -> why a value of the last measurement is 0 or NaN.
+    """
+
+    wants = (StepBegins, StepEnds)
+
+    def __init__(
+        self, model: nn.Module, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]],
+        processes: Processes, optimizers: Sequence[Optimizer],
+    ) -> None:  # fmt: skip
+        self.gauges = [gauge for gauge in gauges if gauge.on in ("gradient", "update")]
+        if self.gauges and not optimizers:
+            raise ValueError(f"{self.gauges[0].name} is measured around an optimiser's step: give optimizer=…")
+        if self.gauges and any(hasattr(p, "to_local") for p in model.parameters()):
+            raise ValueError(f"{self.gauges[0].name} is not measured on parameters that are sharded over processes")
+        self.armed = False
+        self.reasons: dict[tuple[str, str], str] = {}
+        self._model, self._matrices, self._processes = model, matrices, processes
+        self._values: dict[tuple[str, int], float] = {}
+        self._before: dict[tuple[str, int], list[Tensor]] = {}
+
+    widths: Mapping[str, list[int]] = {}  # nothing is per head
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Gauge -> names of the matrices that it is measured on, by layer."""
+        return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
+
+    def observe(self, event: StepBegins) -> None:
+        """A step begins or has ended."""
+        if not self.armed or not self.gauges or not self._processes.computes_weights:
+            return
+        stepped = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+        if isinstance(event, StepEnds):
+            self._ends()
+            return
+        self._before.clear()
+        unscale = 1.0 / float(scale) if (scale := getattr(event.optimizer, "grad_scale", None)) is not None else 1.0
+        for part in dict.fromkeys(gauge.part for gauge in self.gauges):
+            for n, matrix in enumerate(self._matrices[part]):
+                views = matrix.views()
+                owners = [self._owner(view) for view in views]
+                if not all(id(owner) in stepped for owner in owners):
+                    continue
+                self._measure(part, n, matrix, "gradient", _gradients(views, owners, unscale))
+                if any(gauge.part == part and gauge.on == "update" for gauge in self.gauges):
+                    self._before[part, n] = [view.detach().clone() for view in views]
+
+    def _ends(self) -> None:
+        for (part, n), before in self._before.items():
+            matrix = self._matrices[part][n]
+            (old,) = matrix.finish(before)
+            (new,) = matrix.finish([view.detach() for view in matrix.views()])
+            size = torch.linalg.vector_norm(old.double())
+            change = (new.double() - old.double()) / size if size > 0 else "the weights are zero"
+            self._measure(part, n, matrix, "update", change)
+        self._before.clear()
+
+    def _measure(self, part: str, layer: int, matrix: Matrix, on: str, change: list[Tensor] | Tensor | str) -> None:
+        chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.on == on]
+        if not chosen:
+            return
+        if isinstance(change, str):
+            self._values |= {(gauge.name, layer): math.nan for gauge in chosen}
+            self.reasons |= {(gauge.name, matrix.name): change for gauge in chosen}
+            return
+        w = matrix.finish(change)[0] if isinstance(change, list) else change
+        top = top_singular(w.float()) if any(gauge.given == "top" for gauge in chosen) else None
+        for gauge in chosen:
+            self._values[gauge.name, layer] = gauge.measure(w, top)
+            if top is not None and top.reason and gauge.given == "top":
+                self.reasons[gauge.name, matrix.name] = top.reason
+
+    def _owner(self, view: Tensor) -> Tensor:
+        """The parameter that a view looks at."""
+        for parameter in self._model.parameters():
+            if parameter.untyped_storage().data_ptr() == view.untyped_storage().data_ptr():
+                start = parameter.storage_offset()
+                if start <= view.storage_offset() < start + max(parameter.numel(), 1):
+                    return parameter
+        raise ValueError("a matrix is not a view of one parameter; its gradient cannot be told")
+
+    def measure(self) -> dict[str, Tensor]:
+        """Gauge -> (layers,), of the step since the last call; NaN where no optimiser stepped the matrix."""
+        values = {}
+        for gauge in self.gauges:
+            layers = range(len(self._matrices[gauge.part]))
+            found = [self._values.get((gauge.name, n), math.nan) for n in layers]
+            here = self._processes.computes_weights
+            values[gauge.name] = self._processes.sum_whole_(
+                torch.tensor(found if here else [0.0] * len(found), dtype=torch.float64)
+            )
+            for n, matrix in enumerate(self._matrices[gauge.part]):
+                if here and (gauge.name, n) not in self._values:
+                    self.reasons[gauge.name, matrix.name] = "no optimiser that is watched has stepped it"
+        return values
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self._values.clear()
+        self._before.clear()
+        self.reasons.clear()
+
+
+def _gradients(views: list[Tensor], owners: list[Tensor], factor: float) -> list[Tensor] | str:
+    """The gradients of the parameters ``owners``, seen as the views see them; or why there is none."""
+    gradients = []
+    for view, owner in zip(views, owners, strict=True):
+        gradient: Any = owner.grad
+        if gradient is None:
+            return "it has no gradient"
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if gradient.stride() != owner.stride():
+            gradient = torch.empty_strided(owner.shape, owner.stride(), device=owner.device).copy_(gradient)
+        at = view.storage_offset() - owner.storage_offset() + gradient.storage_offset()
+        gradients.append(gradient.detach().as_strided(view.shape, view.stride(), at) * factor)
+    return gradients

@@ -1,0 +1,183 @@
+"""Charges of a watched model: their balance and drift, and an alarm where a gradient breaks an exact law.
+
+The gradient identity of every exact charge (see ``joma.charges``) is checked in measured steps, before the optimiser
+uses the gradient; that needs ``optimizer=``. The tolerance follows the precision that the passes were computed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from joma._charges.charge import Charge, Status
+from joma._charges.find import find
+from joma._charges.identity import Deviation, check_gradients
+from joma._charges.state import States, by_part, missing
+from joma._events.events import PassBegins
+from joma._events.optimiser import StepBegins
+from joma._gauges.registry import Gauge
+from joma._watch.notices import Notices
+from joma._watch.processes import Processes
+
+
+class Precision:
+    """An observer of passes: the type that autocast computes in, if it does."""
+
+    wants = (PassBegins,)
+
+    def __init__(self) -> None:
+        self.dtype: torch.dtype | None = None
+
+    def observe(self, event: PassBegins) -> None:
+        """A pass begins."""
+        if event.grad and event.autocast is not None:
+            self.dtype = event.autocast
+
+
+class Charges:
+    """Measures charge gauges, and observes steps while it is ``armed``.
+
+    Attributes:
+        armed: is the step to come measured?
+        precision: an observer of the passes.
+        deviations: what was off in the last step, or None if there was none to be judged.
+        unchecked: names of exact charges with a parameter that trains, but in no optimiser that is watched: nobody
+            sets its gradient to zero.
+    """
+
+    wants = (StepBegins,)
+
+    def __init__(
+        self, model: nn.Module, gauges: Sequence[Gauge], processes: Processes, optimizers: Sequence[Optimizer]
+    ) -> None:
+        self.gauges = [gauge for gauge in gauges if gauge.on == "charge"]
+        self.armed, self.precision = False, Precision()
+        self.deviations: list[Deviation] | None = None
+        self.unchecked: list[str] = []
+        self._processes, self._optimizers = processes, list(optimizers)
+        self._all = find(model) if self.gauges else []
+        layers = by_part(self._all)
+        for gauge in self.gauges:
+            if gauge.part not in layers:
+                raise ValueError(missing(self._all, gauge.part))
+            if gauge.name.startswith("charge_residual") and not self._optimizers:
+                raise ValueError(f"{gauge.name} is measured before an optimiser's step: give optimizer=…")
+        if any(side.parameter.is_meta for charge in self._all for side in charge.sides):
+            raise ValueError("the model is on the meta device: its weights have no values to measure")
+        self._states = States({part: layers[part] for part in dict.fromkeys(g.part for g in self.gauges)})
+        with torch.no_grad():
+            self.widths = {  # gauge -> how many heads each layer has, for charges per head
+                g.name: [len(layer.sums()[0]) for layer in layers[g.part]] for g in self.gauges if g.per_head
+            }
+
+    @property
+    def checks(self) -> bool:
+        """Is there anything to check?"""
+        return bool(self.gauges)
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Gauge -> names of its charges, by layer."""
+        return {g.name: [layer.name for layer in self._states.layers[g.part]] for g in self.gauges}
+
+    def observe(self, event: StepBegins) -> None:
+        """A step begins: gradients are those that the optimiser is about to use."""
+        if not self.armed or not self.gauges or not self._processes.computes_weights:
+            return
+        first, trained = self.deviations is None, {id(p) for other in self._optimizers for p in _parameters(other)}
+        own = {id(p) for p in _parameters(event.optimizer)}
+
+        def due(charge: Charge) -> bool:
+            """All of it is this optimiser's; or several share it, and none of them has stepped yet."""
+            return _within(charge, own) or (first and _within(charge, trained))
+
+        mine = [charge for charge in self._all if due(charge)]
+        self.deviations = (self.deviations or []) + check_gradients(mine, computed_in=self.precision.dtype)
+        self._states.keep_residuals(lambda p: p.grad, lambda layer: all(map(due, layer.charges)))
+        if first:
+            self.unchecked = [c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)]
+
+    def measure(self) -> dict[str, Tensor]:
+        """Gauge -> (layers,), or (layers, heads) for charges per head."""
+        values: dict[str, Tensor] = {}
+        for part, layers in self._states.layers.items():
+            chosen = [gauge for gauge in self.gauges if gauge.part == part]
+            here = self._processes.computes_weights
+            with torch.no_grad():
+                states = [self._states.of(part, layer) for layer in layers] if here else []
+            for gauge in chosen:
+                rows = [torch.as_tensor(gauge.function(state), dtype=torch.float64).reshape(-1) for state in states]
+                values[gauge.name] = self._padded(gauge, rows)
+        return values
+
+    def _padded(self, gauge: Gauge, rows: list[Tensor]) -> Tensor:
+        """(layers, heads) with NaN where a layer has fewer heads; (layers,) of charges that are not per head."""
+        widths = self.widths.get(gauge.name, [1] * len(self._states.layers[gauge.part]))
+        table = torch.full((len(widths), max(widths)), math.nan if rows else 0.0, dtype=torch.float64)
+        for n, row in enumerate(rows):
+            table[n, : len(row)] = row
+        table = self._processes.sum_whole_(table)
+        return table if gauge.per_head else table[:, 0]
+
+    def alarm(self, step: int, notices: Notices) -> None:
+        """Say what was off, once per charge until it is right again; and if nothing could be checked."""
+        off = {deviation.charge.name: deviation for deviation in self.deviations or []}
+        if self.deviations is None and self._processes.computes_weights:
+            notices.once("no step", f"step {step}: no step of the optimiser was seen, so no gradient was checked")
+        elif self.deviations is not None:
+            for charge in self._all:
+                if charge.name not in off:
+                    notices.forget(("charge", charge.name))
+        if self.unchecked:
+            notices.once(
+                "unchecked",
+                f"{len(self.unchecked)} charges are not checked, {self.unchecked[0]} the first of them: they have "
+                "parameters that train but are in no optimiser that is watched",
+            )
+        for name, deviation in off.items():
+            notices.once(("charge", name), f"step {step}: the gradient breaks a law of the model: {_told(deviation)}")
+
+    def clear(self) -> None:
+        """Forget the step and its passes."""
+        self.deviations = None
+        self.precision.dtype = None
+        self._states.forget_residuals()
+
+    def state(self) -> dict[str, Any]:
+        """What the drift is measured from."""
+        return dict(self._states.starts)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._states.starts = dict(state)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _within(charge: Charge, parameters: set[int]) -> bool:
+    """Are all sides that train among these parameters?"""
+    return {id(side.parameter) for side in charge.sides if side.parameter.requires_grad} <= parameters
+
+
+def _told(deviation: Deviation) -> str:
+    """The deviation, and where to look."""
+    return f"{deviation}. {_CAUSES[deviation.charge.kind]}"
+
+
+_USUAL = "Usual causes: a detached path, a gradient that is scaled or clipped for one parameter alone"
+_CAUSES = {
+    "qk": f"{_USUAL} of queries and keys",
+    "vo": f"{_USUAL} of values and outputs",
+    "key_bias": "Usual cause: attention weights that do not sum to 1 over the keys",
+    "mlp": f"{_USUAL} of the MLP's two maps",
+    "norm": f"{_USUAL} of the normalisation and what reads it",
+    "sum": f"{_USUAL} that writes to the residual stream",
+    "stream": f"{_USUAL} that writes to the residual stream",
+}
