@@ -67,7 +67,8 @@ def half_way(frame: pd.DataFrame, curve: Curve) -> float:
 
 def halves(run: Run) -> dict[tuple[int, int], dict[str, float]]:
     """(layers, layer) -> the step at which each rank has made half of its fall."""
-    data, out = run.info["config"]["settings"]["data"], {}
+    data = run.info["config"]["settings"]["data"]
+    out: dict[tuple[int, int], dict[str, float]] = {}
     for (layers, layer), curves in stories(run).items():
         out[layers, layer] = {}
         for gauge in RANKS:
