@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from joma._train.settings import Settings
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
+TOY = "pydoc"  # a small corpus that every machine has
+TOY_RULE = f"On the toy corpus, {TOY}, the statement is not decided here"
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
 # settings of an exhibit that all of its runs have
 COMMON = (
