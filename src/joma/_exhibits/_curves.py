@@ -37,7 +37,7 @@ def train_all(
 ) -> None:  # fmt: skip
     """Train each of ``runs`` (data, layers, lr and steps) with every seed, and refer to it.
 
-    The runs are beside the exhibit, in ``<name>-runs/``, named by their settings and the code that trains them: a killed
+    The runs are beside the exhibit, in ``<name>-runs/``, named by settings and the code that trains them: a killed
     exhibit goes on where it was, and runs of other code stay where they are and are not taken.
     """
     from joma._train.language import train
