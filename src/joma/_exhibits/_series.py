@@ -70,7 +70,7 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
             part.rename(folder / part.name)
         under_way.rmdir()
 
-    return entry(path, _whole, fill)
+    return entry(path, _complete, fill)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -83,7 +83,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {step: folder / f"step-{step}" for step in losses(folder)}
 
 
-def _whole(folder: Path) -> Path | None:
+def _complete(folder: Path) -> Path | None:
     """The folder if all of a series is in it."""
     try:
         weights = [path / "model.safetensors" for path in checkpoints(folder).values()]

@@ -154,12 +154,12 @@ class Kinked(Smooth):
         fine = _QUARTIC @ values  # (17, functions)
         fine[:: (len(_FINE) - 1) // (len(_NODES) - 1)] = values  # exact at the nodes
         negative = fine < 0
-        found = np.flatnonzero(negative.any(axis=0))
-        if not found.size:
+        crossing = np.flatnonzero(negative.any(axis=0))
+        if not crossing.size:
             return None
-        interval = negative[:, found].argmax(axis=0)  # the point of the fine grid where it is first negative
+        interval = negative[:, crossing].argmax(axis=0)  # the point of the fine grid where it is first negative
         first = None
-        for j, which in sorted(zip(interval.tolist(), found.tolist(), strict=True)):
+        for j, which in sorted(zip(interval.tolist(), crossing.tolist(), strict=True)):
             lower, upper = t0 + (t1 - t0) * _FINE[max(j - 1, 0)], t0 + (t1 - t0) * _FINE[j]
             if first is not None and lower >= first:
                 break
@@ -229,7 +229,7 @@ class Kinked(Smooth):
         pushing = block.drives(a, self._gates())[on_kink] > 0
         held = tuple(index[limits > 0] for index in on_kink)
         free = tuple(index[pushing] for index in on_kink)
-        found = []
+        settled = []
         for begin in (-1, 1):  # all off and all on: where both settle on the same sides, the way on is unique
             self.side[on_kink] = -1
             self.side[free] = begin
@@ -245,9 +245,9 @@ class Kinked(Smooth):
                 if (side == self.side[free]).all():
                     break
                 self.side[free] = side
-            found.append(self.side.copy())
-        if (found[0] != found[1]).any():
-            i, k = np.argwhere(found[0] != found[1])[0]
+            settled.append(self.side.copy())
+        if (settled[0] != settled[1]).any():
+            i, k = np.argwhere(settled[0] != settled[1])[0]
             raise Stop(
                 EndingKind.NOT_UNIQUE,
                 0.0,
@@ -315,9 +315,9 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
     keep = values > 1e-13 * values.max()
     diagonal = np.maximum(np.diag(G), 1e-300)
     side = np.zeros(len(r), np.int8)
-    seen: set[bytes] = set()
-    while keep.all() and side.tobytes() not in seen and len(seen) < 100:
-        seen.add(side.tobytes())
+    tried: set[bytes] = set()
+    while keep.all() and side.tobytes() not in tried and len(tried) < 100:
+        tried.add(side.tobytes())
         beta = np.where(side > 0, limits, 0.0)
         inner = side == 0
         if inner.any():
