@@ -108,13 +108,16 @@ class Kinked(Smooth):
     def __call__(self, t: float, y: Array) -> Array:
         block, chart = self.block, self.chart
         v, xi, z = chart.unpack(y)
-        b, a = block.forward(v, xi, z)
-        s = block.forces(a, self._gates())
-        velocity = block.velocity(v, b, s)
+        return chart.tangent(self._velocity(v, *block.forward(v, xi, z)))
+
+    def _velocity(self, v: Array, b: Array, a: Array) -> Velocity:
+        """The velocity of this regime, with the forces that keep sliding samples on their kinks."""
+        s = self.block.forces(a, self._gates())
+        velocity = self.block.velocity(v, b, s)
         if self.sliding[0].size:
             s[self.sliding] -= self._beta(v, b, velocity)
-            velocity = block.velocity(v, b, s)
-        return chart.tangent(velocity)
+            velocity = self.block.velocity(v, b, s)
+        return velocity
 
     def _beta(self, v: Array, b: Array, velocity: Velocity) -> Array:
         """The sliding forces that keep ȧ = 0, given the velocity without them, (n,)."""
@@ -235,11 +238,7 @@ class Kinked(Smooth):
             self.side[free] = begin
             for _ in range(len(free[0]) + 1):
                 self._choose(y, held, 0.0)  # type: ignore[arg-type]
-                s = block.forces(a, self._gates())
-                velocity = block.velocity(v, b, s)
-                if self.sliding[0].size:
-                    s[self.sliding] -= self._beta(v, b, velocity)
-                    velocity = block.velocity(v, b, s)
+                velocity = self._velocity(v, b, a)
                 rate = block.rates(v, b, velocity, free) if free[0].size else np.empty(0)  # type: ignore[arg-type]
                 side = np.where(rate > 0, 1, np.where(rate < 0, -1, self.side[free]))
                 if (side == self.side[free]).all():
