@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from joma._report.document import Page, check_place, document, figure, write_pag
 from joma._report.render import TONE, render
 from joma._report.typeset import markdown_table
 from joma._run import Run, RunNotFound
+from joma._run.curve import EXACT
 
 if TYPE_CHECKING:
     from joma._exhibits import Exhibit, Judgement, Outcome
@@ -79,7 +81,8 @@ def write_report(
 def _explorer(page: Page) -> str:
     """The explorer of Eqn. 6: choose how spread μ is, let time run, see v(t), attention and its entropy move."""
     page.contents.append(("explorer", "Explore Eqn. 6", ""))
-    return render("explorer.html", equation=r"$\dot v=(\mu-v)\circ e^{v^2/2}$")
+    rule = asdict(EXACT) | {"fall": EXACT.fall, "rise": EXACT.rise}
+    return render("explorer.html", equation=r"$\dot v=(\mu-v)\circ e^{v^2/2}$", rule=rule)
 
 
 def _complaint(out: Path, id: str) -> str | None:
