@@ -74,7 +74,7 @@ class Runner:
         jobs: how many at a time; as many as there are cores by default.
         engine: "processes" (on this machine) or "ray".
         address: of a Ray cluster; a local one is started without.
-        show: called with all entries and the seconds left, a few times a second.
+        show: called with all entries and the seconds left, a few times per second.
         finished: called with each entry that is done or has failed.
     """
 

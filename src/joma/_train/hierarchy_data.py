@@ -7,7 +7,7 @@ of the M words is the padding).
 
 Noise, as in HBLT(ρ): a variable that is on reaches each child with probability (1 + ρ)/2, one that is off with
 (1 − ρ)/2, each edge on its own, and a child is on when at least one edge reached it. The class is the one parent of
-all latents of layer 1, "on" for those that it owns. With ρ = 1 there is no noise and one sequence a class.
+all latents of layer 1, "on" for those that it owns. With ρ = 1 there is no noise and one sequence per class.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Projection:
         return (total / len(x)).to(x.dtype)
 
     def _blocks(self, rows: int) -> list[Tensor]:
-        """Room for the logits of so many rows: one contiguous (rows, words) a part."""
+        """Room for the logits of so many rows: one contiguous (rows, words) per part."""
         return [
             self._buffer[rows * part.start : rows * part.stop].view(rows, part.stop - part.start)
             for part in self._parts
