@@ -107,16 +107,16 @@ def test_the_law_per_step_knows_momentum_decay_and_rates(settings):
     assert exact >= 8 * 15
 
 
-@pytest.mark.parametrize("family", ["GPT-2", "Llama", "nn.TransformerEncoder"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_float32_stays_within_the_bounds_stated(family):
     model, generator = make(family, torch.float32), torch.Generator().manual_seed(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     known = charges(model)
     law = known.law(optimizer)
-    for _ in range(10):
+    for _ in range(5):
         backward(family, model, generator)
         assert not known.check_gradients()
-        assert all(float(c.residual(gradient).max()) < 1e-5 for c in known if c.status is Status.EXACT)
+        assert all(float(c.residual(gradient).max()) < 1e-5 for c in known.conserved if c.kind in ("qk", "vo"))
         law.before()
         optimizer.step()
         assert not law.after()

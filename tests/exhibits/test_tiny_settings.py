@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from joma import Run, _figures
-from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext, saliency
+from joma._exhibits import PRESETS, foretold, get, orthogonality, parameterised, realtext, saliency
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
 from joma.theory.coherence import tilted
@@ -15,8 +15,19 @@ TINY = {
     "parameterised": {"seeds": 2, "half": 3, "classes": 6, "d": 8, "times": 201},
     "saliency": {"text": "pydoc", "queries": ["is", "of"], "window": 8, "min_count": 20},
     "realtext": {"text": "pydoc", "V": 60, "K": 8, "window": 8, "steps": 300, "batch": 64, "queries": 10},
+    "foretold": {
+        "tasks": 2,
+        "text": "pydoc",
+        "V": 60,
+        "K": 8,
+        "window": 8,
+        "steps": 300,
+        "batch": 64,
+        "queries": 10,
+        "tokens": 12,
+    },
 }
-MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext)}
+MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext, foretold)}
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +136,30 @@ def test_realtext_follows_the_law_and_learns(made, tmp_path):
     assert realtext.judge(off).verdict == "fails"
     blind = doctored(made["realtext"], realtext, tmp_path / "b", lambda r: 0.0 if r["gauge"] == "nc" else r["value"])
     assert realtext.judge(blind).verdict == "holds under"
+
+
+def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_not_choose(made, tmp_path):
+    run = made["foretold"]
+    judgement = foretold.judge(run)
+    assert judgement.numbers["error"] <= 1e-6
+    fit, held = foretold.ranks(run)
+    assert fit in foretold.FITS
+    assert set(held.half) == {"judged on"}
+    assert held["query"].nunique() == 5
+
+    def far(row):
+        return 1e-3 if row["gauge"] == "error" else row["value"]
+
+    assert str(foretold.judge(doctored(run, foretold, tmp_path / "far", far)).verdict) == "fails"
+
+    def perfect(row):
+        return {"fit": 0.9, "fit_relative": 0.8, "saliency": 0.5, "frequency": 0.4}.get(row["gauge"], row["value"])
+
+    best = foretold.judge(doctored(run, foretold, tmp_path / "perfect", perfect))
+    assert (best.numbers["winner"], best.numbers["fit"]) == ("foretold", "fit")
+
+    def beaten(row):
+        return 0.95 if row["gauge"] == "frequency" else perfect(row)
+
+    other = foretold.judge(doctored(run, foretold, tmp_path / "beaten", beaten))
+    assert (other.numbers["winner"], str(other.verdict)) == ("frequency", "holds under")

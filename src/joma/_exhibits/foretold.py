@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"tasks": 200, "K": 128, "window": 35, "steps": 100_000, "queries": 200, **WIKITEXT},
 }  # fmt: skip
 RATES = {"lr": 1.0, "attention_lr": 10.0}  # those of realtext
-FITS = {"fit": "the fit of the next word", "fit_relative": "the same, rare next words weighed up"}
+FITS = {"fit": "Fit: the next word", "fit_relative": "Fit: rare next words count more"}
 PREDICTORS = {"foretold": "foretold", "saliency": "saliency Δ", "frequency": "frequency", "shuffled": "shuffled"}
 
 
@@ -130,7 +130,7 @@ def draw(run: Run) -> p.Chart:
         held, x, p.y("value", "rank correlation with trained attention"), p.by("name", order=order), tip=tip
     )
     spread = p.intervals(spans, x, p.y("low"), high="high")
-    note = f"one dot per query that the choice ({FITS[fit]}) did not see; bars: mean, 95 %"
+    note = f"dots: queries not chosen on; bars: 95 % of the mean. {FITS[fit]}"
     return p.row(left, p.panel("Softmax attention trained on text", points, spread, note=note, size=(380, 220)))
 
 

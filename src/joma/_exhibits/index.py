@@ -52,7 +52,7 @@ _OURS = (
       "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z better than Eqn. 18."),
     Exhibit("optimisers", "The same task under different optimisers", seconds=15, statement=
       "Ours: the most salient token wins (Theorem 2) under the optimisers that people use, too."),
-    Exhibit("foretold", "Where attention ends, foretold", seconds=40, statement=
+    Exhibit("foretold", "Where attention ends, foretold", seconds=25, statement=
       "Ours: final attention is known before training: exactly for exp attention, in order for softmax on real text."),
     Exhibit("lowrank", "Is the gradient of lower rank than the weight?", seconds=50, statement=
       "The gradient of the lower MLP becomes low-rank before the weight does (GaLore, from Theorem 2)."),
