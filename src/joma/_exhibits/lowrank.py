@@ -20,7 +20,7 @@ from joma._run.curve import ENTROPY, RANK, Curve, describe_all
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 1200, "seeds": 1, "every": 20,
+    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
               "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": 6000, "seeds": 3,
                "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
@@ -105,14 +105,13 @@ def judge(run: Run) -> Judgement:
         half = steps[layers, layer]
         lower.append(low["gradient_rank"] <= LESS * low["stable_rank"])
         earlier.append(half["gradient_rank"] < half["stable_rank"])
-        name = f"{layers} layers, layer {layer}"
+        name = f"layer {layer} of {layers}"
         numbers[name] = {gauge: curve.numbers() for gauge, curve in curves.items()} | {"half": half}
         words.append(
-            f"{name}: gradient {curves['gradient_rank'].start:.1f} → {low['gradient_rank']:.1f} (half-way at step "
-            f"{half['gradient_rank']:g}), update {low['update_rank']:.1f} ({half['update_rank']:g}), weight "
-            f"{curves['stable_rank'].start:.1f} → {low['stable_rank']:.1f} ({half['stable_rank']:g}); troughs at "
-            f"{curves['gradient_rank'].trough_step:g} and {curves['stable_rank'].trough_step:g}, entropy's at "
-            f"{curves['entropy'].trough_step:g} ({curves['entropy'].pattern})"
+            f"{name}: stable rank of the gradient {curves['gradient_rank']}, half-way at step "
+            f"{half['gradient_rank']:g}; of the update {curves['update_rank']}, {half['update_rank']:g}; of the weight "
+            f"{curves['stable_rank']}, {half['stable_rank']:g}; attention entropy {curves['entropy']} "
+            f"({curves['entropy'].pattern})"
         )
     both = all(lower) and all(earlier)
     verdict = Verdict.HOLDS if both else Verdict.UNDER if all(lower) or all(earlier) else Verdict.FAILS
