@@ -54,7 +54,7 @@ _OURS = (
       "Ours: the most salient token wins (Theorem 2) under the optimisers that people use, too."),
     Exhibit("foretold", "Where attention ends, foretold", seconds=25, statement=
       "Ours: final attention is known before training: exactly for exp attention, in order for softmax on real text."),
-    Exhibit("lowrank", "Is the gradient of lower rank than the weight?", seconds=50, statement=
+    Exhibit("lowrank", "Is the gradient of lower rank than the weight?", seconds=60, statement=
       "The gradient of the lower MLP becomes low-rank before the weight does (GaLore, from Theorem 2)."),
 )
 # fmt: on
