@@ -194,7 +194,7 @@ def test_the_judge_of_figure_5_names_the_part_of_the_grid(made, tmp_path):
     assert verdict.verdict == "holds"  # the cell is not the endpoint
     assert changed(made, tmp_path / "c", "fig5", "association", but_for_the_endpoint).verdict == "holds under"
     assert "scale 1–12 at level 50.0%; 1–4, 6–12 at level 90.0%;" in verdict.summary
-    assert verdict.numbers["cells in order"][fig5.PAPER] == "47 of 48"
+    assert verdict.numbers["cells in order"][fig5.grid.PAPER] == "47 of 48"
 
 
 def test_the_judge_of_graphs_needs_order_shares_and_the_theorem(made, tmp_path):

@@ -106,7 +106,7 @@ def draw(run: Run) -> p.Chart:
     table = table.assign(low=table["mean"] - table.sd, high=table["mean"] + table.sd, what=table.state.map(labels))
     colours, shapes = (dict(zip(order, values, strict=True)) for values in zip(*SHOWN.values(), strict=True))
     column = p.x("column", kind="N", sort=None, angle=-30, axis={"labelLimit": 200})
-    channels = p.by("what", order=order, colours=colours), p.beside("what", order)
+    channels = p.by("what", order=order, colours=colours), p.offset("what", order)
     rows = []
     for s, title in zip(LAYERS, ("s = 0: latents that own tokens", "s = 1: latents that own latents"), strict=True):
         part, (low, mean) = where(table, s=s), (p.y(y, "NCorr", domain=(0.3, 1.05)) for y in ("low", "mean"))

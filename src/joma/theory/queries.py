@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 from joma.theory._block import Block, Errors, Pairs, Velocity, checked
 from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
-from joma.theory.flows import Flow, starts
+from joma.theory.flows import Flow, Start, starts
 from joma.theory.invariants import Invariant, normalised_correlation, softmax_sums
 from joma.theory.setting import Array, Attention, Task, finite, nearest
 from joma.theory.trajectory import Trajectory
@@ -201,12 +201,10 @@ class BlockFlow(Flow):
         v, xi, z = starts({"v0": (v0, (rows, K)), "xi0": (xi0, (Q, K)), "z0": (z0, (Q, R))})
         return np.tile(v, (self.heads, 1)) if self.shared else v, xi, z
 
-    def _system(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> System:
-        if w0 is not None:
+    def _system(self, given: Start) -> System:
+        if given[3] is not None:
             raise ValueError("a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw")
-        v, xi, z = self.start(v0, xi0, z0)
+        v, xi, z = self.start(*given[:3])
         chart = JointChart(v.shape, xi.shape, z.shape)
         return System(self.block, chart, chart.pack(v, xi, z))
 
@@ -225,7 +223,7 @@ class BlockFlow(Flow):
         w0: ArrayLike | None = None,
     ) -> BlockTrajectory:
         """As ``JointFlow.descend``, from the same starts as ``integrate``."""
-        return cast(BlockTrajectory, self._descend(steps, step, v0, xi0, z0, w0))
+        return cast(BlockTrajectory, self._descend(steps, step, (v0, xi0, z0, w0)))
 
     def _trajectory(self, solution: Solution, step: float | None) -> BlockTrajectory:
         return BlockTrajectory(**self._fields(solution, step))

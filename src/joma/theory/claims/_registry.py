@@ -143,16 +143,16 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary: the claim's texts and what was measured."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
         texts = {name: getattr(self.claim, name) for name in _TEXTS}
-        return {**texts, "tolerance": float(self.claim.tolerance), **own, "control_rejected": self.control_rejected}
+        return {**texts, "tolerance": float(self.claim.tolerance), **numbers, "control_rejected": self.control_rejected}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Result:
         """The result that ``as_dict`` gave, with the claim as it read then."""
         texts = {**{name: row[name] for name in _TEXTS}, "kind": Kind(row["kind"])}
-        own = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
-        return cls(Claim(check=_stored, **texts), **{**own, "verdict": Verdict(row["verdict"])})
+        numbers = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
+        return cls(Claim(check=_stored, **texts), **{**numbers, "verdict": Verdict(row["verdict"])})
 
 
 def _stored(variant: Variant) -> float:
@@ -272,16 +272,16 @@ def check(claim: Claim) -> Result:
         if claim.condition is not None:
             options.append(("condition", Verdict.UNDER))
         for form, name in options:
-            values[form], count = measure(claim, form)
+            values[form], count = largest_error(claim, form)
             cases = cases or count
             if values[form] <= claim.tolerance:
                 verdict, deciding, cases = name, form, count
                 break
         if claim.reference is not None:
-            values["reference"], _ = measure(claim, "reference")
+            values["reference"], _ = largest_error(claim, "reference")
             if values["reference"] > claim.tolerance:
                 raise ArithmeticError(f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}")
-        values["control"], _ = measure(claim, "control")
+        values["control"], _ = largest_error(claim, "control")
     except Exception as exception:  # one broken check must not hide the others
         verdict, error = Verdict.ERROR, f"{type(exception).__name__}: {exception}"
     return Result(
@@ -296,7 +296,7 @@ def check(claim: Claim) -> Result:
     )
 
 
-def measure(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
+def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
     """The largest error of a variant, and the number of cases it was measured on; no case at all is an error."""
     measured = claim.check(Variant(form, claim, mutant))
     errors = [float(measured)] if isinstance(measured, (int, float)) else [float(error) for error in measured]

@@ -166,9 +166,9 @@ def t1_heads(variant: Variant) -> Iterator[float]:
     """Drift of the integrals of a two-head block."""
     for attention in ("linear", "exp"):
         factor = 0.5 if attention == "exp" else 1.0
-        own = "at an angle" if variant == "control" else "orthonormal"
-        own = "orthogonal subspaces" if variant.has("each head, lower rank") else own
-        path = _two_heads("shared" if variant.has("each head, shared map") else own, attention)
+        embedding = "at an angle" if variant == "control" else "orthonormal"
+        embedding = "orthogonal subspaces" if variant.has("each head, lower rank") else embedding
+        path = _two_heads("shared" if variant.has("each head, shared map") else embedding, attention)
         summed = (path.z if attention == "exp" else path.z**2).sum(axis=1)
         if variant.has("the other head"):
             summed = np.roll(summed, TOKENS, axis=1)
