@@ -9,7 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, report, scan, superpose, table1, watch
+from benchmarks import (
+    block,
+    bounce,
+    encoding,
+    figure2,
+    gauges,
+    hierarchy,
+    language,
+    report,
+    scan,
+    superpose,
+    table1,
+    watch,
+)
 
 BENCHMARKS = {
     "figure2": figure2.run,
@@ -23,6 +36,7 @@ BENCHMARKS = {
     "superpose": superpose.run,
     "scan": scan.run,
     "report": report.run,
+    "block": block.run,
 }
 
 

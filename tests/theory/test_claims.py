@@ -22,7 +22,8 @@ EXPECTED = {
         PRINTED,
         HOLDS,
     ): "A1.per_hidden_loss T1.linear T1.exp T1.zero_init E60 T2.winner T2.saliency E33 T3.stability S4.rank L6 L7 "
-    "T4.ratio T4.order T4.bound T4.linear_attention L8 T5 CDAG.E2 CDAG.E3 S6.table_trend S7.dimension S7.semantic",
+    "T4.ratio T4.order T4.bound T4.linear_attention L8 T5 CDAG.E2 CDAG.E3 S6.table_trend S7.dimension S7.semantic "
+    "A4.two_queries",
     (
         WRONG,
         CORRECTED,

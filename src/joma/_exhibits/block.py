@@ -95,14 +95,14 @@ def draw(run: Run) -> p.Chart:
         note="exact for all but softmax from the weights alone", size=(260, 220),
     )  # fmt: skip
     cases = cases.assign(percent=100 * cases.loss_off)
-    at, tip = p.x("optimiser", kind="N", sort=list(OPTIMISERS)), ("data", "fold", "optimiser", "is")
+    at = p.x("optimiser", "", kind="N", sort=list(OPTIMISERS), axis={"labelAngle": -20})
+    tip, aside = ("data", "fold", "optimiser", "is"), p.offset("fold", [f.name for f in FOLDS])
     shapes = p.shape("data", {"text": "circle", "topics": "triangle-up"})
-    axes = {"percent": "loss, folded against joint, %", "nc": "correlation of the ways of z"}
+    axes = {"percent": "Loss, folded against joint, in %", "nc": "Correlation of the ways of z"}
     panels = [
-        p.panel(title, p.dots(cases, at, p.y(name, None), p.beside("fold", [f.name for f in FOLDS]), colour, shapes,
-                              tip=tip, size=45), size=(270, 220))
+        p.panel(title, p.dots(cases, at, p.y(name, ""), aside, colour, shapes, tip=tip, size=45), size=(250, 220))
         for name, title in axes.items()
-    ]  # fmt: skip
+    ]
     return p.row(left, *panels, shared=True)
 
 

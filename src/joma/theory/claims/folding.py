@@ -25,7 +25,7 @@ def _gap(attention: str, law: Law, momentum: float = 0.0) -> Iterator[float]:
         v, xi, z = small_start(task, rng, 0.5)
         z = z + 0.1 if attention == "linear" else z - 1.0
         flow = JointFlow(task, attention, activation, attention_lr=3.0, temperature=0.8)
-        step = (4 * STEP if attention == "linear" else STEP) * (1 - momentum)
+        step = (6 * STEP if attention == "linear" else STEP) * (1 - momentum)
         path = flow.descend(STEPS, step, v, xi, z, optimiser=SGD(momentum))
         if not path.done:
             raise ArithmeticError(path.status)
