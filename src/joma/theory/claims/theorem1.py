@@ -10,6 +10,7 @@ import numpy as np
 from joma.theory._charts import JointChart
 from joma.theory.claims._registry import Kind, Variant, claim, drift
 from joma.theory.flows import JointFlow
+from joma.theory.invariants import cumulative
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
 from joma.theory.trajectory import Trajectory
@@ -239,7 +240,7 @@ def t1_descent_law(variant: Variant) -> Iterator[float]:
             value = path.z**2 - r * square
             steps = variant.factor("Δz²") * dz2 - variant.factor("Δv² (linear)") * r * dv2
         sign = -1.0 if variant == "control" else 1.0
-        off = value - value[0] - sign * np.concatenate([np.zeros((1, value.shape[1])), np.cumsum(steps, axis=0)])
+        off = value - value[0] - sign * cumulative(steps)
         yield float(np.abs(off).max() / max(1.0, np.abs(path.z).max()))
 
 
