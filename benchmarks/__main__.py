@@ -9,12 +9,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, report, scan, superpose, table1, watch
+from benchmarks import (
+    bounce,
+    encoding,
+    figure2,
+    gauges,
+    hierarchy,
+    language,
+    paths,
+    report,
+    scan,
+    superpose,
+    table1,
+    watch,
+)
 
 BENCHMARKS = {
     "figure2": figure2.run,
     "bounce": bounce.run,
     "gauges": gauges.run,
+    "paths": paths.run,
     "watch": watch.run,
     "hierarchy": hierarchy.run,
     "encoding": encoding.run,
