@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.watch.models import entropy_of, entropy_of_probabilities, sharpen
 import joma
 from joma._watch.inputs import NotWatchable
 
-VOCABULARY, T = 61, 24
+VOCABULARY, T = 96, 64
 USUAL = {
     "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 40, "max_position_embeddings": 64,
@@ -68,10 +69,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Measure all, and write the page."""
-    lines = [*_families(), *_styles()]
+    lines = []
+    for line in chain(_families(), _styles()):
+        print(line, flush=True)
+        lines.append(line)
     page = Path(__file__).with_name("watch-families.md")
     page.write_text("\n".join([*_HEAD, *lines, ""]), encoding="utf-8")
-    print(page.read_text(encoding="utf-8"))
 
 
 _HEAD = [
@@ -123,6 +126,8 @@ def _difference(model: nn.Module, name: str, settings: dict[str, Any]) -> float:
         ("attentions",) if "attentions" in truth else ("encoder_attentions", "decoder_attentions", "cross_attentions")
     )
     expected = [entropy_of_probabilities(p) for key in names for p in truth[key]]
+    if not expected:
+        raise RuntimeError(f"{name} gives no probabilities to compare with: leave it out of the table")
     heads = table[table.gauge == "entropy"].pivot_table(index="layer", columns="head", values="value").to_numpy()
     return float((torch.tensor(heads) - torch.stack(expected)).abs().max())
 
