@@ -35,7 +35,7 @@ SECTIONS: dict[str, list[Row]] = {
     "Section 2: the setting": [
         Row("Linear, exp and softmax attention", "σ and A of the three", "joma.theory.Attention", "A1.per_hidden_loss"),
         Row("Orthonormal embeddings", "u_lᵀu_l′ = 1[l = l′] for d large", "joma.theory.JointFlow", "E60", "orthogonality"),
-        Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "", "parameterised"),
+        Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "S2.values S2.trained_values", "parameterised"),
         Row("g ~ 1[y₀ = k]", "one layer with softmax loss on the hidden nodes", "joma.theory.Task", "A1.layerwise"),
         Row("Joint training", "the statistics of g may be stationary during most of training", why="“may”, “approximately”, “most”: no figure to test; A1.layerwise measures how far E[g x] moves in small cases"),
         Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow joma.nn.JoMABlock", "", "folding block"),
