@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    block,
     bounce,
     charges,
     encoding,
@@ -17,6 +18,7 @@ from benchmarks import (
     gauges,
     hierarchy,
     language,
+    paths,
     report,
     scan,
     superpose,
@@ -28,6 +30,7 @@ BENCHMARKS = {
     "figure2": figure2.run,
     "bounce": bounce.run,
     "gauges": gauges.run,
+    "paths": paths.run,
     "watch": watch.run,
     "charges": charges.run,
     "hierarchy": hierarchy.run,
@@ -37,6 +40,7 @@ BENCHMARKS = {
     "superpose": superpose.run,
     "scan": scan.run,
     "report": report.run,
+    "block": block.run,
 }
 
 

@@ -125,8 +125,8 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
     settings = {**table1.SETTINGS["laptop"], "columns": 2, **settings}
     rng = np.random.default_rng(0)
     with RunWriter.create(tmp_path, kind="exhibit", config={"settings": settings}, axes=table1.AXES) as writer:
-        for column in list(table1.PAPER)[:2]:
-            paper = np.array([mean for mean, _ in table1.PAPER[column]])
+        for column in list(table1.TABLE1)[:2]:
+            paper = np.array([mean for mean, _ in table1.TABLE1[column]])
             labels = dict(zip(("C", "N_ch", "N0", "N1"), column, strict=True)) | {"lr": 1e-4}
             for draw in range(3):
                 baseline = paper + 0.03 * rng.standard_normal(

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from joma import Run, _figures
-from joma._exhibits import PRESETS, foretold, get, orthogonality, parameterised, realtext, saliency
+from joma._exhibits import PRESETS, block, foretold, get, orthogonality, parameterised, realtext, saliency
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
 from joma.theory.coherence import tilted
@@ -26,8 +26,9 @@ TINY = {
         "queries": 10,
         "tokens": 12,
     },
+    "block": {"text": "pydoc", "V": 40, "K": 4, "window": 6, "batch": 8, "SGD": 20, "other": 10, "seeds": 1},
 }
-MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext, foretold)}
+MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext, foretold, block)}
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +164,15 @@ def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_no
 
     other = foretold.judge(doctored(run, foretold, tmp_path / "beaten", beaten))
     assert (other.numbers["winner"], str(other.verdict)) == ("frequency", "holds under")
+
+
+def test_block_is_exact_where_it_should_be_and_its_judge_sees_where_it_is_not(made, tmp_path):
+    verdict = block.judge(made["block"])
+    exact = {case for case, numbers in verdict.numbers["cases"].items() if numbers["is"] == "exact"}
+    assert "text, exp, one pattern, SGD" in exact
+    assert "topics, linear, per query, SGD" in exact
+    assert "text, linear, one pattern, momentum" in exact
+    assert not any(case.endswith(("Adam", "untold")) for case in exact)
+    assert "text, softmax, one pattern, SGD" not in exact
+    off = doctored(made["block"], block, tmp_path, lambda r: 1e-8 if r["gauge"] == "gap" else r["value"])
+    assert block.judge(off).verdict == "fails"

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from joma._exhibits._columns import COLUMN, LAYERS, PAPER, STATES, baselines, judge_rate, rate, summary
+from joma._exhibits._columns import COLUMN, LAYERS, STATES, baselines, judge_rate, rate, summary
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures.tables import latex, markdown
 from joma._run import Run, RunWriter
+from joma.theory._table1 import TABLE1
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._train.hierarchy import Training
     from joma._train.ncorr import train_and_measure
 
-    columns = list(PAPER)[: settings["columns"]]
+    columns = list(TABLE1)[: settings["columns"]]
     work = [(lr, column, draw) for lr in settings["lr"] for column in columns for draw in range(settings["seeds"])]
     for n, (lr, (C, N_ch, N0, N1), draw) in enumerate(work):
 

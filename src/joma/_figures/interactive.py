@@ -114,12 +114,9 @@ def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switc
     for (_, name), members in groups.items():
         colours = [unit.node["encoding"]["color"] for unit in members]
         bearer = next((u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None), None)
-        present = [
-            row[name] for unit in members for row in datasets.get(unit.data or "", []) if row.get(name) is not None
-        ]
-        values = (
-            sorted(set(present)) if all(isinstance(v, (int, float)) for v in present) else list(dict.fromkeys(present))
-        )
+        rows = (row for unit in members for row in datasets.get(unit.data or "", []))
+        values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
+        values = sorted(values) if all(isinstance(v, (int, float)) for v in values) else values
         order: list[Any] = next((c["sort"] for c in colours if isinstance(c.get("sort"), list)), [])
         values = [v for v in order if v in values] + [v for v in values if v not in order]
         if bearer is None or not 2 <= len(values) <= MOST_SERIES:

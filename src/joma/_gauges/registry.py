@@ -30,8 +30,10 @@ PARTS = {
     "k": "key projection",
     "v": "value projection",
     "o": "output projection of attention",
-    "qk": "W_Q W_Kᵀ, a head each",
+    "qk": "W_Q W_Kᵀ per head",
 }
+UPDATE = "_update"  # as in "stable_rank.q_update": what LoRA adds to a matrix
+PARTS |= {f"{part}{UPDATE}": f"LoRA's update of it: {what}" for part, what in PARTS.items() if part != "qk"}
 # kinds of charges, as in "charge.vo"; the first by default
 CHARGES = {
     "qk": "queries against keys, per head",
@@ -40,7 +42,8 @@ CHARGES = {
     "norm": "a normalisation's channels against all that read them",
     "stream": "all that is written to the residual stream",
 }
-_PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk"}  # a product has no gradient of its own
+# products, and what LoRA adds, have no gradient of their own
+_PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk" and not part.endswith(UPDATE)}
 _PARTS_ON: dict[On, dict[str, str]] = {
     "attention": {}, "hidden": {}, "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
 }  # fmt: skip

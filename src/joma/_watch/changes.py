@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from joma._events.optimiser import StepBegins, StepEnds
+from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import Matrix
 from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge
@@ -32,17 +33,23 @@ class Changes:
     wants = (StepBegins, StepEnds)
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]],
-        processes: Processes, optimizers: Sequence[Optimizer],
+        self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks,
+        optimizers: Sequence[Optimizer],
     ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.on in ("gradient", "update")]
-        if self.gauges and not optimizers:
-            raise ValueError(f"{self.gauges[0].name} is measured around an optimiser's step: give optimizer=…")
-        if self.gauges and any(hasattr(p, "to_local") for p in model.parameters()):
-            raise ValueError(f"{self.gauges[0].name} is not measured on parameters that are sharded over processes")
+        parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        for gauge in self.gauges:
+            if not optimizers:
+                raise ValueError(f"{gauge.name} is measured around an optimiser's step: give optimizer=…")
+            chosen = matrices[gauge.part]
+            rows = blocks.rows(chosen, [matrix.name for matrix in chosen], experts=gauge.part.startswith("mlp"))
+            if any(len(row) != 1 for row in rows):
+                raise ValueError(f"{gauge.name} needs one matrix per block; this model has blocks without, or experts")
+            if any(hasattr(p, "to_local") for p in parameters):
+                raise ValueError(f"{gauge.name} is not measured on parameters that are sharded over processes")
         self.armed = False
         self.reasons: dict[tuple[str, str], str] = {}
-        self._model, self._matrices, self._processes = model, matrices, processes
+        self._matrices, self._processes = matrices, processes
         self._values: dict[tuple[str, int], float] = {}
         self._before: dict[tuple[str, int], list[Tensor]] = {}
 
@@ -57,17 +64,17 @@ class Changes:
         """A step begins or has ended."""
         if not self.armed or not self.gauges or not self._processes.computes_weights:
             return
-        stepped = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
         if isinstance(event, StepEnds):
             self._ends()
             return
         self._before.clear()
+        stepped = [p for group in event.optimizer.param_groups for p in group["params"]]
         unscale = 1.0 / float(scale) if (scale := getattr(event.optimizer, "grad_scale", None)) is not None else 1.0
         for part in dict.fromkeys(gauge.part for gauge in self.gauges):
             for n, matrix in enumerate(self._matrices[part]):
                 views = matrix.views()
-                owners = [self._owner(view) for view in views]
-                if not all(id(owner) in stepped for owner in owners):
+                owners = [_owner(view, stepped) for view in views]
+                if any(owner is None for owner in owners):
                     continue
                 self._measure(part, n, matrix, "gradient", _gradients(views, owners, unscale))
                 if any(gauge.part == part and gauge.on == "update" for gauge in self.gauges):
@@ -98,15 +105,6 @@ class Changes:
             if top is not None and top.reason and gauge.given == "top":
                 self.reasons[gauge.name, matrix.name] = top.reason
 
-    def _owner(self, view: Tensor) -> Tensor:
-        """The parameter that a view looks at."""
-        for parameter in self._model.parameters():
-            if parameter.untyped_storage().data_ptr() == view.untyped_storage().data_ptr():
-                start = parameter.storage_offset()
-                if start <= view.storage_offset() < start + max(parameter.numel(), 1):
-                    return parameter
-        raise ValueError("a matrix is not a view of one parameter; its gradient cannot be told")
-
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (layers,), of the step since the last call; NaN where no optimiser stepped the matrix."""
         values = {}
@@ -129,12 +127,22 @@ class Changes:
         self.reasons.clear()
 
 
-def _gradients(views: list[Tensor], owners: list[Tensor], factor: float) -> list[Tensor] | str:
+def _owner(view: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
+    """The one of the parameters that a view looks at; None if it looks at another."""
+    for parameter in parameters:
+        if parameter.untyped_storage().data_ptr() == view.untyped_storage().data_ptr():
+            start = parameter.storage_offset()
+            if start <= view.storage_offset() < start + max(parameter.numel(), 1):
+                return parameter
+    return None
+
+
+def _gradients(views: list[Tensor], owners: Sequence[Tensor | None], factor: float) -> list[Tensor] | str:
     """The gradients of the parameters ``owners``, seen as the views see them; or why there is none."""
     gradients = []
     for view, owner in zip(views, owners, strict=True):
-        gradient: Any = owner.grad
-        if gradient is None:
+        gradient: Any = None if owner is None else owner.grad
+        if owner is None or gradient is None:
             return "it has no gradient"
         if gradient.is_sparse:
             gradient = gradient.to_dense()

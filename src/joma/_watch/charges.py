@@ -61,6 +61,8 @@ class Charges:
         self.unchecked: list[str] = []
         self._processes, self._optimizers = processes, list(optimizers)
         self._all = find(model) if self.gauges else []
+        if self.gauges and processes.cannot_gather:
+            raise ValueError(f"charges cannot be measured: {processes.cannot_gather}")
         layers = by_part(self._all)
         for gauge in self.gauges:
             if gauge.part not in layers:

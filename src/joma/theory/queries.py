@@ -41,10 +41,10 @@ from joma.theory._block import Block, Errors, Pairs, Velocity, checked
 from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
 from joma.theory.flows import Flow, Start, starts
-from joma.theory.invariants import Invariant, normalised_correlation, softmax_sums
+from joma.theory.invariants import Invariant, cumulative, normalised_correlation, softmax_sums
 from joma.theory.optimisers import PLAIN, SGD, Optimiser
 from joma.theory.setting import Array, Attention, Task, finite, nearest
-from joma.theory.trajectory import Trajectory
+from joma.theory.trajectory import Trajectory, long_table, row_entropies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -279,11 +279,8 @@ class BlockTrajectory(Trajectory):
         """Attention entropy in nats over time, (T,): the weighted mean over samples and the mean over heads."""
         flow, out = self.flow, np.empty(len(self.t))
         for n in range(len(self.t)):
-            b = np.abs(flow.block.split(self.attention(n)))
-            total = b.sum(axis=1, keepdims=True)
-            q = b / np.where(total > 0, total, 1.0)
-            h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1).reshape(-1, flow.heads)
-            out[n] = flow.task.p @ h.mean(axis=1)
+            h, _ = row_entropies(flow.block.split(self.attention(n)))
+            out[n] = flow.task.p @ h.reshape(-1, flow.heads).mean(axis=1)
         return out
 
     def parts(self) -> Array:
@@ -329,30 +326,20 @@ class BlockTrajectory(Trajectory):
         law = None
         if self.step is not None and self.optimiser == PLAIN:
             steps = (dz2 if kind == "linear" else 0.0) - factor * dv2
-            law = np.concatenate([np.zeros((1, steps.shape[1])), np.cumsum(steps, axis=0)])
+            law = cumulative(steps)
         formula = "Σ_m z_m − (r/2T) Σ v²" if kind == "exp" else "Σ_m z_m² − r Σ v²"
         return Invariant(formula, True, value, predicted, scale, normalised_correlation(predicted, summed), law=law)
 
     def to_frame(self) -> pd.DataFrame:
         """Long table: t, quantity ("v", "xi", "z"), query, head, token, node, value."""
-        import pandas as pd
-
         H, M = self.flow.heads, self.flow.task.tokens
         T, _, K = self.v.shape
-        axes = {
-            "v": (self.v.reshape(T, H, M, K), ("t", "head", "token", "node")),
-            "xi": (self.xi, ("t", "query", "node")),
-            "z": (self.z.reshape(T, -1, H, M), ("t", "query", "head", "token")),
+        parts = {
+            "v": (self.v.reshape(T, H, M, K), ("head", "token", "node")),
+            "xi": (self.xi, ("query", "node")),
+            "z": (self.z.reshape(T, -1, H, M), ("query", "head", "token")),
         }
-        frames = []
-        for name, (values, names) in axes.items():
-            index = {axis: place.ravel() for axis, place in zip(names, np.indices(values.shape), strict=True)}
-            frames.append(pd.DataFrame({**index, "quantity": name, "value": values.ravel()}))
-        frame = pd.concat(frames, ignore_index=True)
-        frame["t"] = self.t[frame["t"].to_numpy()]
-        for column in ("query", "head", "token", "node"):
-            frame[column] = frame[column].astype("Int64")
-        return frame[["t", "quantity", "query", "head", "token", "node", "value"]]
+        return long_table(self.t, parts, ("query", "head", "token", "node"))
 
 
 def predicted_logits(

@@ -26,7 +26,9 @@ from enum import StrEnum
 from importlib.metadata import entry_points
 from typing import Any
 
-from joma.theory.setting import nearest
+import numpy as np
+
+from joma.theory.setting import Array, nearest
 from joma.theory.verdict import Verdict
 
 FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}  # what is done to each declared term
@@ -161,8 +163,8 @@ def _stored(variant: Variant) -> float:
 
 _CLAIMS: dict[str, Claim] = {}
 _MODULES = (
-    "theorem1", "softmax", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "section4", "theorem4", "hierarchy", "cdag", "section7",
-    "laws", "final", "optimisers",
+    "theorem1", "values", "softmax", "queries", "theorem2", "isotropic", "critical_points", "superposition", "theorem3", "section4", "theorem4", "hierarchy", "cdag", "section7",
+    "laws", "final", "optimisers", "folding",
 )  # fmt: skip
 
 
@@ -305,6 +307,11 @@ def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int
     if any(math.isnan(error) for error in errors):
         raise ArithmeticError(f"the {form} variant measured NaN")
     return max(errors), len(errors)
+
+
+def drift(value: Array, z: Array) -> float:
+    """How far a first integral (T, …) moves from its start, relative to max(1, max|z|)."""
+    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(z).max()))
 
 
 def share(failed: int, met: int) -> float:
