@@ -26,8 +26,8 @@ class Row(NamedTuple):
 SECTIONS: dict[str, list[Row]] = {
     "Abstract and Section 1": [
         Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow", "T1.linear T1.exp T1.softmax", "folding"),
-        Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint", "fig4 fig6"),
-        Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner", "fig3"),
+        Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint S4.nonlinear_bounce S4.convex", "fig4 fig6 contrast"),
+        Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner S4.linear_sparse", "fig3 contrast"),
         Row("tokens are combined into hierarchies", "what co-occurs most is picked up first, then one level up", "joma.theory.HBLT", "T5", "fig5 table1"),
         Row("experiments verify the findings", "Wikitext2/103, OPT, Pythia", "joma.watch joma.scan", "", "fig6 fig7"),
         Row("related work", "what others have shown", why="statements about other papers; not checked here"),
@@ -66,7 +66,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("The critical point does not change", "v* = μ with exp(v²/2) as without", "joma.theory.JointFlow", "E6"),
         Row("Linear attention: simpler", "the ratio is different", "joma.theory.solve_linear_bounce", "T4.linear_attention"),
         Row("Co-occurrence and μ", "a token that co-occurs a lot has a larger μ", "joma.theory.isotropic.Mixture", "S4.cooccurrence"),
-        Row("Rank of the lower layer", "drops first, bounces back later", "joma.stable_rank", "S4.rank", "fig7"),
+        Row("Rank of the lower layer", "drops first, bounces back later", "joma.stable_rank", "S4.rank S4.rank_nodes", "fig7 contrast"),
         Row("Eqn. 6", "v̇ = (μ − v) ∘ exp(v²/2)", "joma.theory.solve_bounce", "E6", "fig4"),
         Row("Theorem 4", "how fast salient and other components converge", "joma.theory.bounce.convergence_ratio joma.theory.solve_linear_bounce",
             "T4.ratio T4.order T4.bound T4.threshold T4.linear_attention"),

@@ -6,6 +6,7 @@ A gauge measures one thing on a model. What its function is given depends on wha
     weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
                                          warm-started from step to step and worked out on shards
     hidden      states (tokens, d)    -> a number
+    block       a ``BlockMotion``     -> a number: what happened to a block since the measurement before
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-On = Literal["attention", "weight", "hidden"]
+On = Literal["attention", "weight", "hidden", "block"]
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
 # parts of a block that weight gauges can be measured on, as in "stable_rank.qk"; the first by default
@@ -64,7 +65,7 @@ def gauge(
     Arguments:
         name: an identifier; it is what `watch`, `scan` and the command line call it.
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
-            (m, n), "hidden" states (tokens, d) (it returns a number).
+            (m, n), "hidden" states (tokens, d), "block" a `BlockMotion` (it returns a number).
         reduce: how an attention gauge becomes one value per head: "mean" or "max" over real queries.
         given: "top" gives a weight gauge the largest singular value and the norm, which gauges share, not the matrix.
 
@@ -79,8 +80,8 @@ def gauge(
     'The largest entry of the matrix by size.'
     >>> remove("largest_weight")
     """
-    if on not in ("attention", "weight", "hidden"):
-        raise ValueError(f"a gauge is measured on 'attention', 'weight' or 'hidden', not on {on!r}")
+    if on not in ("attention", "weight", "hidden", "block"):
+        raise ValueError(f"a gauge is measured on 'attention', 'weight', 'hidden' or 'block', not on {on!r}")
     if not name.isidentifier():
         raise ValueError(f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}")
 
@@ -105,7 +106,7 @@ def gauges() -> dict[str, Gauge]:
     Returns:
         Name -> gauge, with what it is measured on and a line of help.
     """
-    from joma._gauges import builtin  # noqa: F401  (registers them)
+    from joma._gauges import assumptions, builtin  # noqa: F401  (registers them)
 
     for entry in entry_points(group="joma.gauges"):
         if entry.name not in _GAUGES:

@@ -38,6 +38,20 @@ def best_correlation(latents: ArrayLike, activations: ArrayLike) -> Floats:
     return np.asarray(np.max(_directions(y).T @ np.nan_to_num(_directions(a)), axis=1))
 
 
+def held_out_correlation(latents: ArrayLike, activations: ArrayLike) -> float:
+    """NCorr without the luck of the best of many: each latent's node is chosen on one half of the samples and scored on
+    the other, both ways; the mean over latents (N, n) and nodes (N, H). NaN if no latent varies in both halves."""
+    y, a = np.asarray(latents, dtype=np.float64), np.asarray(activations, dtype=np.float64)
+    halves = [
+        (_directions(y[half]), np.nan_to_num(_directions(a[half]))) for half in (slice(0, None, 2), slice(1, None, 2))
+    ]
+    scores = []
+    for choose, score in (halves, halves[::-1]):
+        best = (choose[0].T @ choose[1]).argmax(axis=1)  # of a latent that is constant here: node 0, and NaN below
+        scores.append((score[0] * score[1][:, best]).sum(axis=0) + 0.0 * choose[0].sum(axis=0))
+    return _mean(np.mean(scores, axis=0))
+
+
 def _directions(x: Floats) -> Floats:
     """Columns centred and of unit length; NaN where constant."""
     centred = x - x.mean(axis=0)

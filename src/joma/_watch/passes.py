@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Padding, PassEnds
+from joma._events.events import Observer, Padding, PassEnds
 from joma._events.source import Source
 from joma._gauges.registry import Gauge
 from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
@@ -50,12 +50,13 @@ class Passes:
     """
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes, notices: Notices
-    ) -> None:
+        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
+        notices: Notices, others: Sequence[Observer] = (),
+    ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on == "attention"]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"])
         self.losses = Losses()
-        self.source = Source(model, [self.tally, self.losses], padding)
+        self.source = Source(model, [self.tally, self.losses, *others], padding)
         self._processes, self._notices = processes, notices
 
     @property

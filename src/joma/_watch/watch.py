@@ -18,7 +18,8 @@ from joma._events.optimiser import Steps, distinct_rates, optimisers_of
 from joma._gauges.registry import get
 from joma._run import Run
 from joma._run.writer import RunWriter
-from joma._watch import alarms, attached
+from joma._watch import alarms, applicability, attached
+from joma._watch.blocks import Blocks
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
 from joma._watch.inputs import check_has_attention, check_model, find
@@ -133,8 +134,9 @@ class Watch:
         self._processes = Processes(model)
         self._notices = Notices(warn if self._processes.first else silent)
         self._weights = Weights(self._gauges, self._matrices, self._processes)
+        self._blocks = Blocks(model, self._gauges)
         measured = [*self._gauges, *alarms.FOR_PHASES]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices)
+        self._passes = Passes(model, measured, padding, self._processes, self._notices, self._blocks.observers)
         attached.check_free(self._passes.source.names)
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
@@ -149,7 +151,7 @@ class Watch:
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.first else None
-        self._steps = None if optimizers is None else Steps(model, optimizers)
+        self._steps = None if optimizers is None else Steps(model, optimizers, [self._blocks.gradients])
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
@@ -223,7 +225,7 @@ class Watch:
             "phases": [phase.state() for phase in self.phases],
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
-            "starts": self._weights.state(),
+            "starts": self._weights.state() | self._blocks.state(),
             "clock": self._clock.state(),
         }
 
@@ -235,12 +237,18 @@ class Watch:
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
+        self._blocks.restore(state["starts"])
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
     def frame(self) -> pd.DataFrame:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
         return Run(self._record.writer.path).frame()
+
+    @property
+    def applies(self) -> str:
+        """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
+        return applicability.sentence(self.frame()) if self._blocks.gauges and self.latest else ""
 
     def close(self, status: str = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing."""
@@ -251,6 +259,8 @@ class Watch:
         self._detach()
         if self._line is not None:
             self._line.close()
+        if said := self.applies:
+            self._record.writer.note(applies=said)
         self._record.finish(status, reason)
 
     def __enter__(self) -> Self:
@@ -296,16 +306,20 @@ class Watch:
             if self._probe is not None:
                 self._probe.run(self._passes.source)
             values = self._passes.measure()
-        values |= self._weights.measure()
+        values |= self._weights.measure() | self._blocks.measure()
         for (part, name), reason in self._weights.reasons.items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in alarms.FOR_PHASES if gauge.name in values}
         if for_phases:
             alarms.judge(self.phases, for_phases, step, mean_loss, self.layers, self._notices)
-        heads = {gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.on != "weight"}
+        heads = {
+            gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.on in ("attention", "hidden")
+        }
         self.latest = Measurement(step, values, self._names(), heads, mean_loss)
         for name, n, module in self.latest.not_numbers():
+            if name in self._blocks.names_of_gauges:  # a layer that was not trained, or did not run, has no value
+                continue
             self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if not math.isnan(mean_loss) or loss is not None:
@@ -322,7 +336,8 @@ class Watch:
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         known = [gauge.name for gauge in self._gauges if gauge.on == "weight" or self.layers]
-        names = {gauge: self._weights.names.get(gauge, self.layers) for gauge in known}
+        blocks = {gauge.name: self._blocks.names for gauge in self._blocks.gauges}
+        names = {gauge: (self._weights.names | blocks).get(gauge, self.layers) for gauge in known}
         return names | ({"phase": self.layers} if self.layers else {})
 
     def _widths(self) -> dict[str, list[int]]:

@@ -161,7 +161,7 @@ def _stored(variant: Variant) -> float:
 
 _CLAIMS: dict[str, Claim] = {}
 _MODULES = (
-    "theorem1", "softmax", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "section4", "theorem4", "hierarchy", "cdag", "section7",
+    "theorem1", "softmax", "queries", "theorem2", "isotropic", "critical_points", "theorem3", "section4", "contrast", "theorem4", "hierarchy", "cdag", "section7",
     "laws", "final", "optimisers",
 )  # fmt: skip
 
