@@ -37,10 +37,10 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Orthonormal embeddings", "u_lᵀu_l′ = 1[l = l′] for d large", "joma.theory.JointFlow", "E60", "orthogonality"),
         Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "", "parameterised"),
         Row("g ~ 1[y₀ = k]", "one layer with softmax loss on the hidden nodes", "joma.theory.Task", "A1.layerwise"),
-        Row("Joint training", "the statistics of g may be stationary during most of training", why="“may”, “approximately”, “most”: no figure to test; A1.layerwise measures how far E[g x] moves in small cases"),
+        Row("Joint training", "the statistics of g may be stationary during most of training", "joma.watch", "", "assumptions"),
         Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow", "", "folding"),
         Row("Eqn. 1", "the block: h = φ(wᵀf), f = U_C b + u_q, b = σ(z) ∘ x/A", "joma.theory.Attention joma.theory.JointFlow", "A1.per_hidden_loss"),
-        Row("Assumption 1", "expectations with g are constant; true for layer-wise training", "joma.theory.Task", "A1.per_hidden_loss A1.layerwise"),
+        Row("Assumption 1", "expectations with g are constant; true for layer-wise training", "joma.theory.Task joma.watch", "A1.per_hidden_loss A1.layerwise", "assumptions"),
         Row("Eqn. 2", "gradient flow of w and z", "joma.theory.JointFlow", "A1.per_hidden_loss"),
     ],
     "Section 3: attention integrated out": [
@@ -77,8 +77,8 @@ SECTIONS: dict[str, list[Row]] = {
         Row("Eqn. 8", "1 − H/L for ρ = ρ₀ = 1 − ε", "joma.theory.hierarchy.eqn8", "E8"),
         Row("Figure 5", "trees, and the order in which tokens associate", "joma.theory.HBLT joma.theory.solve_bounce", "", "fig5"),
         Row("Many classes, each with its latent", "ρ₀ is close to 1", "joma.theory.HBLT", "T5.rho0", "fig5"),
-        Row("m associates with l first, then with l′", "unless another token has picked l′ up", "joma.theory.solve_bounce", "T4.order", "fig5"),
-        Row("The latent hierarchy is implicitly learned", "level by level", "joma.theory.CDAG", "", "table1 cdag"),
+        Row("m associates with l first, then with l′", "unless another token has picked l′ up", "joma.theory.solve_bounce joma._train.tree", "T4.order", "fig5 hierarchy"),
+        Row("The latent hierarchy is implicitly learned", "level by level", "joma.theory.CDAG joma._train.tree", "", "table1 cdag hierarchy"),
         Row("Slower, with no clear benefit in one layer", "non-salient components still grow", why="a judgement of benefit; the growth itself is F4.joint and T4.order"),
     ],
     "Section 6: experiments": [

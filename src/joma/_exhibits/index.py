@@ -44,7 +44,7 @@ _OURS = (
       "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens."),
     Exhibit("embeddings", "Embedding geometry", seconds=60, statement=
       "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides)."),
-    Exhibit("table1", "Table 1: latents and hidden nodes", seconds=22, statement=
+    Exhibit("table1", "Table 1: latents and hidden nodes", seconds=35, statement=
       "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it."),
     Exhibit("orthogonality", "Almost orthogonal embeddings", seconds=20, statement=
       "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7)."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,8 @@ class _Inputs:
         if event.call.name in self.seen or states is None or states.dim() != 3:
             return
         rows = states.detach().flatten(0, 1)
-        rows = rows[:: max(1, len(rows) // (4 * _TOKENS))]
-        self.seen[event.call.name] = torch.unique(rows, dim=0)[:_TOKENS], event.shape[1]
+        rows = torch.unique(rows[:: max(1, len(rows) // (4 * _TOKENS))], dim=0)
+        self.seen[event.call.name] = rows[:: -(-len(rows) // _TOKENS)], event.shape[1]
 
 
 class _Gradients:
@@ -73,6 +74,7 @@ class Blocks:
         names: of the attention modules, by block.
         inputs: an observer of passes.
         gradients: an observer of steps.
+        problems: block -> what measuring it raised; its values are NaN.
     """
 
     def __init__(self, model: nn.Module, gauges: Sequence[Gauge]) -> None:
@@ -87,6 +89,7 @@ class Blocks:
         self.names = [matrix.name.removesuffix(".q") for matrix in self._matrices.get("q", [])]
         self.inputs = _Inputs()
         self.gradients = _Gradients([_parameter(matrix) for matrix in self._matrices.get("mlp_in", [])])
+        self.problems: dict[str, str] = {}
         self._before: list[dict[str, Tensor]] = []
 
     @property
@@ -105,7 +108,7 @@ class Blocks:
             return {}
         with torch.no_grad():
             after = [
-                {part: torch.cat(self._matrices[part][n].read()).clone() for part in PARTS}
+                {part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone() for part in PARTS}
                 for n in range(len(self.names))
             ]
             values = [self._values(n, weights) for n, weights in enumerate(after)] if self._before else []
@@ -118,7 +121,11 @@ class Blocks:
         states, heads = self.inputs.seen.get(self.names[n], (None, 1))
         earlier, halves = self.gradients.earlier[n], self.gradients.halves[n]
         motion = BlockMotion(self._before[n], after, states, heads, earlier, halves)
-        return {gauge.name: float(gauge.function(motion)) for gauge in self.gauges}
+        try:
+            return {gauge.name: float(gauge.function(motion)) for gauge in self.gauges}
+        except Exception as error:  # nothing that is measured may stop the training
+            self.problems[self.names[n]] = f"{type(error).__name__}: {error}"
+            return dict.fromkeys((gauge.name for gauge in self.gauges), math.nan)
 
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from, by names that begin with "block:"."""

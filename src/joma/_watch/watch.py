@@ -307,6 +307,8 @@ class Watch:
                 self._probe.run(self._passes.source)
             values = self._passes.measure()
         values |= self._weights.measure() | self._blocks.measure()
+        for name, reason in self._blocks.problems.items():
+            self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in self._weights.reasons.items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))

@@ -130,6 +130,7 @@ def s4_rank_nodes(variant: Variant) -> Iterator[float]:
     remark="So weights that grow once grow for ever: under Assumption 1 no weight comes to rest at a target for others to catch up, which is what makes attention dense again in Eqn. 6",
     control="cross-entropy, whose gradients move",
     derivation=r"$h_k=\varphi(v_k^\top b+\xi_k)$ is homogeneous of degree one in $(v_k,\xi_k)$: Euler gives $v\cdot\dot v+\xi\cdot\dot\xi=E$; the flow is $\nabla E$, so $\dot E=\|\nabla E\|^2$.",
+    paper_formula="Assumption 1 and a homogeneous $\\varphi$ are assumed together; what that does to the size of the weights is not said",
     corrected_formula=r"$\tfrac12\frac{d}{dt}(\|V\|^2+\|\xi\|^2)=E,\quad \dot E=\|\nabla E\|^2$",
     terms=("E", "‖ż‖²"),
     mutants={"GELU": "an activation that is not homogeneous", "without ξ": "½‖V‖² alone"},
