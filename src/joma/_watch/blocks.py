@@ -61,6 +61,20 @@ class _Gradients:
             self.halves[n] = halves
         self._steps += 1
 
+    def state(self) -> dict[str, Tensor]:
+        """What the rest of the interval needs."""
+        out = {f"{n}:earlier": x for n, x in enumerate(self.earlier) if x is not None}
+        for n, halves in enumerate(self.halves):
+            out |= {} if halves is None else {f"{n}:odd": halves[0], f"{n}:even": halves[1]}
+        return out | ({"steps": torch.tensor(self._steps)} if self._parameters else {})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        every = range(len(self._parameters))
+        self.earlier = [state.get(f"{n}:earlier") for n in every]
+        self.halves = [(state[f"{n}:odd"], state[f"{n}:even"]) if f"{n}:odd" in state else None for n in every]
+        self._steps = int(state["steps"]) if "steps" in state else 0
+
     def next_interval(self) -> None:
         """What was this interval is now the one before."""
         self.earlier = [None if halves is None else halves[0] + halves[1] for halves in self.halves]
@@ -130,20 +144,16 @@ class Blocks:
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from, by names that begin with "block:"."""
         out = {f"block:{n}:{part}": w for n, weights in enumerate(self._before) for part, w in weights.items()}
-        for n, earlier in enumerate(self.gradients.earlier):
-            out |= {} if earlier is None else {f"block:{n}:earlier": earlier}
-        return out
+        return out | {f"block:{key}": x for key, x in self.gradients.state().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`; other names are left alone."""
-        self._before = [{} for _ in self.names] if any(key.startswith("block:") for key in state) else []
-        for key, value in state.items():
-            if key.startswith("block:"):
-                _, n, part = key.split(":")
-                if part == "earlier":
-                    self.gradients.earlier[int(n)] = value
-                else:
-                    self._before[int(n)][part] = value
+        own = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
+        self.gradients.restore(own)
+        self._before = [
+            {part: own[f"{n}:{part}"] for part in PARTS if f"{n}:{part}" in own} for n in range(len(self.names))
+        ]
+        self._before = self._before if any(self._before) else []
 
 
 def _parameter(matrix: Matrix) -> Tensor:
