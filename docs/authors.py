@@ -21,7 +21,7 @@ import pandas as pd
 
 from joma._run import Run
 from joma._train.settings import Settings
-from joma._train.sweep import Outcome, sweep
+from joma._train.sweep import RunEnd, sweep
 
 DOCS = Path(__file__).parent
 Key = tuple[int, float, int]  # layers, lr, the authors' seed
@@ -106,7 +106,7 @@ def main() -> None:
     keys: list[Key] = [(1, 1e-4, 1)] if options.long else COMPARED
     steps = range(1000, LONG + 1, 1000) if options.long else STEPS
 
-    def write(outcome: Outcome | None = None, n: int = 0, total: int = 0) -> None:
+    def write(outcome: RunEnd | None = None, n: int = 0, total: int = 0) -> None:
         ours = measured(options.out, keys, steps)
         table, runs = compared(ours, theirs), len(ours.groupby(["layers", "lr", "seed"]))
         options.page.write_text(page(table, runs, len(keys)))

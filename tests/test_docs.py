@@ -253,3 +253,16 @@ def test_public_functions_document_every_argument_and_what_they_return():
             missing = set(inspect.signature(value).parameters) - set(", ".join(told).split(", "))
             assert not missing, f"{name}: {missing}"
             assert "Returns:" in text, name
+
+
+@pytest.mark.parametrize("script", sorted(DOCS.glob("*.py")), ids=lambda path: path.name)
+def test_the_scripts_of_the_docs_import_what_there_is(script):
+    """They take hours and no test runs them; but a name that was changed elsewhere shows at once."""
+    subprocess.run(
+        [sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[1], run_name='imported')", script],
+        check=True,
+    )
+
+
+def test_the_benchmarks_import_what_there_is():
+    subprocess.run([sys.executable, "-c", "import benchmarks.__main__"], check=True, cwd=ROOT)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from joma._exhibits import PRESETS, exhibits
+from joma._exhibits import PRESETS, exhibits, reproduce
 from joma._exhibits.choices import choose, with_settings
 from joma.cli import main
 
@@ -77,3 +77,13 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert "unknown setting 'time'" in capsys.readouterr().err
     assert command(monkeypatch, "fig2", "fig3", "--set", "times=21", out) == 2
     assert "--set changes the settings of one exhibit" in capsys.readouterr().err
+
+
+def test_a_preset_without_its_data_says_where_it_looked_and_what_to_do(tmp_path, monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise ValueError("no route")
+
+    monkeypatch.delenv("JOMA_DATA", raising=False)
+    monkeypatch.setattr("joma._data.corpora.fetch", unreachable)
+    with pytest.raises(ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*set JOMA_DATA"):
+        reproduce(exhibits()["saliency"], out=tmp_path, preset="laptop")

@@ -126,8 +126,8 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
     settings = {**table1.SETTINGS["laptop"], "columns": 2, **settings}
     rng = np.random.default_rng(0)
     with RunWriter.create(tmp_path, kind="exhibit", config={"settings": settings}, axes=table1.AXES) as writer:
-        for column in list(table1.PAPER)[:2]:
-            paper = np.array([mean for mean, _ in table1.PAPER[column]])
+        for column in list(table1.TABLE1)[:2]:
+            paper = np.array([mean for mean, _ in table1.TABLE1[column]])
             labels = dict(zip(("C", "N_ch", "N0", "N1"), column, strict=True)) | {"lr": 1e-4}
             for draw in range(3):
                 baseline = paper + 0.03 * rng.standard_normal(
@@ -195,7 +195,7 @@ def test_the_judge_of_figure_5_names_the_part_of_the_grid(made, tmp_path):
     assert verdict.verdict == "holds"  # the cell is not the endpoint
     assert changed(made, tmp_path / "c", "fig5", "association", but_for_the_endpoint).verdict == "holds under"
     assert "scale 1–12 at level 50.0%; 1–4, 6–12 at level 90.0%;" in verdict.summary
-    assert verdict.numbers["cells in order"][fig5.PAPER] == "47 of 48"
+    assert verdict.numbers["cells in order"][fig5.grid.PAPER] == "47 of 48"
 
 
 def test_the_judge_of_graphs_needs_order_shares_and_the_theorem(made, tmp_path):

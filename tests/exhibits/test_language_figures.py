@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
 from joma import Run
 from joma._exhibits import fig6, fig8, get, reproduce
-from joma._exhibits._curves import best_loss, seeds_that_bounce
+from joma._exhibits._curves import best_loss, seeds_that_bounce, train_all
 from joma._exhibits._curves import curves as curves_of
+from joma._run import fingerprint
 from joma._run.curve import ENTROPY, describe
 from joma._run.writer import RunWriter
 from joma._watch.phases import PHASES
@@ -80,11 +82,14 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     ],
 )
 def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
-    settings = {"data": ["pydoc"], "vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 1}
+    settings = {"vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 1}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
-    run = made_up(tmp_path / "run", settings, curves, dict.fromkeys(curves, 5.0))
-    said = fig6.judge(run)
-    assert said.verdict == verdict
+    wiki = made_up(tmp_path / "run", settings | {"data": ["wikitext-2"]}, curves, dict.fromkeys(curves, 5.0))
+    assert fig6.judge(wiki).verdict == verdict
+    toy = made_up(tmp_path / "toy", settings | {"data": ["pydoc"]}, curves, dict.fromkeys(curves, 5.0))
+    said = fig6.judge(toy)
+    assert said.verdict == "not decided here"
+    assert "WikiText" in said.would_decide
     # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
     assert f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers" in said.summary
     assert [c["pattern"] for c in said.numbers["pydoc"]["entropy"].values()].count("collapse") == sum(
@@ -164,6 +169,39 @@ def test_curves_are_means_over_seeds_and_a_collapse_is_that_of_most(tmp_path):
     assert best_loss(run, "pydoc") == {(1, 1e-3): 6.0}
 
 
+def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_path, monkeypatch):
+    settings = {**fig6.SETTINGS["quick"], "seeds": 1}
+    runs = [{"data": "pydoc", "layers": 1, "lr": 1e-3, "steps": 1}]
+
+    def folder():
+        taken = []
+
+        def train(language, out, **_):
+            taken.append(out)
+            raise RuntimeError("not now")
+
+        monkeypatch.setattr("joma._train.language.train", train)
+        writer = RunWriter.create(tmp_path / f"exhibit-{len(list(tmp_path.iterdir()))}", kind="exhibit", config={})
+        with pytest.raises(RuntimeError, match="not now"), writer:
+            train_all(writer, "fig6", runs, settings, 0, lambda share, what: None)
+        return taken[0]
+
+    first = folder()
+    assert first.parent == tmp_path / "fig6-runs"
+    assert folder() == first
+    with monkeypatch.context() as patch:
+        patch.setattr("joma._run.fingerprint._versions", lambda: {"torch": "another"})
+        assert folder() != first
+    read, stepper = fingerprint._read, sys.modules["joma._train.step"].__file__
+
+    def changed(file, *rest):  # the source of a module that training imports
+        digest, *others = read(file, *rest)
+        return "other" if file == stepper else digest, *others
+
+    monkeypatch.setattr("joma._run.fingerprint._read", changed)
+    assert folder() != first
+
+
 @pytest.mark.parametrize("name", ["fig6", "fig8"])
 def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     module = {"fig6": fig6, "fig8": fig8}[name]
@@ -172,12 +210,11 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "quick", tiny)
     outcome = reproduce(get([name])[0], out=tmp_path)
-    assert outcome.verdict.verdict == {"fig6": "fails", "fig8": "not decided here"}[name]  # such steps do nothing
+    assert outcome.verdict.verdict == "not decided here"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
-    runs = sorted(path.name for path in (tmp_path / f"{name}-runs").iterdir())
-    assert len(runs) == len(tiny["layers"] if name == "fig6" else tiny["lr"])
-
     runs = tmp_path / f"{name}-runs"
+    assert len(list(runs.iterdir())) == len(tiny["layers"] if name == "fig6" else tiny["lr"])
+
     made = {path: path.stat().st_mtime_ns for path in runs.glob("*/checkpoints/*/state.json")}
     assert made
     monkeypatch.setattr("joma._figures.save", lambda chart, folder: None)

@@ -17,7 +17,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
-from tests.integrations.events import scalars  # noqa: E402
+from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 from joma.integrations.lightning import WatchCallback  # noqa: E402
 

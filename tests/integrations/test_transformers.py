@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
-from tests.integrations.events import scalars  # noqa: E402
+from tests.integrations.tensorboard_files import scalars  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from joma.integrations.transformers import watch  # noqa: E402

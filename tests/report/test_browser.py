@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.report import PAINTED, browser, check, errors, opened, until
 
 from joma import Run
+from joma._run.curve import EXACT, describe
 from joma.theory import solve_bounce
 
 from .pages import HOSTILE, VERDICTS, paper_page, results, runs_page
@@ -207,6 +209,23 @@ def test_the_explorer_moves(driver, paper):
     driver.execute_script("document.getElementById('x-play').click()")
     assert driver.execute_script("return document.getElementById('x-play').textContent") == "Play"
     assert errors(driver) == []
+
+
+def test_the_explorer_tells_dip_and_bounce_by_the_one_rule(driver, paper):
+    show(driver, paper)
+    story, times = "return jomaExplorer.story(arguments[0])", driver.execute_script("return jomaExplorer.times")
+    curves = [solve_bounce(np.linspace(2.5 - s, 2.5 + s, 10), times).entropy() for s in (0.0, 0.05, 0.1, 0.3, 1.5, 2.4)]
+    curves += [np.linspace(2.0, 0.5, len(times)), np.linspace(2.0, 1.81, len(times))]  # fall to the end
+    patterns = set()
+    for entropy in curves:
+        said, curve = driver.execute_script(story, entropy.tolist()), describe(times, entropy, EXACT)
+        pattern = "flat" if "less than a dip" in said else "dip" if "does not bounce" in said else "dip and bounce"
+        assert pattern == curve.pattern
+        assert not curve.dipped or float(re.search(r"at t = ([\d.]+)", said)[1]) == pytest.approx(
+            curve.trough_step, abs=0.006
+        )
+        patterns.add(pattern)
+    assert patterns == {"flat", "dip", "dip and bounce"}
 
 
 ITEM = """const found = [];

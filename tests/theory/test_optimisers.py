@@ -17,7 +17,7 @@ STEP = 0.02
 
 def walk(flow, optimiser, start, steps=100, step=STEP):
     """The trajectory, and the optimiser's memory after each step."""
-    system = flow._system(*start, None)
+    system = flow._system((*start, None))
     memory = [moment.memory for moment in islice(steps_of(system, optimiser, step), steps)]
     path = flow.descend(steps, step, *start, optimiser=optimiser)
     assert path.done

@@ -45,8 +45,8 @@ def _state(path: Path) -> str:
     if not path.is_dir():
         return ""
     files = [(str(file), file.stat()) for file in sorted(path.rglob("*"))]
-    seen = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
-    return "-" + hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+    states = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
+    return "-" + hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
 
 
 def _read(folder: Path) -> Path | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-BLOCK = 1 << 18  # bytes a block: small enough that a block's words stay in cache
+BLOCK = 1 << 18  # bytes per block: small enough that a block's words stay in cache
 LINE = 1 << 16  # a block ends at the end of a line if that is within so many bytes, else between two words
 WORD = 1 << 24  # bytes without a space that are still taken for text
 BOM = b"\xef\xbb\xbf"

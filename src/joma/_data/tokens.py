@@ -86,7 +86,7 @@ class Words:
         return " ".join(self.words[int(token)] for token in tokens)
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary, a word a line."""
+        """Write the vocabulary, one word per line."""
         path.write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")
 
     @classmethod

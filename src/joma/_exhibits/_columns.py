@@ -9,22 +9,8 @@ import pandas as pd
 
 from joma._exhibits._statistics import mean_interval
 from joma._run import Run
+from joma.theory._table1 import TABLE1
 
-# (C, N_ch, N0, N1) -> the paper's mean and sd for s = 0 and s = 1
-PAPER = {
-    (20, 2, 10, 20): ((0.99, 0.01), (0.81, 0.05)),
-    (20, 2, 20, 30): ((0.97, 0.02), (0.80, 0.05)),
-    (20, 3, 10, 20): ((1.00, 0.00), (0.69, 0.05)),
-    (20, 3, 20, 30): ((0.96, 0.02), (0.68, 0.04)),
-    (30, 2, 10, 20): ((0.99, 0.01), (0.73, 0.08)),
-    (30, 2, 20, 30): ((0.94, 0.04), (0.74, 0.03)),
-    (30, 3, 10, 20): ((0.99, 0.01), (0.72, 0.04)),
-    (30, 3, 20, 30): ((0.95, 0.03), (0.66, 0.02)),
-    (50, 2, 10, 20): ((0.99, 0.01), (0.58, 0.02)),
-    (50, 2, 20, 30): ((0.95, 0.03), (0.55, 0.01)),
-    (50, 3, 10, 20): ((0.99, 0.01), (0.64, 0.02)),
-    (50, 3, 20, 30): ((0.95, 0.03), (0.61, 0.04)),
-}
 RATES = {1e-5: "as printed", 1e-4: "as in the authors' script"}
 COLUMN = ["C", "N_ch", "N0", "N1"]
 # the paper's value, what was measured, and what any network would give
@@ -45,7 +31,7 @@ def summary(run: Run) -> pd.DataFrame:
     measured = frame.groupby(key, sort=False).value.agg(mean="mean", sd="std").reset_index()
     paper = []
     for lr, *column in frame[key[:5]].drop_duplicates().itertuples(index=False):
-        values = PAPER[tuple(column)]
+        values = TABLE1[tuple(column)]
         for s in LAYERS:
             row = dict(zip(key, (lr, *column, s, "paper"), strict=True))
             paper.append(row | {"mean": values[s][0], "sd": values[s][1]})
@@ -80,7 +66,7 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
     columns: list[dict[str, Any]] = []
     for key, part in wide.groupby([*COLUMN, "s"], sort=False):
         C, N_ch, N0, N1, s = cast("tuple[int, ...]", key)
-        mean, sd = PAPER[C, N_ch, N0, N1][s]
+        mean, sd = TABLE1[C, N_ch, N0, N1][s]
         entry: dict[str, Any] = dict(zip([*COLUMN, "s"], map(int, (C, N_ch, N0, N1, s)), strict=True))
         entry |= {"paper": mean} | {state: float(part[state].mean()) for state in STATES}
         for baseline in ("untrained", "permuted"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,12 +12,15 @@ import pandas as pd
 from joma._exhibits.base import Progress
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY, TRAINING, Curve, describe_all
+from joma._run.fingerprint import fingerprint
 from joma._watch.phases import PHASES
 
 if TYPE_CHECKING:
     from joma._train.settings import Settings
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
+TOY = "pydoc"  # a small corpus that every machine has
+TOY_RULE = f"On the toy corpus, {TOY}, the statement is not decided here"
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
 # settings of an exhibit that all of its runs have
 COMMON = (
@@ -36,8 +37,8 @@ def train_all(
 ) -> None:  # fmt: skip
     """Train each of ``runs`` (data, layers, lr, steps and what else differs) with every seed, and refer to it.
 
-    The runs are beside the exhibit, in ``<name>-runs/``, named by all of their settings: a killed exhibit goes on where
-    it was.
+    The runs are beside the exhibit, in ``<name>-runs/``, named by settings and the code that trains them: a killed
+    exhibit goes on where it was, and runs of other code stay where they are and are not taken.
     """
     from joma._train.language import train
     from joma._train.settings import Settings
@@ -60,9 +61,8 @@ def train_all(
 
 
 def _folder(settings: Settings) -> str:
-    """What runs are told apart by, in words, and a hash of everything."""
-    digest = hashlib.blake2b(json.dumps(asdict(settings), sort_keys=True).encode(), digest_size=4).hexdigest()
-    return f"{settings.corpus_name},{settings.label},{digest}"
+    """What runs are told apart by, in words, and the fingerprint of all that decides them: a stale run is not taken."""
+    return f"{settings.corpus_name},{settings.label},{fingerprint(['joma._train.language'], asdict(settings))}"
 
 
 def measured(run: Run, gauge: str, data: str) -> pd.DataFrame:

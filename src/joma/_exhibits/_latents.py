@@ -58,7 +58,7 @@ def signals(tree: HBLT, sample: HBLTSamples) -> tuple[Array, Array, Array]:
     return target, z, np.diag(cosine(z, guess - guess.mean(axis=0)))
 
 
-def measure(writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array, case: str, draw: int) -> None:
+def measure_latents(writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array, case: str, draw: int) -> None:
     """Write what the nodes of a trained graph learned of the latents z (N, latent), and where Theorem 1 fails."""
     g = path.graph
     columns = [g.index(node) for node in NODES]

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from joma._exhibits._columns import LAYERS, PAPER
+from joma._exhibits._columns import LAYERS
 from joma._exhibits._statistics import mean_interval
 from joma._exhibits.base import Progress, where
 from joma._run import Run, RunWriter
+from joma.theory._table1 import TABLE1
 
 COLUMNS = ((20, 2, 10, 20), (20, 3, 20, 30))  # the simplest, and the most complicated with as many classes
 HELD_OUT = {"trained held out": "trained", "untrained held out": "untrained"}
@@ -64,7 +65,7 @@ def trend(run: Run) -> tuple[str, dict[str, Any]]:
     change = (table[3, 20] - table[2, 10]).dropna()
     interval = mean_interval(change)
     classes = sorted(int(C) for C in change.index.unique("C"))
-    paper = np.mean([PAPER[C, 3, 20, 30][s][0] - PAPER[C, 2, 10, 20][s][0] for C in classes for s in LAYERS])
+    paper = np.mean([TABLE1[C, 3, 20, 30][s][0] - TABLE1[C, 2, 10, 20][s][0] for C in classes for s in LAYERS])
     word = "goes down" if interval[2] < 0 else "goes up" if interval[1] > 0 else "is not seen to change"
     text = (
         f"From (N_ch = 2, (10, 20)) to (3, (20, 30)) trained NCorr {word}: {interval[0]:+.3f} [{interval[1]:+.3f}, "

@@ -54,10 +54,10 @@ def measure_cooccurrence(writer: RunWriter, settings: dict[str, Any], seed: int,
                 writer.write(int(h), {"cooccurrence": value}, source=name, draw=-1)
     for draw in range(settings["draws"]):
         progress(0.5 * draw / settings["draws"], f"sampling the tree, draw {draw + 1} of {settings['draws']}")
-        counts, seen = count_with_first(tree, settings["samples"], np.random.default_rng((seed, 0, draw)))
+        counts, occurrences = count_with_first(tree, settings["samples"], np.random.default_rng((seed, 0, draw)))
         for h in height:
-            share = counts[h == H].mean() / seen
-            writer.write(int(h), {"cooccurrence": share}, source="sampled", draw=draw, occurrences=seen)
+            share = counts[h == H].mean() / occurrences
+            writer.write(int(h), {"cooccurrence": share}, source="sampled", draw=draw, occurrences=occurrences)
 
 
 def orders(frame: pd.DataFrame) -> pd.DataFrame:

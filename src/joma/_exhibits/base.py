@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._jobs import Progress as Progress
 from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
 from joma._run.fingerprint import fingerprint
 from joma._run.folder import lock, unlock
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
-Progress = Callable[[float, str], None]  # the share done, and what is being done
 Settings = dict[str, Any]
 
 

@@ -30,7 +30,7 @@ from joma._exhibits._latents import (
     by_level,
     graph,
     levels,
-    measure,
+    measure_latents,
     signals,
     story,
 )
@@ -65,7 +65,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             order = [0 if name == "1" else 1 + int(str(name)[1:]) for name in (g.nodes[i] for i in g.inputs)]
             w0 = g.small_weights(settings["start"], np.random.default_rng((seed, draw, 1)))
             path = g.train(x[:, order], target, w0, times, method="RK45", rtol=1e-4)
-            measure(writer, path, z, ceiling, case, draw)
+            measure_latents(writer, path, z, ceiling, case, draw)
 
 
 def draw(run: Run) -> p.Chart:

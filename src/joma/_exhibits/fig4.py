@@ -112,15 +112,15 @@ def _sweeps(frame: pd.DataFrame) -> p.Chart:
     M, y = len(where(frame, gauge="mu", draw=0)), p.y("value", "nats", domain=(0, 2.4))
     cells = where(frame, gauge=["dip", "rebound"]).assign(dynamics=lambda table: table.case.map(CASES))
     colour = p.by("dynamics", order=[CASES[case] for case in SCALES], legend={"orient": "bottom", "columns": 1})
-    made, tip = [], {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
+    panels, tip = [], {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
     for gauge in ("dip", "rebound"):
         rows, note = where(cells, gauge=gauge, epsilon=1.0), f"μ = scale × (1 … 4), M = {M} evenly spaced"
         drawn = p.lines(rows, p.x("scale", "scale of μ", log=True), y, colour, tip=tip, points=True)
-        made.append(p.panel(gauge, drawn, note=note, size=(280, 170)))
+        panels.append(p.panel(gauge, drawn, note=note, size=(280, 170)))
     rows = where(cells, gauge="rebound", scale=1.0, case=["eqn6", "joint"])
     kept = p.lines(rows, p.x("epsilon", "ε"), y, colour, tip=tip, points=True)
     last = p.panel("rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170))
-    return p.row(*made, last, shared=True)
+    return p.row(*panels, last, shared=True)
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:

@@ -13,20 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma._exhibits._orders import (
-    DRAWN,
-    ENDPOINT,
-    LEVELS,
-    PAPER,
-    REVISED,
-    RULE,
-    SCALES,
-    VARIANTS,
-    grid_numbers,
-    measure_cooccurrence,
-    orders,
-    part_in_order,
-)
+from joma._exhibits import _orders as grid
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -44,19 +31,19 @@ AXES = {"association": ["level", "scale"]}
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Co-occurrence by height, then association times over levels and scales: exact, from sampled μ, and variants."""
-    measure_cooccurrence(writer, settings, seed, progress)
+    grid.measure_cooccurrence(writer, settings, seed, progress)
     for case, tree in trees(settings["classes"], settings["epsilon"]).items():
         for draw in range(-1, settings["draws"]):  # −1: exact
             progress(0.5 + 0.5 * (draw + 1) / (settings["draws"] + 1), f"{case} hierarchy, association times")
             rng = None if draw < 0 else np.random.default_rng((seed, 1, draw))
             given = probabilities(tree, case, settings["samples"], rng)
-            for variant in VARIANTS if case == "deep" else (PAPER,):
+            for variant in grid.VARIANTS if case == "deep" else (grid.PAPER,):
                 dynamics, source = variant.split(", ")
-                for pair, times in association_times(given[source], LEVELS, SCALES, dynamics).items():
+                for pair, times in association_times(given[source], grid.LEVELS, grid.SCALES, dynamics).items():
                     writer.write(0, {"association": times}, case=case, pair=pair, draw=draw, variant=variant)
             if draw < 0:
-                remaining = np.geomspace(1, 0.5 * (1 - LEVELS[-1]), 60)
-                for pair, times in association_times(given["co-occurrence"], 1 - remaining, [DRAWN]).items():
+                remaining = np.geomspace(1, 0.5 * (1 - grid.LEVELS[-1]), 60)
+                for pair, times in association_times(given["co-occurrence"], 1 - remaining, [grid.DRAWN]).items():
                     for i, time in enumerate(times[:, 0]):
                         writer.write(i, {"time": time}, remaining=float(remaining[i]), case=case, pair=pair)
 
@@ -77,8 +64,8 @@ def draw(run: Run) -> p.Chart:
         note="H = L: only the class is common",
         size=(270, 210),
     )
-    table = orders(frame)
-    maps = [_map(where(table, variant=variant), title) for variant, title in VARIANTS.items()]
+    table = grid.orders(frame)
+    maps = [_map(where(table, variant=variant), title) for variant, title in grid.VARIANTS.items()]
     rows = [p.row(*maps[i : i + 2], shared=True) for i in (0, 2)]
     return p.column(p.row(cooccurrence, *(_curves(frame, case) for case in PAIRS)), *rows)
 
@@ -87,17 +74,17 @@ def _curves(frame: pd.DataFrame, case: str) -> Any:
     """Association times against the level, at one scale."""
     order = list(PAIRS["deep"])
     x, colour = p.x("value", "association time"), p.by("pair", order=order, legend={"orient": "bottom"})
-    axis = {"values": [1 - level for level in LEVELS], "labelExpr": "format(1 - datum.value, '.1%')"}
+    axis = {"values": [1 - level for level in grid.LEVELS], "labelExpr": "format(1 - datum.value, '.1%')"}
     y = p.y("remaining", "level", log=True, domain=(0.0005, 1), axis=axis)
     tip = {"pair": None, "value": ".3f", "remaining": ".3f"}
-    rows = where(frame, gauge="association", case=case, variant=PAPER, scale=SCALES.index(DRAWN))
-    rows = rows[rows.draw >= 0].assign(remaining=lambda table: 1 - np.take(LEVELS, table.level.astype(int)))
+    rows = where(frame, gauge="association", case=case, variant=grid.PAPER, scale=grid.SCALES.index(grid.DRAWN))
+    rows = rows[rows.draw >= 0].assign(remaining=lambda table: 1 - np.take(grid.LEVELS, table.level.astype(int)))
     curves = where(frame, gauge="time", case=case)
     return p.panel(
         f"{case} hierarchy, Eqn. 6",
         p.lines(curves, x, y, colour, dash=p.dash("pair", order), order="remaining", tip=tip, width=2),
         p.strokes(rows, x, y, colour),
-        note=f"μ = {DRAWN} P(l | m); marks: one per draw of the data",
+        note=f"μ = {grid.DRAWN} P(l | m); marks: one per draw of the data",
         size=(270, 210),
     )
 
@@ -106,7 +93,7 @@ def _map(table: pd.DataFrame, title: str) -> Any:
     """t(m–l′) / t(β–β′) over level and scale, coloured by the draws in which the order is the paper's."""
     cells = p.heat(
         table, p.x("scale", "scale of μ", kind="O"),
-        p.y("level", "level", kind="N", sort=[f"{level:.1%}" for level in LEVELS[::-1]]),
+        p.y("level", "level", kind="N", sort=[f"{level:.1%}" for level in grid.LEVELS[::-1]]),
         p.by("share", kind="Q", colours={0: "#f0f0f0", 1: p.ACCENT}, legend=False), text="ratio",
         white="datum.share > 0.5", tip={"scale": None, "level": None, "ratio": ".4f", "share": ".0%"},
     )  # fmt: skip
@@ -122,27 +109,29 @@ def judge(run: Run) -> Judgement:
     sampled = where(cells, source="sampled")
     # one query token: an estimate has at most the binomial error of a single pair
     error = (sampled.value - sampled.step.map(exact)).abs() / np.sqrt(0.25 / sampled.occurrences)
-    table = orders(frame)
-    tables = {variant: where(table, variant=variant) for variant in VARIANTS}
-    paper = tables[PAPER]
+    table = grid.orders(frame)
+    tables = {variant: where(table, variant=variant) for variant in grid.VARIANTS}
+    paper = tables[grid.PAPER]
     near, good, total = int(paper.near.sum()), int(paper.good.sum()), len(paper)
     numbers: dict[str, Any] = {
         "largest error of sampling, in standard errors": float(error.max()),
         "largest error of Eqn. 8": float((eqn - exact).loc[: exact.index.max() - 1].abs().max()),
         "Eqn. 8 where only the class is common": [float(eqn.iloc[-1]), float(exact.iloc[-1])],
         "cells in which the near pairs come before m–l′": f"{near} of {total}",
-        **grid_numbers(tables),
+        **grid.grid_numbers(tables),
     }
     others = [
-        f"{VARIANTS[v]}: {numbers['cells in order'][v]}, {part_in_order(t)}" for v, t in tables.items() if v != PAPER
+        f"{grid.VARIANTS[v]}: {numbers['cells in order'][v]}, {grid.part_in_order(t)}"
+        for v, t in tables.items()
+        if v != grid.PAPER
     ]
     text = (
         f"near pairs before m–l′ in {near} of {total} (level, scale); β–β′ with its wait too in {good}: "
-        f"{part_in_order(paper)}. {'; '.join(others)}"
+        f"{grid.part_in_order(paper)}. {'; '.join(others)}"
     )
-    (endpoint,) = where(table, **ENDPOINT).to_dict("records")
+    (endpoint,) = where(table, **grid.ENDPOINT).to_dict("records")
     numbers["endpoint"] = {
-        **ENDPOINT,
+        **grid.ENDPOINT,
         "t(m–l′) / t(β–β′)": float(endpoint["ratio"]),
         "share of draws": endpoint["share"],
     }
@@ -152,7 +141,7 @@ def judge(run: Run) -> Judgement:
         f"in order in {endpoint['share']:.0%} of draws, t(m–l′) / t(β–β′) = {endpoint['ratio']:.3f} (μ from excess, "
         f"level {endpoint['level']}, scale {endpoint['scale']}); from co-occurrence at {good} of {total} (level, scale)"
     )
-    return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
+    return Judgement(verdict, grid.RULE, text, numbers, measured, revised=grid.REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -22,7 +22,7 @@ from joma.theory.verdict import Verdict
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"models": {OWN: None}, "series": {"d": 128, "lr": 1e-3, "warmup": 100}, "data": "pydoc", "tokens": 4096,
+    "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
               "length": 64},
     "laptop": {"models": {OWN: None},  # 10 million parameters
                "series": {"data": "wikitext-2", "vocabulary": 4096, "layers": 6, "d": 320, "heads": 8, "length": 128,

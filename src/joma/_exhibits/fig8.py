@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, best_loss, curves, measured
+from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -26,10 +26,8 @@ RULE = (
     f"{ENTROPY.smoothed()}{ENTROPY}. At each depth: (a) the run with the lowest validation loss matches; (b) every run "
     "that does not match has a higher loss than every one that does; (c) at the largest learning rate some layer's "
     "attention has collapsed by the end (the watch's phase). Holds: all three at every depth; holds under: (a) at some "
-    "depth; fails: at none. Losses and curves are means over the seeds. On the toy corpus, pydoc, the statement is not "
-    "decided here"
+    f"depth; fails: at none. Losses and curves are means over the seeds. {TOY_RULE}"
 )
-TOY = "pydoc"
 WOULD_DECIDE = (
     "losses on WikiText, with several seeds, and every learning rate trained for long enough: --preset laptop or paper"
 )

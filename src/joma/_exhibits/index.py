@@ -99,12 +99,12 @@ def exhibit(
     if missing := set(PRESETS) - set(settings or PRESETS):
         raise ValueError(f"exhibit {id!r} has no settings for the preset {', '.join(sorted(missing))}")
     per_preset = dict(settings) if settings else {preset: {} for preset in PRESETS}
-    made = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
+    exhibit = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
     known = EXHIBITS.get(id)
     if known is not None and (known.declared is None or known.declared.run.__module__ != run.__module__):
         raise ValueError(f"there is an exhibit {id!r} already; choose another id")
-    EXHIBITS[id] = made
-    return made
+    EXHIBITS[id] = exhibit
+    return exhibit
 
 
 def remove(id: str) -> None:

@@ -83,14 +83,14 @@ def draw(run: Run) -> p.Chart:
         _sweep(tilt, "epsilon", "coherence ε", f"UᵀU = I + ε E, M = {M}", in_epsilon),
         _sweep(many, "M", "tokens M", f"Random unit vectors, d = {fixed}", law("M", *exponent(many, "M"))),
     ]
-    seen = exp.groupby("d").coherence.mean().reset_index(name="value")
+    coherences = exp.groupby("d").coherence.mean().reset_index(name="value")
     counts = {
-        "largest |cos| seen": seen.value,
-        "d = 8 ε⁻² ln M": np.sqrt(8 * math.log(M) / seen.d),
-        "d = 4 ε⁻² ln M": np.sqrt(4 * math.log(M) / seen.d),
-        "Welch: least possible": np.sqrt((M - seen.d).clip(lower=0) / (seen.d * (M - 1))),
+        "largest |cos| seen": coherences.value,
+        "d = 8 ε⁻² ln M": np.sqrt(8 * math.log(M) / coherences.d),
+        "d = 4 ε⁻² ln M": np.sqrt(4 * math.log(M) / coherences.d),
+        "Welch: least possible": np.sqrt((M - coherences.d).clip(lower=0) / (coherences.d * (M - 1))),
     }
-    coherence = pd.concat([seen.assign(value=value, which=which) for which, value in counts.items()])
+    coherence = pd.concat([coherences.assign(value=value, which=which) for which, value in counts.items()])
     compared = p.lines(
         coherence[coherence.value > 0], p.x("d", "dimension d", log=True), p.y("value", "coherence ε", log=True),
         p.by("which", scheme="dark2"), points=True, tip={"which": None, "d": None, "value": ".3f"},

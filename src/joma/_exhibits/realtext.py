@@ -62,9 +62,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 def _examples(writer: RunWriter, block: TextBlock, words: list[str], means: dict[int, Any], step: int) -> None:
     """The largest logits of the first few queries that are words, learned and predicted."""
     for m in [m for m in means if words[m] not in PUNCTUATION][:EXAMPLES]:
-        seen = np.flatnonzero(means[m] > 0)
+        occurring = np.flatnonzero(means[m] > 0)
         for which, values in (("learned", block.learned(m)), ("predicted", block.predicted(m, means[m]))):
-            for rank, l in enumerate(seen[np.argsort(-values[seen], kind="stable")][:TOP], 1):
+            for rank, l in enumerate(occurring[np.argsort(-values[occurring], kind="stable")][:TOP], 1):
                 labels = {"case": block.attention, "query": words[m], "side": which, "rank": rank, "word": words[l]}
                 writer.write(step, {"logit": float(values[l])}, **labels)
 

@@ -74,7 +74,7 @@ class Runner:
         jobs: how many at a time; as many as there are cores by default.
         engine: "processes" (on this machine) or "ray".
         address: of a Ray cluster; a local one is started without.
-        show: called with all entries and the seconds left, a few times a second.
+        show: called with all entries and the seconds left, a few times per second.
         finished: called with each entry that is done or has failed.
     """
 
@@ -91,7 +91,7 @@ class Runner:
     show: Callable[[list[Entry], float], None] = lambda entries, left: None
     finished: Callable[[Entry], None] = lambda entry: None
     _entries: dict[str, Entry] = field(default_factory=dict, init=False)
-    _made: dict[str, Any] = field(default_factory=dict, init=False)  # Outcome, or list[Result]
+    _values: dict[str, Any] = field(default_factory=dict, init=False)  # Outcome, or list[Result]
     _errors: dict[str, str] = field(default_factory=dict, init=False)
 
     def run(self) -> Reproduction:
@@ -167,7 +167,7 @@ class Runner:
             write_atomic(complaint, f"{end.error}\n\n{end.details}".rstrip() + "\n")
         else:
             complaint.unlink(missing_ok=True)
-            entry.state, entry.share, self._made[entry.id] = "done", 1.0, end.value
+            entry.state, entry.share, self._values[entry.id] = "done", 1.0, end.value
             entry.verdict, entry.what = _words(end.value)
             if entry.fresh:
                 if entry.exhibit is None:
@@ -181,10 +181,10 @@ class Runner:
         result = Reproduction([])
         for entry in self._entries.values():
             if entry.exhibit is None:
-                result.claims, result.claims_error = self._made.get(CLAIMS), self._errors.get(CLAIMS)
+                result.claims, result.claims_error = self._values.get(CLAIMS), self._errors.get(CLAIMS)
                 result.claims_seconds, result.claims_fresh = entry.seconds, entry.fresh
-            elif entry.id in self._made:
-                result.outcomes.append(self._made[entry.id])
+            elif entry.id in self._values:
+                result.outcomes.append(self._values[entry.id])
             else:
                 error = self._errors[entry.id]
                 result.outcomes.append(Outcome(entry.exhibit, self.out / entry.id, None, entry.seconds, error=error))

@@ -19,7 +19,7 @@ from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma.theory import JointFlow, Trajectory, split_logit_velocity
-from joma.theory.invariants import normalised_correlation
+from joma.theory.invariants import cumulative, normalised_correlation
 from joma.theory.setting import Array
 from joma.theory.tasks import class_distributions, small_start
 from joma.theory.verdict import Verdict
@@ -68,7 +68,7 @@ def _integrated(flow: JointFlow, path: Trajectory) -> dict[str, Array]:
     out = {}
     for name, speed in speeds.items():
         steps = np.diff(path.t)[:, None] * (np.array(speed)[1:] + np.array(speed)[:-1]) / 2
-        out[name] = path.z[0] + np.concatenate([np.zeros((1, steps.shape[1])), np.cumsum(steps, axis=0)])
+        out[name] = path.z[0] + cumulative(steps)
     return out
 
 

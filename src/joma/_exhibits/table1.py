@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from joma._exhibits._columns import COLUMN, LAYERS, PAPER, STATES, baselines, judge_rate, rate, summary
+from joma._exhibits._columns import COLUMN, LAYERS, STATES, baselines, judge_rate, rate, summary
 from joma._exhibits._noisy import noisy_story, run_noisy, trend
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures.tables import latex, markdown
 from joma._run import Run, RunWriter
+from joma.theory._table1 import TABLE1
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,7 +50,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._train.hierarchy import Training
     from joma._train.ncorr import train_and_measure
 
-    columns = list(PAPER)[: settings["columns"]]
+    columns = list(TABLE1)[: settings["columns"]]
     work = [(lr, column, draw) for lr in settings["lr"] for column in columns for draw in range(settings["seeds"])]
     for n, (lr, (C, N_ch, N0, N1), draw) in enumerate(work):
 
@@ -111,7 +112,7 @@ def draw(run: Run) -> p.Chart:
     table = table.assign(low=table["mean"] - table.sd, high=table["mean"] + table.sd, what=table.state.map(labels))
     colours, shapes = (dict(zip(order, values, strict=True)) for values in zip(*SHOWN.values(), strict=True))
     column = p.x("column", kind="N", sort=None, angle=-30, axis={"labelLimit": 200})
-    channels = p.by("what", order=order, colours=colours), p.beside("what", order)
+    channels = p.by("what", order=order, colours=colours), p.offset("what", order)
     rows = []
     for s, title in zip(LAYERS, ("s = 0: latents that own tokens", "s = 1: latents that own latents"), strict=True):
         part, (low, mean) = where(table, s=s), (p.y(y, "NCorr", domain=(0.3, 1.05)) for y in ("low", "mean"))
@@ -143,8 +144,7 @@ def judge(run: Run) -> Judgement:
     paper = {s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS}
     settings = run.info["config"]["settings"]
     small = any(settings[key] < least for key, least in LEAST.items())
-    agree = any(judged[lr]["reproduces"] for lr in rates)
-    none = Verdict.INDISTINCT if agree else Verdict.FAILS
+    none = Verdict.INDISTINCT if any(judged[lr]["reproduces"] for lr in rates) else Verdict.FAILS
     return Judgement(
         Verdict.UNDECIDED if small else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
         RULE,

@@ -36,7 +36,7 @@ class _Unit:
 
 
 @dataclass
-class Series:
+class Switch:
     """What the reader can turn off: the selection's name, the field, and its values in the order of the legend."""
 
     name: str
@@ -45,8 +45,8 @@ class Series:
     values: list[Any] = dataclasses.field(default_factory=list)
 
 
-def interactive(spec: Spec) -> tuple[Spec, list[Series]]:
-    """A copy of ``spec`` with tooltips, switches and zoom, and the series that can be switched."""
+def interactive(spec: Spec) -> tuple[Spec, list[Switch]]:
+    """A copy of ``spec`` with tooltips, switches and zoom, and the switches of its series."""
     spec = copy.deepcopy(spec)
     datasets: dict[str, list[Spec]] = spec.get("datasets", {})
     units = list(_units(spec, None, None, (), True))
@@ -56,12 +56,12 @@ def interactive(spec: Spec) -> tuple[Spec, list[Series]]:
     taken = "bind" in str(spec.get("params", ""))  # a figure that brings its own interaction keeps it
     if not taken:
         _zoom(units)
-    series = _series(units, datasets)
+    switches = _switches(units, datasets)
     for number, unit in enumerate(units):
-        chosen = next((s.name for s in series if unit.node.get("_series") == s.name), None)
-        unit.node.pop("_series", None)
+        chosen = next((s.name for s in switches if unit.node.get("_switch") == s.name), None)
+        unit.node.pop("_switch", None)
         _hover(unit, datasets.get(unit.data or "", []), f"hover_{number}", chosen)
-    return spec, series
+    return spec, switches
 
 
 def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ...], zoom: bool) -> Iterator[_Unit]:
@@ -71,12 +71,12 @@ def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ..
     if "layer" in node:
         view = view if view is not None else node
     for n, child in enumerate(children):
-        own = (*scale, id(node), n) if resolve.get("color") == "independent" else scale
-        yield from _units(child, data, view, own, zoom)
+        colour_scale = (*scale, id(node), n) if resolve.get("color") == "independent" else scale
+        yield from _units(child, data, view, colour_scale, zoom)
     if "spec" in node:  # facets; a zoom needs scales that they share
         shared = "independent" not in (resolve.get("x"), resolve.get("y")) and "facet" in node
-        own = (*scale, id(node)) if resolve.get("color") == "independent" else scale
-        yield from _units(node["spec"], data, None, own, zoom and shared)
+        colour_scale = (*scale, id(node)) if resolve.get("color") == "independent" else scale
+        yield from _units(node["spec"], data, None, colour_scale, zoom and shared)
     if "mark" in node:
         facets = {"row", "column", "facet"} & node.get("encoding", {}).keys()
         yield _Unit(node, data, view if view is not None else node, scale, zoom and not facets)
@@ -103,40 +103,41 @@ def _zoom(units: list[_Unit]) -> None:
                 other.node["mark"].setdefault("clip", {"expr": f"length(data('zoom_{number}_store')) > 0"})
 
 
-def _series(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Series]:
+def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switch]:
     """One switch for each colour legend: the marks of a series that is off are not drawn."""
     groups: dict[tuple[tuple[int, ...], str], list[_Unit]] = {}
     for unit in units:
         colour = unit.node.get("encoding", {}).get("color", {})
         if colour.get("type") in DISCRETE and "field" in colour:
             groups.setdefault((unit.scale, colour["field"]), []).append(unit)
-    found: list[Series] = []
+    switches: list[Switch] = []
     for (_, name), members in groups.items():
         colours = [unit.node["encoding"]["color"] for unit in members]
         bearer = next((u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None), None)
-        seen = [row[name] for unit in members for row in datasets.get(unit.data or "", []) if row.get(name) is not None]
-        values = sorted(set(seen)) if all(isinstance(v, (int, float)) for v in seen) else list(dict.fromkeys(seen))
+        rows = (row for unit in members for row in datasets.get(unit.data or "", []))
+        values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
+        values = sorted(values) if all(isinstance(v, (int, float)) for v in values) else values
         order: list[Any] = next((c["sort"] for c in colours if isinstance(c.get("sort"), list)), [])
         values = [v for v in order if v in values] + [v for v in values if v not in order]
         if bearer is None or not 2 <= len(values) <= MOST_SERIES:
             continue
         title = next((c["title"] for c in colours if c.get("title")), None) or name
-        series = Series(f"series_{len(found)}", name, str(title), values)
-        found.append(series)
+        switch = Switch(f"series_{len(switches)}", name, str(title), values)
+        switches.append(switch)
         # all are selected at first, and a click takes one out: on and off, as the legend shows
         select = {"type": "point", "fields": [name], "toggle": "true", "clear": False}
-        param = {"name": series.name, "select": select, "bind": "legend", "value": [{name: v} for v in values]}
+        param = {"name": switch.name, "select": select, "bind": "legend", "value": [{name: v} for v in values]}
         bearer.node.setdefault("params", []).append(param)
         for unit in members:
-            unit.node["_series"] = series.name
+            unit.node["_switch"] = switch.name
             if "opacity" not in unit.node["encoding"]:
                 mark = unit.node["mark"]
                 full = mark.get("opacity", 0.7 if mark["type"] in FAINT else 1)
-                unit.node["encoding"]["opacity"] = {"condition": {"param": series.name, "value": full}, "value": 0}
-    return found
+                unit.node["encoding"]["opacity"] = {"condition": {"param": switch.name, "value": full}, "value": 0}
+    return switches
 
 
-def _hover(unit: _Unit, rows: list[Spec], name: str, series: str | None) -> None:
+def _hover(unit: _Unit, rows: list[Spec], name: str, switch: str | None) -> None:
     """Tooltips; a line becomes line and points, of which the one nearest to the pointer is shown with its values."""
     node, encoding = unit.node, unit.node.get("encoding", {})
     mark = node["mark"]
@@ -161,8 +162,8 @@ def _hover(unit: _Unit, rows: list[Spec], name: str, series: str | None) -> None
     if len(rows) > MOST_TO_HOVER:  # each costs time when the page is drawn; scattered, so that no series is left out
         share = f"datum.row_ * 7919 % 10007 < {10007 * MOST_TO_HOVER // len(rows)}"
         thin = [{"window": [{"op": "row_number", "as": "row_"}]}, {"filter": share}]
-    if thin or series is not None:
-        point["transform"] = thin + ([{"filter": {"param": series}}] if series is not None else [])
+    if thin or switch is not None:
+        point["transform"] = thin + ([{"filter": {"param": switch}}] if switch is not None else [])
     node["layer"] = [inner, point]
 
 

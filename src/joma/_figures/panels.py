@@ -104,7 +104,7 @@ def dash(field: str, order: Sequence[Any]) -> alt.StrokeDash:
     return alt.StrokeDash(f"{field}:N", sort=list(order), legend=None)
 
 
-def beside(field: str, order: Sequence[Any]) -> alt.XOffset:
+def offset(field: str, order: Sequence[Any]) -> alt.XOffset:
     """Marks of one x beside each other, by a column."""
     return alt.XOffset(f"{field}:N", sort=list(order))
 

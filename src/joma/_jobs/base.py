@@ -79,7 +79,7 @@ def run_jobs(
             queue: memory that was too little for many jobs at a time may do then.
         started: called with the id of each job that is started.
         progress: called with an id, the share done and what is being done.
-        tick: called a few times a second.
+        tick: called a few times per second.
     """
     waiting, running, deaths = deque(jobs), dict[str, Job](), Counter[str]()
     while waiting or running:

@@ -89,7 +89,7 @@ def figure(
     """
     from joma._figures.interactive import interactive
 
-    live, series = interactive(spec)
+    live, switches = interactive(spec)
     live["description"] = alt
     room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
     links = []
@@ -103,7 +103,13 @@ def figure(
         link = _link(page, id, "csv", "text/csv", data, None)
         links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
     return render(
-        "figure.html", id=id, alt=alt, room=room, height=height, series=series, links=[link for link in links if link]
+        "figure.html",
+        id=id,
+        alt=alt,
+        room=room,
+        height=height,
+        switches=switches,
+        links=[link for link in links if link],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from joma._report.document import Page, check_place, document, figure, write_pag
 from joma._report.render import TONE, render
 from joma._report.typeset import markdown_table
 from joma._run import Run, RunNotFound
+from joma._run.curve import EXACT
 
 if TYPE_CHECKING:
     from joma._exhibits import Exhibit, Judgement, Outcome
@@ -51,7 +53,7 @@ def write_report(
     check_place(page.path)
     page.ids |= {"summary", "claims", "explorer"}
     page.contents.append(("summary", "Summary", ""))
-    made: list[tuple[Exhibit, Judgement | None]] = []
+    judged: list[tuple[Exhibit, Judgement | None]] = []
     sections = []
     for item in exhibits:
         if isinstance(item, Exhibit):
@@ -60,17 +62,17 @@ def write_report(
             exhibit, error = item.exhibit, item.error or (None if item.verdict else _complaint(out, item.exhibit.id))
         id = page.id(exhibit.id)
         verdict, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
-        made.append((exhibit, verdict))
+        judged.append((exhibit, verdict))
         sections.append(section)
         if exhibit.id == "fig4":
             sections.append(_explorer(page))
     claims_error = claims_error or _complaint(out, "claims")
     claims = None if claims_error else claims  # old ones would look as if they were new
-    if claims is not None and not any(exhibit.id == "fig4" for exhibit, _ in made):
+    if claims is not None and not any(exhibit.id == "fig4" for exhibit, _ in judged):
         sections.append(_explorer(page))
     if claims_error or claims is not None:
         sections.append(claims_section(page, claims, claims_error))
-    sections.insert(0, _summary(made, claims, claims_error))
+    sections.insert(0, _summary(judged, claims, claims_error))
     sections += others(page)
     header = render("header.html", version=__version__, preset=preset, seed=seed)
     return write_page(page, document(page, "JoMA, reproduced", sections, "joma reproduce", header))
@@ -79,7 +81,8 @@ def write_report(
 def _explorer(page: Page) -> str:
     """The explorer of Eqn. 6: choose how spread μ is, let time run, see v(t), attention and its entropy move."""
     page.contents.append(("explorer", "Explore Eqn. 6", ""))
-    return render("explorer.html", equation=r"$\dot v=(\mu-v)\circ e^{v^2/2}$")
+    rule = asdict(EXACT) | {"fall": EXACT.fall, "rise": EXACT.rise}
+    return render("explorer.html", equation=r"$\dot v=(\mu-v)\circ e^{v^2/2}$", rule=rule)
 
 
 def _complaint(out: Path, id: str) -> str | None:
@@ -136,11 +139,11 @@ def versions(run: Run) -> dict[str, str]:
 
 
 def _summary(
-    made: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
+    judged: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
 ) -> str:
     tallies = {
-        "exhibits": tally(verdict.verdict if verdict else "error" for _, verdict in made),
+        "exhibits": tally(verdict.verdict if verdict else "error" for _, verdict in judged),
         "claims": tally(result.verdict for result in claims or []),
     }
-    numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in made)
-    return render("summary.html", tallies=tallies, made=made, numbers=numbers, claims_error=claims_error)
+    numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in judged)
+    return render("summary.html", tallies=tallies, made=judged, numbers=numbers, claims_error=claims_error)

@@ -76,9 +76,9 @@ def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
     from joma._exhibits.runner import read_claims
 
     info = next(run.info for run in runs if _is_exhibit(run))
-    made = {run.path.name for run in runs if _is_exhibit(run)}
+    shown = {run.path.name for run in runs if _is_exhibit(run)}
     failed = {file.name.removesuffix(".error.txt") for file in folder.glob("*.error.txt")}
-    chosen = [exhibit for exhibit in exhibits().values() if exhibit.id in made | failed]
+    chosen = [exhibit for exhibit in exhibits().values() if exhibit.id in shown | failed]
     rest = [run for run in runs if run.path.name not in exhibits() or not _is_exhibit(run)]
 
     def others(page: Page) -> list[str]:

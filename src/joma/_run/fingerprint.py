@@ -47,18 +47,18 @@ def fingerprint(modules: Iterable[str], settings: Any = None) -> str:
 
 def sources(modules: Iterable[str]) -> dict[str, str | None]:
     """The modules and what they import of joma and of their own packages: name -> its file, or None if it has none."""
-    found: dict[str, str | None] = {}
+    files: dict[str, str | None] = {}
     waiting = [(name, *_start(name)) for name in modules]
     while waiting:
         name, file, home = waiting.pop()
-        if name in found or name.startswith(UNSEEN):
+        if name in files or name.startswith(UNSEEN):
             continue
-        found[name] = file
+        files[name] = file
         if file is not None:
             package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
             needed = {_resolved(_absolute(module, package), part, home, _HOME) for module, part in _parsed(file)[1]}
             waiting += [(target, _file(target, home, _HOME), home) for target in needed if target]
-    return found
+    return files
 
 
 def _start(name: str) -> tuple[str | None, str]:

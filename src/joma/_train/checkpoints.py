@@ -92,8 +92,8 @@ def prune(run: Path, keep: int, every: int | None) -> None:
         shutil.rmtree(folder(run, step), ignore_errors=True)
 
 
-def _surplus(found: Iterable[int], keep: int, every: int | None) -> list[int]:
-    older = sorted(found)[:-keep] if keep > 0 else sorted(found)
+def _surplus(saved: Iterable[int], keep: int, every: int | None) -> list[int]:
+    older = sorted(saved)[:-keep] if keep > 0 else sorted(saved)
     return [step for step in older if not every or step % every]
 
 

@@ -7,7 +7,7 @@ of the M words is the padding).
 
 Noise, as in HBLT(ρ): a variable that is on reaches each child with probability (1 + ρ)/2, one that is off with
 (1 − ρ)/2, each edge on its own, and a child is on when at least one edge reached it. The class is the one parent of
-all latents of layer 1, "on" for those that it owns. With ρ = 1 there is no noise and one sequence a class.
+all latents of layer 1, "on" for those that it owns. With ρ = 1 there is no noise and one sequence per class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 _REDRAWS = 1000  # of a noisy sequence that is empty or longer than T
 
 
-class Samples(NamedTuple):
+class HierarchySamples(NamedTuple):
     """Sequences with the latents that made them."""
 
     x: Ints  # (B, T)
@@ -66,26 +66,26 @@ class Hierarchy:
         """Classes of a minibatch, uniform and independent."""
         return rng.integers(self.C, size=size)
 
-    def sample(self, labels: Ints, rng: np.random.Generator | None = None) -> Samples:
+    def sample(self, labels: Ints, rng: np.random.Generator | None = None) -> HierarchySamples:
         """A sequence for each label, with noise if ρ < 1; noisy ones that are empty or too long are drawn again."""
         if self.rho == 1:
             y1 = self.owns[2][labels]
             y0, tokens = (y1 @ self.owns[1]), (y1 @ self.owns[1]) @ self.owns[0]
-            return Samples(self._write(tokens), labels, (y0, y1))
+            return HierarchySamples(self._write(tokens), labels, (y0, y1))
         if rng is None:
             raise ValueError(f"rho is {self.rho}: noisy sequences need a random generator, sample(labels, rng)")
         y1, y0, tokens = self._noisy(labels, rng)
         for _ in range(_REDRAWS):
-            again = np.flatnonzero(~_fits(tokens, self.T))
-            if not again.size:
-                return Samples(self._write(tokens), labels, (y0, y1))
-            y1[again], y0[again], tokens[again] = self._noisy(labels[again], rng)
+            unfit = np.flatnonzero(~_fits(tokens, self.T))
+            if not unfit.size:
+                return HierarchySamples(self._write(tokens), labels, (y0, y1))
+            y1[unfit], y0[unfit], tokens[unfit] = self._noisy(labels[unfit], rng)
         raise ValueError(
             f"with rho = {self.rho} nearly all sequences of some class are empty or longer than T = {self.T}: "
             "take rho nearer to 1, or a larger T"
         )
 
-    def distinct(self) -> Samples:
+    def distinct(self) -> HierarchySamples:
         """One sequence for each class, without noise: all that there are when ρ = 1."""
         return Hierarchy(self.owns, self.T, 1.0).sample(np.arange(self.C))
 
@@ -158,10 +158,10 @@ def make_hierarchy(
 def _combinations(owners: int, size: int, N_ch: int, rng: np.random.Generator) -> Bools:
     """(owners, size) rows with ``N_ch`` ones each, uniform among those that are all different."""
     owns = np.zeros((owners, size), dtype=bool)
-    seen: set[tuple[int, ...]] = set()
-    while len(seen) < owners:
+    drawn: set[tuple[int, ...]] = set()
+    while len(drawn) < owners:
         combination = tuple(sorted(rng.choice(size, N_ch, replace=False).tolist()))
-        if combination not in seen:
-            owns[len(seen), list(combination)] = True
-            seen.add(combination)
+        if combination not in drawn:
+            owns[len(drawn), list(combination)] = True
+            drawn.add(combination)
     return owns

@@ -120,14 +120,14 @@ class _Lab:
         self.valid = [self._window(valid, n) for n in range(min(settings.valid_windows or windows, windows))]
         probe = self._probe(text, valid)
         torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
-        found = self._agreed(text, force)
+        saved = self._agreed(text, force)
         if self.done:
             return
         self.watch: Watch = watch(
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
             probe={"tokens": probe, "project": False}, optimizer=self.stepper.optimizer, live=False,
         )  # fmt: skip
-        self._restore(found)
+        self._restore(saved)
 
     def run(
         self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[StepSummary], None]
@@ -154,14 +154,14 @@ class _Lab:
     ) -> tuple[str, str | None]:
         settings = self.settings
         share = settings.batch // self.processes
-        mine = slice(self.rank * share, (self.rank + 1) * share)
+        streams_here = slice(self.rank * share, (self.rank + 1) * share)
         entropy, began = math.nan, time.perf_counter()
         self.model.train()
         for step in range(self.first + 1, settings.steps + 1):
             if settings.fresh_adam and (step - 1) % self.epoch == 0:
                 self.stepper.renew()
             inputs, targets = self._window(self.train_streams, step - 1)
-            loss = self.stepper.step(inputs[mine], targets[mine], self._trained_layer(step))
+            loss = self.stepper.step(inputs[streams_here], targets[streams_here], self._trained_layer(step))
             if not math.isfinite(loss):
                 return "diverged", f"the loss is {loss} at step {step}"
             extra = {}
@@ -211,26 +211,26 @@ class _Lab:
     def _agreed(self, text: Corpus, force: bool) -> SavedState | None:
         """Open the run in the first process; all of them go on from the checkpoint that it found, or are done."""
         self.writer: RunWriter | None = None
-        found, error = None, None
+        saved, error = None, None
         if self.rank == 0:
             try:
                 self.writer = self._open(text, force)
                 if not self.done:
-                    found = checkpoints.load_latest(self.out, self.say)
-                    self.writer.truncate(found.offset if found else 0)
+                    saved = checkpoints.load_latest(self.out, self.say)
+                    self.writer.truncate(saved.offset if saved else 0)
             except (RunError, OSError) as problem:
                 if self.processes == 1:
                     raise
                 error = problem
         if self.processes > 1:
-            news: list[Any] = [self.done, found.step if found else None, str(error) if error else None]
+            news: list[Any] = [self.done, saved.step if saved else None, str(error) if error else None]
             dist.broadcast_object_list(news, src=0)
             self.done, step, reason = news
             if reason is not None:
                 raise error or RunError(reason)
             if self.rank > 0 and step is not None:
-                found = checkpoints.load(self.out, step)
-        return found
+                saved = checkpoints.load(self.out, step)
+        return saved
 
     def _open(self, text: Corpus, force: bool) -> RunWriter:
         config = {
@@ -284,17 +284,17 @@ class _Lab:
 
     def _random_states(self) -> dict[str, Tensor]:
         """Of every process."""
-        own = {"rng": torch.get_rng_state()}
+        of_this_process = {"rng": torch.get_rng_state()}
         if self.device.type == "cuda":
-            own["cuda"] = torch.cuda.get_rng_state()
+            of_this_process["cuda"] = torch.cuda.get_rng_state()
         if self.processes == 1:
-            return {f"{name}.0": value for name, value in own.items()}
-        found: dict[str, Tensor] = {}
-        for name, value in own.items():
+            return {f"{name}.0": value for name, value in of_this_process.items()}
+        states: dict[str, Tensor] = {}
+        for name, value in of_this_process.items():
             every = [torch.empty_like(value) for _ in range(self.processes)]
             dist.all_gather(every, value)
-            found |= {f"{name}.{n}": x for n, x in enumerate(every)}
-        return found
+            states |= {f"{name}.{n}": x for n, x in enumerate(every)}
+        return states
 
     def _check_lengths(self, text: Corpus) -> None:
         for part in (text.train, text.valid):

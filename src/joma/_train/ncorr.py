@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from joma._train.hierarchy import HierarchyTransformer, Training, train
-from joma._train.hierarchy_data import Hierarchy, Samples, make_hierarchy
+from joma._train.hierarchy_data import Hierarchy, HierarchySamples, make_hierarchy
 
 SAMPLES = 1280  # the authors' number of test samples
 LAYERS = (0, 1)  # of latents: s = 0 next to the tokens
@@ -94,7 +94,7 @@ def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, p
         raise ValueError(f"permutations must be ≥ 1, got {permutations}")
     rng = np.random.default_rng((seed, 2))
     labels = data.draw_labels(SAMPLES, rng)
-    samples: Samples = data.distinct() if data.rho == 1 else data.sample(labels, rng)
+    samples: HierarchySamples = data.distinct() if data.rho == 1 else data.sample(labels, rng)
     draws = labels if data.rho == 1 else np.arange(SAMPLES)  # rows of samples
     activations = maximal_activations(model, samples.x)
     value, permuted, held_out, permuted_draws = [], [], [], []

@@ -83,7 +83,7 @@ class Projection:
         return (total / len(x)).to(x.dtype)
 
     def _blocks(self, rows: int) -> list[Tensor]:
-        """Room for the logits of so many rows: one contiguous (rows, words) a part."""
+        """Room for the logits of so many rows: one contiguous (rows, words) per part."""
         return [
             self._buffer[rows * part.start : rows * part.stop].view(rows, part.stop - part.start)
             for part in self._parts
@@ -91,11 +91,11 @@ class Projection:
 
     def _largest(self, rows: Tensor, blocks: list[Tensor]) -> Tensor:
         """The largest logit of each row."""
-        found = [
+        largest = [
             torch.addmm(self.bias[part], rows, self.weight[part].T, out=E).amax(dim=1)
             for E, part in zip(blocks, self._parts, strict=True)
         ]
-        return torch.stack(found).amax(dim=0)
+        return torch.stack(largest).amax(dim=0)
 
     def _is_safe(self, x: Tensor) -> bool:
         """Can no logit overflow or vanish as exp? |L| ≤ ‖x‖‖w‖ + |b|."""

@@ -69,7 +69,7 @@ def _read_csv(path: Path) -> dict[str, Any]:
     with path.open(newline="") as file:
         rows = list(csv.reader(file))
     if len(rows) < 2:
-        raise ValueError(f"{path} has no rows; it needs a header such as x0,x1,label and one line a sample")
+        raise ValueError(f"{path} has no rows; it needs a header such as x0,x1,label and one line per sample")
     header, body = [name.strip() for name in rows[0]], rows[1:]
     try:
         values = np.array([[float(cell) for cell in row] for row in body if row])

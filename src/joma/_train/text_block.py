@@ -161,12 +161,12 @@ class TextBlock:
         ``nc``: their correlation with the prediction from its part of v; ``nc_other``: from query ``other``'s part;
         ``nc_shared``: from Σv² of all queries; ``size``: of the prediction, in units of what was learned.
         """
-        seen = b_bar > 0
-        learned, predicted = self.learned(m)[seen], self.predicted(m, b_bar)[seen]
-        shared = (self.v**2 - self.v0**2).sum(axis=1)[seen]
+        occurring = b_bar > 0
+        learned, predicted = self.learned(m)[occurring], self.predicted(m, b_bar)[occurring]
+        shared = (self.v**2 - self.v0**2).sum(axis=1)[occurring]
         return {
             "nc": _correlation(predicted, learned),
-            "nc_other": _correlation(self.predicted(m, b_bar, source=other)[seen], learned),
+            "nc_other": _correlation(self.predicted(m, b_bar, source=other)[occurring], learned),
             "nc_shared": _correlation(shared, learned),
             "size": float(np.linalg.norm(predicted) / np.linalg.norm(learned)),
         }

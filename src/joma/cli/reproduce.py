@@ -85,11 +85,11 @@ def _reproduce(
     from joma._report.page import write_report
 
     # a page that shows less than is there would be a loss
-    made = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
+    outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
     all_there = [
-        made.get(exhibit.id, exhibit)
+        outcomes.get(exhibit.id, exhibit)
         for exhibit in registered().values()
-        if exhibit.id in made or is_there(exhibit, preset, out, seed)
+        if exhibit.id in outcomes or is_there(exhibit, preset, out, seed)
     ]
     page = write_report(
         out, all_there, reproduction.claims or read_claims(out), preset=preset, seed=seed, path=report,

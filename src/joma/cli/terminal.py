@@ -19,13 +19,13 @@ def plain_table(*columns: str) -> Any:
     """A plain table; a column that begins with ">" is flushed right, one with "*" takes what room there is."""
     from rich.table import Table
 
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         justify: Any = "right" if column[0] == ">" else "left"
-        made.add_column(
+        table.add_column(
             column.lstrip(">*"), justify=justify, no_wrap=column[0] != "*", ratio=1 if column[0] == "*" else None
         )
-    return made
+    return table
 
 
 def escape(text: str) -> str:

@@ -57,13 +57,13 @@ class WatchCallback(Deferred, Callback):
     ) -> None:  # fmt: skip
         super().__init__(run, every, gauges, options)
         self._losses: list[Tensor] = []  # of the batches since the last optimiser step
-        self._seen = self._steps = 0
+        self._global_step = self._steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module is where it trains, and wrapped."""
         wrapped = trainer.strategy.model
         self._losses.clear()
-        self._seen = self._steps = trainer.global_step
+        self._global_step = self._steps = trainer.global_step
         self._begin(wrapped if isinstance(wrapped, nn.Module) else pl_module, trainer.optimizers)
 
     def on_train_batch_end(
@@ -73,9 +73,9 @@ class WatchCallback(Deferred, Callback):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses.append(loss.detach())
-        if trainer.global_step == self._seen:
+        if trainer.global_step == self._global_step:
             return
-        self._seen = trainer.global_step
+        self._global_step = trainer.global_step
         self._steps += 1  # batches with a step: global_step counts each of several optimisers
         metrics = self.watch.step(self._mean_loss(trainer, pl_module), step=self._steps)
         self._losses.clear()

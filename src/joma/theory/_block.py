@@ -169,7 +169,7 @@ class FoldedBlock(Block):
         return (self.attention_lr / self.attention.temperature) * pulled
 
 
-class Settings(NamedTuple):
+class BlockSettings(NamedTuple):
     """What every flow is made from, checked."""
 
     attention: Attention
@@ -186,7 +186,7 @@ def checked(
     attention_lr: float,
     temperature: float | None,
     A: float | None,
-) -> Settings:
+) -> BlockSettings:
     """A flow's arguments, or an error that says which one is wrong."""
     if not isinstance(task, Task):
         raise TypeError(f"task must be a joma.theory.Task, got {type(task).__name__}; make one with Task(x, g)")
@@ -200,10 +200,10 @@ def checked(
         raise ValueError(f"mlp_lr must be a positive number, got {mlp_lr}")
     if not (np.isfinite(attention_lr) and attention_lr >= 0):
         raise ValueError(f"attention_lr must be ≥ 0 (0 freezes attention), got {attention_lr}")
-    return Settings(attention, as_activation(activation), float(mlp_lr), float(attention_lr))
+    return BlockSettings(attention, as_activation(activation), float(mlp_lr), float(attention_lr))
 
 
-def one_query_block(task: Task, settings: Settings, gram: Array | None = None) -> Block:
+def one_query_block(task: Task, settings: BlockSettings, gram: Array | None = None) -> Block:
     """The block of one query. Samples with equal attention never part, so they are integrated as one."""
     samples, first = task.merged(settings.attention.rows(task.x))
     return Block(samples, first, samples.x, *settings, gram=gram)

@@ -68,10 +68,10 @@ def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = Fals
     def attend(z: Points) -> tuple[Points, Points]:
         """b (P, n, H, M), and what multiplies in ∂b/∂z: x/T or b/T."""
         logits = z.reshape(-1, queries, heads, M)[:, query] / T
-        seen = x[:, None, :]
+        inputs = x[:, None, :]
         if kind == "linear":
-            return seen * logits, np.broadcast_to(seen / T, logits.shape)
-        b = seen * np.exp(logits) / flow.attention.A
+            return inputs * logits, np.broadcast_to(inputs / T, logits.shape)
+        b = inputs * np.exp(logits) / flow.attention.A
         if kind == "softmax":
             b = b / b.sum(axis=-1, keepdims=True)
         return b, b / T
@@ -90,8 +90,8 @@ def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = Fals
         s: Points = c.reshape(P, n, -1) @ directions
         if slope is not None:
             s = s * slope(flat @ both[:, :R] + both[:, R:][:, query])
-        seen = np.concatenate([flat, np.broadcast_to(one_hot, (P, n, queries))], axis=2)
-        w_dot = flow.mlp_lr * (E @ (seen.swapaxes(1, 2) @ s))
+        inputs = np.concatenate([flat, np.broadcast_to(one_hot, (P, n, queries))], axis=2)
+        w_dot = flow.mlp_lr * (E @ (inputs.swapaxes(1, 2) @ s))
         g = (s @ both[:, :R].swapaxes(1, 2)).reshape(b.shape)  # Σ_k s_k v_k
         if kind == "softmax":
             g = g - (b * g).sum(axis=-1, keepdims=True)

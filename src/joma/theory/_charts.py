@@ -7,6 +7,7 @@ integrator goes on from there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -52,7 +53,7 @@ class JointChart(FixedChart):
 
     def unpack(self, y: Array) -> State:
         """(v, ξ, z) of a state vector."""
-        n, m = int(np.prod(self.v_shape)), int(np.prod(self.xi_shape))
+        n, m = prod(self.v_shape), prod(self.xi_shape)
         return y[:n].reshape(self.v_shape), y[n : n + m].reshape(self.xi_shape), y[n + m :].reshape(self.z_shape)
 
     def pack(self, v: Array, xi: Array, z: Array) -> Array:

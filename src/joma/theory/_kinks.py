@@ -108,13 +108,16 @@ class Kinked(Smooth):
     def __call__(self, t: float, y: Array) -> Array:
         block, chart = self.block, self.chart
         v, xi, z = chart.unpack(y)
-        b, a = block.forward(v, xi, z)
-        s = block.forces(a, self._gates())
-        velocity = block.velocity(v, b, s)
+        return chart.tangent(self._velocity(v, *block.forward(v, xi, z)))
+
+    def _velocity(self, v: Array, b: Array, a: Array) -> Velocity:
+        """The velocity of this regime, with the forces that keep sliding samples on their kinks."""
+        s = self.block.forces(a, self._gates())
+        velocity = self.block.velocity(v, b, s)
         if self.sliding[0].size:
             s[self.sliding] -= self._beta(v, b, velocity)
-            velocity = block.velocity(v, b, s)
-        return chart.tangent(velocity)
+            velocity = self.block.velocity(v, b, s)
+        return velocity
 
     def _beta(self, v: Array, b: Array, velocity: Velocity) -> Array:
         """The sliding forces that keep ȧ = 0, given the velocity without them, (n,)."""
@@ -154,12 +157,12 @@ class Kinked(Smooth):
         fine = _QUARTIC @ values  # (17, functions)
         fine[:: (len(_FINE) - 1) // (len(_NODES) - 1)] = values  # exact at the nodes
         negative = fine < 0
-        found = np.flatnonzero(negative.any(axis=0))
-        if not found.size:
+        crossing = np.flatnonzero(negative.any(axis=0))
+        if not crossing.size:
             return None
-        interval = negative[:, found].argmax(axis=0)  # the point of the fine grid where it is first negative
+        interval = negative[:, crossing].argmax(axis=0)  # the point of the fine grid where it is first negative
         first = None
-        for j, which in sorted(zip(interval.tolist(), found.tolist(), strict=True)):
+        for j, which in sorted(zip(interval.tolist(), crossing.tolist(), strict=True)):
             lower, upper = t0 + (t1 - t0) * _FINE[max(j - 1, 0)], t0 + (t1 - t0) * _FINE[j]
             if first is not None and lower >= first:
                 break
@@ -229,25 +232,21 @@ class Kinked(Smooth):
         pushing = block.drives(a, self._gates())[on_kink] > 0
         held = tuple(index[limits > 0] for index in on_kink)
         free = tuple(index[pushing] for index in on_kink)
-        found = []
+        settled = []
         for begin in (-1, 1):  # all off and all on: where both settle on the same sides, the way on is unique
             self.side[on_kink] = -1
             self.side[free] = begin
             for _ in range(len(free[0]) + 1):
                 self._choose(y, held, 0.0)  # type: ignore[arg-type]
-                s = block.forces(a, self._gates())
-                velocity = block.velocity(v, b, s)
-                if self.sliding[0].size:
-                    s[self.sliding] -= self._beta(v, b, velocity)
-                    velocity = block.velocity(v, b, s)
+                velocity = self._velocity(v, b, a)
                 rate = block.rates(v, b, velocity, free) if free[0].size else np.empty(0)  # type: ignore[arg-type]
                 side = np.where(rate > 0, 1, np.where(rate < 0, -1, self.side[free]))
                 if (side == self.side[free]).all():
                     break
                 self.side[free] = side
-            found.append(self.side.copy())
-        if (found[0] != found[1]).any():
-            i, k = np.argwhere(found[0] != found[1])[0]
+            settled.append(self.side.copy())
+        if (settled[0] != settled[1]).any():
+            i, k = np.argwhere(settled[0] != settled[1])[0]
             raise Stop(
                 EndingKind.NOT_UNIQUE,
                 0.0,
@@ -315,9 +314,9 @@ def _box(G: Array, r: Array, limits: Array) -> NDArray[np.int8]:
     keep = values > 1e-13 * values.max()
     diagonal = np.maximum(np.diag(G), 1e-300)
     side = np.zeros(len(r), np.int8)
-    seen: set[bytes] = set()
-    while keep.all() and side.tobytes() not in seen and len(seen) < 100:
-        seen.add(side.tobytes())
+    tried: set[bytes] = set()
+    while keep.all() and side.tobytes() not in tried and len(tried) < 100:
+        tried.add(side.tobytes())
         beta = np.where(side > 0, limits, 0.0)
         inner = side == 0
         if inner.any():

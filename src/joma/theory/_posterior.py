@@ -40,14 +40,14 @@ def _others(logs: Array) -> Array:
 
 def posterior(tree: HBLT, tokens: ArrayLike) -> tuple[Array, Array]:
     """P[class | tokens] (n, C) and P[y = 1 | tokens] (n, N) for tokens (n, M) of zeros and ones."""
-    seen = np.asarray(tokens)
-    if seen.ndim != 2 or seen.shape[1] != len(tree.tokens):
-        raise ValueError(f"tokens has shape {seen.shape}; this tree needs (n, {len(tree.tokens)})")
-    top, n = tree.q.shape[1], len(seen)
+    values = np.asarray(tokens)
+    if values.ndim != 2 or values.shape[1] != len(tree.tokens):
+        raise ValueError(f"tokens has shape {values.shape}; this tree needs (n, {len(tree.tokens)})")
+    top, n = tree.q.shape[1], len(values)
     given_class = np.stack([tree.q, 1 - tree.q])  # (2, C, n₁)
     # up: how likely the tokens below are, for each value of a variable and of what is above it
     below, up, above = np.zeros((tree.size, 2, n)), np.empty((tree.size, 2, n)), np.empty((tree.size, 2, n))
-    below[tree.tokens] = _log(np.stack([seen.T == 0, seen.T != 0], axis=1).astype(np.float64))
+    below[tree.tokens] = _log(np.stack([values.T == 0, values.T != 0], axis=1).astype(np.float64))
     for layer in reversed(tree.layers[1:]):
         up[layer] = _through(tree.rho[layer], below[layer])
         np.add.at(below, tree.parent[layer], up[layer])

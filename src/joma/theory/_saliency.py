@@ -65,13 +65,13 @@ def saliency(
     if baseline not in ("query", "uniform"):
         raise ValueError(nearest(baseline, ("query", "uniform"), "baseline"))
     code, names = _encode(tokens)
-    found = np.flatnonzero(names == query)
-    if not found.size:
+    matches = np.flatnonzero(names == query)
+    if not matches.size:
         raise ValueError(
             nearest(query, [str(n) for n in names[:2000]], "query token").split(" Known:")[0]
             + f" It is not among the {len(names)} different tokens of the text."
         )
-    at = np.flatnonzero(code == found[0])
+    at = np.flatnonzero(code == matches[0])
     at = at[(at > 0) & (at + 1 < len(code))]  # with a context and a target
     if len(at) < 2:
         raise ValueError(

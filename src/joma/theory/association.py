@@ -52,12 +52,12 @@ def probabilities(
 
 def count_with_first(tree: HBLT, samples: int, rng: np.random.Generator) -> tuple[Array, int]:
     """How often each token occurs together with token 0, and how often that one does, in ``samples`` or a few more."""
-    counts, seen = np.zeros(len(tree.tokens)), 0
+    counts, occurrences = np.zeros(len(tree.tokens)), 0
     for _ in range(-(-samples // 25_000)):  # in parts: all variables of all samples are large
         tokens = tree.sample(min(25_000, samples), rng).tokens
         with_first = tokens[tokens[:, 0] == 1]
-        counts, seen = counts + with_first.sum(axis=0, dtype=np.int64), seen + len(with_first)
-    return counts, seen
+        counts, occurrences = counts + with_first.sum(axis=0, dtype=np.int64), occurrences + len(with_first)
+    return counts, occurrences
 
 
 def association_time(mu: float, level: float, dynamics: str = "eqn6") -> float:

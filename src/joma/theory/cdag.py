@@ -123,13 +123,13 @@ class CDAG:
 
     def _step(self, generation: list[Hashable], place: dict[Hashable, int]) -> _Step:
         nodes = slice(place[generation[0]], place[generation[-1]] + 1)
-        own = np.flatnonzero((self.edges[:, 0] >= nodes.start) & (self.edges[:, 0] < nodes.stop))
-        reads, row = np.unique(self.edges[own, 1], return_inverse=True)
-        where = row * (nodes.stop - nodes.start) + self.edges[own, 0] - nodes.start
+        edges = np.flatnonzero((self.edges[:, 0] >= nodes.start) & (self.edges[:, 0] < nodes.stop))
+        reads, row = np.unique(self.edges[edges, 1], return_inverse=True)
+        where = row * (nodes.stop - nodes.start) + self.edges[edges, 0] - nodes.start
         used: dict[int, tuple[Activation, list[int]]] = {}
         for i, activation in enumerate(self.activations[nodes]):
             used.setdefault(id(activation), (activation, []))[1].append(i)
-        return _Step(nodes, reads, own, where, tuple(used.values()))
+        return _Step(nodes, reads, edges, where, tuple(used.values()))
 
     def __repr__(self) -> str:
         return f"CDAG({len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.edges)} edges)"
@@ -152,9 +152,9 @@ class CDAG:
         f[:, list(self.inputs)] = x
         for step in self._steps:
             a = f[:, step.reads] @ step.matrix(w)
-            for activation, own in step.activations:
-                nodes, mine = [step.nodes.start + i for i in own], a[:, own]
-                f[:, nodes], slope[:, nodes] = activation.phi(mine), activation.derivative(mine)
+            for activation, places in step.activations:
+                nodes, inputs = [step.nodes.start + i for i in places], a[:, places]
+                f[:, nodes], slope[:, nodes] = activation.phi(inputs), activation.derivative(inputs)
         return f, slope
 
     def backward(self, w: Array, f: Array, slope: Array, g_out: Array) -> Signals:

@@ -24,6 +24,8 @@ from joma.theory.optimisers import PLAIN, Optimiser
 from joma.theory.setting import Activation, Array, Attention, Task, finite
 from joma.theory.trajectory import Slide, Trajectory
 
+Start = tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None]  # v, ξ, z and w, as given
+
 
 def starts(given: Mapping[str, tuple[ArrayLike | None, tuple[int, ...]]]) -> list[Array]:
     """Starting values by name, each with the shape it must have; zeros where None is given."""
@@ -73,9 +75,7 @@ class Flow:
         v, xi, z = starts({"v0": (v0, (M, K)), "xi0": (xi0, (K,)), "z0": (z0, (M,))})
         return v, xi, z
 
-    def _system(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> System:
+    def _system(self, given: Start) -> System:
         """The block in the coordinates in which it is integrated, at its start."""
         raise NotImplementedError
 
@@ -119,27 +119,17 @@ class Flow:
             out = finite(times, "times", 1)
             if out.size == 0 or (np.diff(out) <= 0).any() or out[0] < 0 or out[-1] > t_end:
                 raise ValueError(f"times must increase within [0, t_end = {t_end:g}]")
-        system = self._system(v0, xi0, z0, w0)
         solution = _integrate.integrate(
-            system, out, float(t_end), rtol=rtol, atol=atol, method=method, max_steps=max_steps
+            self._system((v0, xi0, z0, w0)), out, float(t_end), rtol=rtol, atol=atol, method=method, max_steps=max_steps
         )
         return self._trajectory(solution, None)
 
-    def _descend(
-        self,
-        steps: int,
-        step: float,
-        v0: ArrayLike | None,
-        xi0: ArrayLike | None,
-        z0: ArrayLike | None,
-        w0: ArrayLike | None,
-        optimiser: Optimiser = PLAIN,
-    ) -> Trajectory:
+    def _descend(self, steps: int, step: float, given: Start, optimiser: Optimiser = PLAIN) -> Trajectory:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive integer, got {steps!r}")
         if not (np.isfinite(step) and step > 0):
             raise ValueError(f"step must be a positive number, got {step!r}")
-        solution = _integrate.descend(self._system(v0, xi0, z0, w0), int(steps), step, optimiser)
+        solution = _integrate.descend(self._system(given), int(steps), step, optimiser)
         trajectory = self._trajectory(solution, float(step))
         return trajectory if optimiser == PLAIN else replace(trajectory, optimiser=optimiser)
 
@@ -168,7 +158,36 @@ class Flow:
         )
 
 
-class JointFlow(Flow):
+class OneQueryFlow(Flow):
+    """A flow of one query's block; see ``JointFlow`` for the arguments."""
+
+    embedding: Array | None = None
+
+    def __init__(
+        self,
+        task: Task,
+        attention: str | Attention = "softmax",
+        activation: Any = "linear",
+        mlp_lr: float = 1.0,
+        attention_lr: float = 1.0,
+        *,
+        temperature: float | None = None,
+        A: float | None = None,
+        embedding: ArrayLike | None = None,
+    ) -> None:
+        settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, A)
+        gram: Array | None = None
+        if embedding is not None:
+            self.embedding = self._checked_embedding(embedding, task)
+            gram = self.embedding.T @ self.embedding
+        super().__init__(task, one_query_block(task, settings, gram))
+
+    def _checked_embedding(self, embedding: ArrayLike, task: Task) -> Array:
+        """An explicit embedding (d, M + 1), or an error that says what is wrong with it."""
+        raise NotImplementedError
+
+
+class JointFlow(OneQueryFlow):
     """MLP and attention trained together (Eqn. 2), by gradient flow or by gradient descent.
 
     Arguments:
@@ -185,35 +204,18 @@ class JointFlow(Flow):
     ('done', (201, 2, 2), True)
     """
 
-    def __init__(
-        self,
-        task: Task,
-        attention: str | Attention = "softmax",
-        activation: Any = "linear",
-        mlp_lr: float = 1.0,
-        attention_lr: float = 1.0,
-        *,
-        temperature: float | None = None,
-        A: float | None = None,
-        embedding: ArrayLike | None = None,
-    ) -> None:
-        settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, A)
-        self.embedding: Array | None = None
-        gram: Array | None = None
-        if embedding is not None:
-            self.embedding = finite(embedding, "embedding", 2)
-            if self.embedding.shape[1] != task.tokens + 1:
-                raise ValueError(
-                    f"embedding must be (d, M + 1) = (d, {task.tokens + 1}): one column per context token, the query "
-                    f"last; got shape {self.embedding.shape}"
-                )
-            gram = self.embedding.T @ self.embedding
-        super().__init__(task, one_query_block(task, settings, gram))
+    def _checked_embedding(self, embedding: ArrayLike, task: Task) -> Array:
+        array = finite(embedding, "embedding", 2)
+        if array.shape[1] != task.tokens + 1:
+            raise ValueError(
+                f"embedding must be (d, M + 1) = (d, {task.tokens + 1}): one column per context token, the query last; "
+                f"got shape {array.shape}"
+            )
+        return array
 
-    def _system(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> System:
-        v, xi, z = self.start(v0, xi0, z0)
+    def _system(self, given: Start) -> System:
+        v0, xi0, _, w0 = given
+        v, xi, z = self.start(*given[:3])
         if self.embedding is None:
             if w0 is not None:
                 raise ValueError("w0 goes with an explicit embedding; without one give v0 and xi0")
@@ -257,4 +259,4 @@ class JointFlow(Flow):
         Returns:
             a ``Trajectory``; its ``invariant().law`` is the exact law of SGD, None for other optimisers.
         """
-        return self._descend(steps, step, v0, xi0, z0, w0, optimiser)
+        return self._descend(steps, step, (v0, xi0, z0, w0), optimiser)

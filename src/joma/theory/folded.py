@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from joma.theory._block import checked, one_query_block
 from joma.theory._charts import QuadricChart, WayChart
 from joma.theory._integrate import System
-from joma.theory.flows import Flow
-from joma.theory.setting import Attention, Task
+from joma.theory.flows import OneQueryFlow, Start
+from joma.theory.setting import Array, Task
 
 
-class FoldedFlow(Flow):
+class FoldedFlow(OneQueryFlow):
     """The block with its attention integrated out: the state is (v, ξ) alone, z comes from the first integral.
 
     Exact for linear and exp attention (Theorem 1). For softmax attention it uses Eqn. 18 with b̄ at the start,
@@ -23,29 +20,13 @@ class FoldedFlow(Flow):
     The arguments, and those of ``integrate``, are those of ``JointFlow``; there is no explicit embedding.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        attention: str | Attention = "softmax",
-        activation: Any = "linear",
-        mlp_lr: float = 1.0,
-        attention_lr: float = 1.0,
-        *,
-        temperature: float | None = None,
-        A: float | None = None,
-        embedding: ArrayLike | None = None,
-    ) -> None:
-        settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, A)
-        if embedding is not None:
-            raise ValueError("the folded flow needs orthonormal embeddings, so it takes no embedding; use JointFlow")
-        super().__init__(task, one_query_block(task, settings))
+    def _checked_embedding(self, embedding: ArrayLike, task: Task) -> Array:
+        raise ValueError("the folded flow needs orthonormal embeddings, so it takes no embedding; use JointFlow")
 
-    def _system(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> System:
-        if w0 is not None:
+    def _system(self, given: Start) -> System:
+        if given[3] is not None:
             raise ValueError("w0 goes with an explicit embedding; without one give v0 and xi0")
-        block, (v, xi, z) = self.block, self.start(v0, xi0, z0)
+        block, (v, xi, z) = self.block, self.start(*given[:3])
         if self.attention.kind == "linear" and self.ratio > 0:
             return System(block, *QuadricChart.at(v, xi, z, self.ratio))
         b_bar = None

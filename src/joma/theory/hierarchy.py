@@ -285,17 +285,17 @@ class _Coin:
     """Coins with probabilities ``p`` (rows, kinds): 16 random bits decide a toss, and more where these tie."""
 
     def __init__(self, p: Array) -> None:
-        whole = np.minimum(np.floor(p * 65536), 65535)
-        self.whole, self.rest = whole.astype(np.uint16), p * 65536 - whole
+        steps = np.minimum(np.floor(p * 65536), 65535)
+        self.steps, self.rest = steps.astype(np.uint16), p * 65536 - steps
 
     def toss(self, out: Bits, rng: np.random.Generator, kind: Index | None = None) -> None:
         """Fill ``out`` (rows, n) with tosses, column i with the coins of ``kind[i]``."""
         n = out.shape[1]
         words = rng.integers(0, 2**64, -(-out.size // 4), dtype=np.uint64)
         u = words.view(np.uint16)[: out.size].reshape(out.shape)
-        whole = self.whole if kind is None else self.whole[:, kind]
-        np.less(u, whole, out=out.view(np.bool_))
-        row, column = np.divmod(np.flatnonzero(u == whole), n)
+        steps = self.steps if kind is None else self.steps[:, kind]
+        np.less(u, steps, out=out.view(np.bool_))
+        row, column = np.divmod(np.flatnonzero(u == steps), n)
         out[row, column] = rng.random(row.size) < self.rest[row, 0 if kind is None else kind[column]]
 
 

@@ -73,6 +73,11 @@ class Invariant:
         return None if self.law is None else float(np.abs(self.value - self.value[0] - self.law).max() / self.scale)
 
 
+def cumulative(steps: Array) -> Array:
+    """What steps (T − 1, n) add up to, (T, n), from zeros."""
+    return np.concatenate([np.zeros((1, steps.shape[1])), np.cumsum(steps, axis=0)])
+
+
 def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     """The first integral of ``path``'s attention along ``path``; see ``Trajectory.invariant``."""
     flow, v, z = path.flow, path.v, path.z
@@ -84,9 +89,6 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     trained: Array | None = None
     if path.step is not None and not descends and isinstance(path.optimiser, SGD) and kind != "softmax":
         trained = sgd_law(flow, path.optimiser, path.step, v, z)
-
-    def cumulative(steps: Array) -> Array:
-        return np.concatenate([np.zeros((1, v.shape[1])), np.cumsum(steps, axis=0)])
 
     if kind == "linear":
         value = z**2 - r * square

@@ -40,10 +40,10 @@ from numpy.typing import ArrayLike, NDArray
 from joma.theory._block import Block, Errors, Pairs, Velocity, checked
 from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
-from joma.theory.flows import Flow, starts
-from joma.theory.invariants import Invariant, normalised_correlation, softmax_sums
+from joma.theory.flows import Flow, Start, starts
+from joma.theory.invariants import Invariant, cumulative, normalised_correlation, softmax_sums
 from joma.theory.setting import Array, Attention, Task, finite, nearest
-from joma.theory.trajectory import Trajectory
+from joma.theory.trajectory import Trajectory, long_table, row_entropies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,12 +201,10 @@ class BlockFlow(Flow):
         v, xi, z = starts({"v0": (v0, (rows, K)), "xi0": (xi0, (Q, K)), "z0": (z0, (Q, R))})
         return np.tile(v, (self.heads, 1)) if self.shared else v, xi, z
 
-    def _system(
-        self, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None, w0: ArrayLike | None
-    ) -> System:
-        if w0 is not None:
+    def _system(self, given: Start) -> System:
+        if given[3] is not None:
             raise ValueError("a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw")
-        v, xi, z = self.start(v0, xi0, z0)
+        v, xi, z = self.start(*given[:3])
         chart = JointChart(v.shape, xi.shape, z.shape)
         return System(self.block, chart, chart.pack(v, xi, z))
 
@@ -225,7 +223,7 @@ class BlockFlow(Flow):
         w0: ArrayLike | None = None,
     ) -> BlockTrajectory:
         """As ``JointFlow.descend``, from the same starts as ``integrate``."""
-        return cast(BlockTrajectory, self._descend(steps, step, v0, xi0, z0, w0))
+        return cast(BlockTrajectory, self._descend(steps, step, (v0, xi0, z0, w0)))
 
     def _trajectory(self, solution: Solution, step: float | None) -> BlockTrajectory:
         return BlockTrajectory(**self._fields(solution, step))
@@ -270,11 +268,8 @@ class BlockTrajectory(Trajectory):
         """Attention entropy in nats over time, (T,): the weighted mean over samples and the mean over heads."""
         flow, out = self.flow, np.empty(len(self.t))
         for n in range(len(self.t)):
-            b = np.abs(flow.block.split(self.attention(n)))
-            total = b.sum(axis=1, keepdims=True)
-            q = b / np.where(total > 0, total, 1.0)
-            h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1).reshape(-1, flow.heads)
-            out[n] = flow.task.p @ h.mean(axis=1)
+            h, _ = row_entropies(flow.block.split(self.attention(n)))
+            out[n] = flow.task.p @ h.reshape(-1, flow.heads).mean(axis=1)
         return out
 
     def parts(self) -> Array:
@@ -319,30 +314,20 @@ class BlockTrajectory(Trajectory):
         law = None
         if self.step is not None:
             steps = (dz2 if kind == "linear" else 0.0) - factor * dv2
-            law = np.concatenate([np.zeros((1, steps.shape[1])), np.cumsum(steps, axis=0)])
+            law = cumulative(steps)
         formula = "Σ_m z_m − (r/2T) Σ v²" if kind == "exp" else "Σ_m z_m² − r Σ v²"
         return Invariant(formula, True, value, predicted, scale, normalised_correlation(predicted, summed), law=law)
 
     def to_frame(self) -> pd.DataFrame:
         """Long table: t, quantity ("v", "xi", "z"), query, head, token, node, value."""
-        import pandas as pd
-
         H, M = self.flow.heads, self.flow.task.tokens
         T, _, K = self.v.shape
-        axes = {
-            "v": (self.v.reshape(T, H, M, K), ("t", "head", "token", "node")),
-            "xi": (self.xi, ("t", "query", "node")),
-            "z": (self.z.reshape(T, -1, H, M), ("t", "query", "head", "token")),
+        parts = {
+            "v": (self.v.reshape(T, H, M, K), ("head", "token", "node")),
+            "xi": (self.xi, ("query", "node")),
+            "z": (self.z.reshape(T, -1, H, M), ("query", "head", "token")),
         }
-        frames = []
-        for name, (values, names) in axes.items():
-            index = {axis: place.ravel() for axis, place in zip(names, np.indices(values.shape), strict=True)}
-            frames.append(pd.DataFrame({**index, "quantity": name, "value": values.ravel()}))
-        frame = pd.concat(frames, ignore_index=True)
-        frame["t"] = self.t[frame["t"].to_numpy()]
-        for column in ("query", "head", "token", "node"):
-            frame[column] = frame[column].astype("Int64")
-        return frame[["t", "quantity", "query", "head", "token", "node", "value"]]
+        return long_table(self.t, parts, ("query", "head", "token", "node"))
 
 
 def predicted_logits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -74,10 +75,7 @@ class Trajectory:
             attention = Attention("softmax", attention.temperature)
         out = np.full(len(self.t), np.nan)
         for n in range(len(self.t) if rows.any() else 0):
-            b = np.abs(attention.weights(self.z[n], x))
-            total = b.sum(axis=1)
-            q = b / np.where(total > 0, total, 1.0)[:, None]
-            h = -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1)
+            h, total = row_entropies(attention.weights(self.z[n], x))
             weight = p * (total > 0)
             out[n] = weight @ h / weight.sum() if weight.sum() > 0 else np.nan
         return out
@@ -91,28 +89,34 @@ class Trajectory:
 
     def to_frame(self) -> pd.DataFrame:
         """Long table: t, quantity ("v", "xi", "z"), token, node, value."""
-        import pandas as pd
+        parts = {"v": (self.v, ("token", "node")), "xi": (self.xi, ("node",)), "z": (self.z, ("token",))}
+        return long_table(self.t, parts, ("token", "node"))
 
-        T, M, K = self.v.shape
-        token, node = (index.ravel() for index in np.indices((M, K)))
-        parts = {
-            "v": (self.v.reshape(T, -1), token, node),
-            "xi": (self.xi, np.full(K, -1), np.arange(K)),
-            "z": (self.z, np.arange(M), np.full(M, -1)),
-        }
-        frames = [
-            pd.DataFrame(
-                {
-                    "t": np.repeat(self.t, values.shape[1]),
-                    "quantity": name,
-                    "token": np.tile(tokens, T),
-                    "node": np.tile(nodes, T),
-                    "value": values.ravel(),
-                }
-            )
-            for name, (values, tokens, nodes) in parts.items()
-        ]
-        frame = pd.concat(frames, ignore_index=True)
-        for column in ("token", "node"):
-            frame[column] = frame[column].astype("Int64").mask(frame[column] < 0)
-        return frame
+
+def row_entropies(b: Array) -> tuple[Array, Array]:
+    """The entropy in nats of each row of |b|/Σ|b|, 0 where Σ|b| = 0, and Σ|b|, both (n,)."""
+    b = np.abs(b)
+    total = b.sum(axis=1)
+    q = b / np.where(total > 0, total, 1.0)[:, None]
+    return -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1), total
+
+
+def long_table(t: Array, parts: Mapping[str, tuple[Array, tuple[str, ...]]], columns: tuple[str, ...]) -> pd.DataFrame:
+    """One row per number: t, quantity, ``columns``, value.
+
+    Arguments:
+        t: the times, (T,).
+        parts: quantity -> its values (T, …), and which columns the axes after the first are; others are missing.
+        columns: of indices, in their order.
+    """
+    import pandas as pd
+
+    frames = []
+    for name, (values, axes) in parts.items():
+        index = {axis: place.ravel() for axis, place in zip(("t", *axes), np.indices(values.shape), strict=True)}
+        frames.append(pd.DataFrame({**index, "quantity": name, "value": values.ravel()}))
+    frame = pd.concat(frames, ignore_index=True)
+    frame["t"] = t[frame["t"].to_numpy()]
+    for column in columns:
+        frame[column] = frame[column].astype("Int64")
+    return frame[["t", "quantity", *columns, "value"]]

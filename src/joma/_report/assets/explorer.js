@@ -85,11 +85,15 @@ window.jomaExplorer = (() => {
     document.querySelector(".explorer .h").setAttribute("cx", at);
     document.querySelector(".explorer .h").setAttribute("cy", y(state.H[k] / 2.4));
     document.querySelector(".explorer .past").setAttribute("d", path(times.slice(0, k + 1).map((t, i) => [x(t / END), y(state.H[i] / 2.4)])));
-    const low = Math.min(...state.H), trough = state.H.indexOf(low);
-    by("x-now").innerHTML = `<b>t = ${times[k].toFixed(2)}</b>: attention entropy <b id="x-entropy">${state.H[k].toFixed(3)}</b> nats. ` +
-      (low < state.H[0] - 0.01
-        ? `It falls from ${state.H[0].toFixed(2)} to ${low.toFixed(2)} at t = ${times[trough].toFixed(2)}, and is back at ${state.H[STEPS].toFixed(2)} in the end.`
-        : "With targets that are alike it hardly moves.");
+    by("x-now").innerHTML = `<b>t = ${times[k].toFixed(2)}</b>: attention entropy <b id="x-entropy">${state.H[k].toFixed(3)}</b> nats. ` + story(state.H);
+  }
+  function story(H) { // by the rule that the page is given: joma._run.curve
+    const rule = JSON.parse(document.querySelector(".explorer").dataset.rule);
+    const low = Math.min(...H), end = H[STEPS], depth = H[0] - low, from = H[0].toFixed(2), to = low.toFixed(2);
+    if (depth <= 0 || depth < Math.max(rule.least_dip, rule.dip * H[0])) return `It moves between ${from} and ${to}: less than a dip (${rule.fall}).`;
+    const bounced = end - low > 0 && end - low >= Math.max(rule.least_bounce, rule.bounce * depth);
+    const turn = bounced ? "and rises again, to" : `and does not bounce (${rule.rise}):`;
+    return `It falls from ${from} to ${to} at t = ${times[H.indexOf(low)].toFixed(2)}, ${turn} ${end.toFixed(2)} in the end.`;
   }
   function play(on) {
     cancelAnimationFrame(state.playing);
@@ -116,5 +120,5 @@ window.jomaExplorer = (() => {
     state.k = Math.round(0.35 / END * STEPS);
     solve();
   }
-  return { start, bounce, entropy, attention, state, times };
+  return { start, bounce, entropy, attention, story, state, times };
 })();

@@ -26,7 +26,9 @@ from enum import StrEnum
 from importlib.metadata import entry_points
 from typing import Any
 
-from joma.theory.setting import nearest
+import numpy as np
+
+from joma.theory.setting import Array, nearest
 from joma.theory.verdict import Verdict
 
 FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}  # what is done to each declared term
@@ -143,16 +145,16 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary: the claim's texts and what was measured."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
         texts = {name: getattr(self.claim, name) for name in _TEXTS}
-        return {**texts, "tolerance": float(self.claim.tolerance), **own, "control_rejected": self.control_rejected}
+        return {**texts, "tolerance": float(self.claim.tolerance), **numbers, "control_rejected": self.control_rejected}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Result:
         """The result that ``as_dict`` gave, with the claim as it read then."""
         texts = {**{name: row[name] for name in _TEXTS}, "kind": Kind(row["kind"])}
-        own = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
-        return cls(Claim(check=_stored, **texts), **{**own, "verdict": Verdict(row["verdict"])})
+        numbers = {f.name: row[f.name] for f in fields(cls) if f.name != "claim"}
+        return cls(Claim(check=_stored, **texts), **{**numbers, "verdict": Verdict(row["verdict"])})
 
 
 def _stored(variant: Variant) -> float:
@@ -272,16 +274,16 @@ def check(claim: Claim) -> Result:
         if claim.condition is not None:
             options.append(("condition", Verdict.UNDER))
         for form, name in options:
-            values[form], count = measure(claim, form)
+            values[form], count = largest_error(claim, form)
             cases = cases or count
             if values[form] <= claim.tolerance:
                 verdict, deciding, cases = name, form, count
                 break
         if claim.reference is not None:
-            values["reference"], _ = measure(claim, "reference")
+            values["reference"], _ = largest_error(claim, "reference")
             if values["reference"] > claim.tolerance:
                 raise ArithmeticError(f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}")
-        values["control"], _ = measure(claim, "control")
+        values["control"], _ = largest_error(claim, "control")
     except Exception as exception:  # one broken check must not hide the others
         verdict, error = Verdict.ERROR, f"{type(exception).__name__}: {exception}"
     return Result(
@@ -296,7 +298,7 @@ def check(claim: Claim) -> Result:
     )
 
 
-def measure(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
+def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
     """The largest error of a variant, and the number of cases it was measured on; no case at all is an error."""
     measured = claim.check(Variant(form, claim, mutant))
     errors = [float(measured)] if isinstance(measured, (int, float)) else [float(error) for error in measured]
@@ -305,6 +307,11 @@ def measure(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
     if any(math.isnan(error) for error in errors):
         raise ArithmeticError(f"the {form} variant measured NaN")
     return max(errors), len(errors)
+
+
+def drift(value: Array, z: Array) -> float:
+    """How far a first integral (T, …) moves from its start, relative to max(1, max|z|)."""
+    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(z).max()))
 
 
 def share(failed: int, met: int) -> float:

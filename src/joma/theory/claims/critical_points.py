@@ -317,5 +317,5 @@ def a4_superposition(variant: Variant) -> Iterator[float]:
         if variant == "control":
             b = rng.dirichlet(np.ones(M), size=2).T
         w = E[:, :M] @ (variant.factor("v") * v.sum(axis=1)) + sign * variant.factor("ξ") * E[:, M:] @ xi
-        seen = w @ (E[:, :M] @ b + E[:, M:])
-        yield float(np.abs(seen - ((v * b).sum(axis=0) + xi)).max())
+        activations = w @ (E[:, :M] @ b + E[:, M:])
+        yield float(np.abs(activations - ((v * b).sum(axis=0) + xi)).max())

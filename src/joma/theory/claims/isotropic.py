@@ -85,9 +85,9 @@ def _expectations() -> tuple[tuple[Radial, str, float, Array, Array, Array, floa
                 basis = np.linalg.qr(rng.standard_normal((M, 3)))[0]
                 mean, direction, xi = 0.5 * rng.standard_normal(M), rng.standard_normal(M), float(rng.normal(0, 0.4))
                 v = norm * direction / np.linalg.norm(basis.T @ direction)
-                beside = mean - basis @ (basis.T @ mean)  # of x̄, outside the subspace
-                first, second = spherical(family, psi, basis.T @ v, xi + float(v @ beside), basis.T @ mean)
-                cases.append((family, name, norm, v, mean, basis, xi, first, basis @ second + first * beside))
+                outside = mean - basis @ (basis.T @ mean)  # of x̄, outside the subspace
+                first, second = spherical(family, psi, basis.T @ v, xi + float(v @ outside), basis.T @ mean)
+                cases.append((family, name, norm, v, mean, basis, xi, first, basis @ second + first * outside))
     return tuple(cases)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joma.theory.claims._registry import Claim, check, claims, get, measure
+from joma.theory.claims._registry import Claim, check, claims, get, largest_error
 from joma.theory.verdict import Verdict
 
 _FORMS = {Verdict.HOLDS: "printed", Verdict.CORRECTED: "corrected", Verdict.UNDER: "condition"}
@@ -52,7 +52,7 @@ def accepted_form(claim: Claim) -> str:
 def mutate(claim: Claim, form: str | None = None) -> list[MutantResult]:
     """All declared mutants of a claim's accepted form, measured."""
     form = form or accepted_form(claim)
-    return [MutantResult(claim, name, measure(claim, form, name)[0]) for name in claim.all_mutants()]
+    return [MutantResult(claim, name, largest_error(claim, form, name)[0]) for name in claim.all_mutants()]
 
 
 def main(ids: Sequence[str]) -> int:

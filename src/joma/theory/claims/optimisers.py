@@ -136,7 +136,7 @@ def _memory(beta: float, rate: float, steps: int) -> tuple[list[Array], Array, J
     task = random_gradients(rng, samples=20, tokens=6, nodes=3)
     start = small_start(task, rng, 0.5)
     flow = JointFlow(task, "exp")
-    system = flow._system(start.v0, start.xi0, start.z0 - 2, None)
+    system = flow._system((start.v0, start.xi0, start.z0 - 2, None))
     moments = list(islice(walk(system, Adam((beta, 0.999)), rate), steps))
     states = np.stack([system.y0, *(m.y for m in moments)])
     return [m.memory[0] for m in moments], states, flow, np.stack([m.memory[2] for m in moments])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from joma.theory.claims._registry import Kind, Variant, claim
+from joma.theory.claims._registry import Kind, Variant, claim, drift
 from joma.theory.queries import BlockFlow, BlockTrajectory
 from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
@@ -41,7 +41,7 @@ def _drift(path: BlockTrajectory, summed: Array, factor: float) -> float:
     """Drift of ``summed`` (T, …, M) − factor Σ_k v_k²."""
     square = (path.v**2).sum(axis=2)
     value = summed - factor * (square if summed.ndim == 2 else square[:, None])
-    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(path.z).max()))
+    return drift(value, path.z)
 
 
 def _queries(attention: str, variant: Variant) -> Iterator[float]:
@@ -166,9 +166,9 @@ def t1_heads(variant: Variant) -> Iterator[float]:
     """Drift of the integrals of a two-head block."""
     for attention in ("linear", "exp"):
         factor = 0.5 if attention == "exp" else 1.0
-        own = "at an angle" if variant == "control" else "orthonormal"
-        own = "orthogonal subspaces" if variant.has("each head, lower rank") else own
-        path = _two_heads("shared" if variant.has("each head, shared map") else own, attention)
+        embedding = "at an angle" if variant == "control" else "orthonormal"
+        embedding = "orthogonal subspaces" if variant.has("each head, lower rank") else embedding
+        path = _two_heads("shared" if variant.has("each head, shared map") else embedding, attention)
         summed = (path.z if attention == "exp" else path.z**2).sum(axis=1)
         if variant.has("the other head"):
             summed = np.roll(summed, TOKENS, axis=1)
@@ -176,5 +176,4 @@ def t1_heads(variant: Variant) -> Iterator[float]:
         path = _two_heads("shared", attention)  # v is the same for both heads: each logit counts once
         summed = (path.z if attention == "exp" else path.z**2).sum(axis=1).reshape(-1, 2, TOKENS).sum(axis=1)
         square = variant.factor("Σ v² (shared)") * factor * (path.v[:, :TOKENS] ** 2).sum(axis=2)
-        off = summed - square
-        yield float(np.abs(off - off[0]).max() / max(1.0, np.abs(path.z).max()))
+        yield drift(summed - square, path.z)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from joma.theory.claims._registry import Kind, Variant, claim
+from joma.theory._table1 import TABLE1
+from joma.theory.claims._registry import Kind, Variant, claim, drift
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import random_gradients
@@ -24,15 +25,7 @@ def coherence(U: Array) -> float:
     return float(G.max())
 
 
-# Table 1 as printed: NCorr and its ± over 5 seeds, by (C, N_ch), layer s and (N₀, N₁) = (10, 20), (20, 30)
-TABLE1 = {
-    (20, 2): (((0.99, 0.01), (0.97, 0.02)), ((0.81, 0.05), (0.80, 0.05))),
-    (20, 3): (((1.00, 0.00), (0.96, 0.02)), ((0.69, 0.05), (0.68, 0.04))),
-    (30, 2): (((0.99, 0.01), (0.94, 0.04)), ((0.73, 0.08), (0.74, 0.03))),
-    (30, 3): (((0.99, 0.01), (0.95, 0.03)), ((0.72, 0.04), (0.66, 0.02))),
-    (50, 2): (((0.99, 0.01), (0.95, 0.03)), ((0.58, 0.02), (0.55, 0.01))),
-    (50, 3): (((0.99, 0.01), (0.95, 0.03)), ((0.64, 0.02), (0.61, 0.04))),
-}
+SIMPLE, COMPLICATED = (10, 20), (20, 30)  # (N₀, N₁) of Table 1
 
 
 @claim(
@@ -50,11 +43,12 @@ TABLE1 = {
 )
 def s6_table_trend(variant: Variant) -> float:
     """The trend in the printed table."""
-    pairs = [(TABLE1[classes, 2][s][0], TABLE1[classes, 3][s][1]) for classes in (20, 30, 50) for s in (0, 1)]
+    columns = [(TABLE1[classes, 2, *SIMPLE], TABLE1[classes, 3, *COMPLICATED]) for classes in (20, 30, 50)]
+    pairs = [(before[s], after[s]) for before, after in columns for s in (0, 1)]
     if variant.has("N_ch alone"):
-        pairs = [(TABLE1[50, 2][1][n], TABLE1[50, 3][1][n]) for n in (0, 1)]
+        pairs = [(TABLE1[50, 2, *sizes][1], TABLE1[50, 3, *sizes][1]) for sizes in (SIMPLE, COMPLICATED)]
     if variant.has("layers exchanged"):
-        pairs = [(TABLE1[classes, 2][1][0], TABLE1[classes, 3][0][1]) for classes in (20, 30, 50)]
+        pairs = [(before[1], after[0]) for before, after in columns]
     if variant == "control":
         pairs = [(after, before) for before, after in pairs]
     change = float(np.mean([after[0] - before[0] for before, after in pairs]))
@@ -126,8 +120,7 @@ def s7_trained(variant: Variant) -> Iterator[float]:
             if variant.has("Σ v²"):
                 factor, square = factor * 0.6, (path.v**2).sum(axis=2)
             square = np.roll(square, 1, axis=1) if variant.has("next token") else square
-            value = z - factor * square
-            yield float(np.abs(value - value[0]).max() / max(1.0, np.abs(path.z).max()))
+            yield drift(z - factor * square, path.z)
 
 
 @functools.cache

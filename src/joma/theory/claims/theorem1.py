@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from joma.theory._charts import JointChart
-from joma.theory.claims._registry import Kind, Variant, claim
+from joma.theory.claims._registry import Kind, Variant, claim, drift
 from joma.theory.flows import JointFlow
+from joma.theory.invariants import cumulative
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import class_distributions, random_gradients, small_start
 from joma.theory.trajectory import Trajectory
@@ -31,10 +32,6 @@ def _paths(attention: str, settings: tuple[tuple[float, float], ...] = ((1.0, 1.
             z0 = start.z0 + 1.0 if attention == "linear" else start.z0 - temperature  # off the fixed point; no blow-up
             out.append(flow.integrate(4.0, start.v0, start.xi0, z0, times=41))
     return tuple(out)
-
-
-def _drift(path: Trajectory, value: Array) -> float:
-    return float(np.abs(value - value[0]).max() / max(1.0, np.abs(path.z).max()))
 
 
 def _square(path: Trajectory, variant: Variant) -> Array:
@@ -127,7 +124,7 @@ def t1_linear(variant: Variant) -> Iterator[float]:
     """Drift of the printed invariant along joint flows."""
     factor = 2.0 if variant == "control" else 1.0
     for path in _paths("linear"):
-        yield _drift(path, path.z**2 - factor * _square(path, variant))
+        yield drift(path.z**2 - factor * _square(path, variant), path.z)
 
 
 @claim(
@@ -144,7 +141,7 @@ def t1_exp(variant: Variant) -> Iterator[float]:
     """Drift of the printed invariant along joint flows."""
     factor = 1.0 if variant == "control" else 0.5
     for path in _paths("exp"):
-        yield _drift(path, path.z - factor * _square(path, variant))
+        yield drift(path.z - factor * _square(path, variant), path.z)
 
 
 _RATES = tuple((ratio, temperature) for ratio in (0.1, 1.0, 3.0) for temperature in (0.5, 2.0))
@@ -178,10 +175,10 @@ def t1_rates(variant: Variant) -> Iterator[float]:
             r = 1 / r if variant == "control" else 1.0 if variant.has("r = 1") else r
             if attention == "linear":
                 factor = r / T if variant.has("T in the linear one") else r
-                yield _drift(path, path.z**2 - factor * _square(path, variant))
+                yield drift(path.z**2 - factor * _square(path, variant), path.z)
             else:
                 factor = r / 2 if variant.has("T = 1") else r / (2 * T)
-                yield _drift(path, path.z - factor * _square(path, variant))
+                yield drift(path.z - factor * _square(path, variant), path.z)
 
 
 @claim(
@@ -235,7 +232,7 @@ def t1_descent_law(variant: Variant) -> Iterator[float]:
         square, dv2 = (path.v**2).sum(axis=2), dv2.sum(axis=2)
         if kind == "softmax":
             rest = path.z[:, 1:] if variant.has("one token missing") else path.z
-            yield _drift(path, rest.sum(axis=1))
+            yield drift(rest.sum(axis=1), path.z)
             continue
         if kind == "exp":
             value, steps = path.z - r / (2 * T) * square, -variant.factor("Δv² (exp)") * r / (2 * T) * dv2
@@ -243,7 +240,7 @@ def t1_descent_law(variant: Variant) -> Iterator[float]:
             value = path.z**2 - r * square
             steps = variant.factor("Δz²") * dz2 - variant.factor("Δv² (linear)") * r * dv2
         sign = -1.0 if variant == "control" else 1.0
-        off = value - value[0] - sign * np.concatenate([np.zeros((1, value.shape[1])), np.cumsum(steps, axis=0)])
+        off = value - value[0] - sign * cumulative(steps)
         yield float(np.abs(off).max() / max(1.0, np.abs(path.z).max()))
 
 

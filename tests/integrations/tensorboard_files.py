@@ -5,10 +5,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 def scalars(folder):
     """Tag -> {step: value} of all TensorBoard files in a folder."""
-    found = {}
+    values = {}
     for path in folder.rglob("events.out.tfevents.*"):
         events = EventAccumulator(str(path))
         events.Reload()
         for tag in events.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return found
+            values.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+    return values
