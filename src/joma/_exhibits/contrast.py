@@ -21,12 +21,12 @@ from joma._run.curve import ENTROPY, EXACT, describe, describe_all
 from joma.theory.contrast import flows, late_times
 from joma.theory.verdict import Verdict
 
-_SMALL = {"data": "pydoc", "vocabulary": 500, "layers": 1, "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
+_SMALL = {"data": "pydoc", "vocabulary": 300, "layers": 1, "lr": 1e-3, "steps": 400, "seeds": 1, "every": 20,
           "valid_windows": 4, "valid_every": 0, **PLAIN}  # fmt: skip
 _LARGE = _SMALL | {"data": "wikitext-2", "vocabulary": 4000, "lr": 3e-4, "steps": 4000, "seeds": 3, "every": 50}
 _INPUTS = ["smooth", "random", "uneven"]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 4, "inputs": _INPUTS[1:], "tokens": 6, "t_end": 200.0, "targets_end": 20.0, "language": _SMALL},
+    "quick": {"seeds": 4, "inputs": _INPUTS[1:], "tokens": 5, "t_end": 100.0, "targets_end": 8.0, "language": _SMALL},
     "laptop": {"seeds": 20, "inputs": _INPUTS, "tokens": 6, "t_end": 1000.0, "targets_end": 50.0, "language": _LARGE},
     "paper": {"seeds": 50, "inputs": _INPUTS, "tokens": 10, "t_end": 3000.0, "targets_end": 100.0,
               "language": _LARGE | {"vocabulary": None, "lr": 1e-4, "steps": 12_000}},

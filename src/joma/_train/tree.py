@@ -34,7 +34,7 @@ from joma.theory.hierarchy import HBLT, HBLTSamples
 
 KINSHIP = ("siblings", "cousins", "others")
 AXES = {**{f"attention_{kin}": ["block"] for kin in KINSHIP}, "competition": ["block"]}
-TEST = 512  # sequences that are measured on
+TEST = 256  # sequences that are measured on
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def s4_nonlinear_bounce(variant: Variant) -> Iterator[float]:
     measures="as S4.nonlinear_bounce, for the stable rank of V",
     condition=_CONDITION,
     control="linear nodes under Assumption 1",
+    counterexample="uneven inputs, gradients as at the start and held, softmax attention: the stable rank of V falls towards 1 and stays there, with linear, ReLU and GELU nodes",
     paper_formula=r"$\mathrm{rank}(W)$ drops, then bounces back",
     corrected_formula=r"the same, where $v$ has finite targets",
     derivation=_WHY,
