@@ -11,7 +11,14 @@ from joma._run import RunWriter
 
 LANGUAGE = contrast.SETTINGS["quick"]["language"] | {"vocabulary": 60, "steps": 3, "every": 1, "valid_windows": 1}
 TINY = {
-    "contrast": {"seeds": 2, "inputs": ["random"], "tokens": 4, "t_end": 3.0, "targets_end": 0.3, "language": LANGUAGE},
+    "contrast": {
+        "seeds": 2,
+        "inputs": ["random"],
+        "tokens": 4,
+        "t_end": 3.0,
+        "targets_end": [0.3, 0.5],
+        "language": LANGUAGE,
+    },
     "hierarchy": {"seeds": 2, "rho": 0.9, "layers": [2], "width": 8, "steps": 4, "every": 2, "lr": 1e-2},
     "assumptions": {"data": "pydoc", "vocabulary": 60, "steps": 9, "every": 2, "lr": 1e-3, "layers": 2, "width": 16},
 }
@@ -43,8 +50,10 @@ def contrasted(folder, bounced):
                 for s in range(20):
                     did = float(s < bounced(kind, activation))
                     values = {f"{g}_{w}": did for g in ("entropy", "rank") for w in ("dipped", "bounced")}
-                    writer.write(0, values, kind=kind, activation=activation, draw=s)
-        for step, value in enumerate([2.0, 1.0, 1.5]):
+                    writer.write(
+                        0, values, kind=kind, activation=activation, attention=("exp", "softmax")[s % 2], draw=s
+                    )
+        for step, value in enumerate([2.0] * 3 + [1.0] * 5 + [1.5] * 5):
             writer.write(step, {"entropy": value}, activation="relu", seed=0)
     return Run(folder / "run")
 

@@ -69,7 +69,7 @@ def _gpt(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwis
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(
-            GPT2Config(text.size, n_positions=length, n_embd=64, n_layer=settings["layers"], n_head=2)
+            GPT2Config(vocab_size=text.size, n_positions=length, n_embd=64, n_layer=settings["layers"], n_head=2)
         )
         optimiser = torch.optim.Adam(model.parameters(), lr=settings["lr"])
         data = streams(text.train, 10)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits._curves import PLAIN, train_all
-from joma._exhibits._statistics import share_interval
+from joma._exhibits._statistics import counted, in_words
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -25,13 +25,18 @@ _SMALL = {"data": "pydoc", "vocabulary": 300, "layers": 1, "lr": 1e-3, "steps": 
           "valid_windows": 4, "valid_every": 0, **PLAIN}  # fmt: skip
 _LARGE = _SMALL | {"data": "wikitext-2", "vocabulary": 4000, "lr": 3e-4, "steps": 4000, "seeds": 3, "every": 50}
 _INPUTS = ["smooth", "random", "uneven"]
-SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 4, "inputs": _INPUTS[1:], "tokens": 5, "t_end": 100.0, "targets_end": 8.0, "language": _SMALL},
-    "laptop": {"seeds": 20, "inputs": _INPUTS, "tokens": 6, "t_end": 1000.0, "targets_end": 50.0, "language": _LARGE},
-    "paper": {"seeds": 50, "inputs": _INPUTS, "tokens": 10, "t_end": 3000.0, "targets_end": 100.0,
-              "language": _LARGE | {"vocabulary": None, "lr": 1e-4, "steps": 12_000}},
-}  # fmt: skip
-FIRST_SEED = 1000  # the settings and the rule were chosen on smaller ones
+_KEYS = ("seeds", "inputs", "tokens", "t_end", "targets_end", "language")  # targets_end: under exp and softmax
+_PRESETS: dict[str, tuple[Any, ...]] = {
+    "quick": (4, _INPUTS[1:], 5, 100.0, [8.0, 60.0], _SMALL),
+    "laptop": (20, _INPUTS, 6, 1000.0, [30.0, 300.0], _LARGE),
+    "paper": (50, _INPUTS, 10, 3000.0, [100.0, 1000.0], _LARGE | {"vocabulary": None, "lr": 1e-4, "steps": 12_000}),
+}
+SETTINGS: dict[str, dict[str, Any]] = {name: dict(zip(_KEYS, row, strict=True)) for name, row in _PRESETS.items()}
+FIRST_SEED = 2000  # the settings and the rule were chosen on smaller ones
+REVISED = (
+    "flows towards targets ended at t = 8 under both attentions, where softmax had hardly come to its trough (seeds "
+    "1000 to 1003); now those under softmax go on for longer, and seeds from 2000 on are judged"
+)
 KINDS = {
     "fixed": "fixed gradients", "mixture": "Theorem 3's mixture", "cross-entropy": "cross-entropy",
     "targets 1": "small targets", "targets 32": "large targets",
@@ -57,7 +62,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     for n, (kind, name, attention, activation) in enumerate(cells):
         progress(0.7 * n / len(cells), f"{KINDS[kind]}, {name}, {attention}, {activation}")
         gradients, _, scale = kind.partition(" ")
-        times = late_times(settings["targets_end" if scale else "t_end"])
+        times = late_times(settings["targets_end"][attention == "softmax"] if scale else settings["t_end"])
         gradients = "fixed" if kind == "mixture" else gradients
         paths = flows(
             name, gradients, attention, activation, seeds, times, scale=float(scale or 1), tokens=settings["tokens"]
@@ -80,9 +85,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 def shares(frame: pd.DataFrame, gauge: str, what: str, **cell: Any) -> dict[str, Any]:
     """How many flows of a cell did it, with the share's exact 95 % interval."""
-    did = where(frame, gauge=f"{gauge}_{what}", **cell).value
-    share, low, high = share_interval(int(did.sum()), len(did))
-    return {"count": int(did.sum()), "flows": len(did), "share": share, "low": low, "high": high}
+    return counted(where(frame, gauge=f"{gauge}_{what}", **cell).value)
 
 
 def draw(run: Run) -> p.Chart:
@@ -108,7 +111,7 @@ def draw(run: Run) -> p.Chart:
         rows = [{"kind": name, "activation": phi, **shares(frame, gauge, "bounced", kind=kind, activation=phi)}
                 for kind, name in kinds.items() for phi in ACTIVATIONS]  # fmt: skip
         table = pd.DataFrame(rows)
-        x, beside = p.x("kind", None, kind="N", sort=None, angle=-30), p.beside("activation", ACTIVATIONS)
+        x, beside = p.x("kind", None, kind="N", sort=None, angle=-30), p.offset("activation", ACTIVATIONS)
         low, share = (p.y(y, "share of flows", domain=(0, 1)) for y in ("low", "share"))
         tip = {"kind": None, "activation": None, "share": ".2f", "low": ".2f", "high": ".2f", "flows": None}
         spread = p.intervals(table, x, low, activation, beside, high="high")
@@ -129,6 +132,10 @@ def judge(run: Run) -> Judgement:
     stated = [kind for kind in KINDS if not kind.startswith("targets")]
     bounced = {name: shares(frame, "entropy", "bounced", kind=stated, activation=phi) for name, phi in GROUPS.items()}
     large = numbers["entropy_bounced"]["targets 32"]
+    numbers["large_targets"] = {
+        f"{name}, {a}": shares(frame, "entropy", "bounced", kind="targets 32", activation=phi, attention=a)
+        for name, phi in GROUPS.items() for a in ("exp", "softmax")
+    }  # fmt: skip
     models = describe_all(where(frame, gauge="entropy"), ENTROPY, ["activation", "seed"])
     numbers |= {"as_stated": bounced, "language": {f"{a}, seed {int(s)}": c.numbers() for (a, s), c in models.items()}}
     rule = (
@@ -137,20 +144,17 @@ def judge(run: Run) -> Judgement:
         "there at least half of the nonlinear flows do (lower end of the interval); else fails. Rule and settings were "
         f"fixed on other seeds than those judged, which are from {FIRST_SEED} on"
     )
-
-    def say(share: dict[str, Any]) -> str:
-        return f"{share['count']} of {share['flows']} ({share['low']:.2f}–{share['high']:.2f})"
-
     apart = bounced["nonlinear"]["low"] > bounced["linear"]["high"] and bounced["nonlinear"]["share"] >= 0.5
     verdict = Verdict.HOLDS if apart else Verdict.UNDER if large["nonlinear"]["low"] >= 0.5 else Verdict.FAILS
+    patterns = ", ".join(f"{activation} {curve.pattern}" for (activation, _), curve in models.items())
     text = (
-        f"under fixed gradients and cross-entropy attention comes back in {say(bounced['nonlinear'])} nonlinear flows "
-        f"and {say(bounced['linear'])} linear ones; towards large finite targets in {say(large['nonlinear'])} and "
-        f"{say(large['linear'])}; language model: "
-        + ", ".join(f"{a} {c.pattern}" for (a, _), c in models.items())
-    )  # fmt: skip
-    measured = f"nonlinear {say(bounced['nonlinear'])}, linear {say(bounced['linear'])}"
-    return Judgement(verdict, rule, text, numbers, measured, "sparse, then dense, if nonlinear; sparse, if linear")
+        f"under fixed gradients and cross-entropy attention comes back in {in_words(bounced['nonlinear'])} nonlinear "
+        f"flows and {in_words(bounced['linear'])} linear ones; towards large finite targets in "
+        f"{in_words(large['nonlinear'])} and {in_words(large['linear'])}; language model: {patterns}"
+    )
+    measured = f"nonlinear {in_words(bounced['nonlinear'])}, linear {in_words(bounced['linear'])}"
+    paper = "sparse, then dense, if nonlinear; sparse, if linear"
+    return Judgement(verdict, rule, text, numbers, measured, paper, revised=REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

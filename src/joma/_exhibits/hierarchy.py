@@ -104,7 +104,7 @@ def draw(run: Run) -> p.Chart:
             data = where(part, gauge=list(names)).groupby(["gauge", "tree", "step"]).value.mean().reset_index()
             data = data.assign(what=data.gauge.map(names))
             colour, dashes = p.by("what", order=list(names.values())), p.dash("tree", ["tree", "permuted"])
-            lines = p.lines(data, p.x("step", "minibatch"), p.y("value", zero=False), colour, dashes)
+            lines = p.lines(data, p.x("step", "minibatch"), p.y("value", zero=False), colour, dash=dashes)
             panels.append(p.panel(title, lines, size=(300, 170)))
     return p.column(p.row(*panels[:2]), p.row(*panels[2:]))
 
@@ -112,7 +112,8 @@ def draw(run: Run) -> p.Chart:
 def judge(run: Run) -> Judgement:
     """How often are the levels of a deep tree learned in order, and how often by the same measure without a tree?"""
     frame = run.frame()
-    table, numbers = orders(frame), {}
+    table = orders(frame)
+    numbers: dict[str, Any] = {}
     for name in ORDERS:
         for tree in ("tree", "permuted"):
             rows = where(table, order=name, tree=tree)
