@@ -9,7 +9,8 @@ from joma._exhibits import assumptions, contrast, hierarchy
 from joma._exhibits._noisy import noisy_story, trend
 from joma._run import RunWriter
 
-LANGUAGE = contrast.SETTINGS["quick"]["language"] | {"vocabulary": 60, "steps": 3, "every": 1, "valid_windows": 1}
+LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {"vocabulary": 60, "steps": 3, "every": 1, "seeds": 1}
+LANGUAGE |= {"data": "pydoc", "valid_windows": 1}
 TINY = {
     "contrast": {
         "seeds": 2,
@@ -70,7 +71,7 @@ def contrasted(folder, bounced):
 def test_the_judge_of_the_contrast(tmp_path, bounced, verdict):
     found = contrast.judge(contrasted(tmp_path, bounced))
     assert found.verdict == verdict
-    assert "language model: relu dip and bounce" in found.summary
+    assert "language model, relu: dip and bounce" in found.summary
 
 
 def levels(folder, early, late, permuted=None):
