@@ -9,12 +9,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bounce, encoding, figure2, gauges, hierarchy, language, report, scan, superpose, table1, watch
+from benchmarks import (
+    block,
+    bounce,
+    encoding,
+    figure2,
+    gauges,
+    hierarchy,
+    language,
+    paths,
+    report,
+    scan,
+    superpose,
+    table1,
+    watch,
+)
 
 BENCHMARKS = {
     "figure2": figure2.run,
     "bounce": bounce.run,
     "gauges": gauges.run,
+    "paths": paths.run,
     "watch": watch.run,
     "hierarchy": hierarchy.run,
     "encoding": encoding.run,
@@ -23,6 +38,7 @@ BENCHMARKS = {
     "superpose": superpose.run,
     "scan": scan.run,
     "report": report.run,
+    "block": block.run,
 }
 
 

@@ -22,6 +22,20 @@ def alternate(*functions: Callable[[], Any], rounds: int) -> list[tuple[float, A
     return [(statistics.median(t), result) for t, result in zip(times, results, strict=True)]
 
 
+def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
+    """Median seconds of both, and the median of their ratios: what disturbs the machine disturbs neighbours alike."""
+    first(), second()
+    pairs = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        first()
+        middle = time.perf_counter()
+        second()
+        pairs.append((middle - start, time.perf_counter() - middle))
+    times = [a / b for a, b in pairs]
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), statistics.median(times)
+
+
 _MEASURE = """
 import sys
 {setup}

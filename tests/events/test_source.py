@@ -153,8 +153,8 @@ def test_events_come_in_the_order_in_which_things_happen():
 
 def test_nothing_is_computed_that_nobody_asked_for(monkeypatch):
     calls = []
-    stats = events.attention_stats
-    monkeypatch.setattr(events, "attention_stats", lambda *args: calls.append(1) or stats(*args))
+    stats = events.stats_with_mask
+    monkeypatch.setattr(events, "stats_with_mask", lambda *args: calls.append(1) or stats(*args))
     model, observer = build(), Everything(events.Attention)
     with Source(model, [observer, Everything(events.Hidden)]).listening():
         model(tokens())

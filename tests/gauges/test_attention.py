@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma._gauges import attention
+from joma._gauges import attention, tiles
 from joma._gauges.attention import attention_stats, attention_stats_from_scores
 
 
@@ -145,6 +145,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch):
         whole = attention_stats(q, k, mask, enable_gqa=True)
         with monkeypatch.context() as patch:
             patch.setattr(attention, "_CHUNK", 200)
+            patch.setattr(tiles, "_TILE", 200)
             parts = attention_stats(q, k, mask, enable_gqa=True)
         torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-6, rtol=0)
 
@@ -245,3 +246,88 @@ def test_no_gradient_and_no_change_of_the_inputs():
 def test_bad_input(q, k, arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_stats(torch.randn(q), torch.randn(k), **arguments)
+
+
+@pytest.mark.parametrize("path", ["causal", "bool", "float", "bias", "softcap", "large", "eager", "eager, no softmax"])
+def test_every_path_is_exact_to_1e_6_nats(path):
+    """Against float64 by the definition, scores as float32 models have them; large: up to ± 150."""
+    T, generator = 384, torch.Generator().manual_seed(5)
+    q, k = torch.randn(2, 1, 3, T, 64, generator=generator)
+    q = 35 * q if path == "large" else q
+    keep = torch.ones(T, T, dtype=torch.bool).tril()
+    float_mask = torch.zeros(T, T).masked_fill(~keep, -math.inf)
+    slopes = 2.0 ** -torch.arange(1, 4)[:, None, None]
+    mask = {
+        "causal": None, "bool": keep, "float": float_mask, "large": keep, "softcap": float_mask,
+        "bias": float_mask - slopes * (torch.arange(T)[:, None] - torch.arange(T)).abs(),
+    }.get(path)  # fmt: skip
+    causal, softcap = path == "causal", 3.0 if path == "softcap" else None
+    if path.startswith("eager"):
+        scores = (q @ k.mT / 8).masked_fill(~keep, -math.inf)
+        softmax = scores.softmax(-1) if path == "eager" else None
+        stats, expected = attention_stats_from_scores(scores, probabilities=softmax), statistics(scores.double())
+    else:
+        stats = attention_stats(q, k, mask, causal, softcap=softcap)
+        expected = brute_force(q, k, mask, causal, softcap=softcap)[1:]
+    assert (stats.entropy - expected[0]).abs().max() <= 1e-6
+    assert (stats.sink_mass - expected[2]).abs().max() <= 2e-6
+    assert torch.equal(stats.visible.expand(expected[3].shape), expected[3])
+
+
+LENGTHS = (4, 7, 1, 9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("how", ["bool", "float", "bias", "eager"])
+def test_packed_documents_have_a_sink_each(how, causal):
+    """As if each document were alone: sink mass and non-sink entropy of its own first token."""
+    generator = torch.Generator().manual_seed(2)
+    T = sum(LENGTHS)
+    q, k = torch.randn(2, 1, 2, T, 8, generator=generator)
+    documents = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    keep = documents[:, None] == documents
+    keep = keep.tril() if causal else keep
+    bias = 0.1 * torch.randn(T, T, generator=generator) if how == "bias" else torch.zeros(T, T)
+    mask = keep if how == "bool" else bias.masked_fill(~keep, -math.inf)
+    if how == "eager":
+        stats = attention_stats_from_scores((q @ k.mT / math.sqrt(8)) + mask)
+    else:
+        stats = attention_stats(q, k, mask)
+    start = 0
+    for length in LENGTHS:
+        own = slice(start, start + length)
+        alone = attention_stats(q[:, :, own], k[:, :, own], mask[own, own] if how == "bias" else keep[own, own])
+        for name in ("entropy", "sink_mass", "nonsink_entropy"):
+            torch.testing.assert_close(getattr(stats, name)[..., own], getattr(alone, name), atol=2e-6, rtol=0)
+        start += length
+
+
+def test_a_sliding_window_is_one_document():
+    q, k = torch.randn(2, 1, 1, 12, 4, generator=torch.Generator().manual_seed(0))
+    position = torch.arange(12)
+    window = (position[:, None] >= position) & (position[:, None] - position < 3)
+    stats = attention_stats(q, k, window)
+    assert (stats.sink_mass[..., 3:] == 0).all()  # the first token is out of sight
+    assert (stats.sink_mass[..., :3] > 0).all()
+    uniform = attention_stats(torch.zeros_like(q), k, window)
+    torch.testing.assert_close(uniform.nonsink_entropy[..., 3:], torch.full((1, 1, 9), math.log(3)))
+    torch.testing.assert_close(uniform.nonsink_entropy[..., 2], torch.full((1, 1), math.log(2)))
+
+
+@pytest.mark.parametrize("column", [0, -1])
+def test_a_learned_sink_is_a_sink(column):
+    """Its mass counts with that of the first token, and what is left is the entropy of the other keys."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, 2, 6, 9, generator=generator)
+    learned = torch.randn(1, 2, 1, 1, generator=generator).expand(-1, -1, 6, 1)
+    scores = torch.cat([learned, keys] if column == 0 else [keys, learned], dim=-1)
+    stats = attention_stats_from_scores(scores, learned_sink=column)
+    p = scores.double().softmax(-1)
+    p_keys = p[..., 1:] if column == 0 else p[..., :-1]
+    torch.testing.assert_close(stats.sink_mass.double(), p[..., column] + p_keys[..., 0], atol=1e-6, rtol=0)
+    rest = p_keys[..., 1:] / p_keys[..., 1:].sum(-1, keepdim=True)
+    torch.testing.assert_close(
+        stats.nonsink_entropy.double(), -torch.special.xlogy(rest, rest).sum(-1), atol=1e-5, rtol=0
+    )
+    with pytest.raises(ValueError, match="first or the last of 10 columns, not 4"):
+        attention_stats_from_scores(scores, learned_sink=4)

@@ -219,6 +219,10 @@ def test_a_resumed_training_goes_on_with_its_run(tmp_path):
     np.testing.assert_allclose(loss.tau, LR * loss.step, rtol=1e-12)
     logged = [row["loss"] for row in second.state.log_history if "loss" in row]
     np.testing.assert_allclose(loss.value, logged, rtol=1e-6)
+    third = trainer_for(gpt(), tmp_path / "out", max_steps=7, **options)
+    watched = watch(third, run=tmp_path / "elsewhere", every=1)
+    third.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-6"))
+    assert [len(phase._recent) for phase in watched.phases] == [3] * len(watched.phases)  # the checkpoint has them
 
 
 def test_what_is_wrong_is_said_before_training(tmp_path):

@@ -34,7 +34,7 @@ def batch(step: int) -> torch.Tensor:
 def train(model: nn.Module, run: Path | None, part: slice, scale: float) -> list[dict[str, float]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     metrics = []
-    with joma.watch(model, run=run, every=2, gauges=GAUGES) as w:
+    with joma.watch(model, run=run, every=2, gauges=GAUGES, processes="all") as w:
         for step in range(1, STEPS + 1):
             x = batch(step)[part]
             loss = nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
@@ -52,6 +52,8 @@ def work(rank: int, kind: str, port: int, folder: str) -> None:
     try:
         if kind == "shards":
             result = shards()
+        elif kind == "alone":
+            result = alone(rank, Path(folder))
         else:
             model = build()
             if kind == "ddp":
@@ -128,3 +130,50 @@ def test_stable_rank_of_shards(tmp_path):
         assert math.isnan(result.pop("nan"))
         assert result.pop("one row") == pytest.approx(1.0)
         assert list(result.values()) == pytest.approx([truth] * 6, rel=1e-5)
+
+
+def alone(rank: int, folder: Path) -> dict[str, object]:
+    """The first process watches, the other does not; then both do, each its own; and sharded parameters."""
+    model, part = nn.parallel.DistributedDataParallel(build()), slice(0, 3) if rank == 0 else slice(3, 5)
+    gauges = ("entropy", "stable_rank")
+    values = []
+    for watches in (rank == 0, True):
+        w = joma.watch(model, run=folder / f"run{len(values)}", every=1, gauges=gauges) if watches else None
+        model(batch(1)[part]).sum().backward()
+        values.append(w.step(loss=float(rank)) if w else {})
+        if w:
+            w.close()
+    from torch.distributed.fsdp import fully_shard
+
+    sharded = fully_shard(build())
+    reasons = []
+    for options in ({"gauges": "stable_rank"}, {"gauges": "entropy", "probe": batch(1)}):
+        with pytest.raises(ValueError, match="processes='all' in every process"):
+            joma.watch(sharded, **options)
+        reasons.append("refused")
+    w = joma.watch(sharded, every=1, gauges="entropy") if rank == 0 else None
+    sharded(batch(1)[part])
+    values.append(w.step() if w else {})
+    if w:
+        w.close()
+    return {"values": values, "reasons": reasons}
+
+
+def test_a_watch_in_one_process_waits_for_no_other(tmp_path):
+    first, second = (result["values"] for result in run_two("alone", tmp_path))
+    expected = []
+    for part in (slice(0, 3), slice(3, 5)):
+        model = build()
+        with joma.watch(model, every=1, gauges=("entropy", "stable_rank")) as w:
+            model(batch(1)[part])
+            expected.append(w.step())
+    entropy = {name: value for name, value in expected[0].items() if "entropy" in name}
+    assert first == [pytest.approx(expected[0], rel=1e-6)] * 2 + [pytest.approx(entropy, rel=1e-6)]
+    assert second == [{}, pytest.approx(expected[1], rel=1e-6), {}]
+    losses = [joma.Run(tmp_path / name).frame("loss")["value"].item() for name in ("run0", "run1", "run1-rank1")]
+    assert losses == [0.0, 0.0, 1.0]
+
+
+def test_processes_are_own_or_all():
+    with pytest.raises(ValueError, match="processes must be 'own' or 'all', got 'some'"):
+        joma.watch(build(), processes="some")

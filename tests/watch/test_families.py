@@ -90,6 +90,47 @@ def test_entropy_of_transformers(family, how, side):
         assert metrics[f"joma/sink_mass/layer_0{n}"] == pytest.approx(float(sink), abs=2e-5)
 
 
+def test_multi_query_keys_that_all_heads_share():
+    """Falcon gives sdpa one key head for all, without enable_gqa."""
+    settings = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.FalconConfig(**settings, multi_query=True, alibi=False, **NO_TOKENS)
+    models = []
+    for how in ("sdpa", "eager"):
+        torch.manual_seed(0)
+        models.append(sharpen(transformers.FalconForCausalLM._from_config(config, attn_implementation=how)).eval())
+    tokens = batch()["input_ids"]
+    with torch.no_grad():
+        truth = models[1](tokens, output_attentions=True).attentions
+    for model in models:
+        with joma.watch(model, every=1, gauges="entropy") as w:
+            model(tokens)
+            values = list(w.step().values())
+        assert values == pytest.approx([float(entropy_of_probabilities(p).mean()) for p in truth], abs=2e-5)
+
+
+def test_learned_sinks_of_gpt_oss():
+    config = transformers.GptOssConfig(
+        **SMALL, num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"], **NO_TOKENS,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.normal_()
+    tokens = batch()["input_ids"][:1]
+    with joma.watch(model, every=1, gauges=("entropy", "sink_mass", "nonsink_entropy")) as w:
+        truth = model(tokens, output_attentions=True).attentions
+        metrics = w.step()
+    for n, keys in enumerate(truth):  # (1, H, T, T), without the learned column
+        keys = keys.detach().double()
+        learned = 1 - keys.sum(-1, keepdim=True)
+        p = torch.cat([keys, learned], dim=-1)
+        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(float(entropy_of_probabilities(p).mean()), abs=2e-5)
+        sinks = float((learned[..., 0] + keys[..., 0]).mean())
+        assert metrics[f"joma/sink_mass/layer_0{n}"] == pytest.approx(sinks, abs=2e-5)
+
+
 @pytest.mark.parametrize("how", ["sdpa", "eager"])
 def test_encoder_decoder(how):
     """Self- and cross-attention; padding of the source is not padding of the target, though both have one length."""
@@ -115,10 +156,10 @@ def test_encoder_decoder(how):
         heads = w.frame().query("gauge == 'entropy'").pivot_table(index="layer", columns="head", values="value")
     real = inputs["attention_mask"].bool()
     expected = [entropy_of_probabilities(p, real) for p in truth.encoder_attentions]
-    for own, cross in zip(truth.decoder_attentions, truth.cross_attentions, strict=True):
-        expected += [entropy_of_probabilities(own), entropy_of_probabilities(cross)]
+    expected += [entropy_of_probabilities(p) for p in (*truth.decoder_attentions, *truth.cross_attentions)]
     assert torch.allclose(torch.tensor(heads.to_numpy()), torch.stack(expected), atol=3e-5)
-    assert [name.split(".")[-1] for name in w.layers[2:4]] == ["SelfAttention", "EncDecAttention"]
+    kinds = ["SelfAttention"] * 4 + ["EncDecAttention"] * 2  # what a block has more than one of comes after all blocks
+    assert [name.split(".")[-1] for name in w.layers] == kinds
     assert w.matrices["mlp_in"] == [
         *(f"encoder.block.{n}.layer.1.DenseReluDense.wi" for n in range(2)),
         *(f"decoder.block.{n}.layer.2.DenseReluDense.wi" for n in range(2)),
@@ -274,7 +315,7 @@ def brute_force_projections(family, model):
     return tuple(getattr(attention, name).weight.detach().double().unflatten(0, (-1, size)) for name in names)
 
 
-def test_mixture_of_experts_is_one_row_an_expert():
+def test_experts_are_an_axis():
     settings = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=3, **NO_TOKENS)
     model = transformers.MixtralForCausalLM._from_config(settings, attn_implementation="sdpa")
     with joma.watch(model, gauges="stable_rank") as w:
@@ -282,5 +323,7 @@ def test_mixture_of_experts_is_one_row_an_expert():
     assert len(w.matrices["mlp_in"]) == 6
     gate = model.model.layers[1].mlp.experts.gate_up_proj[2][:40].detach().double()
     sigma = torch.linalg.svdvals(gate)
-    value = w.frame().query("gauge == 'stable_rank' and layer == 5")["value"].item()
+    table = w.frame()
+    value = table.query("gauge == 'stable_rank' and layer == 1 and expert == 2")["value"].item()
     assert value == pytest.approx(float((sigma**2).sum() / sigma[0] ** 2), rel=1e-6)
+    assert set(table["module"]) == {f"model.layers.{n}.mlp.experts.gate_up_proj[*]" for n in range(2)}

@@ -115,3 +115,33 @@ def test_a_handful_of_keys_is_no_collapse():
             model(torch.randint(VOCABULARY, (4, 3)))
             w.step(loss=4.0)
     assert all(phase.name != "collapsed" for phase in w.phases)
+
+
+def test_a_resumed_run_tells_the_phases_that_an_unbroken_one_tells(tmp_path):
+    """From the folder alone, also where it goes on from before its last step, and after a line that was cut off."""
+
+    def measured(steps, w, model, entropies):
+        for step in steps:
+            with torch.no_grad():
+                for block in model.blocks:
+                    block.attn.qkv.weight.copy_(entropies[step] * block.weight0)
+            model(torch.arange(2 * LENGTH).view(2, LENGTH) % VOCABULARY)
+            w.step(loss=3.0, step=step)
+
+    torch.manual_seed(0)
+    model = HandWrittenGPT("sdpa")
+    for block in model.blocks:
+        block.weight0 = block.attn.qkv.weight.detach().clone()
+    sharpness = [1, 1, 1, 4, 12, 16, 14, 6, 3, 2, 1]
+    states = []
+    for name, parts in (("unbroken", [range(1, 11)]), ("resumed", [range(1, 7), range(5, 8), range(8, 11)])):
+        for part in parts:
+            with joma.watch(model, run=tmp_path / name, every=1, gauges="entropy", resume=True) as w:
+                if part.start == 8:
+                    assert [len(phase._recent) for phase in w.phases] == [3, 3]  # before the first step
+                measured(part, w, model, sharpness)
+            with (tmp_path / name / "phases.jsonl").open("a") as stream:
+                stream.write("[11, [[0.")
+        states.append([phase.state() for phase in w.phases])
+    assert states[0] == states[1]
+    assert {phase.name for phase in w.phases} != {"dense"}

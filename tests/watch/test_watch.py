@@ -459,14 +459,24 @@ def test_bad_arguments(arguments, message):
 def test_what_cannot_be_watched_is_refused_by_name():
     with pytest.raises(NotWatchable, match="DataParallel"):
         joma.watch(nn.DataParallel(HandWrittenGPT("sdpa")))
-    model = HandWrittenGPT("sdpa")
 
+
+def test_a_kernel_that_was_not_seen_is_named():
     class Config:
         _attn_implementation = "flash_attention_2"
 
-    model.config = Config()
-    with pytest.raises(NotWatchable, match=r"flash_attention_2.*sdpa"):
-        joma.watch(model)
+    class Opaque(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj, self.config = nn.Linear(4, 4), Config()
+
+        def forward(self, x):
+            return self.proj(x)
+
+    with joma.watch(Opaque(), every=1, gauges="entropy") as w:
+        w.model(torch.randn(2, 3, 4))
+        with pytest.raises(NotWatchable, match=r"attn_implementation='flash_attention_2'.*'sdpa'"):
+            w.step()
 
 
 def test_sharded_attention_is_refused_by_name():

@@ -8,6 +8,7 @@ longer than they need.
     PassBegins, PassEnds        the outermost module call
     ModuleBegins, ModuleEnds    each module call, with arguments and output
     Attention                   an attention: `DotProduct` (fused, from queries and keys) or `Scores` (eager, a softmax)
+    Refused                     the attention of a module is not what it seemed to be
     BlockInput                  what the block around an attention was given
     Hidden                      hidden neurons of an MLP: what its upper matrix is given
 """
@@ -25,14 +26,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from joma._gauges.attention import AttentionStats, attention_stats, attention_stats_from_scores
+from joma._events.padding import Padding, real_queries
+from joma._gauges.attention import AttentionStats, attention_stats_from_scores, mask_of, stats_with_mask
+from joma._gauges.masks import Mask, causal_mask
+from joma._gauges.sinks import with_learned_sink
 
 Place = tuple[str, int]  # module, and which of its calls in a pass (more than one where weights are shared)
-# the model's argument that is 1 at real tokens, or a function of (args, kwargs) of the model that gives it
-Padding = str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor | None]
-
-# arguments (True for padding) that say which queries are padding; "attention_mask" says which are not
-_PADDED = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 _MAX_TOKENS = 1024  # rows that `BlockInput.distinct` gives at most
 
 
@@ -58,7 +57,9 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
-    products: set[tuple[int, int]] = field(default_factory=set)  # (rows, columns) of products of two activations
+    products: dict[int, int] = field(default_factory=dict)  # sizes of products of two activations -> memory of the keys
+    held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
+    attentions: int = 0  # that were seen in this call
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -140,6 +141,12 @@ class Attention(Event):
     """An attention was computed; of one of the two kinds below."""
 
     padding: Padding | None = field(default=None, repr=False)
+    ordinal: int = 0  # which of the attentions in this call of the module
+
+    @property
+    def place(self) -> Place:
+        """Name of the module ("name/1" for a second attention in one call), and which of its calls this is."""
+        return _numbered(self.call.name, self.ordinal), self.call.invocation
 
     @property
     def per_query(self) -> Tensor:
@@ -150,6 +157,15 @@ class Attention(Event):
     def stats(self) -> AttentionStats:
         """Entropy, logsumexp and sink mass of each query."""
         raise NotImplementedError
+
+    def stats_at(self, queries: Tensor) -> AttentionStats:
+        """The same of some queries (n,) only, (B, H, n) each."""
+        raise NotImplementedError
+
+    @property
+    def visible(self) -> Tensor:
+        """How many keys each query sees, broadcastable to (B, H, Tq)."""
+        return self.stats.visible
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
         """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
@@ -185,6 +201,9 @@ class DotProduct(Attention):
     scale: float | None
     gqa: bool
     output: Tensor = field(repr=False)  # (B, H, Tq, dv), after dropout
+    mask_facts: Mask | None = field(default=None, repr=False)  # what the mask says, shared by layers
+    softcap: float | None = None
+    learned_sinks: Tensor | None = field(default=None, repr=False)  # logits (H,)
 
     @property
     def per_query(self) -> Tensor:
@@ -194,14 +213,39 @@ class DotProduct(Attention):
     @cached_property
     def stats(self) -> AttentionStats:
         """Entropy, logsumexp and sink mass of each query, without an attention matrix."""
-        return attention_stats(self.query, self.key, self.mask, self.causal, self.scale, self.gqa)
+        mask = self.mask if self.mask_facts is None else self.mask_facts
+        return self._stats(self.query, mask, self.causal)
+
+    def _stats(self, query: Tensor, mask: Tensor | Mask | None, causal: bool) -> AttentionStats:
+        stats = stats_with_mask(query, self.key, mask, causal, self.scale, self.gqa, self.softcap)
+        return stats if self.learned_sinks is None else with_learned_sink(stats, self.learned_sinks)
+
+    def stats_at(self, queries: Tensor) -> AttentionStats:
+        """The same of some queries (n,) only, (B, H, n) each."""
+        mask = self.mask_facts
+        if self.mask is not None and mask is None:
+            mask = mask_of(self.mask, self.query, self.key)
+        few = causal_mask(queries, self.key.shape[2]) if self.causal else None if mask is None else mask.at(queries)
+        return self._stats(self.query[:, :, queries], few, False)
+
+    @property
+    def visible(self) -> Tensor:
+        """How many keys each query sees, broadcastable to (B, H, Tq)."""
+        Tq, Tk = self.query.shape[2], self.key.shape[2]
+        if self.causal:
+            return torch.arange(1, Tq + 1, device=self.device).clamp(max=Tk)[None, None]
+        if self.mask is None:
+            return torch.full((1, 1, 1), Tk, device=self.device)
+        return (self.mask_facts or mask_of(self.mask, self.query, self.key)).visible
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
-        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b`` to its keys, in float32."""
         (_, H, Tq, d), (_, Hk, Tk, _) = self.query.shape, self.key.shape
         scale = 1 / math.sqrt(d) if self.scale is None else self.scale
         keys = self.key[b].float().repeat_interleave(H // Hk, dim=0)  # (H, Tk, d)
         scores = self.query[b][:, queries].float() @ keys.mT * scale  # (H, P, Tk)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.causal:
             later = torch.arange(Tk, device=queries.device) > queries[:, None]
             scores = scores.masked_fill(later, -math.inf)
@@ -209,6 +253,9 @@ class DotProduct(Attention):
             mask = self.mask.expand(*self.query.shape[:2], Tq, Tk)[b][:, queries]
             boolean = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, -math.inf) if boolean else scores + mask.float()
+        if self.learned_sinks is not None:
+            learned = self.learned_sinks.float()[:, None, None].expand(H, len(queries), 1)
+            return torch.cat([scores, learned], dim=-1).softmax(dim=-1)[..., :-1]
         return scores.softmax(dim=-1)
 
 
@@ -218,6 +265,7 @@ class Scores(Attention):
 
     scores: Tensor = field(repr=False)  # (B, H, Tq, Tk)
     probabilities: Tensor = field(repr=False)  # the same, before dropout
+    learned_sink: int | None = None  # the column that is one
 
     @property
     def per_query(self) -> Tensor:
@@ -227,11 +275,22 @@ class Scores(Attention):
     @cached_property
     def stats(self) -> AttentionStats:
         """Entropy, logsumexp and sink mass of each query."""
-        return attention_stats_from_scores(self.scores)
+        return attention_stats_from_scores(
+            self.scores, probabilities=self.probabilities, learned_sink=self.learned_sink
+        )
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
         """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
         return self.scores[b][:, queries].float().softmax(dim=-1)
+
+
+def _numbered(name: str, ordinal: int) -> str:
+    return name if ordinal == 0 else f"{name}/{ordinal}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Refused(Event):
+    """What was seen of a module's attention in this pass is not to be used; the reason is a problem of the source."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -240,6 +299,12 @@ class BlockInput(Event):
 
     states: Tensor = field(repr=False)
     padding: Padding | None = field(default=None, repr=False)
+    ordinal: int = 0  # of that attention
+
+    @property
+    def place(self) -> Place:
+        """That of the attention."""
+        return _numbered(self.call.name, self.ordinal), self.call.invocation
 
     @property
     def device(self) -> torch.device:
@@ -294,36 +359,5 @@ class Hidden(Event):
 
 
 KINDS: tuple[type[Event], ...] = (
-    PassBegins, PassEnds, ModuleBegins, ModuleEnds, DotProduct, Scores, BlockInput, Hidden,
+    PassBegins, PassEnds, ModuleBegins, ModuleEnds, DotProduct, Scores, Refused, BlockInput, Hidden,
 )  # fmt: skip
-
-
-def real_queries(
-    calls: tuple[Call, ...], padding: Padding | None, B: int, T: int, device: torch.device
-) -> Tensor | None:
-    """(B or 1, 1, T), True for queries that are not padding, from the arguments of the modules that are running."""
-    if callable(padding):
-        return _rows(padding(calls[0].args, calls[0].kwargs), B, T, device)
-    for call in reversed(calls):
-        arguments = call.arguments
-        if padding is not None:
-            if padding in arguments:
-                return _rows(arguments[padding], B, T, device)
-            continue
-        for name in _PADDED:
-            if name == "key_padding_mask" and not (len(call.args) > 1 and call.args[0] is call.args[1]):
-                continue  # of the memory that is attended to
-            if (padded := _rows(arguments.get(name), B, T, device)) is not None:
-                return ~padded
-        if "attention_mask" in arguments:
-            mask = arguments["attention_mask"]
-            if mask is None or _rows(mask, B, T, device) is not None:
-                return _rows(mask, B, T, device)
-    return None
-
-
-def _rows(mask: Any, B: int, T: int, device: torch.device) -> Tensor | None:
-    """A mask (B or 1, T) of real queries as (B or 1, 1, T), or None if it is not one."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != T or mask.shape[0] not in (1, B):
-        return None
-    return (mask.to(device) != 0)[:, None]

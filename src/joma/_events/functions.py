@@ -6,7 +6,7 @@ the module is called; and what `F.multi_head_attention_forward` does inside, whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +16,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from joma._events.events import BlockInput, Call, DotProduct, Scores
+from joma._events.guard import Seen
+from joma._events.layout import Layout, Product, Unclear, batch_and_heads, check_queries
 
 if TYPE_CHECKING:
     from joma._events.source import Source
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+_LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
 _PRODUCT = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.einsum,
+    torch.linalg.matmul,
 }  # fmt: skip
 
 
@@ -42,12 +46,12 @@ class Functions(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             with self.source.guarded():
                 _on_sdpa(self.source, output, *args, **kwargs)
-        elif func in _SOFTMAX:
+        elif func in _SOFTMAX or func in _LOG_SOFTMAX:
             with self.source.guarded():
-                _on_softmax(self.source, output, *args, **kwargs)
+                _on_softmax(self.source, output, func in _LOG_SOFTMAX, *args, **kwargs)
         elif func in _PRODUCT:
             with self.source.guarded():
-                _on_product(self.source, output, (*args, *kwargs.values()))
+                _on_product(self.source, func, output, (*args, *kwargs.values()))
         return output
 
 
@@ -73,7 +77,7 @@ class _Inside(TorchDispatchMode):
                 )  # fmt: skip
         elif name in ("_softmax", "_safe_softmax"):
             with self.source.guarded():
-                _on_scores(self.source, self.source.running[-1], args[0], output, self.batch)
+                _on_own_scores(self.source, args[0], output, self.batch)
         return output
 
 
@@ -89,64 +93,108 @@ def _on_sdpa(
         return
     if attn_mask is not None and hasattr(attn_mask, "_materialize"):  # torch.nn.attention.bias.CausalBias
         attn_mask = attn_mask._materialize(query.device)
-    if query.dim() > 4:
-        if attn_mask is not None:
-            attn_mask = attn_mask.expand(*query.shape[:-2], -1, -1).flatten(1, -3)
-        query, key, value, output = (x.flatten(1, -3) for x in (query, key, value, output))
-    elif query.dim() == 3:
-        lead = _batch_and_heads(call, query.shape[0], query.shape[1])
-        query, key, value, output = (x.unflatten(0, lead) for x in (query, key, value, output))
-        if attn_mask is not None and attn_mask.dim() == 3 and attn_mask.shape[0] > 1:
-            attn_mask = attn_mask.unflatten(0, lead)
-    source.emit_attention(
-        DotProduct, call, query=query, key=key, value=value, mask=attn_mask, causal=is_causal, scale=scale,
-        gqa=enable_gqa, output=output,
+    settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    given = (query, key, value, attn_mask)
+    fields: dict[str, Any] = _in_four_dimensions(call, query, key, value, attn_mask, output)
+    if fields["mask"] is not None:
+        fields["mask_facts"] = source.facts(fields["mask"], fields["query"], fields["key"])
+    shape = fields["query"].shape
+    seen = Seen(
+        DotProduct, call, source.calls_to(call),
+        key=(shape, fields["key"].shape, _shape(attn_mask), is_causal, output.dtype, _shape(call.states)),
+        keys_at=key.untyped_storage().data_ptr(),
+        fields=fields | {"causal": is_causal, "scale": scale, "gqa": enable_gqa},
+        values_at=value.data_ptr(),
+        replay=(lambda: F.scaled_dot_product_attention(*given, **settings).reshape(output_shape))
+        if dropout_p else None,
     )  # fmt: skip
+    output_shape = fields["output"].shape
+    try:
+        sizes = tuple(query.shape[:-1])
+        check_queries(call, sizes, shape[1], key.shape[-2], pieces=query.dim() > 4)
+    except Unclear as error:
+        seen.reason = str(error)
+    source.guard.sees(seen)
 
 
-def _on_softmax(source: Source, output: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any) -> None:
-    """A softmax; attention if it is over a product of two activations."""
-    if dim not in (-1, input.dim() - 1) or input.dim() < 3 or not input.is_floating_point() or not input.numel():
+def _in_four_dimensions(
+    call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, output: Tensor
+) -> dict[str, Tensor | None]:
+    """Queries (B, H, Tq, d), keys, values (B, Hk, Tk, …), mask and output, whatever the dimensions they came in."""
+    dim = query.dim()
+    if dim == 3:
+        lead = batch_and_heads(call, query.shape[0], query.shape[1])
+        if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
+            mask = mask.unflatten(0, lead)
+        query, output = query.unflatten(0, lead), output.unflatten(0, lead)
+        key, value = (x[None] if len(x) == 1 else x.unflatten(0, lead) for x in (key, value))
+    elif dim == 2:
+        query, key, value, output = (x[None, None] for x in (query, key, value, output))
+    elif dim > 4:
+        if mask is not None:
+            mask = mask.expand(*query.shape[:-2], -1, -1).flatten(1, -3)
+        query, key, value, output = (
+            x.expand(*query.shape[:-2], -1, -1).flatten(1, -3) for x in (query, key, value, output)
+        )
+    key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    return {"query": query, "key": key, "value": value, "mask": mask, "output": output}
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
+
+
+def _on_softmax(
+    source: Source, output: Tensor, logarithm: bool, input: Tensor, dim: int | None = None, *_: Any, **__: Any
+) -> None:
+    """A softmax, or its logarithm; attention if it is over a product of two activations, along any dimension."""
+    if dim is None or input.dim() < 2 or not input.is_floating_point() or not input.numel():
         return
-    columns = input.shape[-1]
-    rows = input.numel() // columns
+    columns = input.shape[dim]
     for call in reversed(source.running):
-        # one column more than keys: a learned sink next to them
-        if (rows, columns) in call.products or (rows, columns - 1) in call.products:
-            _on_scores(source, call, input, output)
-            return
+        for size in (
+            input.numel(),
+            input.numel() // columns * (columns - 1),
+        ):  # or with a learned sink next to the keys
+            if size in call.products:
+                probabilities = output.detach().exp() if logarithm else output
+                scores, probabilities = input.movedim(dim, -1), probabilities.movedim(dim, -1)
+                _on_scores(source, call, scores, probabilities, call.products[size])
+                return
 
 
-def _on_scores(source: Source, call: Call, scores: Tensor, output: Tensor, batch: int | None = None) -> None:
-    """Scores (…, Tq, Tk) of an attention in the module ``call``, and their softmax."""
+def _on_scores(source: Source, call: Call, scores: Tensor, probabilities: Tensor, keys_at: int) -> None:
+    """Scores (…, Tk) in the module ``call``, and their softmax: attention, once it is multiplied with values."""
+    if source.wants(Scores, BlockInput) and source.measurable(call, scores):
+        key = (_shape(scores), scores.dtype, _shape(call.states))
+        fields = {"scores": scores, "probabilities": probabilities}
+        source.guard.sees(Seen(Scores, call, source.calls_to(call), key, keys_at, fields))
+
+
+def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch: int) -> None:
+    """Scores (…, Tq, Tk) inside of F.multi_head_attention_forward, which is known to multiply them with values."""
+    call = source.running[-1]
     if not source.wants(Scores, BlockInput) or not source.measurable(call, scores):
         return
-    if scores.dim() == 3:
-        N, Tq = scores.shape[:2]
-        lead = (batch, N // batch) if batch else _batch_and_heads(source.running[-1], N, Tq)
-        scores, output = scores.unflatten(0, lead), output.unflatten(0, lead)
-    elif scores.dim() > 4:
-        scores, output = scores.flatten(1, -3), output.flatten(1, -3)
-    source.emit_attention(Scores, call, scores=scores, probabilities=output)
+    *lead, Tq, Tk = scores.shape
+    N = math.prod(lead)
+    scores, probabilities = (x.reshape(batch, N // batch, Tq, Tk) for x in (scores, probabilities))
+    fields = {"scores": scores, "probabilities": probabilities}
+    key = (_shape(scores), scores.dtype, _shape(call.states))
+    source.guard.sees(Seen(
+        Scores, call, source.calls_to(call), key, 0, fields, layout=Layout((0, 1, 2, 3), (batch, N // batch))
+    ))  # fmt: skip
 
 
-def _on_product(source: Source, output: Tensor, args: tuple[Any, ...]) -> None:
-    """A product; of two activations, it may be the scores of an attention."""
-    operands = [a for a in _flat(args) if isinstance(a, Tensor) and a.dim() >= 2]
-    if len(operands) < 2 or not isinstance(output, Tensor) or output.dim() < 3 or not output.numel():
+def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
+    """A product; of two activations, it may be the scores of an attention, or its weights with values."""
+    product = Product.of(function, output, args)
+    if product is None or not output.numel():
         return
-    if all(is_plain(a) and not source.is_parameter(a) for a in operands):
-        source.running[-1].products.add((output.numel() // output.shape[-1], output.shape[-1]))
-
-
-def _batch_and_heads(call: Call, N: int, Tq: int) -> tuple[int, int]:
-    """(batch, heads) of a merged leading dimension of N, from what the module was given."""
-    states = call.states
-    if states is not None and states.dim() == 3:
-        for axis in (0, 1):
-            if states.shape[1 - axis] == Tq and N % states.shape[axis] == 0:
-                return states.shape[axis], N // states.shape[axis]
-    return N, 1
+    if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
+        source.guard.multiplied(product)
+        keys = product.operands[1]
+        source.running[-1].products[output.numel()] = keys.untyped_storage().data_ptr()
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -162,11 +210,3 @@ def is_sharded(tensor: Tensor) -> bool:
 def is_plain(tensor: Any) -> bool:
     """Is this an ordinary tensor, all of it here?"""
     return isinstance(tensor, Tensor) and not is_sharded(tensor) and not is_transformed(tensor)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma._events.aside import exactly
 from joma._events.calls import call_pristine, install, is_compiled, uninstall
 from joma._events.events import (
     KINDS,
@@ -27,11 +28,16 @@ from joma._events.events import (
     ModuleBegins,
     ModuleEnds,
     Observer,
-    Padding,
     PassBegins,
     PassEnds,
+    Refused,
 )
 from joma._events.functions import Functions, is_plain, is_sharded
+from joma._events.guard import Guard
+from joma._events.interface import interface_watched
+from joma._events.padding import Padding
+from joma._gauges.attention import mask_of
+from joma._gauges.masks import Mask
 from joma._gauges.matrices import find_matrices, plain_name
 
 _TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
@@ -63,6 +69,8 @@ class Source:
         refusal: why the attention of this model cannot be seen at all, if so.
         ran: modules that ran, name -> type; whoever reads it clears it.
         running: modules that are running now, the outermost first.
+        guard: decides which attention becomes an event.
+        replays: is a part of the model compiled, so that passes are made once more to be seen?
     """
 
     def __init__(self, model: nn.Module, observers: Sequence[Observer], padding: Padding | None = None) -> None:
@@ -77,11 +85,13 @@ class Source:
         }
         self._begins, self._ends = self.wants(ModuleBegins), self.wants(ModuleEnds)  # asked at every module call
         self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
-        self._replays = any(is_compiled(module) for module in model.modules())
+        self.replays = any(is_compiled(module) for module in model.modules())
         self._trains = False  # a pass with gradients was seen
+        self.guard = Guard(self)
         self._passing = self._observing = False
         self._counts: Counter[nn.Module] = Counter()
         self._storages: set[int] = set()  # of parameters
+        self._mask: tuple[Any, Mask] | None = None  # the last one, which is kept alive so that its address is its own
 
     # Listening
 
@@ -124,11 +134,12 @@ class Source:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.problems.setdefault(self.names[module], ValueError(_TRANSFORMED))
             return call_pristine(module, args, kwargs)
-        if not self._replays:
+        if not self.replays:
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
         output = call_pristine(module, args, kwargs)
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-        self._run_aside(inner, args, kwargs, grad, lambda _: output)
+        with self.guarded(Call(self.names[module], module, args, kwargs, 0)):
+            self._run_aside(inner, args, kwargs, grad, lambda _: output)
         return output
 
     def run_aside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,7 +151,7 @@ class Source:
     ) -> None:
         devices = {t.device for t in (*module.parameters(), *module.buffers()) if t.device.type == "cuda"}
         buffers = [(b, b._version, b.clone()) for b in module.buffers()]
-        stance = torch.compiler.set_stance("force_eager") if self._replays else nullcontext()
+        stance = torch.compiler.set_stance("force_eager") if self.replays else nullcontext()
         with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), stance:
             try:
                 self._run_pass(module, lambda: module(*args, **kwargs), args, kwargs, grad, returned)
@@ -161,13 +172,13 @@ class Source:
         self._passing = True
         try:
             self._emit(PassBegins, outermost, grad=grad)
-            with Functions(self):
+            with Functions(self), interface_watched(self):
                 output = call()
             self._emit(PassEnds, outermost, grad=grad, output=returned(output))
             return output
         finally:
             self.running.clear()
-            self._passing = False
+            self._passing, self._mask = False, None
 
     def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
         entry = Call(self.names[module], module, args, kwargs, self._counts[module])
@@ -182,6 +193,9 @@ class Source:
                 with self.guarded():
                     self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
             output = call()
+            if entry.held:
+                with self.guarded(entry):
+                    self.guard.settle(entry, self.running[depth - 1] if depth else None)
             if self._ends:
                 self._emit(ModuleEnds, entry, output=output)
             return output
@@ -207,26 +221,38 @@ class Source:
         """Does anybody want events of one of these kinds?"""
         return any(self._observers[kind] for kind in kinds)
 
-    def emit_attention(self, kind: type[Attention], call: Call, **fields: Any) -> None:
+    def emit_attention(
+        self, kind: type[Attention], call: Call, calls: tuple[Call, ...], ordinal: int, fields: dict[str, Any]
+    ) -> None:
         """An attention was seen in the module ``call``; the input of its block is an event too."""
-        self._emit(kind, call, padding=self.padding, **fields)
+        self._emit(kind, call, calls, padding=self.padding, ordinal=ordinal, **fields)
         if self.wants(BlockInput):
-            block = Event(call=call, calls=tuple(self.running)).block
+            block = Event(call=call, calls=calls).block
             states = call.states if block.states is None else block.states
             if states is not None and states.dim() == 3 and is_plain(states):
-                self._emit(BlockInput, call, padding=self.padding, states=states)
+                self._emit(BlockInput, call, calls, padding=self.padding, ordinal=ordinal, states=states)
 
-    def _emit(self, kind: type[Event], call: Call, **fields: Any) -> None:
+    def refuse(self, call: Call, calls: tuple[Call, ...], reason: str) -> None:
+        """The attention of a module cannot be measured, and what was told of it in this pass is wrong."""
+        self.problems.setdefault(call.name, ValueError(reason))
+        self._emit(Refused, call, calls)
+
+    def calls_to(self, call: Call) -> tuple[Call, ...]:
+        """The running modules down to this one."""
+        return tuple(self.running[: self.running.index(call) + 1])
+
+    def _emit(self, kind: type[Event], call: Call, calls: tuple[Call, ...] = (), **fields: Any) -> None:
         """Give an event to all who want it."""
         if not (observers := self._observers[kind]):
             return
         self._observing = True  # what observers compute is not looked at
         try:
-            event = kind(call=call, calls=tuple(self.running) or (call,), **fields)
-            with _exactly(event.device.type):
-                for observer in observers:
-                    with self.guarded(call):
-                        observer.observe(event)
+            with self.guarded(call):
+                event = kind(call=call, calls=calls or tuple(self.running) or (call,), **fields)
+                with exactly(event.device.type):
+                    for observer in observers:
+                        with self.guarded(call):
+                            observer.observe(event)
         finally:
             self._observing = False
 
@@ -253,14 +279,13 @@ class Source:
             self.problems.setdefault(call.name, ValueError(_TRANSFORMED))
         return False
 
+    def facts(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:
+        """What a mask says, looked at once for all layers of a pass that are given it."""
+        which = (mask.data_ptr(), mask._version, mask.dtype, mask.shape, mask.stride(), query.shape[2], key.shape[2])
+        if self._mask is None or self._mask[0] != which:
+            self._mask = (which, mask_of(mask, query, key))
+        return self._mask[1]
+
     def is_parameter(self, tensor: Tensor) -> bool:
         """Does it share its memory with a parameter of the model?"""
         return tensor.untyped_storage().data_ptr() in self._storages
-
-
-@contextmanager
-def _exactly(device: str) -> Iterator[None]:
-    """Observers compute in the precision that they ask for, whatever the training around them uses, and unseen."""
-    autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-    with torch.no_grad(), torch._C.DisableTorchFunction(), autocast:
-        yield

@@ -1,14 +1,13 @@
 """A small GPT-NeoX in training, saved as the public Pythia series is: what fig7, fig10 and embeddings read offline.
 
 The model is trained on an embedded corpus and saved in the hub's format (safetensors, config, tokenizer) at Pythia's
-steps 0, 1, 2, 4, …, 512, 1000, 2000, … into folders ``step-N``. The series is kept in joma's cache under a hash of all
-that decides it: exhibits that run side by side share it, and one of them trains it while the others wait. A training
-that was stopped goes on from its last saved state.
+steps 0, 1, 2, 4, …, 512, 1000, 2000, … into folders ``step-N``. The series is kept in joma's cache under the
+fingerprint of all that decides it: exhibits that run side by side share it, and one of them trains it while the others
+wait. A training that was stopped goes on from its last saved state.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._exhibits.base import Progress
+from joma._run.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from joma._data.corpora import Corpus
 
-VERSION = 1  # of this module's rules: part of the hash
 INFO = "series.json"
 STATE, SAVE_EVERY = "state.pt", 100  # what a stopped training goes on from, and steps between two of them
 SERIES: dict[str, Any] = {  # about 90 s on one core; the loss falls from 7.0 to 3.9 nats per token
@@ -56,9 +55,7 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
     settings = SERIES | settings
     progress(0.0, "a small GPT-NeoX: trained once, or waited for")
     text = corpus(settings["data"], tokeniser="bpe", vocabulary=settings["vocabulary"])
-    decides = {"version": VERSION, "seed": seed, "corpus": text.digest, **settings}
-    digest = hashlib.blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=16).hexdigest()
-
+    digest = fingerprint([__name__], {"seed": seed, "corpus": text.digest, **settings})
     path = cache_folder() / "series" / digest
 
     def fill(folder: Path) -> None:

@@ -154,8 +154,7 @@ def judge(run: Run) -> Judgement:
         f"{in_words(large['nonlinear'])} and {in_words(large['linear'])}{patterns}"
     )
     measured = f"nonlinear {in_words(bounced['nonlinear'])}, linear {in_words(bounced['linear'])}"
-    paper = "sparse, then dense, if nonlinear; sparse, if linear"
-    return Judgement(verdict, rule, text, numbers, measured, paper, revised=REVISED)
+    return Judgement(verdict, rule, text, numbers, measured, "nonlinear yes, linear no", revised=REVISED)
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

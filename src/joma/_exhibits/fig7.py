@@ -17,6 +17,7 @@ from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import CHECKPOINTS, Curve, describe_all
+from joma._run.fingerprint import fingerprint
 from joma.theory.verdict import Verdict
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
@@ -60,11 +61,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             share = done / max(total, 1)
             progress((n + (0.8 + 0.2 * share if name == OWN else share)) / len(models), f"scanning {name}: {what}")
 
-        label = f"{source.rpartition('/')[2]},{revisions or 'all'},{settings['tokens']}x{settings['length']}"
-        result = scan(
-            source, writer.path.parent / "fig7-runs" / label, revisions=revisions, gauges=tuple(GAUGES), retry=True,
-            data=settings["data"], tokens=settings["tokens"], length=settings["length"], report=report,
-        )  # fmt: skip
+        chosen = {"data": settings["data"], "tokens": settings["tokens"], "length": settings["length"]}
+        decides = fingerprint(["joma._scan.scan"], {"source": source, "revisions": revisions, **chosen})
+        folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{decides}"
+        result = scan(source, folder, revisions=revisions, gauges=tuple(GAUGES), retry=True, report=report, **chosen)
         if result.failed:
             failures[name] = f"{len(result.failed)} of {len(result.status())}"
             if set(result.status().values()) == {"failed"}:

@@ -30,7 +30,7 @@ def draw(run: Run) -> Chart:
     info, frame = run.info, run.frame()
     if frame.empty:
         raise RunError(f"{run.path} has no measurements yet; the first comes after the first step")
-    axes = [axis for axis in ("layer", "head") if axis in frame]
+    axes = [axis for axis in ("layer", "head", "expert") if axis in frame]
     frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of steps that were run twice
     means = _means(frame, info) if "layer" in frame else {}
     x = step_axis(frame.step, scan=info["kind"] == "scan")

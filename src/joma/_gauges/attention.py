@@ -6,9 +6,9 @@ mass on one key is exp(s_ij − logsumexp_i). Memory is O(T).
 
 Three things keep it exact. Keys are centred first, since softmax does not see a common offset and float32 does.
 Everything is accumulated in float32 whatever the input type, since the kernels round Σ p k to it. Heads whose scores
-are so large that the difference of two large numbers loses digits are done again in float64.
+are so large that the difference of two large numbers loses digits are multiplied in float64 (`joma._gauges.tiles`).
 
-What the kernels cannot do (finite biases, soft-capping, other devices) goes through an exact path in chunks of rows.
+What the kernels cannot do (finite biases, soft-capping, other devices) goes through the same tiles of scores.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from joma._gauges.masks import Mask, sinks
+from joma._gauges.tiles import stats_of_scores, stats_of_softmax
+
 # |logsumexp| of centred scores above which float32 may miss the entropy by more than about 1e-5 nats
 _LARGE = 60.0
-# how many elements of (heads, T, d) or (rows, Tk) are worked on at once: 16 MiB in float32
+# queries of each head by which it is guessed whether its scores are large
+_GUESS = 16
+# how many elements of (heads, T, d) are worked on at once: 16 MiB in float32
 _CHUNK = 1 << 22
 
 
@@ -35,8 +40,9 @@ class AttentionStats:
 
     entropy: Tensor
     logsumexp: Tensor = field(repr=False)  # −inf for a row that sees no key
-    sink_mass: Tensor = field(repr=False)  # attention on the first key that anyone sees
+    sink_mass: Tensor = field(repr=False)  # attention on sinks: the first key of the document, and a learned sink
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
+    sink_terms: Tensor | None = field(default=None, repr=False)  # −Σ p ln p over two sinks; None if there is one
 
     @property
     def effective_tokens(self) -> Tensor:
@@ -51,13 +57,14 @@ class AttentionStats:
 
     @property
     def nonsink_entropy(self) -> Tensor:
-        """Entropy of what is not on the sink, (H − h(m)) / (1 − m); 0 where everything is on the sink."""
+        """Entropy of what is not on a sink, (H − h(m)) / (1 − m) for one sink; 0 where everything is on sinks."""
         m = self.sink_mass.double()
         rest = 1 - m
-        binary = -(torch.special.xlogy(m, m) + torch.special.xlogy(rest, rest))
+        on_sinks = -torch.special.xlogy(m, m) if self.sink_terms is None else self.sink_terms.double()
+        taken = on_sinks - torch.special.xlogy(rest, rest)
         # below 1e-6 the quotient of two vanishing numbers says nothing any more
-        value = torch.where(rest > 1e-6, (self.entropy.double() - binary) / rest.clamp(min=1e-6), 0.0)
-        others = (self.visible - 1).clamp(min=1).log().double()
+        value = torch.where(rest > 1e-6, (self.entropy.double() - taken) / rest.clamp(min=1e-6), 0.0)
+        others = (self.visible - (m > 0).long()).clamp(min=1).log().double()  # a window may not reach the sink
         return torch.minimum(value.clamp(min=0.0), others).float()
 
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
@@ -71,15 +78,16 @@ class AttentionStats:
 
     def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
-        real = self._real(values, rows)
+        real = self.is_real(values, rows)
         return _wide(torch.where(real, values, 0.0)).sum(dim=(0, 2)), _wide(real.sum(dim=(0, 2)))
 
     def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
-        low = torch.where(self._real(values, rows), values, -math.inf)
+        low = torch.where(self.is_real(values, rows), values, -math.inf)
         return _wide(low).amax(dim=(0, 2)) if low.numel() else _wide(low.new_full(low.shape[1:2], -math.inf))
 
-    def _real(self, values: Tensor, rows: Tensor | None) -> Tensor:
+    def is_real(self, values: Tensor, rows: Tensor | None) -> Tensor:
+        """Which of the values count: of queries that see a key, are not padding, and where the value is defined."""
         real = (self.visible > 0).expand_as(values) & ~(values.isnan() & ~self.entropy.isnan())
         return real if rows is None else real & rows
 
@@ -102,13 +110,21 @@ def attention_stats(
         attn_mask: boolean (True takes part) or an additive float bias, broadcastable to (B, H, Tq, Tk).
         is_causal: query i sees keys 0 … i (aligned top left, also for Tq ≠ Tk).
         scale: of the scores, 1/√d by default.
-        enable_gqa: H may be a multiple of Hk.
+        enable_gqa: H may be a multiple of Hk; without it, Hk is H, or 1 for keys that all heads share.
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
     """
-    q, k, mask, bias = _inputs(q, k, attn_mask, is_causal, enable_gqa)
+    return stats_with_mask(q, k, attn_mask, is_causal, scale, enable_gqa, softcap=softcap)
+
+
+def stats_with_mask(
+    q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None = None, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, softcap: float | None = None,
+) -> AttentionStats:  # fmt: skip
+    """`attention_stats`; a mask that many layers share may come as a `Mask`, so that it is looked at once."""
+    q, k, mask = _inputs(q, k, attn_mask, is_causal, enable_gqa)
     B, H, Tq, d = q.shape
     Tk = k.shape[2]
     scale = 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
@@ -117,19 +133,21 @@ def attention_stats(
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
         return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape))
-    sink = _sink(mask)
     out = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
-    fused = bias is None and softcap is None and _has_kernel(q.device)
+    fused = (mask is None or not mask.biased) and softcap is None and _has_kernel(q.device)
+    additive = None if mask is None else mask.additive
+    sink = None if mask is None else mask.sink
     for b, heads in _groups(B, H, max(Tq, Tk) * d):
-        work = _fused if fused else _chunked
-        m, e = _at(mask, b, heads), _at(bias, b, heads)
         keys = k[b, _key_heads(heads, H, k.shape[1])]
-        where = _at(sink, b, heads)
-        out[:, b, heads] = work(q[b, heads], keys, m, e, is_causal, scale, softcap, 0 if where is None else where)
+        work = _Work(q[b, heads], keys, _at(additive, b, heads), is_causal, scale, softcap, _at(sink, b, heads))
+        out[:, b, heads] = work.fused() if fused else work.in_tiles(wide=work.guess())
     return _finish(out, visible, shape)
 
 
-def attention_stats_from_scores(scores: Tensor, *, is_probability: bool = False) -> AttentionStats:
+def attention_stats_from_scores(
+    scores: Tensor, *, is_probability: bool = False, probabilities: Tensor | None = None,
+    learned_sink: int | None = None,
+) -> AttentionStats:  # fmt: skip
     """The same statistics from the scores (B, H, Tq, Tk) or the probabilities that eager attention computes.
 
     Entries of −inf, or at most half the type's lowest finite number, count as masked; so do probabilities of 0 (a key
@@ -138,48 +156,43 @@ def attention_stats_from_scores(scores: Tensor, *, is_probability: bool = False)
     Arguments:
         scores: (B, H, Tq, Tk), or with fewer leading dimensions.
         is_probability: they are probabilities, after the softmax.
+        probabilities: the softmax of the scores, if it is there: that saves the exponentials.
+        learned_sink: the first or last column, if it is no key but a sink that the model has learnt (GPT-OSS).
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each.
     """
     if scores.dim() < 2:
         raise ValueError(f"scores must be (…, Tq, Tk), got shape {tuple(scores.shape)}")
+    columns = scores.shape[-1]
+    if learned_sink not in (None, 0, columns - 1, -1):
+        raise ValueError(f"a learned sink is the first or the last of {columns} columns, not {learned_sink}")
+    lowest = -math.inf if is_probability else torch.finfo(scores.dtype).min / 2
+    if is_probability:
+        scores, probabilities = (scores if scores.dtype == torch.float64 else scores.float()).log(), scores
     scores = scores.detach()[(None,) * max(0, 4 - scores.dim())].flatten(0, -4)
-    B, H, Tq, Tk = scores.shape
+    B, H, Tq, _ = scores.shape
     if scores.numel() == 0:
         zero = torch.zeros(B, H, Tq, device=scores.device)
         return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long())
-    flat = scores.flatten(0, 1)  # (B·H, Tq, Tk)
-    out = torch.empty((3, B * H, Tq), dtype=torch.float32, device=scores.device)
-    visible = torch.empty((B * H, Tq), dtype=torch.int64, device=scores.device)
-    lowest = 0 if is_probability else torch.finfo(scores.dtype).min / 2
-    rows = max(1, min(Tq, _CHUNK // Tk))
-    together = max(1, _CHUNK // (Tk * Tq))  # heads at a time
-    for start in range(0, B * H, together):
-        heads = slice(start, start + together)
-        first = _first_seen(flat[heads], lowest, rows)  # (heads,)
-        for top in range(0, Tq, rows):
-            part = slice(top, top + rows)
-            s = flat[heads, part]
-            seen = s > lowest
-            s = _wide(s).log() if is_probability else _wide(s)
-            # what is not a number is not masked either: it must show
-            s = s.masked_fill(~(seen | s.isnan()), -math.inf)
-            at = first[:, None, None].expand(-1, s.shape[1], 1)
-            out[:, heads, part] = _row_stats(s, at).float()
-            visible[heads, part] = seen.sum(-1)
-    return _finish(out.unflatten(1, (B, H)), visible.unflatten(0, (B, H)), (B, H, Tq))
+    flat = scores.flatten(0, 1)  # (N, Tq, columns)
+    softmax = None if probabilities is None else probabilities.detach().reshape(flat.shape)
+    keys = slice(None) if learned_sink is None else slice(1, None) if learned_sink == 0 else slice(0, -1)
+    rows, visible, first = stats_of_softmax(flat, softmax, lowest, keys)
+    sink = sinks(first, columns - (learned_sink is not None))
+    at = keys.start or 0
+    on_sink = flat[..., at] if sink is None else flat.gather(-1, sink.expand(-1, Tq, 1) + at)[..., 0]
+    mass = (on_sink.float() - rows[1]).exp()
+    terms = None
+    if learned_sink is not None:
+        learned = (flat[..., learned_sink].float() - rows[1]).exp()
+        terms = -(torch.special.xlogy(mass, mass) + torch.special.xlogy(learned, learned)).unflatten(0, (B, H))
+        mass = mass + learned
+    out = torch.cat([rows, mass[None]]).unflatten(1, (B, H))
+    return _finish(out, visible.unflatten(0, (B, H)), (B, H, Tq), terms)
 
 
-def _first_seen(scores: Tensor, lowest: float, rows: int) -> Tensor:
-    """The first key that any query sees, a head, (heads,)."""
-    anyone = torch.zeros(scores.shape[0], scores.shape[2], dtype=torch.bool, device=scores.device)
-    for top in range(0, scores.shape[1], rows):
-        anyone |= (scores[:, top : top + rows] > lowest).any(dim=1)
-    return anyone.int().argmax(dim=-1)
-
-
-def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionStats:
+def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...], sink_terms: Tensor | None = None) -> AttentionStats:
     """Clamp to what is possible, and settle rows that see nothing by the mask and not by the kernel's answer."""
     seen = visible > 0
     entropy = torch.minimum(out[0].clamp(min=0.0), visible.clamp(min=1).log())
@@ -188,13 +201,14 @@ def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionSt
         torch.where(seen, out[1], -math.inf),
         torch.where(seen, out[2].clamp(0.0, 1.0), 0.0),
         visible.expand(shape),
+        None if sink_terms is None else torch.where(seen, sink_terms, 0.0),
     )
 
 
 def _inputs(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q and k with four dimensions, and the mask as a boolean mask and a finite bias (each None if absent)."""
+    q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None, is_causal: bool, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Mask | None]:
+    """q and k with four dimensions, and what the mask says."""
     if q.dim() < 2 or k.dim() != q.dim() or q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"q must be (…, Tq, d) and k (…, Tk, d) with the same d; got {tuple(q.shape)} and {tuple(k.shape)}"
@@ -204,11 +218,18 @@ def _inputs(
     lead = (None,) * max(0, 4 - q.dim())
     q, k = q.detach()[lead].flatten(0, -4), k.detach()[lead].flatten(0, -4)
     H, Hk = q.shape[1], k.shape[1]
-    if q.shape[0] != k.shape[0] or (Hk != H and not (enable_gqa and Hk and H % Hk == 0)):
+    if k.shape[0] == 1 and q.shape[0] > 1:
+        k = k.expand(q.shape[0], -1, -1, -1)
+    if q.shape[0] != k.shape[0] or (Hk not in (H, 1) and not (enable_gqa and Hk and H % Hk == 0)):
         hint = "" if enable_gqa else "; grouped-query heads need enable_gqa=True"
         raise ValueError(f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}")
-    if attn_mask is None:
-        return q, k, None, None
+    if attn_mask is None or isinstance(attn_mask, Mask):
+        return q, k, attn_mask
+    return q, k, mask_of(attn_mask, q, k)
+
+
+def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
+    """What a mask says of queries (B, H, Tq, d) and keys (B, Hk, Tk, d)."""
     mask = attn_mask.detach()[(None,) * max(0, 4 - attn_mask.dim())]
     if mask.dim() > 4:
         mask = mask.flatten(0, -4)
@@ -217,28 +238,16 @@ def _inputs(
         torch.broadcast_shapes(mask.shape, target)
     except RuntimeError:
         raise ValueError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {target}") from None
-    if mask.dtype == torch.bool:
-        return q, k, mask, None
-    keep = mask > torch.finfo(mask.dtype).min / 2  # −inf and "as low as can be" both mean masked
-    if not (keep & (mask != 0)).any():
-        return q, k, keep, None
-    return q, k, keep, mask.masked_fill(~keep, 0.0)
+    return Mask(mask, q.shape[2], k.shape[2])
 
 
-def _visible(mask: Tensor | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
+def _visible(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
     """How many keys each query sees, broadcastable to (B, H, Tq)."""
     if mask is not None:
-        return mask.sum(-1) if mask.shape[-1] == Tk else mask[..., 0].long() * Tk
+        return mask.visible
     if is_causal:
         return torch.arange(1, Tq + 1, device=device).clamp(max=Tk)[None, None]
     return torch.full((1, 1, 1), Tk, device=device)
-
-
-def _sink(mask: Tensor | None) -> Tensor | None:
-    """The first key that any query sees, (B or 1, H or 1, 1, 1); None for key 0 everywhere."""
-    if mask is None:
-        return None
-    return mask.any(dim=2, keepdim=True).int().argmax(dim=-1, keepdim=True)
 
 
 def _groups(B: int, H: int, size: int) -> Iterator[tuple[slice, slice]]:
@@ -274,11 +283,8 @@ def _has_kernel(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
 
 
-def _kernel(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _kernel(q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Σ p k (B, H, Tq, d) and logsumexp (B, H, Tq) from the fused kernel of the device."""
-    additive = (
-        None if mask is None else torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -math.inf)
-    )
     if q.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = flash(q, k, k, 0.0, is_causal, attn_mask=additive, scale=scale)
@@ -290,88 +296,85 @@ def _kernel(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: f
     return out, lse[..., : q.shape[2]]  # the CUDA kernel pads the rows
 
 
-def _fused(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, scale: float,
-    softcap: float | None, sink: Tensor | int,
-) -> Tensor:  # fmt: skip
-    """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call."""
-    q, k = q.float(), k.float()
-    out, largest = _fused_as(q, k, mask, is_causal, scale, sink)
-    again = largest > _LARGE  # (b, h)
-    if q.device.type == "cpu" and again.any():
-        for b, h in again.nonzero().tolist():
-            one_b, one_h = slice(b, b + 1), slice(h, h + 1)
-            m = _at(mask, one_b, one_h)
-            s = sink if isinstance(sink, int) else _at(sink, one_b, one_h)
-            assert s is not None
-            wide = _fused_as(q[one_b, one_h].double(), k[one_b, one_h].double(), m, is_causal, scale, s)[0]
-            out[:, one_b, one_h] = wide.float()
-    return out
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Some heads of some samples: q (b, h, Tq, d), k (b, h, Tk, d), additive and sink broadcastable to them."""
 
+    q: Tensor
+    k: Tensor
+    additive: Tensor | None
+    is_causal: bool
+    scale: float
+    softcap: float | None
+    sink: Tensor | None  # (…, Tq or 1, 1); None for key 0
 
-def _fused_as(
-    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float, sink: Tensor | int
-) -> tuple[Tensor, Tensor]:
-    """The statistics in the type of q, and the largest |logsumexp| of each head, (b, h)."""
-    centre = k.mean(dim=2, keepdim=True)
-    k = k - centre
-    attended, lse = _kernel(q, k, mask, is_causal, scale)
-    lse = lse.to(q.dtype)
-    expected = attended.mul_(q).sum(dim=-1).mul_(scale)
-    # scores at two keys, the sink and the centre, in one product
-    at_sink, shift = (q @ torch.cat([_key_at(k, sink), centre], dim=2).mT).mul_(scale).unbind(dim=-1)
-    sink_mass = (at_sink - lse).exp()
-    if is_causal is False and mask is not None:
-        sees = mask.gather(-1, sink.expand(*mask.shape[:3], 1))[..., 0] if isinstance(sink, Tensor) else mask[..., 0]
-        sink_mass = sink_mass * sees
-    seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
-    return torch.stack([lse - expected, lse + shift, sink_mass]), seen.abs().amax(dim=2)
+    def guess(self) -> bool:
+        """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
+        Tq = self.q.shape[2]
+        few = self.q[:, :, :: max(1, Tq // _GUESS)].float()
+        keys = self.k.float()
+        centred = keys - keys.mean(dim=2, keepdim=True)
+        return _has_kernel(self.q.device) and bool((few @ centred.mT).abs().amax() * abs(self.scale) > _LARGE)
 
+    def fused(self) -> Tensor:
+        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call, large scores in tiles."""
+        if self.guess():
+            return self.in_tiles(wide=True)
+        out, largest = self._by_kernel()
+        large = largest > _LARGE  # (b, h)
+        if self.q.device.type == "cpu" and bool(large.any()):
+            for b, h in large.nonzero().tolist():
+                out[:, b, h] = self._head(b, h, wide=True)
+        return out
 
-def _key_at(k: Tensor, sink: Tensor | int) -> Tensor:
-    """The sink's key, (b, h, 1, d)."""
-    if isinstance(sink, int):
-        return k[:, :, sink : sink + 1]
-    index = sink[..., 0].expand(k.shape[0], k.shape[1], 1)[..., None].expand(-1, -1, 1, k.shape[3])
-    return k.gather(2, index)
+    def _by_kernel(self) -> tuple[Tensor, Tensor]:
+        """The statistics, and the largest |logsumexp| of each head, (b, h)."""
+        q, k = self.q.float(), self.k.float()
+        centre = k.mean(dim=2, keepdim=True)
+        k = k - centre
+        attended, lse = _kernel(q, k, self.additive, self.is_causal, self.scale)
+        lse = lse.to(q.dtype)
+        expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
+        if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
+            at_sink, shift = (q @ torch.cat([self._sink_keys(k), centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
+        else:
+            at_sink, shift = ((q * self._sink_keys(k)).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale)
+        sink_mass = (at_sink - lse).exp()
+        if self.additive is not None:
+            sink_mass = sink_mass * (self._at_sinks(self.additive) > torch.finfo(torch.float32).min / 2)
+        seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
+        return torch.stack([lse - expected, lse + shift, sink_mass]), seen.abs().amax(dim=2)
 
+    def _sink_keys(self, k: Tensor) -> Tensor:
+        """The keys of the sinks, (b, h, Tq or 1, d)."""
+        if self.sink is None:
+            return k[:, :, :1]
+        return k.gather(2, self.sink.expand(*k.shape[:2], -1, k.shape[3]))
 
-def _row_stats(s: Tensor, sink: int | Tensor) -> Tensor:
-    """(3, …, rows): entropy, logsumexp and sink mass of rows of scores with −inf where masked."""
-    lse = torch.logsumexp(s, dim=-1)
-    log_p = s - torch.where(lse.isinf(), 0.0, lse)[..., None]
-    p = log_p.exp()
-    entropy = -torch.where(p > 0, p * log_p, 0.0).sum(-1)
-    on_sink = p[..., sink] if isinstance(sink, int) else p.gather(-1, sink)[..., 0]
-    return torch.stack([entropy, lse, on_sink])
+    def _at_sinks(self, additive: Tensor) -> Tensor:
+        """What is added to the scores of the sinks, broadcastable to (b, h, Tq)."""
+        if self.sink is None:
+            return additive[..., 0]
+        shape = torch.broadcast_shapes(additive.shape[:3], self.sink.shape[:3])
+        return additive.expand(*shape, -1).gather(-1, self.sink.expand(*shape, 1))[..., 0]
 
+    def in_tiles(self, wide: bool) -> Tensor:
+        """(3, b, h, Tq) by tiles of scores."""
+        B, H, Tq, _ = self.q.shape
+        out = torch.empty((3, B, H, Tq), dtype=torch.float32, device=self.q.device)
+        for b in range(B):
+            for h in range(H):
+                out[:, b, h] = self._head(b, h, wide)
+        return out
 
-def _chunked(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, scale: float,
-    softcap: float | None, sink: Tensor | int,
-) -> Tensor:  # fmt: skip
-    """(3, b, h, Tq) by rows of scores, a bounded number at a time, in the widest type of the device."""
-    B, H, Tq, _ = q.shape
-    Tk = k.shape[2]
-    out = torch.empty((3, B, H, Tq), dtype=torch.float32, device=q.device)
-    rows = max(1, _CHUNK // Tk)
-    column = torch.arange(Tk, device=q.device)
-    for b in range(B):
-        for h in range(H):
-            one_b, one_h = slice(b, b + 1), slice(h, h + 1)
-            keys = _wide(k[b, h]).T
-            m, e = _at(mask, one_b, one_h), _at(bias, one_b, one_h)
-            where = sink if isinstance(sink, int) else int(_at(sink, one_b, one_h).flatten()[0])  # type: ignore[union-attr]
-            for start in range(0, Tq, rows):
-                part = slice(start, min(Tq, start + rows))
-                s = _wide(q[b, h, part]) @ keys * scale
-                if softcap is not None:
-                    s = softcap * torch.tanh(s / softcap)
-                if e is not None:
-                    s = s + (e[0, 0, part] if e.shape[2] > 1 else e[0, 0])
-                if m is not None:
-                    s = s.masked_fill(~(m[0, 0, part] if m.shape[2] > 1 else m[0, 0]), -math.inf)
-                if is_causal:
-                    s = s.masked_fill(column > torch.arange(part.start, part.stop, device=q.device)[:, None], -math.inf)
-                out[:, b, h, part] = _row_stats(s, where).float()
-    return out
+    def _head(self, b: int, h: int, wide: bool) -> Tensor:
+        one_b, one_h = slice(b, b + 1), slice(h, h + 1)
+        additive, sink = (_at(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
+        q, k = _wide(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
+        centre = k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])  # capping sees a common offset
+        out = stats_of_scores(
+            q, (k - centre).to(q.dtype), None if additive is None else additive[0, 0], self.is_causal, self.scale,
+            self.softcap, 0 if sink is None else sink[0, 0],
+        )  # fmt: skip
+        out[1] += (q @ centre.to(q.dtype)) * self.scale
+        return out

@@ -17,6 +17,8 @@ from itertools import combinations
 
 from torch import Tensor, nn
 
+from joma._gauges.lora import base_of, is_lora, update_of, with_update
+from joma._gauges.registry import UPDATE
 from joma._gauges.sharded import whole
 
 _DIGITS = re.compile(r"^\d+$")
@@ -40,6 +42,7 @@ class Matrix:
     views: Callable[[], list[Tensor]]  # (…, rows, n) each
     finish: Callable[[list[Tensor]], list[Tensor]] = lambda views: [flat(view) for view in views]
     heads: int = 1
+    update: Callable[[], list[Tensor]] | None = None  # what low-rank adapters add to it, if there are any
 
     def read(self) -> list[Tensor]:
         """One matrix, or one per head."""
@@ -58,6 +61,11 @@ class _Linear:
         """(out, in)"""
         return weight_of(self.module)
 
+    @property
+    def update(self) -> Callable[[], Tensor] | None:
+        """What low-rank adapters add, (out, in), if there are any."""
+        return partial(update_of, self.module) if is_lora(self.module) else None
+
 
 def find_matrices(model: nn.Module, part: str, names: str | Sequence[str] | None = None) -> list[Matrix]:
     """The matrices of ``part``, in the order of the layers; with ``names``, the modules or parameters named so.
@@ -66,6 +74,9 @@ def find_matrices(model: nn.Module, part: str, names: str | Sequence[str] | None
     """
     if names is not None:
         return _named(model, names)
+    if part.endswith(UPDATE):
+        matrices = find_matrices(model, part.removesuffix(UPDATE))
+        return [Matrix(f"{m.name} (update)", m.update) for m in matrices if m.update is not None]
     if part in ("mlp_in", "mlp_out"):
         return [pair[part == "mlp_out"] for pair in _mlps(model)]
     from joma._gauges.projections import projections
@@ -84,14 +95,19 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def _linears(model: nn.Module) -> list[_Linear]:
-    found = []
+    linears, inside = [], ""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            found.append(_Linear(plain_name(name), module, module.in_features, module.out_features))
-        elif is_conv1d(module):
-            outputs, inputs = weight_of(module).shape
-            found.append(_Linear(plain_name(name), module, inputs, outputs))
-    return found
+        if inside and name.startswith(inside):  # the base and the factors of an update are no maps of their own
+            continue
+        base = base_of(module)
+        if is_lora(module):
+            inside = f"{name}."
+        if isinstance(base, nn.Linear):
+            linears.append(_Linear(plain_name(name), module, base.in_features, base.out_features))
+        elif is_conv1d(base):
+            outputs, inputs = weight_of(base).shape
+            linears.append(_Linear(plain_name(name), module, inputs, outputs))
+    return linears
 
 
 def _scopes(name: str) -> list[str]:
@@ -213,11 +229,13 @@ def _pair(linears: list[_Linear]) -> tuple[_Linear, _Linear] | None:
 
 
 def _as_matrices(a: _Linear, b: _Linear) -> tuple[Matrix, Matrix]:
-    if a.outputs == b.inputs:
-        lower = Matrix(a.name, lambda: [a.weight])
+    h, (a_update, b_update) = b.inputs, (a.update, b.update)
+    if a.outputs == h:
+        lower = Matrix(a.name, lambda: [a.weight], update=None if a_update is None else lambda: [a_update()])
     else:
-        lower = Matrix(f"{a.name}[:{b.inputs}]", lambda: [whole(a.weight)[: b.inputs]])
-    return lower, Matrix(b.name, lambda: [b.weight])
+        half = None if a_update is None else lambda: [whole(a_update())[:h]]
+        lower = Matrix(f"{a.name}[:{h}]", lambda: [whole(a.weight)[:h]], update=half)
+    return lower, Matrix(b.name, lambda: [b.weight], update=None if b_update is None else lambda: [b_update()])
 
 
 def _named(model: nn.Module, names: str | Sequence[str]) -> list[Matrix]:
@@ -247,8 +265,11 @@ def _some(names: Iterable[str]) -> str:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    w: Tensor = module.weight  # type: ignore[assignment]
-    return w.T if is_conv1d(module) else w
+    """(out, in): the matrix that acts, with what low-rank adapters add."""
+    base = base_of(module)
+    w: Tensor = base.weight  # type: ignore[assignment]
+    w = w.T if is_conv1d(base) else w
+    return with_update(module, w) if is_lora(module) else w
 
 
 def kind_of(module: nn.Module) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from joma._gauges.lora import base_of, is_lora, update_of
 from joma._gauges.matrices import Matrix, flat, is_conv1d, kind_of, plain_name, weight_of
 from joma._gauges.sharded import whole
 
@@ -39,7 +41,8 @@ def projections(model: nn.Module, part: str) -> list[Matrix]:
 
 def _child(module: nn.Module, kind: str) -> nn.Module | None:
     for name, child in module.named_children():
-        is_linear = isinstance(child, nn.Linear) or is_conv1d(child)
+        base = base_of(child)
+        is_linear = isinstance(base, nn.Linear) or is_conv1d(base)
         if is_linear and re.match(_NAMES[kind], name, re.IGNORECASE):
             return child
     return None
@@ -49,7 +52,7 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
     title = f"{name}.{part}" if name else part
     if part == "o":
         o = _child(module, "o") or _sibling_output(model, name)
-        return None if o is None else Matrix(title, lambda: [weight_of(o)])
+        return None if o is None else Matrix(title, lambda: [weight_of(o)], update=_update(o))
     if _layout(module) is None:
         return None
     if part == "qk":
@@ -64,7 +67,17 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
         )
     if _child(module, "q") is not None and _child(module, part) is None:
         return None
-    return Matrix(title, lambda: [_project(module, part)])
+    child = _child(module, part)
+    update = _update(child or _child(module, "fused"))
+    if child is None and update is not None:
+        whole_update = update
+        update = lambda: [split_fused(module, part, whole(whole_update()[0]))]  # noqa: E731
+    return Matrix(title, lambda: [_project(module, part)], update=update)
+
+
+def _update(module: nn.Module | None) -> Callable[[], list[Tensor]] | None:
+    """What low-rank adapters add to a linear map, if there are any."""
+    return None if module is None or not is_lora(module) else lambda: [update_of(module)]
 
 
 def _sibling_output(model: nn.Module, name: str) -> nn.Module | None:
@@ -108,7 +121,9 @@ def _layout(module: nn.Module) -> str | None:
     (key heads, their queries and k and v, head size). "quarters": (4, q v k, …).
     """
     fused = _child(module, "fused")
-    if fused is None or is_conv1d(fused):  # q, k and v are modules of their own, or as in nn.MultiheadAttention, GPT-2
+    if fused is None or is_conv1d(
+        base_of(fused)
+    ):  # q, k and v are modules of their own, or as in nn.MultiheadAttention, GPT-2
         return "parts"
     kind, heads = kind_of(module), _heads(module)
     if type(module) is nn.Module and (kind not in _FUSED or heads is None):  # of a file: names and shapes only

@@ -28,8 +28,10 @@ PARTS = {
     "k": "key projection",
     "v": "value projection",
     "o": "output projection of attention",
-    "qk": "W_Q W_Kᵀ, a head each",
+    "qk": "W_Q W_Kᵀ per head",
 }
+UPDATE = "_update"  # as in "stable_rank.q_update": what LoRA adds to a matrix
+PARTS |= {f"{part}{UPDATE}": f"LoRA's update of it: {what}" for part, what in PARTS.items() if part != "qk"}
 
 
 @dataclass(frozen=True)

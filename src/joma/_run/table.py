@@ -33,7 +33,7 @@ class Shape:
 
     axes: Sequence[str] = ()
     modules: Sequence[str] = ()  # the module or matrix of each layer; empty if the run names none
-    heads: Sequence[int] = ()  # how many heads each layer has; empty if no layer is padded
+    heads: Sequence[int] = ()  # how many heads or experts each layer has; empty if no layer is padded
 
     @classmethod
     def of(cls, info: Mapping[str, Any], gauge: str) -> Shape:
@@ -52,12 +52,13 @@ class Shape:
         return dict(zip(self.axes, indices, strict=True))
 
     def padding(self, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_] | None:
-        """Which numbers are of heads that their layer does not have; None if there are none."""
+        """Which numbers are of heads or experts that their layer does not have; None if there are none."""
         import numpy as np
 
-        if not (self.heads and {"layer", "head"} <= places.keys()):
+        if not self.heads or "layer" not in places:
             return None
-        layer, head = places["layer"], places["head"]
+        layer = places["layer"]
+        head = places.get("head", places.get("expert", np.zeros_like(layer)))  # or one number per layer
         known = np.full(1 + int(layer.max(initial=-1)), np.iinfo(np.int64).max)
         count = min(len(known), len(self.heads))
         known[:count] = self.heads[:count]

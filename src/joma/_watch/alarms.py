@@ -27,22 +27,35 @@ FOR_PHASES = (
 )
 
 
-def judge(
-    phases: list[Phase], values: Mapping[str, Tensor], step: int, loss: float, layers: Sequence[str], notices: Notices
-) -> None:
-    """Bring each layer's phase up to date; ``values`` are those of `FOR_PHASES`, (layers, heads) each."""
-    phases += [Phase() for _ in range(len(values["_entropy"]) - len(phases))]
-    for n, phase in enumerate(phases):
-        entropy, nonsink, sink, possible = (values[gauge.name][n] for gauge in FOR_PHASES)
+def told_from(values: Mapping[str, Tensor]) -> list[tuple[float, float]]:
+    """Per layer its entropy and its non-sink entropy (NaN if that says nothing), from the values of `FOR_PHASES`."""
+    per_layer = []
+    for entropy, nonsink, sink, possible in zip(*(values[gauge.name] for gauge in FOR_PHASES), strict=True):
         judged = float(possible.nanmean()) >= 1.0  # with a handful of keys, low entropy means nothing
         low = nonsink_of_layer(nonsink.tolist(), sink.tolist()) if judged else math.nan
-        phase.update(step, float(entropy.nanmean()), low, loss)
+        per_layer.append((float(entropy.nanmean()), low))
+    return per_layer
+
+
+def update(phases: list[Phase], per_layer: Sequence[tuple[float, float]], step: int, loss: float) -> None:
+    """Bring each layer's phase up to date with what `told_from` gave."""
+    phases += [Phase() for _ in range(len(per_layer) - len(phases))]
+    for phase, (entropy, nonsink) in zip(phases, per_layer, strict=True):
+        phase.update(step, entropy, nonsink, loss)
+
+
+def warn(
+    phases: Sequence[Phase], per_layer: Sequence[tuple[float, float]], step: int, loss: float, layers: Sequence[str],
+    notices: Notices,
+) -> None:  # fmt: skip
+    """Say which layers have collapsed, each once until it recovers."""
+    for n, (phase, (_, nonsink)) in enumerate(zip(phases, per_layer, strict=True)):
         if phase.name == "collapsed":
             notices.once(
                 ("collapsed", n),
                 f"attention of layer {n} ({layers[n]}) has collapsed by step {step}: its non-sink entropy is "
-                f"{low:.3f} nats and the loss ({loss:.4g}) does not fall. The usual cause is a learning rate that is "
-                "too high: lower it, warm up longer, or normalise queries and keys",
+                f"{nonsink:.3f} nats and the loss ({loss:.4g}) does not fall. The usual cause is a learning rate that "
+                "is too high: lower it, warm up longer, or normalise queries and keys",
             )
         else:
             notices.forget(("collapsed", n))

@@ -41,14 +41,15 @@ def line(watch: Watch) -> Any:
     text.append(f"step {watch.last_step:,}")
     if watch.latest is not None and not math.isnan(watch.latest.loss):
         text.append(f"  loss {watch.latest.loss:.4g}")
+    present = [n for n, phase in enumerate(watch.phases) if not math.isnan(phase.entropy)]
     entropies = [phase.entropy for phase in watch.phases if not math.isnan(phase.entropy)]
     if entropies:
         text.append(f"  entropy {sum(entropies) / len(entropies):.3f}")
     start = 0
-    names = [phase.name for phase in watch.phases]
+    names = [watch.phases[n].name for n in present]
     for n in range(1, len(names) + 1):  # runs of layers in the same phase
         if n == len(names) or names[n] != names[start]:
-            span = f"{start}" if n - start == 1 else f"{start}–{n - 1}"
+            span = f"{present[start]}" if n - start == 1 else f"{present[start]}–{present[n - 1]}"
             text.append(f"  {span} ")
             text.append(names[start], style=STYLES[names[start]])
             start = n

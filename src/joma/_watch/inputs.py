@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from joma._gauges.matrices import Matrix, find_matrices
-from joma._gauges.registry import PARTS, Gauge
+from joma._gauges.registry import PARTS, UPDATE, Gauge
 
-_ATTENTION = re.compile(r"atten|attn", re.IGNORECASE)
+_ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)  # not nn.Flatten
 
 
 class NotWatchable(ValueError):
@@ -34,12 +34,6 @@ def check_model(model: object) -> None:
     for module in model.modules():
         if (kind := type(module).__name__) in refused:
             raise NotWatchable(f"{kind} cannot be watched: {refused[kind]}")
-        kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if isinstance(kernel, str) and kernel not in ("eager", "sdpa"):
-            raise NotWatchable(
-                f"attn_implementation={kernel!r} of {type(module).__name__} is a kernel that cannot be watched; load "
-                "the model with attn_implementation='sdpa'"
-            )
 
 
 def check_has_attention(model: nn.Module) -> None:
@@ -49,12 +43,20 @@ def check_has_attention(model: nn.Module) -> None:
         raise NotWatchable(no_attention(model))
 
 
-def no_attention(model: nn.Module, ran: int = 0) -> str:
-    """The message: what was looked for, what there is; ``ran`` modules ran."""
+def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> str:
+    """The message: what was looked for, what there is; ``ran`` modules ran; what kept attention from being measured."""
+    if causes:
+        more = f"; and {len(causes) - 3} more" if len(causes) > 3 else ""
+        return f"no attention of {type(model).__name__} could be measured: {'; '.join(causes[:3])}{more}"
     kinds: dict[str, int] = {}
     for module in model.modules():
         kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
     there = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
+    kernels = {getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()}
+    kernel = next((name for name in sorted(map(str, kernels)) if name not in ("None", "eager", "sdpa")), None)
+    named = (
+        f" attn_implementation={kernel!r} is a kernel that was not seen: load the model with 'sdpa'." if kernel else ""
+    )
     compiled = (
         " If the whole training step is compiled, give a probe batch: it is measured outside of it."
         if any(looks_like_attention(type(m)) for m in model.modules())
@@ -62,25 +64,31 @@ def no_attention(model: nn.Module, ran: int = 0) -> str:
     )
     return (
         f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
-        f"product of two activations, nn.MultiheadAttention. Found: {there}"
+        "product of two activations that is multiplied with values, nn.MultiheadAttention, kernels that transformers "
+        f"resolves by name; FlexAttention and flash_attn called directly are not seen. Found: {there}"
         + (f"; {ran} modules ran." if ran else ".")
+        + named
         + compiled
     )
 
 
 def find(
-    model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool
+    model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool, refusal: str | None
 ) -> dict[str, list[Matrix]]:
-    """The matrices of every part that weight gauges ask for; a part without any is an error, unless ``lenient``."""
+    """The matrices of every part that weight gauges ask for; a part without any is an error, unless ``lenient``.
+
+    ``refusal`` is why none can be measured, if so.
+    """
     matrices_of = {}
     for part in dict.fromkeys(g.part for g in gauges if g.on == "weight"):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
-        if matrices:
+        if matrices and refusal is None:
             matrices_of[part] = matrices
             continue
-        message = (
+        message = f"{PARTS[part]} cannot be measured: {refusal}" if refusal else (
             f"no matrix found for {part!r} ({PARTS[part]}). "
-            + ("Looked for two linear maps d → h → d outside attention; name them with mlp=[…]" if part[0] == "m" else
+            + ("Looked for modules with base_layer, lora_A and lora_B" if part.endswith(UPDATE) else
+               "Looked for two linear maps d → h → d outside attention; name them with mlp=[…]" if part[0] == "m" else
                "Looked for the usual names of projections (q_proj, query_key_value, in_proj, …)")
         )  # fmt: skip
         if not lenient:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -18,6 +18,7 @@ class Measurement:
         names: gauge -> the module or matrix that each layer is.
         heads: gauge -> how many heads of each layer were seen, for gauges of attention.
         loss: of the step; NaN if it is not known.
+        absent: gauge -> layers that have nothing to measure: blocks without attention, or without an MLP.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Measurement:
     names: Mapping[str, Sequence[str]] = field(repr=False)
     heads: Mapping[str, Sequence[int]] = field(repr=False)
     loss: float
+    absent: Mapping[str, Collection[int]] = field(default_factory=dict, repr=False)
 
     def row(self, gauge: str, layer: int) -> Tensor:
         """The values of the heads that a layer has, without what pads it; NaN among them is meant."""
@@ -36,21 +38,24 @@ class Measurement:
         return row if row.isnan().all() else row[~row.isnan()]
 
     def metrics(self) -> dict[str, float]:
-        """Means over heads by name, {"joma/entropy/layer_03": …}, for any logger."""
+        """Means over heads and experts by name, {"joma/entropy/layer_03": …}, for any logger."""
         metrics = {}
         for gauge, value in self.values.items():
             width = max(2, len(str(len(value) - 1)))
-            for n in range(len(value)):
+            for n in self._present(gauge):
                 metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = float(self.row(gauge, n).mean())
         return metrics
 
     def not_numbers(self) -> Iterator[tuple[str, int, str]]:
         """Gauge, layer and its name, where a layer that was seen has a NaN."""
-        for gauge, value in self.values.items():
-            for n in range(len(value)):
+        for gauge in self.values:
+            for n in self._present(gauge):
                 seen = gauge not in self.heads or self._seen(gauge, n)
                 if seen and bool(self.row(gauge, n).isnan().any()):
                     yield gauge, n, self.names[gauge][n]
+
+    def _present(self, gauge: str) -> list[int]:
+        return [n for n in range(len(self.values[gauge])) if n not in self.absent.get(gauge, ())]
 
     def _seen(self, gauge: str, layer: int) -> int:
         heads = self.heads.get(gauge, ())

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Observer, Padding, PassEnds
+from joma._events.events import Observer, PassEnds
+from joma._events.padding import Padding
 from joma._events.source import Source
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
+from joma._watch.sample import Sampler
 from joma._watch.tally import Tally
 
 
@@ -40,22 +43,27 @@ class Losses:
         self._losses.clear()
 
 
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
 class Passes:
     """Measures gauges in the passes since the last `clear`, and says what could not be measured.
 
     Attributes:
         source: the events of the model.
+        blocks: the numbering of layers.
         tally: sums over queries of what was seen.
         losses: of the model itself.
     """
 
     def __init__(
         self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
-        notices: Notices, others: Sequence[Observer] = (),
+        notices: Notices, sampler: Sampler | None = None, others: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on == "attention"]
-        self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"])
-        self.losses = Losses()
+        self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
+        self.losses, self.blocks = Losses(), Blocks(model)
         self.source = Source(model, [self.tally, self.losses, *others], padding)
         self._processes, self._notices = processes, notices
 
@@ -73,14 +81,16 @@ class Passes:
         source, tally = self.source, self.tally
         if source.refusal:
             raise NotWatchable(source.refusal)
+        causes = [f"{name}: {_reason(error)}" for name, error in source.problems.items()]
+        causes += [f"{name}: {reason}" for name, reason in source.guard.set_aside.items()]
+        nothing = not self._processes.any(bool(tally.seen))
+        if nothing and source.ran and not tally.layers:
+            raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
-            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._notices.once(("problem", name), f"attention of {name} could not be measured: {text}")
+            self._notices.once(("problem", name), f"attention of {name} could not be measured: {_reason(error)}")
         for name, problem in tally.problems.items():
             self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
-        if not self._processes.any(bool(tally.seen)):
-            if source.ran and not tally.layers:
-                raise NotWatchable(no_attention(source.model, len(source.ran)))
+        if nothing:
             if not source.ran and not source.problems:
                 idle = "the model did not run since the last step(): there is no attention to measure"
                 self._notices.once("idle", idle)
@@ -91,7 +101,7 @@ class Passes:
             for module, name in source.names.items()
             if type(module) in kinds and looks_like_attention(type(module))
         ]  # layers that this pass may have left out
-        for layer in tally.settle_layers(list(source.names.values()), skipped):
+        for layer in tally.settle_layers(list(source.names.values()), skipped, self.blocks):
             self._notices.once(("new", layer), f"attention in {self.layers[layer]} is new: it becomes layer {layer}")
         self._name_unseen()
         return tally.values(self._processes.sum_, self._processes.max_)
@@ -104,11 +114,13 @@ class Passes:
 
     def _name_unseen(self) -> None:
         """Attention modules that ran without any attention being seen in or around them."""
-        seen = [name for name, _ in self.tally.seen]
+        seen = [name.split("/")[0] for name, _ in self.tally.seen]
+        set_aside = self.source.guard.set_aside
         for name, kind in self.source.ran.items():
-            related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in seen)
+            around = [*seen, *self.source.problems]
+            related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in around)
             if not related and looks_like_attention(kind):
+                why = set_aside.get(name, "a kernel that is not PyTorch's?")
                 self._notices.once(
-                    ("unseen", name),
-                    f"{name} ({kind.__name__}) ran, but no attention was seen in it: a kernel that is not PyTorch's?",
+                    ("unseen", name), f"{name} ({kind.__name__}) ran, but no attention was seen in it: {why}"
                 )

@@ -1,23 +1,60 @@
-"""Watching with several processes: values are reduced over them, one of them writes."""
+"""Watching with several processes: each measures its own passes, or values are reduced over all and one writes.
+
+Collective calls wait for all processes. A watch makes none unless ``processes="all"`` promises that every process has
+one, so that a watch in the first process only can never hang the others.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Which = Literal["own", "all"]
+
 
 class Processes:
-    """The processes that train this model together; only this one if torch.distributed is not in use."""
+    """The processes that are measured: this one, or all that train the model together.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self.first = not self.many or dist.get_rank() == 0
+    Attributes:
+        many: values are reduced over several processes.
+        rank: of this process; 0 if torch.distributed is not in use.
+        first: this process speaks and writes for those that are measured.
+    """
+
+    def __init__(self, model: nn.Module, which: Which = "own") -> None:
+        if which not in get_args(Which):
+            raise ValueError(f"processes must be 'own' or 'all', got {which!r}")
+        distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if distributed else 0
+        self.many = distributed and which == "all"
+        self.first = not self.many or self.rank == 0
+        self._alone = distributed and which == "own"
         self._sharded = any(hasattr(p, "to_local") for p in model.parameters())
         cuda = self.many and "nccl" in str(dist.get_backend())
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    @property
+    def cannot_gather(self) -> str | None:
+        """Why parameters cannot be put together, or passes of this process's own be made, if so."""
+        if not (self._alone and self._sharded):
+            return None
+        return (
+            "parameters are sharded over processes, and this watch measures its own process only; give "
+            "processes='all' in every process"
+        )
+
+    def folder(self, run: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        """The folder for this process: where each measures its own, that of the first has the name given."""
+        if not self._alone or self.rank == 0:
+            return run
+        path = Path(run)
+        return path.with_name(f"{path.name}-rank{self.rank}")
 
     @property
     def computes_weights(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from joma._watch.phases import PHASES
 from joma._watch.schedule import Every
 
 RunFolder = str | os.PathLike[str]
+_PHASES = "phases.jsonl"  # per measurement its step, entropy and non-sink entropy per layer, and the loss
 
 
 def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
@@ -59,8 +61,8 @@ class Record:
     """
 
     def __init__(
-        self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], gauges: Sequence[Gauge], notices: Notices,
-        overwrite: bool, resume: bool, groups: int = 1,
+        self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], axes: Mapping[str, Sequence[str]],
+        notices: Notices, overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._notices, self._lent = notices, isinstance(run, RunWriter)
         self.last_step: int | None = None
@@ -79,7 +81,7 @@ class Record:
             run,
             kind="watch",
             config=config,
-            axes=axes_of(gauges, groups),
+            axes=axes,
             packages=("joma", "torch", "transformers"),
             overwrite=overwrite,
         )
@@ -90,6 +92,33 @@ class Record:
         if resumed:
             self.writer.drop_from(step)
         return resumed
+
+    def keep_for_phases(self, step: int, per_layer: Sequence[tuple[float, float]], loss: float) -> None:
+        """Keep what phases are told from: a run that is resumed tells them again."""
+        if self._lent:
+            return
+        try:
+            with (self.writer.path / _PHASES).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps([step, per_layer, loss]) + "\n")
+        except OSError as error:
+            self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, phases may be lost meanwhile")
+
+    def kept_for_phases(self, step: int) -> list[tuple[int, list[tuple[float, float]], float]]:
+        """What was kept before this step; the rest, and a line that was cut off, is dropped."""
+        path = self.writer.path / _PHASES
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        kept = []
+        for line in lines:
+            try:
+                at, per_layer, loss = json.loads(line)
+            except ValueError:
+                break
+            if at >= step:
+                break
+            kept.append((int(at), [(float(a), float(b)) for a, b in per_layer], float(loss)))
+        if len(kept) < len(lines):
+            path.write_text("".join(lines[: len(kept)]), encoding="utf-8")
+        return kept
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""

@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._events.events import Attention, BlockInput, Event, PassBegins, Place
+from joma._events.events import Attention, BlockInput, Event, PassBegins, Place, Refused
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
+from joma._watch.sample import Sampler, estimate
+
+ERROR = "_error"  # a gauge's standard error, where queries are sampled
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,16 @@ class _Sums:
     source: int | None  # where the module's input lies: parallel one-head modules share it
     total: dict[str, Tensor] = field(default_factory=dict)  # gauge -> (H,)
     count: dict[str, Tensor] = field(default_factory=dict)
+    variance: dict[str, Tensor] = field(default_factory=dict)  # of the total, where queries are sampled
 
 
 class Tally:
     """Observes what a step saw, in passes with gradients and in passes without; the former count if there are any."""
 
-    def __init__(self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge]) -> None:
+    def __init__(
+        self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge], sampler: Sampler | None = None
+    ) -> None:
+        self.sampler = sampler
         self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
         self.layers: list[Layer] = []
         self.problems: dict[str, str] = {}  # gauge -> what its function raised
@@ -43,12 +51,14 @@ class Tally:
     @property
     def wants(self) -> tuple[type[Event], ...]:
         """Hidden states only if there is a gauge for them."""
-        return (PassBegins, Attention, BlockInput) if self.hidden_gauges else (PassBegins, Attention)
+        return (PassBegins, Attention, Refused, *([BlockInput] if self.hidden_gauges else []))
 
-    def observe(self, event: PassBegins | Attention | BlockInput) -> None:
-        """Add what was seen to the sums."""
+    def observe(self, event: PassBegins | Attention | Refused | BlockInput) -> None:
+        """Add what was seen to the sums, or take it out again."""
         if isinstance(event, PassBegins):
             self._grad = event.grad
+        elif isinstance(event, Refused):
+            self._forget(event.call.name)
         elif isinstance(event, Attention):
             self._add_attention(event, *event.place)
         else:
@@ -59,6 +69,12 @@ class Tally:
         for sums in self._sums.values():
             sums.clear()
 
+    def _forget(self, module: str) -> None:
+        """Nothing of a module's attention counts in this step: part of it would be another number."""
+        for sums in self._sums.values():
+            for place in [place for place in sums if place[0].split("/")[0] == module]:
+                del sums[place]
+
     @property
     def seen(self) -> dict[Place, _Sums]:
         """The sums of this step."""
@@ -66,21 +82,24 @@ class Tally:
 
     def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
-        if self.attention_gauges:
-            _ = event.stats  # may raise: what cannot be measured does not count as seen
+        positions = None if self.sampler is None else self.sampler.draw(event)
+        stats, shape = None, event.shape
+        if self.attention_gauges:  # may raise: what cannot be measured does not count as seen
+            stats = event.stats if positions is None else event.stats_at(positions)
+        if positions is not None:
+            shape = (*shape[:2], len(positions))
         heads, states = event.shape[1], event.call.states
         source = None if states is None else states.data_ptr()
         sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
-        if sums.heads != heads:  # another attention in the same module
-            self._add_attention(event, name, invocation + 1)
-            return
+        if sums.heads != heads:
+            raise ValueError(f"it has {heads} heads in this pass, and had {sums.heads} before in the same step")
         for gauge in self.attention_gauges:
-            stats = event.stats
+            assert stats is not None
             if (values := self._call(gauge, stats)) is None:
                 continue
-            if not isinstance(values, Tensor) or values.shape != event.shape:
-                shape = tuple(values.shape) if isinstance(values, Tensor) else values
-                self.problems[gauge.name] = f"it must give a tensor (B, H, Tq), {event.shape}, not {shape}"
+            if not isinstance(values, Tensor) or values.shape != shape:
+                given = tuple(values.shape) if isinstance(values, Tensor) else values
+                self.problems[gauge.name] = f"it must give a tensor (B, H, Tq), {shape}, not {given}"
                 continue
             if gauge.reduce == "max":
                 total, count = stats.largest(values, event.real), torch.zeros(heads, device=values.device)
@@ -88,13 +107,18 @@ class Tally:
                 sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
                 sums.count[gauge.name] = count
             else:
-                total, count = stats.total(values, event.real)
+                if positions is None:
+                    total, count = stats.total(values, event.real)
+                else:
+                    total, count, variance = estimate(event, stats, values, positions)
+                    sums.variance[gauge.name] = sums.variance.get(gauge.name, 0) + variance
                 sums.total[gauge.name] = sums.total.get(gauge.name, 0) + total
                 sums.count[gauge.name] = sums.count.get(gauge.name, 0) + count
 
     def _add_hidden(self, event: BlockInput) -> None:
         """Add the value of each hidden-state gauge."""
-        sums = self._sums[self._grad][event.place]
+        if (sums := self._sums[self._grad].get(event.place)) is None:
+            return
         for gauge in self.hidden_gauges:
             if (number := self._call(gauge, event.distinct)) is None:
                 continue
@@ -119,41 +143,51 @@ class Tally:
         """How many heads each layer has; for one that was not seen, as many as the widest."""
         seen = self.seen
         heads = [sum(seen[key].heads for key in layer.keys if key in seen) for layer in self.layers]
-        return [count or max(heads) for count in heads]
+        return [(count or max(heads)) if layer.keys else 0 for count, layer in zip(heads, self.layers, strict=True)]
 
-    def settle_layers(self, order: Iterable[str], skipped: Iterable[str]) -> range:
-        """Number the layers by position in the model, once; later ones are added at the end, and returned.
+    def settle_layers(self, order: Iterable[str], skipped: Iterable[str], blocks: Blocks) -> list[int]:
+        """Number the layers by the blocks they lie in, once; later ones are added, and their numbers returned.
 
         Arguments:
             order: names of all modules, in the order of the model.
             skipped: names that are layers though they may not have been seen yet.
+            blocks: of the model; one without attention is a layer without calls.
         """
         known = {key for layer in self.layers for key in layer.keys}
         fresh = [key for key in self.seen if key not in known]
         if self.layers:
-            for key in fresh:
-                self.layers.append(Layer(_name(key), (key,)))
-            return range(len(self.layers) - len(fresh), len(self.layers))
+            return [self._add_layer(key, blocks.number(key[0].split("/")[0])) for key in fresh]
         position = {name: n for n, name in enumerate(order)}
         keys = {*fresh, *((name, 0) for name in skipped if name in position)}
         groups: dict[tuple[str, int, Any], list[Place]] = {}
-        for name, call in sorted(keys, key=lambda key: (position.get(key[0], len(position)), key[1])):
+        for name, call in sorted(keys, key=lambda key: (position.get(key[0].split("/")[0], len(position)), key)):
             sums = self.seen.get((name, call))
             parent, _, last = name.rpartition(".")
             alone = sums is None or sums.heads > 1 or sums.source is None or not last.isdigit()
             group: tuple[str, int, Any] = (name, call, None) if alone or sums is None else (parent, call, sums.source)
             groups.setdefault(group, []).append((name, call))
-        for (name, call, _), members in groups.items():
-            title = _name((name, call)) if len(members) > 1 else _name(members[0])
-            self.layers.append(Layer(title, tuple(members)))
-        return range(0)
+        layers = [
+            Layer(_name((name, call)) if len(members) > 1 else _name(members[0]), tuple(members))
+            for (name, call, _), members in groups.items()
+        ]
+        rows = blocks.rows(layers, [layer.keys[0][0].split("/")[0] for layer in layers])
+        self.layers = [row[0] if row else Layer(blocks.names[n], ()) for n, row in enumerate(rows)]
+        return []
+
+    def _add_layer(self, key: Place, number: int | None) -> int:
+        """Attention that was not seen before: that of its block, if the block had none, else one more layer."""
+        layer = Layer(_name(key), (key,))
+        if number is not None and not self.layers[number].keys:
+            self.layers[number] = layer
+            return number
+        self.layers.append(layer)
+        return len(self.layers) - 1
 
     def values(self, reduce_sum: Any = None, reduce_max: Any = None) -> dict[str, Tensor]:
         """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; NaN where nothing was seen.
 
         ``reduce_sum`` and ``reduce_max`` combine tensors over processes, in place.
         """
-        seen = self.seen
         widest = torch.tensor([float(max(self.widths(), default=0))], dtype=torch.float64)
         if reduce_max is not None:
             reduce_max(widest)
@@ -162,28 +196,38 @@ class Tally:
         for gauge in (*self.attention_gauges, *self.hidden_gauges):
             wide = H if gauge.on == "attention" else 1
             largest = gauge.reduce == "max"
-            total = torch.full((len(self.layers), wide), -math.inf if largest else 0.0, dtype=torch.float64)
-            count = torch.zeros_like(total)
-            for n, layer in enumerate(self.layers):
-                at = 0
-                for key in layer.keys:
-                    if key in seen and gauge.name in seen[key].total:
-                        part = seen[key].total[gauge.name].double().cpu()
-                        total[n, at : at + len(part)] = part
-                        count[n, at : at + len(part)] = seen[key].count[gauge.name].double().cpu()
-                        at += len(part)
+            total = self._table(gauge.name, "total", wide, -math.inf if largest else 0.0)
+            count = self._table(gauge.name, "count", wide, 0.0)
             if largest:
                 if reduce_max is not None:
                     reduce_max(total)
                 value = torch.where(total == -math.inf, math.nan, total)
             else:
+                variance = self._table(gauge.name, "variance", wide, 0.0)
                 if reduce_sum is not None:
-                    both = torch.stack([total, count])
-                    reduce_sum(both)
-                    total, count = both
+                    together = torch.stack([total, count, variance])
+                    reduce_sum(together)
+                    total, count, variance = together
+                if self.sampler is not None and gauge.on == "attention" and not gauge.name.startswith("_"):
+                    error = variance.sqrt() / count.clamp(min=1)
+                    result[f"{gauge.name}{ERROR}"] = torch.where(count > 0, error, math.nan)
                 value = torch.where(count > 0, total / count.clamp(min=1), math.nan)
             result[gauge.name] = value if gauge.on == "attention" else value[:, 0]
         return result
+
+    def _table(self, gauge: str, what: str, width: int, fill: float) -> Tensor:
+        """(layers, width) of one of the sums of a gauge."""
+        seen = self.seen
+        table = torch.full((len(self.layers), width), fill, dtype=torch.float64)
+        for n, layer in enumerate(self.layers):
+            at = 0
+            for key in layer.keys:
+                if key in seen and gauge in seen[key].total:
+                    size = len(seen[key].total[gauge])
+                    if (part := getattr(seen[key], what).get(gauge)) is not None:
+                        table[n, at : at + size] = part.double().cpu()
+                    at += size
+        return table
 
 
 def _name(key: Place) -> str:

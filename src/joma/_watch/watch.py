@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from joma._events.events import Padding
 from joma._events.optimiser import Steps, distinct_rates, optimisers_of
-from joma._gauges.registry import get
+from joma._events.padding import Padding
+from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import alarms, applicability, attached
-from joma._watch.blocks import Blocks
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
-from joma._watch.inputs import check_has_attention, check_model, find
+from joma._watch.inputs import NotWatchable, check_has_attention, check_model, find
 from joma._watch.measurement import Measurement
+from joma._watch.motions import Motions
 from joma._watch.notices import Notices, silent, warn
 from joma._watch.passes import Passes
 from joma._watch.phases import PHASES, Phase
 from joma._watch.probe import Probe
-from joma._watch.processes import Processes
-from joma._watch.record import Record, config_of
+from joma._watch.processes import Processes, Which
+from joma._watch.record import Record, axes_of, config_of
+from joma._watch.sample import Sampler
 from joma._watch.schedule import Every, Schedule
-from joma._watch.tally import Layer
+from joma._watch.tally import ERROR, Layer
 from joma._watch.weights import Weights
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def watch(
     padding: Padding | None = None,
     mlp: str | Sequence[str] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    queries: int | None = None,
+    processes: Which = "own",
     live: bool | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -86,6 +89,11 @@ def watch(
         mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
         optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
             recorded from the steps that they make. Without it, `Watch.step` can be told the rate.
+        queries: measure fused attention on a random sample of so many queries per pass: unbiased, at a fraction of the
+            cost; the standard error of each gauge is recorded as ``entropy_error``, ….
+        processes: under torch.distributed, "own" measures the passes of this process and waits for no other; "all" sums
+            over all processes, each of which must have such a watch (the values are those of one process on all the
+            data, and one process writes). Another process than the first writes its own values to ``run``-rank1, ….
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
@@ -93,7 +101,7 @@ def watch(
     Returns:
         The watch: a context manager, or call its `close` at the end.
     """
-    return Watch(model, run, every, gauges, probe, padding, mlp, optimizer, live, overwrite, resume)
+    return Watch(model, run, every, gauges, probe, padding, mlp, optimizer, queries, processes, live, overwrite, resume)
 
 
 class Watch:
@@ -114,9 +122,11 @@ class Watch:
     def __init__(
         self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every,
         gauges: str | Sequence[str] | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None, live: bool | None, overwrite: bool, resume: bool,
+        optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which, live: bool | None,
+        overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
+        self._loaded = False  # from a state
         check_model(model)
         optimizers = None if optimizer is None else optimisers_of(model, optimizer)
         self._schedule = Schedule(every)
@@ -124,34 +134,50 @@ class Watch:
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model = model
+        self._processes = Processes(model, processes)
+        if not (run is None or isinstance(run, RunWriter)):
+            run = self._processes.folder(run)
         self.path = run.path if isinstance(run, RunWriter) else run
         self._where = f"run {self.path}" if self.path is not None else "no run folder"
-        self._matrices = find(model, chosen, mlp, lenient=gauges is None)
+        self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         self._attends = any(g.on != "weight" for g in self._gauges)
         if self._attends:
             check_has_attention(model)
-        self._processes = Processes(model)
         self._notices = Notices(warn if self._processes.first else silent)
-        self._weights = Weights(self._gauges, self._matrices, self._processes)
-        self._blocks = Blocks(model, self._gauges)
+        self._motions = Motions(model, self._gauges)
         measured = [*self._gauges, *alarms.FOR_PHASES]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices, self._blocks.observers)
+        sampler = None if queries is None else Sampler(queries)
+        if sampler is not None and (largest := next((g.name for g in self._gauges if g.reduce == "max"), None)):
+            raise ValueError(
+                f"{largest} is the largest over all queries, which a sample cannot tell: leave out queries="
+            )
+        self._passes = Passes(
+            model, measured, padding, self._processes, self._notices, sampler, self._motions.observers
+        )
+        self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
         attached.check_free(self._passes.source.names)
+        if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
+            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
         self.phases: list[Phase] = []
         config = config_of(model, every, self._gauges, probed=probe is not None)
+        config |= {} if queries is None else {"queries": queries}
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
         rates = distinct_rates(optimizers or [])
-        self._record = Record(folder, config, self._gauges, self._notices, overwrite, resume, rates)
+        axes = axes_of(self._gauges, rates) | self._weights.axes()
+        if sampler is not None:
+            axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
+        self._record = Record(folder, config, axes, self._notices, overwrite, resume)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
+            self._replay_phases(self._record.last_step + 1)
         self._record.note_layers(self._names(), self._widths())
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
-        self._line = LiveLine() if show and self._processes.first else None
-        self._steps = None if optimizers is None else Steps(model, optimizers, [self._blocks.gradients])
+        self._line = LiveLine() if show and self._processes.rank == 0 else None
+        self._steps = None if optimizers is None else Steps(model, optimizers, [self._motions.gradients])
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
@@ -210,6 +236,8 @@ class Watch:
         due = self._schedule.advance(step)
         if self._record.go_on_from(self.last_step):
             before = self.last_step - 1
+            if not self._loaded:
+                self._replay_phases(self.last_step)
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
         try:
@@ -225,21 +253,28 @@ class Watch:
             "phases": [phase.state() for phase in self.phases],
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
-            "starts": self._weights.state() | self._blocks.state(),
+            "starts": self._weights.state() | self._motions.state(),
             "clock": self._clock.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self._schedule.restore(state)
+        self._loaded = True
         self.phases = [Phase.restored(phase) for phase in state["phases"]]
         layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
-        self._blocks.restore(state["starts"])
+        self._motions.restore(state["starts"])
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
+
+    def _replay_phases(self, step: int) -> None:
+        """The phases as they were before this step, from what the run folder keeps."""
+        self.phases = []
+        for at, per_layer, loss in self._record.kept_for_phases(step):
+            alarms.update(self.phases, per_layer, at, loss)
 
     def frame(self) -> pd.DataFrame:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
@@ -248,7 +283,7 @@ class Watch:
     @property
     def applies(self) -> str:
         """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
-        return applicability.sentence(self.frame()) if self._blocks.gauges and self.latest else ""
+        return applicability.sentence(self.frame()) if self._motions.gauges and self.latest else ""
 
     def close(self, status: str = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing."""
@@ -295,6 +330,8 @@ class Watch:
     def _arm(self) -> None:
         """Listen to the model if the step to come is due, and measured in the model's own passes."""
         self._passes.source.leave()
+        if self._passes.tally.sampler is not None:
+            self._passes.tally.sampler.start(self.last_step + 1)
         if self._schedule.arm() and self._attends and self._probe is None:
             self._passes.source.listen()
 
@@ -306,29 +343,36 @@ class Watch:
             if self._probe is not None:
                 self._probe.run(self._passes.source)
             values = self._passes.measure()
-        values |= self._weights.measure() | self._blocks.measure()
-        for name, reason in self._blocks.problems.items():
+        values |= self._weights.measure() | self._motions.measure()
+        for name, reason in self._motions.problems.items():
             self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in self._weights.reasons.items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in alarms.FOR_PHASES if gauge.name in values}
+        errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
         if for_phases:
-            alarms.judge(self.phases, for_phases, step, mean_loss, self.layers, self._notices)
+            per_layer = alarms.told_from(for_phases)
+            alarms.update(self.phases, per_layer, step, mean_loss)
+            alarms.warn(self.phases, per_layer, step, mean_loss, self.layers, self._notices)
+            self._record.keep_for_phases(step, per_layer, mean_loss)
         heads = {
             gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.on in ("attention", "hidden")
         }
-        self.latest = Measurement(step, values, self._names(), heads, mean_loss)
+        absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
+        self.latest = Measurement(step, values, self._names(), heads, mean_loss, absent)
         for name, n, module in self.latest.not_numbers():
-            if name in self._blocks.names_of_gauges:  # a layer that was not trained, or did not run, has no value
+            if name in self._motions.names_of_gauges:  # a layer that was not trained, or did not run, has no value
                 continue
             self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if not math.isnan(mean_loss) or loss is not None:
             rows["loss"] = mean_loss
-        rows |= values
+        rows |= values | errors
         if self.phases:
-            rows["phase"] = [PHASES.index(phase.name) for phase in self.phases]
+            measured = [bool(layer.keys) for layer in self._passes.tally.layers]
+            numbers_of = [PHASES.index(phase.name) for phase in self.phases]
+            rows["phase"] = [n if there else math.nan for n, there in zip(numbers_of, measured, strict=False)]
         clock = self._clock.columns()
         self._record.write(step, rows, clock, self._names(), self._widths())
         if self._line is not None:
@@ -338,14 +382,25 @@ class Watch:
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         known = [gauge.name for gauge in self._gauges if gauge.on == "weight" or self.layers]
-        blocks = {gauge.name: self._blocks.names for gauge in self._blocks.gauges}
-        names = {gauge: (self._weights.names | blocks).get(gauge, self.layers) for gauge in known}
+        moved = {gauge.name: self._motions.names for gauge in self._motions.gauges}
+        names = {gauge: (self._weights.names | moved).get(gauge, self.layers) for gauge in known}
+        names |= {f"{g.name}{ERROR}": self.layers for g in self._sampled() if self.layers}
         return names | ({"phase": self.layers} if self.layers else {})
 
+    def _sampled(self) -> list[Gauge]:
+        """Gauges that are measured on a sample of queries, and have a standard error."""
+        sampled = self._passes.tally.sampler is not None
+        return [gauge for gauge in self._gauges if sampled and gauge.on == "attention"]
+
     def _widths(self) -> dict[str, list[int]]:
-        """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
+        """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""
         widths = self._passes.tally.widths()
-        return {gauge.name: widths for gauge in self._gauges if gauge.on == "attention"} | self._weights.widths
+        per_layer = [min(1, width) for width in widths]  # of what has one number per layer
+        known = {g.name: widths if g.on == "attention" else per_layer for g in self._gauges if g.on != "weight"}
+        known |= {"phase": per_layer} | self._weights.widths
+        known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
+        axes = self._record.writer.info["axes"]
+        return {name: counts for name, counts in known.items() if len(axes.get(name, ())) > 1 or 0 in counts}
 
 
 def _scalar(value: Any) -> float:

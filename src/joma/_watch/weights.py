@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import Matrix
 from joma._gauges.rank import TopSingular, top_singular
 from joma._gauges.registry import Gauge
@@ -22,41 +23,61 @@ class Weights:
         reasons: (part, matrix) -> why a value of the last measurement is 0 or NaN.
     """
 
-    def __init__(self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes) -> None:
+    def __init__(
+        self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks
+    ) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.on == "weight"]
         self.reasons: dict[tuple[str, str], str] = {}
-        self._matrices, self._processes = matrices, processes
+        self._processes, self._blocks = processes, blocks
+        self._rows = {  # part -> by layer, its matrices: none, one, or one per expert
+            part: blocks.rows(chosen, [matrix.name for matrix in chosen], experts=part.startswith("mlp"))
+            for part, chosen in matrices.items()
+        }
         self._starts: dict[str, Tensor] = {}  # leading singular vectors, "part:matrix|head" -> (block, n)
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """Gauge -> names of the matrices that it is measured on, by layer."""
-        return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
+        """Gauge -> by layer, the name of its matrix; of its block, if it has none."""
+        names_of = {
+            part: [self._blocks.name_of(n, [matrix.name for matrix in row]) for n, row in enumerate(rows)]
+            for part, rows in self._rows.items()
+        }
+        return {gauge.name: names_of[gauge.part] for gauge in self.gauges}
 
     @property
     def widths(self) -> dict[str, list[int]]:
-        """Gauge -> how many heads each layer has, for products of projections."""
-        return {g.name: [matrix.heads for matrix in self._matrices["qk"]] for g in self.gauges if g.part == "qk"}
+        """Gauge -> how many heads or experts each layer has; 0 for a block without such a matrix."""
+        return {g.name: [sum(matrix.heads for matrix in row) for row in self._rows[g.part]] for g in self.gauges}
+
+    def axes(self) -> dict[str, list[str]]:
+        """Gauge -> the axes of its values."""
+        inner = {g.name: ["head"] if g.part == "qk" else [] for g in self.gauges}
+        inner |= {g.name: ["expert"] for g in self.gauges if any(len(row) > 1 for row in self._rows[g.part])}
+        return {name: ["layer", *more] for name, more in inner.items()}
 
     def measure(self) -> dict[str, Tensor]:
-        """Gauge -> (layers,), or (layers, heads) for products of projections."""
-        widths = {g.name: max(matrix.heads for matrix in self._matrices[g.part]) for g in self.gauges}
+        """Gauge -> (layers,), (layers, heads) for products of projections, or (layers, experts)."""
         values = {
-            g.name: torch.full((len(self._matrices[g.part]), widths[g.name]), math.nan, dtype=torch.float64)
-            for g in self.gauges
+            name: torch.full((len(widths), max(widths)), math.nan, dtype=torch.float64)
+            for name, widths in self.widths.items()
         }
         self.reasons.clear()
         if self._processes.computes_weights:
             with torch.no_grad():
                 for part in dict.fromkeys(gauge.part for gauge in self.gauges):
-                    for n, matrix in enumerate(self._matrices[part]):
-                        self._measure_one(part, n, matrix, values)
+                    for n, row in enumerate(self._rows[part]):
+                        column = 0
+                        for matrix in row:
+                            self._measure_one(part, (n, column), matrix, values)
+                            column += matrix.heads
         else:
             values = {name: torch.zeros_like(value) for name, value in values.items()}
         values = {name: self._processes.sum_whole_(value) for name, value in values.items()}
-        return {g.name: values[g.name] if g.part == "qk" else values[g.name][:, 0] for g in self.gauges}
+        return {name: values[name] if len(axes) > 1 else values[name][:, 0] for name, axes in self.axes().items()}
 
-    def _measure_one(self, part: str, layer: int, matrix: Matrix, values: dict[str, Tensor]) -> None:
+    def _measure_one(self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Tensor]) -> None:
+        """Write the values of a matrix, from (layer, column) on."""
+        layer, column = at
         chosen = [gauge for gauge in self.gauges if gauge.part == part]
         for head, w in enumerate(matrix.read()):
             top: TopSingular | None = None
@@ -68,7 +89,7 @@ class Weights:
                 if top.reason:
                     self.reasons[part, matrix.name] = top.reason
             for gauge in chosen:
-                values[gauge.name][layer, head] = gauge.measure(w, top)
+                values[gauge.name][layer, column + head] = gauge.measure(w, top)
 
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from."""

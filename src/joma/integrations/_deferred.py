@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._events.optimiser import optimisers_of
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from joma._events.events import Padding
+    from joma._events.padding import Padding
     from joma._watch.phases import Phase
+    from joma._watch.processes import Which
 
 
 class Options(TypedDict, total=False):
@@ -27,6 +28,7 @@ class Options(TypedDict, total=False):
     probe: Any
     padding: Padding | None
     mlp: str | Sequence[str] | None
+    processes: Which
     live: bool | None
     overwrite: bool
     resume: bool
@@ -50,6 +52,7 @@ class Deferred:
         self._every, self._gauges = every, gauges
         self._options: Options = {"live": False, **options}
         self._watch: Watch | None = None
+        self._state: Mapping[str, Any] | None = None  # of a checkpoint that training goes on from
         self._open = False
 
     @property
@@ -87,6 +90,9 @@ class Deferred:
             model, self.path, self._every, self._gauges, optimizer=_followed(model, optimizers), **options
         )
         self._open = True
+        if self._state is not None:
+            self._watch.load_state_dict(self._state)
+            self._state = None
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._open:

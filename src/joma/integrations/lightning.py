@@ -92,6 +92,14 @@ class WatchCallback(Deferred, Callback):
             total = total + loss
         return total * (divided / len(self._losses))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of Lightning keeps: phases, the clock, where measurements left off."""
+        return self.watch.state_dict() if self._watch is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Training goes on from a checkpoint."""
+        self._state = state_dict or None
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fitting came to its end."""
         self._end()

@@ -10,13 +10,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
 
 from joma._watch.schedule import Every
 from joma.integrations._deferred import Deferred, Options
 
 try:
     from transformers import TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
     raise ImportError(
         f"joma.integrations.transformers needs Transformers and Accelerate ({error}): pip install 'joma[hf]'"
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 __all__ = ["TrainerWatch", "watch"]
+_STATE = "joma_watch.pt"  # in a checkpoint's folder
 
 
 def watch(
@@ -69,6 +74,7 @@ class TrainerWatch(Deferred, TrainerCallback):
         super().__init__(run, every, gauges, options)
         self._trainer: Any = trainer
         self._loss: Tensor | None = None  # of this step so far
+        self._resumed: Any = None  # what train() was told to go on from
         self._train = trainer.train
         trainer.train = self._watched_train
         trainer.add_callback(self)
@@ -83,6 +89,7 @@ class TrainerWatch(Deferred, TrainerCallback):
     def _watched_train(self, *args: Any, **kwargs: Any) -> Any:
         """``trainer.train``; callbacks do not hear of an exception, and of the loss only when it is logged."""
         trainer = self._trainer
+        self._resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         training_step = trainer.training_step
 
         @functools.wraps(training_step)
@@ -108,7 +115,21 @@ class TrainerWatch(Deferred, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is where it trains, and wrapped."""
         self._loss = None
+        if (checkpoint := self._checkpoint(args)) is not None and (saved := Path(checkpoint, _STATE)).exists():
+            self._state = torch.load(saved, weights_only=True)
         self._begin(self._trainer.model_wrapped, self._trainer.optimizer)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint was written: phases, the clock and where measurements left off go into it."""
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if state.is_world_process_zero and self._open and folder.is_dir():
+            torch.save(self.watch.state_dict(), folder / _STATE)
+
+    def _checkpoint(self, args: Any) -> str | None:
+        """The folder that training goes on from, if it does."""
+        if self._resumed is True:
+            return get_last_checkpoint(args.output_dir)
+        return str(self._resumed) if self._resumed else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimiser step was made."""

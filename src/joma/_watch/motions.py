@@ -81,7 +81,7 @@ class _Gradients:
         self.halves, self._steps = [None] * len(self._parameters), 0
 
 
-class Blocks:
+class Motions:
     """Measures block gauges: keeps the weights of the measurement before, and listens to passes and steps.
 
     Attributes:

@@ -1,0 +1,101 @@
+"""What a mask says: which keys a query sees, how many, finite biases, and where its document begins.
+
+A document begins at a query such that neither it nor any later one sees an earlier key: so it is with packed documents
+(block-diagonal masks, causal or not), and never inside a sliding window. The sink of a query is the first key that
+anyone in its document sees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_ROWS = 1 << 18  # entries of a mask that are looked at together, so that they stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A mask (B or 1, H or 1, Tq or 1, Tk or 1), boolean (True takes part) or additive, and what it says."""
+
+    given: Tensor = field(repr=False)
+    queries: int
+    keys: int
+
+    @cached_property
+    def keep(self) -> Tensor:
+        """Boolean; −inf and "as low as can be" both mean masked."""
+        given = self.given
+        return given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+
+    @cached_property
+    def biased(self) -> bool:
+        """Is there a finite bias?"""
+        if self.given.dtype == torch.bool:
+            return False
+        rows, keep = self.given.reshape(-1, self.given.shape[-1]), self.keep.reshape(-1, self.given.shape[-1])
+        step = max(1, _ROWS // rows.shape[-1])
+        for given, kept in zip(rows.split(step), keep.split(step), strict=True):
+            if bool(given.masked_fill(~kept, 0.0).any()):
+                return True
+        return False
+
+    @cached_property
+    def additive(self) -> Tensor:
+        """What is added to the scores, in float32, with four dimensions and all keys."""
+        if self.given.dtype == torch.bool:
+            shape = (*self.given.shape[:3], self.keys)
+            return torch.zeros(shape, device=self.given.device).masked_fill_(~self.keep, -math.inf)
+        return self.given.float().expand(-1, -1, -1, self.keys)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """How many keys each query sees, broadcastable to (B, H, Tq)."""
+        if self.keep.shape[-1] == self.keys:
+            return torch.count_nonzero(self.keep, dim=-1)
+        return self.keep[..., 0].long() * self.keys
+
+    @cached_property
+    def sink(self) -> Tensor | None:
+        """The sink of each query, (B or 1, H or 1, Tq or 1, 1); None for key 0 everywhere."""
+        if self.keep.shape[-1] == 1 or bool(self.keep[..., 0].all()):
+            return None
+        return sinks(first_seen(self.keep), self.keys)
+
+    def at(self, queries: Tensor) -> Mask:
+        """Of some queries (n,); their sinks are those of all."""
+        one = self.given.shape[2] == 1
+        part = Mask(self.given if one else self.given[:, :, queries], len(queries), self.keys)
+        sink = self.sink
+        vars(part)["sink"] = sink if sink is None or sink.shape[2] == 1 else sink[:, :, queries]
+        return part
+
+
+def causal_mask(queries: Tensor, keys: int) -> Mask:
+    """Of queries at these positions (n,), each of which sees the keys up to its own."""
+    keep = torch.arange(keys, device=queries.device) <= queries[:, None]
+    return Mask(keep[None, None], len(queries), keys)
+
+
+def first_seen(keep: Tensor) -> Tensor:
+    """The first key that each query sees, (…, Tq) of (…, Tq, Tk); Tk if it sees none."""
+    first = keep.view(torch.uint8).argmax(dim=-1)
+    return torch.where(keep.gather(-1, first[..., None])[..., 0], first, keep.shape[-1])
+
+
+def sinks(first: Tensor, keys: int) -> Tensor | None:
+    """The sink (…, Tq or 1, 1) of each query from the first key that it sees, (…, Tq); None for key 0 everywhere."""
+    anyone = first.amin(dim=-1, keepdim=True)
+    if first.shape[-1] == keys > 1:
+        later = first.flip(-1).cummin(dim=-1).values.flip(-1)  # the first key that this query or a later one sees
+        begins = later >= torch.arange(keys, device=first.device)
+        if bool((begins[..., 1:] & (first[..., 1:] < keys)).any()):
+            document = begins.long().cumsum(dim=-1) - 1  # of each query
+            lowest = torch.full_like(first, keys).scatter_reduce(-1, document, first, "amin")
+            sink = lowest.gather(-1, document)
+            return torch.where(sink < keys, sink, 0)[..., None]
+    anyone = torch.where(anyone < keys, anyone, 0)
+    return anyone[..., None] if bool(anyone.any()) else None
