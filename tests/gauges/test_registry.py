@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from joma._gauges.assumptions import BlockMotion
 from joma._gauges.attention import attention_stats
 from joma._gauges.embedding import embedding_coherence
 from joma._gauges.registry import gauge, gauges, get, remove
@@ -17,6 +18,7 @@ def test_every_built_in_gauge_measures_what_it_is_registered_on():
         "attention": (attention_stats(q, q, is_causal=True), (2, 3, 5)),
         "weight": (torch.randn(40, 10), ()),
         "hidden": (torch.randn(30, 10), ()),
+        "block": (BlockMotion({}, {}), ()),
     }
     assert {"entropy", "sink_mass", "stable_rank", "coherence"} <= set(gauges())
     for entry in gauges().values():

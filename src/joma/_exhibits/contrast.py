@@ -93,11 +93,8 @@ def draw(run: Run) -> p.Chart:
     activation, t = p.by("activation", order=list(ACTIVATIONS)), p.x("t", "t", log=True)
     panels = []
     for kind, title in KINDS.items():
-        cell = (
-            {"inputs": "mixture", "attention": "exp"}
-            if kind == "mixture"
-            else {"inputs": "random", "attention": "softmax"}
-        )
+        cell = {"inputs": "mixture" if kind == "mixture" else "random"}
+        cell["attention"] = "softmax" if kind in ("fixed", "cross-entropy") else "exp"
         curves = where(frame, gauge="flow_entropy", kind=kind, **cell)
         lines = p.lines(curves[curves.t > 0], t, p.y("value", AXIS), activation)
         panels.append(p.panel(f"{title}, {cell['attention']}", lines, size=(230, 150)))

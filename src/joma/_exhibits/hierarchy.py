@@ -74,7 +74,7 @@ def halfway(values: pd.Series[float], least: float) -> float:
     start, end = float(values.iloc[0]), float(values.iloc[-1])
     if not end - start > least:
         return float("nan")
-    return float(values.index[(values >= (start + end) / 2).to_numpy().argmax()])
+    return float(values.index[int((values >= (start + end) / 2).to_numpy().argmax())])
 
 
 def orders(frame: pd.DataFrame) -> pd.DataFrame:
