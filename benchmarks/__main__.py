@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    block,
     bounce,
     encoding,
     figure2,
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "superpose": superpose.run,
     "scan": scan.run,
     "report": report.run,
+    "block": block.run,
 }
 
 

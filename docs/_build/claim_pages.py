@@ -18,7 +18,7 @@ LISTS = {
     Kind.EXTENSION: (
         "Extensions of ours",
         "Not errata: what holds beyond the paper's setting (many queries, heads, trained embeddings, rates and temperature, tokens "
-        "that share only the class, softmax's exact laws, the end of training, optimisers, a lemma of GaLore that builds on JoMA). The paper says nothing to the contrary.",
+        "that share only the class, softmax's exact laws, the end of training, optimisers, blocks trained without attention, a lemma of GaLore that builds on JoMA). The paper says nothing to the contrary.",
     ),
 }
 

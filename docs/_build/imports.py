@@ -16,7 +16,7 @@ import networkx as nx
 
 ROOT = Path(__file__).parents[2]
 W, H, GAP, DROP = 150, 42, 30, 72  # a box, the least space between two of a row, and that between rows
-PUBLIC = ("cli", "integrations", "theory")  # what users call or import; the others are joma's own
+PUBLIC = ("cli", "integrations", "nn", "theory")  # what users call or import; the others are joma's own
 
 
 def layers() -> list[list[str]]:

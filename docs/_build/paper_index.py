@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 SECTIONS: dict[str, list[Row]] = {
     "Abstract and Section 1": [
-        Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow", "T1.linear T1.exp T1.softmax", "folding"),
+        Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow joma.nn.JoMABlock", "T1.linear T1.exp T1.softmax", "folding block"),
         Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint", "fig4 fig6"),
         Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner", "fig3"),
         Row("tokens are combined into hierarchies", "what co-occurs most is picked up first, then one level up", "joma.theory.HBLT", "T5", "fig5 table1"),
@@ -35,10 +35,10 @@ SECTIONS: dict[str, list[Row]] = {
     "Section 2: the setting": [
         Row("Linear, exp and softmax attention", "σ and A of the three", "joma.theory.Attention", "A1.per_hidden_loss"),
         Row("Orthonormal embeddings", "u_lᵀu_l′ = 1[l = l′] for d large", "joma.theory.JointFlow", "E60", "orthogonality"),
-        Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "", "parameterised"),
+        Row("W_V, W_K, W_Q are not modelled", "W_V merges into the embeddings, z = uᵀW_QᵀW_K u", "joma.theory.EmbeddingFlow", "S2.values S2.trained_values", "parameterised"),
         Row("g ~ 1[y₀ = k]", "one layer with softmax loss on the hidden nodes", "joma.theory.Task", "A1.layerwise"),
         Row("Joint training", "the statistics of g may be stationary during most of training", why="“may”, “approximately”, “most”: no figure to test; A1.layerwise measures how far E[g x] moves in small cases"),
-        Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow", "", "folding"),
+        Row("Figure 1", "the framework, and a block: no numbers to reproduce", "joma.theory.JointFlow joma.theory.FoldedFlow joma.nn.JoMABlock", "", "folding block"),
         Row("Eqn. 1", "the block: h = φ(wᵀf), f = U_C b + u_q, b = σ(z) ∘ x/A", "joma.theory.Attention joma.theory.JointFlow", "A1.per_hidden_loss"),
         Row("Assumption 1", "expectations with g are constant; true for layer-wise training", "joma.theory.Task", "A1.per_hidden_loss A1.layerwise"),
         Row("Eqn. 2", "gradient flow of w and z", "joma.theory.JointFlow", "A1.per_hidden_loss"),
@@ -51,7 +51,7 @@ SECTIONS: dict[str, list[Row]] = {
             "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest OPT.sign OPT.adam OPT.theorem2 GaLore.B6", "softmax optimisers"),
         Row("Figure 2", "ẑ of the first integral against the true logits, softmax", "joma.theory.Invariant", "T1.softmax", "fig2"),
         Row("Figure 3", "which components of v₀ grow", "joma.theory.JointFlow", "", "fig3"),
-        Row("No need to update attention", "it is implicit in the MLP weights", "joma.theory.FoldedFlow", "T1.exp T1.linear", "folding"),
+        Row("No need to update attention", "it is implicit in the MLP weights", "joma.theory.FoldedFlow joma.nn.JoMABlock", "T1.exp T1.linear FOLD.exp FOLD.linear FOLD.momentum FOLD.queries", "folding block"),
         Row("Softmax: predicts z fairly well", "even with the assumption", "joma.theory.Invariant", "T1.softmax", "fig2"),
         Row("Eqn. 3", "v̇ = Δ ∘ exp(v²/2 + c): Theorem 1 put into Eqn. 2 (1/A is left out)", "joma.theory.FoldedFlow", "T1.exp"),
         Row("Theorem 2", "linear activation: the winner takes all", "joma.theory.winner_take_all", "T2.invariant T2.winner T2.softmax_remark", "fig3"),
@@ -122,8 +122,8 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
         Row("y₋ < ½ < y₊", "often, so r₊* > 0 and ξ* < 0", "joma.theory.isotropic.critical_rays", "A4.sides"),
-        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow", "E60"),
-        Row("Pattern superposition", "w = v₁ − ξ₁u₁ + v₂ − ξ₂u₂ matches both, if orthogonal", "joma.superpose", "A4.superposition", "fig10"),
+        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow", "E60 A4.two_queries"),
+        Row("Pattern superposition", "w = v₁ − ξ₁u₁ + v₂ − ξ₂u₂ matches both, if orthogonal", "joma.superpose", "A4.superposition A4.two_queries", "fig10"),
         Row("Figure 10", "pattern superposition in Pythia", "joma.superpose", "", "fig10"),
         Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),

@@ -56,6 +56,7 @@ __all__ = [
     "gauge",
     "gauges",
     "integrations",
+    "nn",
     "scan",
     "spectral_norm",
     "stable_rank",
@@ -68,7 +69,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _API:
         value = getattr(importlib.import_module(_API[name]), name)
-    elif name in ("integrations", "theory"):
+    elif name in ("integrations", "nn", "theory"):
         value = importlib.import_module(f"joma.{name}")
     else:
         raise AttributeError(f"module 'joma' has no attribute {name!r}; it has {', '.join(__all__)}")

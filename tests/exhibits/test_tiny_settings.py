@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from joma import Run, _figures
-from joma._exhibits import PRESETS, get, orthogonality, parameterised, realtext, saliency
+from joma._exhibits import PRESETS, block, get, orthogonality, parameterised, realtext, saliency
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
 from joma.theory.coherence import tilted
@@ -15,8 +15,9 @@ TINY = {
     "parameterised": {"seeds": 2, "half": 3, "classes": 6, "d": 8, "times": 201},
     "saliency": {"text": "pydoc", "queries": ["is", "of"], "window": 8, "min_count": 20},
     "realtext": {"text": "pydoc", "V": 60, "K": 8, "window": 8, "steps": 300, "batch": 64, "queries": 10},
+    "block": {"text": "pydoc", "V": 40, "K": 4, "window": 6, "batch": 8, "SGD": 20, "other": 10, "seeds": 1},
 }
-MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext)}
+MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext, block)}
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,15 @@ def test_realtext_follows_the_law_and_learns(made, tmp_path):
     assert realtext.judge(off).verdict == "fails"
     blind = doctored(made["realtext"], realtext, tmp_path / "b", lambda r: 0.0 if r["gauge"] == "nc" else r["value"])
     assert realtext.judge(blind).verdict == "holds under"
+
+
+def test_block_is_exact_where_it_should_be_and_its_judge_sees_where_it_is_not(made, tmp_path):
+    verdict = block.judge(made["block"])
+    exact = {case for case, numbers in verdict.numbers["cases"].items() if numbers["is"] == "exact"}
+    assert "text, exp, one pattern, SGD" in exact
+    assert "topics, linear, per query, SGD" in exact
+    assert "text, linear, one pattern, momentum" in exact
+    assert not any(case.endswith(("Adam", "untold")) for case in exact)
+    assert "text, softmax, one pattern, SGD" not in exact
+    off = doctored(made["block"], block, tmp_path, lambda r: 1e-8 if r["gauge"] == "gap" else r["value"])
+    assert block.judge(off).verdict == "fails"

@@ -22,7 +22,8 @@ EXPECTED = {
         PRINTED,
         HOLDS,
     ): "A1.per_hidden_loss T1.linear T1.exp T1.zero_init E60 T2.winner T2.saliency E33 T3.stability S4.rank L6 L7 "
-    "T4.ratio T4.order T4.bound T4.linear_attention L8 T5 CDAG.E2 CDAG.E3 S6.table_trend S7.dimension S7.semantic",
+    "T4.ratio T4.order T4.bound T4.linear_attention L8 T5 CDAG.E2 CDAG.E3 S6.table_trend S7.dimension S7.semantic "
+    "A4.two_queries S2.values",
     (
         WRONG,
         CORRECTED,
@@ -34,7 +35,8 @@ EXPECTED = {
         HOLDS,
     ): "T1.rates T1.descent_law T1.queries.exp T1.queries.linear T1.heads F4.joint T5.class S7.trained "
     "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest "
-    "OPT.sign OPT.adam OPT.theorem2 GaLore.B6",
+    "OPT.sign OPT.adam OPT.theorem2 GaLore.B6 FOLD.exp FOLD.linear FOLD.momentum FOLD.queries "
+    "S2.trained_values",
 }
 DERIVED = {id: both for both, ids in EXPECTED.items() for id in ids.split()}
 

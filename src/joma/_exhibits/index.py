@@ -48,6 +48,8 @@ _OURS = (
       "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7)."),
     Exhibit("realtext", "Many queries on real text", seconds=20, statement=
       "The first integral, summed over queries, in a block trained by SGD on next-word prediction."),
+    Exhibit("block", "A block with folded attention", seconds=60, statement=
+      "Self-attention need not be updated explicitly: it is implicit in the lower MLP weights (Section 3)."),
     Exhibit("softmax", "Softmax: exact sums, and how good the first integral is", seconds=20, statement=
       "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z better than Eqn. 18."),
     Exhibit("optimisers", "The same task under different optimisers", seconds=15, statement=
