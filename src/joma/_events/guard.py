@@ -264,11 +264,12 @@ def _query_axes(
         return tuple(axes[n] for n in query_axes)
     last = scores.dim() - 2
     if len(query_axes) == 1 and query_axes[0] == weights.dim() - 2:
-        size, found = weights.shape[-2], []
+        size = weights.shape[-2]
+        axes_merged: list[int] = []
         for axis in range(last, -1, -1):  # one axis of the scores, or several that were merged
-            found.append(axis)
-            if (merged := _size(scores, found)) >= size:
-                return tuple(found) if merged == size else ()
+            axes_merged.append(axis)
+            if (merged := _size(scores, axes_merged)) >= size:
+                return tuple(axes_merged) if merged == size else ()
     return ()
 
 

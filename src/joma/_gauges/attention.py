@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -101,6 +102,7 @@ def attention_stats(
     enable_gqa: bool = False,
     *,
     softcap: float | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> AttentionStats:
     """Statistics of ``scaled_dot_product_attention(q, k, …)``, whose arguments these are.
 
@@ -112,11 +114,44 @@ def attention_stats(
         scale: of the scores, 1/√d by default.
         enable_gqa: H may be a multiple of Hk; without it, Hk is H, or 1 for keys that all heads share.
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
+        cu_seqlens: of packed documents, without a mask: q is (tokens, H, d), k (tokens, Hk, d), and document n has the
+            tokens from cu_seqlens[n] to cu_seqlens[n + 1], as in ``flash_attn_varlen_func``. Statistics are those of
+            each document alone, (1, H, tokens).
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
     """
+    if cu_seqlens is not None:
+        if attn_mask is not None:
+            raise ValueError("give attn_mask or cu_seqlens, not both: packed documents see their own tokens only")
+        return _packed(q, k, cu_seqlens, is_causal, scale, enable_gqa, softcap)
     return stats_with_mask(q, k, attn_mask, is_causal, scale, enable_gqa, softcap=softcap)
+
+
+def _packed(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool,
+    softcap: float | None,
+) -> AttentionStats:  # fmt: skip
+    """Statistics (1, H, tokens) of documents one after the other, q (tokens, H, d) and k (tokens, Hk, d)."""
+    bounds = [int(n) for n in cu_seqlens]
+    if q.dim() != 3 or k.dim() != 3 or len(q) != len(k):
+        raise ValueError(f"packed q and k are (tokens, heads, d); got {tuple(q.shape)} and {tuple(k.shape)}")
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(q) or sorted(bounds) != bounds:
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {len(q)}; got {bounds}")
+    documents = [
+        stats_with_mask(
+            q[None, start:stop].transpose(1, 2), k[None, start:stop].transpose(1, 2), None, is_causal, scale,
+            enable_gqa, softcap,
+        )
+        for start, stop in pairwise(bounds) if stop > start
+    ]  # fmt: skip
+    if not documents:
+        return stats_with_mask(q[None].transpose(1, 2), k[None].transpose(1, 2), enable_gqa=enable_gqa)
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
+
+    return AttentionStats(*(joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible")))
 
 
 def stats_with_mask(
