@@ -311,28 +311,29 @@ class _Work:
     def guess(self) -> bool:
         """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
         Tq = self.q.shape[2]
-        few = self.q[:, :, :: max(1, Tq // _GUESS)].float()
-        keys = self.k.float()
-        centred = keys - keys.mean(dim=2, keepdim=True)
-        return _has_kernel(self.q.device) and bool((few @ centred.mT).abs().amax() * abs(self.scale) > _LARGE)
+        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ self.k.float().mT
+        centred = few - few.mean(dim=-1, keepdim=True)
+        return _has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
 
     def fused(self) -> Tensor:
-        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call, large scores in tiles."""
-        if self.guess():
-            return self.in_tiles(wide=True)
-        out, largest = self._by_kernel()
+        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call; large scores in float64, on a CPU."""
+        wide = self.q.device.type == "cpu"
+        if wide and self.guess():  # saves the call in float32
+            return self._by_kernel(torch.float64)[0]
+        out, largest = self._by_kernel(torch.float32)
         large = largest > _LARGE  # (b, h)
-        if self.q.device.type == "cpu" and bool(large.any()):
+        if wide and bool(large.any()):
             for b, h in large.nonzero().tolist():
                 out[:, b, h] = self._head(b, h, wide=True)
         return out
 
-    def _by_kernel(self) -> tuple[Tensor, Tensor]:
-        """The statistics, and the largest |logsumexp| of each head, (b, h)."""
-        q, k = self.q.float(), self.k.float()
+    def _by_kernel(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The statistics, computed in this type, and the largest |logsumexp| of each head, (b, h)."""
+        q, k = self.q.to(kind), self.k.to(kind)
+        additive = None if self.additive is None else self.additive.to(kind)
         centre = k.mean(dim=2, keepdim=True)
         k = k - centre
-        attended, lse = _kernel(q, k, self.additive, self.is_causal, self.scale)
+        attended, lse = _kernel(q, k, additive, self.is_causal, self.scale)
         lse = lse.to(q.dtype)
         expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
         if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
@@ -343,7 +344,7 @@ class _Work:
         if self.additive is not None:
             sink_mass = sink_mass * (self._at_sinks(self.additive) > torch.finfo(torch.float32).min / 2)
         seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
-        return torch.stack([lse - expected, lse + shift, sink_mass]), seen.abs().amax(dim=2)
+        return torch.stack([lse - expected, lse + shift, sink_mass]).float(), seen.abs().amax(dim=2)
 
     def _sink_keys(self, k: Tensor) -> Tensor:
         """The keys of the sinks, (b, h, Tq or 1, d)."""
