@@ -164,7 +164,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("almost orthogonal embeddings", "d ≤ 8 ε⁻² log M; ε-related terms", "joma.embedding_coherence joma.embedding_geometry joma.theory.EmbeddingFlow", "S7.dimension", "orthogonality embeddings"),
         Row("embeddings that train", "left open by the paper", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
         Row("similar semantics, similar embeddings", "where they train", "joma.theory.EmbeddingFlow", "S7.semantic"),
-        Row("many embeddings are highly correlated", "4d hidden neurons are not 4d independent tokens", "joma.embedding_geometry", "", "embeddings"),
+        Row("many embeddings are highly correlated", "4d hidden neurons are not 4d independent tokens", "joma.embedding_geometry joma.embedding_coherence joma.gauges", "", "embeddings"),
         Row("fewer tokens per layer, better generalisation", "thanks to trained embeddings", why="no experiment is described and no figure given"),
         Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
     ],

@@ -108,6 +108,21 @@ def exhibit(tmp_path, monkeypatch, scan):
     return Run(tmp_path / "run")
 
 
+@pytest.mark.parametrize(("revisions", "chosen"), [("pythia", None), ("main", None), ("log:40", "log:40")])
+def test_models_are_taken_from_a_folder_of_models_if_it_has_them(tmp_path, monkeypatch, revisions, chosen):
+    (tmp_path / "models/pythia-70m/step0").mkdir(parents=True)
+    monkeypatch.setenv("JOMA_MODELS", str(tmp_path / "models"))
+    result, asked = scanned(tmp_path / "scan", rising([0, 1, 2])), []
+    monkeypatch.setattr("joma._scan.scan.scan", lambda source, *_, **options: asked.append((source, options)) or result)
+    models = {"EleutherAI/pythia-70m": revisions, "EleutherAI/pythia-1.4b": revisions}
+    settings = {"models": models, "data": "pydoc", "tokens": 8, "length": 4}
+    with RunWriter.create(tmp_path / "run", kind="exhibit", config={"settings": settings}) as writer:
+        fig7.run(writer, settings, 0, lambda share, what: None)
+    here, hub = ((source, options["revisions"]) for source, options in asked)
+    assert here == (str(tmp_path / "models/pythia-70m"), chosen)
+    assert hub == ("EleutherAI/pythia-1.4b", revisions)
+
+
 def test_checkpoints_with_the_weights_of_another_step_are_left_out_and_told(tmp_path, monkeypatch):
     digests = dict.fromkeys([1, 4, 8], "final weights")  # two branches serve the final weights
     run = exhibit(tmp_path, monkeypatch, scanned(tmp_path / "scan", rising([0, 1, 2, 4, 6, 8]), digests))

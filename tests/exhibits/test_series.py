@@ -142,8 +142,26 @@ def test_embeddings_measures_every_checkpoint(made):
 def test_figure_10_counts_every_neuron_of_both_states(made):
     frame = Run(made["fig10"].path).frame("patterns")
     assert frame.groupby(["state", "layer"]).size().eq(64).all()
-    assert (made["fig10"].path / "superpose.html").read_text().startswith("<!doctype html>")
-    assert json.loads((made["fig10"].path / "examples.json").read_text())["neurons"]
+    assert (made["fig10"].path / "superpose-small-GPT-NeoX.html").read_text().startswith("<!doctype html>")
+    assert json.loads((made["fig10"].path / "examples.json").read_text())["models"]["small GPT-NeoX"]["neurons"]
+
+
+def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypatch):
+    steps = _series.checkpoints(tiny.path)
+    for name in ("one", "two"):
+        shutil.copytree(steps[max(steps)], tmp_path / name)
+        shutil.copytree(steps[min(steps)], tmp_path / name / "step0")
+    monkeypatch.setenv("JOMA_MODELS", str(tmp_path))
+    text = str(made["fig10"].path.parent / "text.txt")
+    settings = {"models": ["some/one", "some/two"], "data": text, "tokens": 2000, "shuffles": 2}
+    monkeypatch.setitem(fig10.SETTINGS, "quick", settings)
+    path = reproduce(EXHIBITS["fig10"], out=tmp_path / "out").path
+    examples = json.loads((path / "examples.json").read_text())["models"]
+    assert list(examples) == ["some/one", "some/two"]
+    assert all(shown["neurons"] for shown in examples.values())
+    assert {"superpose-one.html", "superpose-two.html"} <= {file.name for file in path.iterdir()}
+    svg = (path / "figure.svg").read_text()
+    assert all(f"some/{name}: one neuron, two patterns" in svg for name in ("one", "two"))
 
 
 @pytest.mark.parametrize(("trained", "by_chance"), [(0.2, 0.05), (0.05, 0.1), (0.0, 0.1)])

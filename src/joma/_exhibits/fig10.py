@@ -56,6 +56,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         steps = checkpoints(series(settings["series"], seed, lambda done, what: progress(share * done, what)))
         ends = {"trained": max(steps), "untrained": min(steps)}
         sources = {("small GPT-NeoX", state): (str(steps[step]), None) for state, step in ends.items()}
+    examples: dict[str, Any] = {}
     for n, ((name, state), (model, revision)) in enumerate(sources.items()):
 
         def report(done: float, what: str, n: int = n, state: str = state) -> None:
@@ -71,11 +72,11 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         if state == "trained":
             by_chance = superposition.chance(settings["shuffles"], seed)
             writer.write(0, {"chance": by_chance}, model=name, state=state)
-            if n == 0:
-                superposition.info["model"] = name
-                shown = superposition.top(EXAMPLES)
-                write_json(writer.path / "examples.json", as_json(superposition, shown))
-                write_atomic(writer.path / "superpose.html", page(superposition, superposition.top(20)))
+            superposition.info["model"] = name
+            examples[name] = as_json(superposition, superposition.top(EXAMPLES))
+            short = name.rpartition("/")[2].replace(" ", "-")
+            write_atomic(writer.path / f"superpose-{short}.html", page(superposition, superposition.top(20)))
+    write_json(writer.path / "examples.json", {"models": examples})
 
 
 def draw(run: Run) -> p.Chart:
@@ -95,14 +96,15 @@ def draw(run: Run) -> p.Chart:
         )  # fmt: skip
         note = "with two or more unrelated patterns; dashed: contexts dealt out at random, ± 2 sd"
         panels.append(p.panel(f"{model}: superposed neurons", bars, note=note, size=(560, 190)))
-    examples = json.loads((run.path / "examples.json").read_text())["neurons"]
-    rows = {
-        f"{neuron['layer']}/{neuron['neuron']} {letter}": pattern["contexts"][0]
-        for neuron in examples
-        for letter, pattern in zip("AB", neuron["patterns"], strict=False)
-    }
     note = "layer/neuron; bold: what the query (framed) attends to; shade: the neuron's activation"
-    return p.column(*panels, contexts("Examples: one neuron, two patterns (A and B)", note, rows))
+    for model, shown in json.loads((run.path / "examples.json").read_text())["models"].items():
+        rows = {
+            f"{neuron['layer']}/{neuron['neuron']} {letter}": pattern["contexts"][0]
+            for neuron in shown["neurons"]
+            for letter, pattern in zip("AB", neuron["patterns"], strict=False)
+        }
+        panels.append(contexts(f"{model}: one neuron, two patterns (A and B)", note, rows))
+    return p.column(*panels)
 
 
 def judge(run: Run) -> Judgement:

@@ -1,10 +1,10 @@
 """Figure 7: attention entropy and stable rank of the lower MLP over the checkpoints of pretrained models.
 
-With access to the hub the models are the paper's: Pythia, and OPT (of which the hub has the final checkpoint only: it
-is drawn over its layers and not judged). At the smaller presets a small GPT-NeoX is trained, saved in the hub's format
-at Pythia's steps, and scanned from those files by the same code. Its width and rate are those of a healthy training: a
-low loss, and no collapse to rank one. A small Pythia from the hub instead:
-``--set models='{"EleutherAI/pythia-70m": "log:40"}'``.
+The models are the paper's, from the hub or from folders in ``$JOMA_MODELS`` (``pythia-70m/step1000``): Pythia, and OPT
+(of which the hub has the final checkpoint only: it is drawn over its layers and not judged). At the smaller presets a
+small GPT-NeoX is trained, saved in the hub's format at Pythia's steps, and scanned from those files by the same code.
+Its width and rate are those of a healthy training: a low loss, and no collapse to rank one. A small Pythia from the hub
+instead: ``--set models='{"EleutherAI/pythia-70m": "log:40"}'``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ REVISED = "a small model trained here decided, too, and its curve was judged as 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Scan each model; the scans are kept beside the exhibit, in ``fig7-runs/``, and go on where they were."""
-    from joma._exhibits._series import series
+    from joma._exhibits._series import located, series
     from joma._scan.scan import scan
 
     models, failures = settings["models"], {}
     for n, (name, revisions) in enumerate(models.items()):
-        source = name
+        source = located(name)[0]
+        if source != name:
+            revisions = {"pythia": None, "main": None}.get(revisions, revisions)  # all that the folder has
         if name == OWN:
             source = str(series(settings["series"], seed, lambda share, what: progress(0.8 * share, what)))
 
