@@ -23,15 +23,15 @@ def alternate(*functions: Callable[[], Any], rounds: int) -> list[tuple[float, A
 
 
 def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
-    """Median seconds of both, and the median of their ratios: what disturbs the machine disturbs neighbours alike."""
+    """Median seconds of the processor for both, alternately, and the median of ratios, which load does not disturb."""
     first(), second()
     pairs = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         first()
-        middle = time.perf_counter()
+        middle = time.process_time()
         second()
-        pairs.append((middle - start, time.perf_counter() - middle))
+        pairs.append((middle - start, time.process_time() - middle))
     times = [a / b for a, b in pairs]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), statistics.median(times)
 

@@ -31,13 +31,13 @@ from joma._watch.inputs import NotWatchable
 VOCABULARY, T = 96, 64
 USUAL = {
     "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 40, "max_position_embeddings": 64,
+    "intermediate_size": 40, "max_position_embeddings": 80,
 }  # fmt: skip
-GPT = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 80}
 GROUPED = {**USUAL, "num_key_value_heads": 2}
 BART = {
     "vocab_size": VOCABULARY, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 64,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 80,
 }  # fmt: skip
 BLOCKED = {**USUAL, "block_size": 4, "num_random_blocks": 1, "attention_type": "block_sparse"}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "BERT": ("BertForMaskedLM", USUAL),
     "RoBERTa": ("RobertaForMaskedLM", USUAL),
     "DistilBERT": ("DistilBertForMaskedLM", {"vocab_size": VOCABULARY, "dim": 24, "n_layers": 2, "n_heads": 4,
-                                             "hidden_dim": 40, "max_position_embeddings": 64}),
+                                             "hidden_dim": 40, "max_position_embeddings": 80}),
     "ALBERT (shared weights)": ("AlbertForMaskedLM", {**USUAL, "embedding_size": 16}),
     "BigBird, full": ("BigBirdForMaskedLM", {**BLOCKED, "attention_type": "original_full"}),
     "BigBird, block-sparse": ("BigBirdForMaskedLM", BLOCKED),

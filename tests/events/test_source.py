@@ -260,6 +260,14 @@ def test_torch_func_over_a_watched_model_goes_on_and_the_reason_is_said_once(per
         assert len(w.step()) == 2
 
 
+def test_nested_tensors_are_refused_with_the_reason():
+    model = build()
+    source = Source(model, [])
+    nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
+    assert not source.measurable(events.Call("blocks.0.attn", model, (), {}, 0), nested)
+    assert "block-diagonal mask" in str(source.problems["blocks.0.attn"])
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own
 def test_attention_inside_of_vmap_is_left_out():
     class PerSample(nn.Module):

@@ -30,7 +30,8 @@ EXPECTED = {
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("exhibits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(table1.SETTINGS, "quick", {**table1.SETTINGS["quick"], "columns": 2})  # its columns are alike
+        small = {"columns": 2, "noisy": {"rho": [0.9], "seeds": 1, "steps": 2}}  # its columns are alike
+        patch.setitem(table1.SETTINGS, "quick", {**table1.SETTINGS["quick"], **small})
         return {exhibit.id: reproduce(exhibit, out=out) for exhibit in get(EXPECTED)}
 
 

@@ -331,3 +331,25 @@ def test_a_learned_sink_is_a_sink(column):
     )
     with pytest.raises(ValueError, match="first or the last of 10 columns, not 4"):
         attention_stats_from_scores(scores, learned_sink=4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents_by_their_bounds_are_those_of_the_block_diagonal_mask(causal):
+    generator = torch.Generator().manual_seed(4)
+    T = sum(LENGTHS)
+    q, k = torch.randn(T, 4, 8, generator=generator), torch.randn(T, 2, 8, generator=generator)
+    bounds = torch.tensor([0, *LENGTHS, 0], dtype=torch.int32).cumsum(0)  # the last document is empty
+    documents = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    keep = documents[:, None] == documents
+    keep = keep.tril() if causal else keep
+    stats = attention_stats(q, k, is_causal=causal, enable_gqa=True, cu_seqlens=bounds)
+    four = q.transpose(0, 1)[None], k.transpose(0, 1)[None]
+    entropy, lse, _, visible = brute_force(*four, keep)[1:]
+    assert (stats.entropy - entropy).abs().max() <= 1e-6
+    assert (stats.logsumexp - lse).abs().max() <= 1e-5
+    assert torch.equal(stats.visible, visible)
+    masked = attention_stats(*four, keep, enable_gqa=True)
+    torch.testing.assert_close(stats.sink_mass, masked.sink_mass, atol=2e-6, rtol=0)
+    for arguments, message in (({"attn_mask": keep}, "not both"), ({"cu_seqlens": bounds[:-2]}, "must rise from 0")):
+        with pytest.raises(ValueError, match=message):
+            attention_stats(q, k, **{"cu_seqlens": bounds, "enable_gqa": True} | arguments)

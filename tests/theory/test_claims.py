@@ -75,7 +75,7 @@ def test_each_claim_declares_mutants_and_why_some_say_the_same():
 # the others take longer; `make mutate` runs all mutants of all claims
 CHEAP = (
     "A1.per_hidden_loss T1.softmax_hypothesis T2.saliency E33 E57.inverse L4 L5 L8 L9 T4.threshold T5 T5.rho0 T5.class "
-    "E8 CDAG.E2 LAWS.no_go LAWS.velocity OPT.sign OPT.adam GaLore.B6"
+    "E8 S4.convex CDAG.E2 LAWS.no_go LAWS.velocity OPT.sign OPT.adam GaLore.B6"
 )
 
 

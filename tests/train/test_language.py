@@ -232,7 +232,7 @@ def test_divergence_is_an_outcome(tmp_path):
         ({"weight_decay": -0.1}, "weight decay must be a number of at least 0"),
         ({"weight_decay": float("nan")}, "weight decay must be a number of at least 0"),
         ({"init": -0.1}, "init must be a number of at least 0"),
-        ({"activation": "tanh"}, "unknown activation 'tanh': choose relu or gelu"),
+        ({"activation": "tanh"}, "unknown activation 'tanh': choose relu or gelu or linear"),
         ({"start": "alike"}, "unknown start 'alike': choose copied or apart or xavier"),
         ({"probe": "all"}, "unknown probe 'all': choose windows or authors"),
         ({"probe": "authors"}, "probe authors needs a length of 35, got 12"),

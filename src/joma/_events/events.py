@@ -57,7 +57,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
-    products: dict[int, int] = field(default_factory=dict)  # sizes of products of two activations -> memory of the keys
+    products: dict[int, Tensor] = field(default_factory=dict)  # size of a product of two activations -> the second one
     held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
     attentions: int = 0  # that were seen in this call
 

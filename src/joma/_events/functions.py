@@ -102,9 +102,9 @@ def _on_sdpa(
     seen = Seen(
         DotProduct, call, source.calls_to(call),
         key=(shape, fields["key"].shape, _shape(attn_mask), is_causal, output.dtype, _shape(call.states)),
-        keys_at=key.untyped_storage().data_ptr(),
+        keys=key,
         fields=fields | {"causal": is_causal, "scale": scale, "gqa": enable_gqa},
-        values_at=value.data_ptr(),
+        values=value,
         replay=(lambda: F.scaled_dot_product_attention(*given, **settings).reshape(output_shape))
         if dropout_p else None,
     )  # fmt: skip
@@ -163,12 +163,12 @@ def _on_softmax(
                 return
 
 
-def _on_scores(source: Source, call: Call, scores: Tensor, probabilities: Tensor, keys_at: int) -> None:
+def _on_scores(source: Source, call: Call, scores: Tensor, probabilities: Tensor, keys: Tensor) -> None:
     """Scores (…, Tk) in the module ``call``, and their softmax: attention, once it is multiplied with values."""
     if source.wants(Scores, BlockInput) and source.measurable(call, scores):
         key = (_shape(scores), scores.dtype, _shape(call.states))
         fields = {"scores": scores, "probabilities": probabilities}
-        source.guard.sees(Seen(Scores, call, source.calls_to(call), key, keys_at, fields))
+        source.guard.sees(Seen(Scores, call, source.calls_to(call), key, keys, fields))
 
 
 def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch: int) -> None:
@@ -182,7 +182,7 @@ def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch:
     fields = {"scores": scores, "probabilities": probabilities}
     key = (_shape(scores), scores.dtype, _shape(call.states))
     source.guard.sees(Seen(
-        Scores, call, source.calls_to(call), key, 0, fields, layout=Layout((0, 1, 2, 3), (batch, N // batch))
+        Scores, call, source.calls_to(call), key, None, fields, layout=Layout((0, 1, 2, 3), (batch, N // batch))
     ))  # fmt: skip
 
 
@@ -193,8 +193,7 @@ def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, 
         return
     if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
         source.guard.multiplied(product)
-        keys = product.operands[1]
-        source.running[-1].products[output.numel()] = keys.untyped_storage().data_ptr()
+        source.running[-1].products[output.numel()] = product.operands[1]
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -52,11 +52,11 @@ class Seen:
     call: Call
     calls: tuple[Call, ...]
     key: Key
-    keys_at: int  # memory that the keys lie in
+    keys: Tensor | None = field(repr=False)  # held, as values are, so that no other tensor gets their memory
     fields: dict[str, Any] = field(repr=False)
     replay: Callable[[], Tensor] | None = None  # the output without dropout, if there was dropout
     ordinal: int = 0  # which of the attentions in this call of the module
-    values_at: int | None = None  # where the values begin
+    values: Tensor | None = field(default=None, repr=False)
     layout: Layout | None = None
     reason: str | None = None
 
@@ -125,7 +125,7 @@ class Guard:
             for call in reversed(self.source.running):
                 for seen in call.held:
                     if not seen.known and _matches(seen, weights, query_axes):
-                        seen.values_at = values.data_ptr()
+                        seen.values = values
                         return
             call = self.source.running[-1]
             scored = weights.numel() in call.products and weights.dim() > 2
@@ -181,12 +181,20 @@ def _mixture(attentions: list[Seen]) -> str | None:
         if in_pieces(seen.call, seen.queries):
             return f"it attends in {len(attentions)} pieces, {seen.queries} queries in one of them"
         for other in known[:n]:
-            if seen.key == other.key and seen.keys_at == other.keys_at and seen.values_at != other.values_at:
+            if seen.key == other.key and _same_memory(seen.keys, other.keys) and not _same(seen.values, other.values):
                 return (
                     f"it computes {len(attentions)} attentions in one call, in a loop over heads or samples: it cannot "
                     "be told which; compute them as one"
                 )
     return None
+
+
+def _same_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and a.data_ptr() == b.data_ptr()
 
 
 def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
@@ -256,11 +264,12 @@ def _query_axes(
         return tuple(axes[n] for n in query_axes)
     last = scores.dim() - 2
     if len(query_axes) == 1 and query_axes[0] == weights.dim() - 2:
-        size, found = weights.shape[-2], []
+        size = weights.shape[-2]
+        axes_merged: list[int] = []
         for axis in range(last, -1, -1):  # one axis of the scores, or several that were merged
-            found.append(axis)
-            if (merged := _size(scores, found)) >= size:
-                return tuple(found) if merged == size else ()
+            axes_merged.append(axis)
+            if (merged := _size(scores, axes_merged)) >= size:
+                return tuple(axes_merged) if merged == size else ()
     return ()
 
 

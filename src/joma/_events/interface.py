@@ -90,8 +90,8 @@ def _on_kernel(
         if verdict is not None and verdict[0] == shapes and verdict[1] != which:
             continue
         seen = Seen(
-            DotProduct, call, source.calls_to(call), key=(*shapes, which), keys_at=key.untyped_storage().data_ptr(),
-            fields={**settings, "mask": mask, "causal": causal}, values_at=value.data_ptr(),
+            DotProduct, call, source.calls_to(call), key=(*shapes, which), keys=key,
+            fields={**settings, "mask": mask, "causal": causal}, values=value,
             replay=without_dropout if given.get("dropout") else None,
         )  # fmt: skip
         if verdict is not None and verdict[0] == shapes:

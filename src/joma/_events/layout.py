@@ -63,13 +63,13 @@ class Product:
         if self.labels is None:
             return [(a, b, (a.dim() - 2,))]
         *given, out = self.labels
-        found = []
-        for n, (mine, other) in enumerate(zip(given, reversed(given), strict=True)):
-            summed = [label for label in mine if label in other and label not in out]
-            if summed == [mine[-1]]:
-                alone = tuple(axis for axis, label in enumerate(mine) if label not in other)
-                found.append((self.operands[n], self.operands[1 - n], alone))
-        return found
+        candidates = []
+        for n, (labels, others) in enumerate(zip(given, reversed(given), strict=True)):
+            summed = [label for label in labels if label in others and label not in out]
+            if summed == [labels[-1]]:
+                alone = tuple(axis for axis, label in enumerate(labels) if label not in others)
+                candidates.append((self.operands[n], self.operands[1 - n], alone))
+        return candidates
 
 
 def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tuple[str, ...] | None:

@@ -42,6 +42,10 @@ from joma._gauges.matrices import find_matrices, plain_name
 
 _TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
 
+_NESTED = (
+    "it attends with nested tensors, which are not measured; pack documents with a block-diagonal mask, or pad them"
+)
+
 
 def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Name and module of the upper matrix of each MLP, in the order of the layers."""
@@ -267,6 +271,9 @@ class Source:
 
     def measurable(self, call: Call, *tensors: Tensor) -> bool:
         """Can these be measured? If not, the reason is kept."""
+        if any(tensor.is_nested for tensor in tensors):
+            self.problems.setdefault(call.name, ValueError(_NESTED))
+            return False
         if all(map(is_plain, tensors)):
             return True
         sharded = next((tensor for tensor in tensors if is_sharded(tensor)), None)

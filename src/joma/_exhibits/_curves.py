@@ -1,4 +1,4 @@
-"""Language models that are trained for Figures 6 and 8, and what their curves did."""
+"""Language models that are trained for Figures 6 and 8 and for the contrast, and what their curves did."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train_all(
     writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], settings: dict[str, Any], seed: int,
     progress: Progress, gauges: Sequence[str] = GAUGES,
 ) -> None:  # fmt: skip
-    """Train each of ``runs`` (data, layers, lr and steps) with every seed, and refer to its ``gauges``.
+    """Train each of ``runs`` (data, layers, lr, steps and what else differs) with every seed, refer to its ``gauges``.
 
     The runs are beside the exhibit, in ``<name>-runs/``, named by settings and the code that trains them: a killed
     exhibit goes on where it was, and runs of other code stay where they are and are not taken.
@@ -56,7 +56,7 @@ def train_all(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
             run = train(language, out, say=lambda line: None, show=show)
-        columns = {key: chosen[key] for key in ("data", "layers", "lr", "seed")}
+        columns = {key: getattr(language, key) for key in ("data", "layers", "lr", "activation", "seed")}
         writer.refer(run, tuple(gauges), **columns, status=run.info["status"])
 
 

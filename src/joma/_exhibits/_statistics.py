@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -20,6 +22,17 @@ def share_interval(count: int, total: int) -> tuple[float, float, float]:
     """A share with its exact 95 % interval (Clopper and Pearson)."""
     interval = stats.binomtest(count, total).proportion_ci(0.95, "exact")
     return count / total, float(interval.low), float(interval.high)
+
+
+def counted(did: pd.Series[float]) -> dict[str, Any]:
+    """How many of these (1 or 0) did it: count, flows, share and its exact 95 % interval."""
+    interval = zip(("share", "low", "high"), share_interval(int(did.sum()), len(did)), strict=True)
+    return {"count": int(did.sum()), "flows": len(did), **dict(interval)}
+
+
+def in_words(share: dict[str, Any]) -> str:
+    """What `counted` gave: "3 of 8 (0.09–0.76)"."""
+    return f"{share['count']} of {share['flows']} ({share['low']:.2f}–{share['high']:.2f})"
 
 
 def exponent(rows: pd.DataFrame, x: str, y: str = "drift") -> tuple[float, float, float]:

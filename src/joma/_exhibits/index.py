@@ -24,10 +24,14 @@ _OURS = (
       "With linear activation some components of v₀ keep growing while the others saturate."),
     Exhibit("fig4", "Figure 4: sparse, then dense", seconds=7, statement=
       "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
+    Exhibit("contrast", "Linear against nonlinear", seconds=60, statement=
+      "With nonlinear activations attention turns sparse, then dense; with linear ones it stays sparse (abstract)."),
     Exhibit("fig9", "Figure 9: the function G(y)", seconds=4, statement=
       "A line through the origin meets G(y) twice, and the flow has critical points where it does (Eqns. 57-59)."),
     Exhibit("fig5", "Figure 5: hierarchical data", seconds=5, statement=
       "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, while m–l′ stays slow."),
+    Exhibit("hierarchy", "Hierarchies in trained Transformers", seconds=60, statement=
+      "m associates with l and m′ with l′ before β with β′; hidden nodes come to represent y_β (Section 5)."),
     Exhibit("cdag", "Learning a hierarchy", seconds=15, statement=
       "Nodes near the output that learn a latent make the nodes below learn more basic ones (multi-layer appendix)."),
     Exhibit("fig6", "Figure 6: attention of a language model in training", seconds=130, statement=
@@ -40,7 +44,7 @@ _OURS = (
       "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens."),
     Exhibit("embeddings", "Embedding geometry", seconds=60, statement=
       "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides)."),
-    Exhibit("table1", "Table 1: latents and hidden nodes", seconds=22, statement=
+    Exhibit("table1", "Table 1: latents and hidden nodes", seconds=35, statement=
       "Hidden nodes learn the latents of their layer: each latent has a node that correlates highly with it."),
     Exhibit("orthogonality", "Almost orthogonal embeddings", seconds=20, statement=
       "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7)."),
@@ -52,6 +56,8 @@ _OURS = (
       "Self-attention need not be updated explicitly: it is implicit in the lower MLP weights (Section 3)."),
     Exhibit("softmax", "Softmax: exact sums, and how good the first integral is", seconds=20, statement=
       "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z better than Eqn. 18."),
+    Exhibit("assumptions", "What JoMA assumes, measured", seconds=60, statement=
+      "Back-propagated gradients are stationary during most of training, and in layer-wise training (Assumption 1)."),
     Exhibit("optimisers", "The same task under different optimisers", seconds=15, statement=
       "Ours: the most salient token wins (Theorem 2) under the optimisers that people use, too."),
     Exhibit("foretold", "Where attention ends, foretold", seconds=25, statement=

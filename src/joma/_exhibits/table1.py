@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from joma._exhibits._columns import COLUMN, LAYERS, STATES, baselines, judge_rate, rate, summary
+from joma._exhibits._noisy import noisy_story, run_noisy, trend
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures.tables import latex, markdown
@@ -20,11 +21,14 @@ from joma.theory._table1 import TABLE1
 from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3]},
-    "laptop": {"columns": 12, "seeds": 3, "d": 256, "steps": 2000, "lr": [1e-4]},
-    "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": [1e-5, 1e-4]},
-}
-AXES = {"ncorr": ["s"]}
+    "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
+              "noisy": {"rho": [0.9], "seeds": 2, "steps": 30}},
+    "laptop": {"columns": 12, "seeds": 3, "d": 256, "steps": 2000, "lr": [1e-4],
+               "noisy": {"rho": [0.8, 0.9], "seeds": 3, "steps": 1000}},
+    "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": [1e-5, 1e-4],
+              "noisy": {"rho": [0.8, 0.9], "seeds": 5, "steps": 10_000}},
+}  # fmt: skip
+AXES = {"ncorr": ["s"], "noisy_ncorr": ["s"]}
 LEAST = {"d": 256, "steps": 2000}  # of a run that can test the statement
 RULE = (
     "a layer of latents is represented by training if trained − untrained and trained − permuted, paired by column and "
@@ -61,6 +65,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         for state, values in states.items():
             writer.write(training.steps, {"ncorr": values}, state=state, **labels)
         writer.write(training.steps, scores, **labels)
+    run_noisy(writer, settings, settings["lr"][-1], seed, progress)
 
 
 def tables(run: Run) -> dict[str, str]:
@@ -87,7 +92,7 @@ def tables(run: Run) -> dict[str, str]:
 
 def _settings(run: Run) -> str:
     settings, paper = run.info["config"]["settings"], SETTINGS["paper"]
-    differ = [key for key in paper if key != "lr" and settings[key] != paper[key]]
+    differ = [key for key in paper if key not in ("lr", "noisy") and settings[key] != paper[key]]
     smaller = [f"{key} {settings[key]:g} (paper {paper[key]:g})" for key in differ]
     rates = f"learning rate {', '.join(map(rate, settings['lr']))}"
     return f"With {', '.join([*smaller, rates])}." if smaller else f"At the scale of the paper, {rates}."
@@ -134,16 +139,16 @@ def judge(run: Run) -> Judgement:
     }
     numbers["accuracy"] = float(run.frame("accuracy").value.mean())
     numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())
+    (noise, numbers["noisy"]), (change, numbers["trend"]) = noisy_story(run), trend(run)
     columns = judged[best]["columns"]
     paper = {s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS}
     settings = run.info["config"]["settings"]
     small = any(settings[key] < least for key, least in LEAST.items())
-    agree = any(judged[lr]["reproduces"] for lr in rates)
-    none = Verdict.INDISTINCT if agree else Verdict.FAILS
+    none = Verdict.INDISTINCT if any(judged[lr]["reproduces"] for lr in rates) else Verdict.FAILS
     return Judgement(
         Verdict.UNDECIDED if small else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
         RULE,
-        f"{text} {_settings(run)} {baselines(run)}",
+        f"{text} {_settings(run)} {baselines(run)} {noise} {change}",
         numbers,
         measured="; ".join(f"lr {lr:g}, {judged[lr]['measured']}" for lr in rates),
         paper="; ".join(f"s = {s}: {paper[s]:.2f}" for s in LAYERS),

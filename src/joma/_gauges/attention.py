@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -101,6 +102,7 @@ def attention_stats(
     enable_gqa: bool = False,
     *,
     softcap: float | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> AttentionStats:
     """Statistics of ``scaled_dot_product_attention(q, k, …)``, whose arguments these are.
 
@@ -112,11 +114,44 @@ def attention_stats(
         scale: of the scores, 1/√d by default.
         enable_gqa: H may be a multiple of Hk; without it, Hk is H, or 1 for keys that all heads share.
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
+        cu_seqlens: of packed documents, without a mask: q is (tokens, H, d), k (tokens, Hk, d), and document n has the
+            tokens from cu_seqlens[n] to cu_seqlens[n + 1], as in ``flash_attn_varlen_func``. Statistics are those of
+            each document alone, (1, H, tokens).
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
     """
+    if cu_seqlens is not None:
+        if attn_mask is not None:
+            raise ValueError("give attn_mask or cu_seqlens, not both: packed documents see their own tokens only")
+        return _packed(q, k, cu_seqlens, is_causal, scale, enable_gqa, softcap)
     return stats_with_mask(q, k, attn_mask, is_causal, scale, enable_gqa, softcap=softcap)
+
+
+def _packed(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool,
+    softcap: float | None,
+) -> AttentionStats:  # fmt: skip
+    """Statistics (1, H, tokens) of documents one after the other, q (tokens, H, d) and k (tokens, Hk, d)."""
+    bounds = [int(n) for n in cu_seqlens]
+    if q.dim() != 3 or k.dim() != 3 or len(q) != len(k):
+        raise ValueError(f"packed q and k are (tokens, heads, d); got {tuple(q.shape)} and {tuple(k.shape)}")
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(q) or sorted(bounds) != bounds:
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {len(q)}; got {bounds}")
+    documents = [
+        stats_with_mask(
+            q[None, start:stop].transpose(1, 2), k[None, start:stop].transpose(1, 2), None, is_causal, scale,
+            enable_gqa, softcap,
+        )
+        for start, stop in pairwise(bounds) if stop > start
+    ]  # fmt: skip
+    if not documents:
+        return stats_with_mask(q[None].transpose(1, 2), k[None].transpose(1, 2), enable_gqa=enable_gqa)
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
+
+    return AttentionStats(*(joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible")))
 
 
 def stats_with_mask(
@@ -311,28 +346,29 @@ class _Work:
     def guess(self) -> bool:
         """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
         Tq = self.q.shape[2]
-        few = self.q[:, :, :: max(1, Tq // _GUESS)].float()
-        keys = self.k.float()
-        centred = keys - keys.mean(dim=2, keepdim=True)
-        return _has_kernel(self.q.device) and bool((few @ centred.mT).abs().amax() * abs(self.scale) > _LARGE)
+        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ self.k.float().mT
+        centred = few - few.mean(dim=-1, keepdim=True)
+        return _has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
 
     def fused(self) -> Tensor:
-        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call, large scores in tiles."""
-        if self.guess():
-            return self.in_tiles(wide=True)
-        out, largest = self._by_kernel()
+        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call; large scores in float64, on a CPU."""
+        wide = self.q.device.type == "cpu"
+        if wide and self.guess():  # saves the call in float32
+            return self._by_kernel(torch.float64)[0]
+        out, largest = self._by_kernel(torch.float32)
         large = largest > _LARGE  # (b, h)
-        if self.q.device.type == "cpu" and bool(large.any()):
+        if wide and bool(large.any()):
             for b, h in large.nonzero().tolist():
                 out[:, b, h] = self._head(b, h, wide=True)
         return out
 
-    def _by_kernel(self) -> tuple[Tensor, Tensor]:
-        """The statistics, and the largest |logsumexp| of each head, (b, h)."""
-        q, k = self.q.float(), self.k.float()
+    def _by_kernel(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The statistics, computed in this type, and the largest |logsumexp| of each head, (b, h)."""
+        q, k = self.q.to(kind), self.k.to(kind)
+        additive = None if self.additive is None else self.additive.to(kind)
         centre = k.mean(dim=2, keepdim=True)
         k = k - centre
-        attended, lse = _kernel(q, k, self.additive, self.is_causal, self.scale)
+        attended, lse = _kernel(q, k, additive, self.is_causal, self.scale)
         lse = lse.to(q.dtype)
         expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
         if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
@@ -343,7 +379,7 @@ class _Work:
         if self.additive is not None:
             sink_mass = sink_mass * (self._at_sinks(self.additive) > torch.finfo(torch.float32).min / 2)
         seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
-        return torch.stack([lse - expected, lse + shift, sink_mass]), seen.abs().amax(dim=2)
+        return torch.stack([lse - expected, lse + shift, sink_mass]).float(), seen.abs().amax(dim=2)
 
     def _sink_keys(self, k: Tensor) -> Tensor:
         """The keys of the sinks, (b, h, Tq or 1, d)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
-from joma._gauges.embedding import centred, embedding_coherence
+from joma._gauges.embedding import centred, correlated_share, embedding_coherence
 from joma._gauges.rank import TopSingular
 from joma._gauges.rank import effective_rank as _effective_rank
 from joma._gauges.registry import gauge
@@ -117,6 +117,24 @@ def charge_drift(state: ChargeState) -> Tensor:
 def charge_residual(state: ChargeState) -> Tensor:
     """What the gradient identity of a charge is off by, relative: rounding, or a bug; needs optimizer=."""
     return state.residual
+
+
+@gauge("correlated_neurons", on="weight")
+def correlated_neurons(w: Tensor) -> float:
+    """Share of neurons whose weights have |cos| ≥ ½ with those of another neuron (Section 7)."""
+    return correlated_share(w) if bool(w.isfinite().all()) else math.nan
+
+
+@gauge("effective_neurons", on="weight")
+def effective_neurons(w: Tensor) -> float:
+    """M²/Σ cos² over pairs of neurons' weights: how many independent ones there are, at most d (Section 7)."""
+    return _cosines(w, "effective_number")
+
+
+@gauge("effective_vocabulary", on="hidden")
+def effective_vocabulary(states: Tensor) -> float:
+    """M²/Σ cos² over pairs of tokens' representations: how many independent ones there are, at most d (Section 7)."""
+    return _cosines(states, "effective_number")
 
 
 def _cosines(states: Tensor, statistic: str) -> float:

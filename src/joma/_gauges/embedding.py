@@ -45,6 +45,14 @@ class Coherence:
         """8 ε⁻² ln M: with that many dimensions, M vectors with coherence ε exist (Johnson-Lindenstrauss)."""
         return math.inf if self.maximum == 0 else 8 * math.log(max(self.rows, 1)) / self.maximum**2
 
+    @property
+    def effective_number(self) -> float:
+        """M²/Σ cos² over all pairs, a row and itself included: M for orthogonal rows, 1 for parallel ones, at most d.
+
+        Independent Gaussian rows have M/(1 + (M − 1)/d).
+        """
+        return self.rows if self.rows < 2 else self.rows / (1 + (self.rows - 1) * self.rms**2)
+
 
 def embedding_coherence(u: Tensor) -> Coherence:
     """|cos| between all pairs of different rows of u, a block of rows at a time, in float32.
@@ -87,6 +95,17 @@ def embedding_coherence(u: Tensor) -> Coherence:
     # Σ_{i≠j} cos = ‖Σ u_i‖² − M for unit rows
     signed = (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs) if pairs else math.nan
     return Coherence(min(maximum, 1.0), mean, rms, signed, pair, M, u.shape[1], len(u) - M, histogram)
+
+
+def correlated_share(u: Tensor, least: float = 0.5) -> float:
+    """The share of rows (M, d) that have |cos| ≥ ``least`` with another row; zero rows are correlated with none."""
+    unit = torch.nn.functional.normalize(u.detach().float(), dim=1)
+    count = 0
+    for start in range(0, len(unit), _ROWS):
+        cosines = (unit[start : start + _ROWS] @ unit.T).abs_()  # (r, M)
+        cosines[torch.arange(len(cosines)), torch.arange(start, start + len(cosines))] = 0.0
+        count += int((cosines.amax(dim=1) >= least).sum())
+    return count / len(unit)
 
 
 def centred(u: Tensor) -> Tensor:

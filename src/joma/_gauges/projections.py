@@ -29,14 +29,14 @@ _FUSED = (
 
 def projections(model: nn.Module, part: str) -> list[Matrix]:
     """q, k, v, o or W_Q W_Kᵀ of every attention module that has them under a known name."""
-    found = []
+    matrices = []
     for name, module in model.named_modules():
         name = plain_name(name)
         if getattr(module, "in_proj_weight", None) is not None or _child(module, "q") or _child(module, "fused"):
             matrix = _projection(model, name, module, part)
             if matrix is not None:
-                found.append(matrix)
-    return found
+                matrices.append(matrix)
+    return matrices
 
 
 def _child(module: nn.Module, kind: str) -> nn.Module | None:

@@ -9,6 +9,7 @@ A gauge measures one thing on a model. What its function is given depends on wha
     gradient    the gradient of a matrix (m, n) that the optimiser is about to use; else as "weight"
     update      what an optimiser's step did to a matrix, relative to its size: ΔW/‖W‖_F (m, n); else as "weight"
     charge      a `ChargeState`       -> a number, or one per head
+    block       a ``BlockMotion``     -> a number: what happened to a block since the measurement before
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-On = Literal["attention", "weight", "hidden", "gradient", "update", "charge"]
+On = Literal["attention", "weight", "hidden", "gradient", "update", "charge", "block"]
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
 # parts of a block that weight gauges can be measured on, as in "stable_rank.qk"; the first by default
@@ -45,7 +46,8 @@ CHARGES = {
 # products, and what LoRA adds, have no gradient of their own
 _PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk" and not part.endswith(UPDATE)}
 _PARTS_ON: dict[On, dict[str, str]] = {
-    "attention": {}, "hidden": {}, "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
+    "attention": {}, "hidden": {}, "block": {}, "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS,
+    "charge": CHARGES,
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ class Gauge:
     @property
     def runs_model(self) -> bool:
         """Is it measured in passes of the model?"""
-        return self.on in ("attention", "hidden")
+        return self.on in ("attention", "hidden", "block")
 
     @property
     def per_head(self) -> bool:
@@ -74,8 +76,11 @@ class Gauge:
 
     @property
     def needs_steps(self) -> bool:
-        """Can it be measured around the steps of an optimiser only?"""
-        return self.on in ("gradient", "update") or self.name.split(".")[0] in ("charge_residual", "charge_drift")
+        """Can it be measured in training only?"""
+        return self.on in ("gradient", "update", "block") or self.name.split(".")[0] in (
+            "charge_residual",
+            "charge_drift",
+        )
 
     def measure(self, w: Any, top: Any = None) -> float:
         """The value on a matrix (weight, gradient or update); ``top`` is its `TopSingular` if that is known already."""
@@ -98,8 +103,8 @@ def gauge(
     Arguments:
         name: an identifier; it is what `watch`, `scan` and the command line call it.
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
-            (m, n), "gradient" its gradient, "update" what a step did to it over its norm, "hidden" states (tokens, d)
-            (it returns a number).
+            (m, n), "gradient" its gradient, "update" what a step did to it over its norm, "hidden" states (tokens, d),
+            "block" a `BlockMotion` (it returns a number).
         reduce: how an attention gauge becomes one value per head: "mean" or "max" over real queries.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
             the matrix.
@@ -141,7 +146,7 @@ def gauges() -> dict[str, Gauge]:
     Returns:
         Name -> gauge, with what it is measured on and a line of help.
     """
-    from joma._gauges import builtin  # noqa: F401  (registers them)
+    from joma._gauges import assumptions, builtin  # noqa: F401  (registers them)
 
     for entry in entry_points(group="joma.gauges"):
         if entry.name not in _GAUGES:

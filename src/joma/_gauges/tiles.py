@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from joma._gauges.masks import first_seen
+from joma._gauges.masks import count, first_seen
 
-_TILE = 1 << 16  # entries of a tile: 256 KiB in float32
+_TILE = 1 << 17  # entries of a tile: 512 KiB in float32
 _LOWEST = -1e30  # in the place of −inf, where it is multiplied with a probability of 0
 
 
@@ -34,18 +34,34 @@ def stats_of_scores(
     rows = max(1, _TILE // Tk)
     for start in range(0, Tq, rows):
         stop = min(Tq, start + rows)
-        visible = min(Tk, stop) if is_causal else Tk
+        added = additive if additive is None or len(additive) == 1 else additive[start:stop]
+        visible = min(Tk, stop) if is_causal else _reach(added, Tk)
         s = q[start:stop] @ keys[:, :visible]
         if softcap is not None:
             s = s.div_(softcap).tanh_().mul_(softcap)
-        if additive is not None:
-            s += additive if len(additive) == 1 else additive[start:stop]
+        if s.dtype == torch.float64:  # what a row has in common is taken away before digits are
+            shift = s.amax(dim=-1, keepdim=True)
+            s = (s - shift).float()
+        else:
+            shift = None
+        if added is not None:
+            s += added[:, :visible]
         if is_causal and visible > start:
             position = torch.arange(start, stop, device=q.device)
             s[:, start:].masked_fill_(position[: visible - start] > position[:, None], -math.inf)
         part = out[:, start:stop]
         _tile(s, part, sink if isinstance(sink, int) or len(sink) == 1 else sink[start:stop])
+        if shift is not None:
+            part[1] += shift[:, 0]
     return out
+
+
+def _reach(added: Tensor | None, keys: int) -> int:
+    """How many of the first keys some query of a tile sees, at least one: what lies beyond need not be computed."""
+    if added is None or added.device.type != "cpu":
+        return keys
+    seen = (added.amax(dim=0) > torch.finfo(added.dtype).min / 2).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else 1
 
 
 def _tile(s: Tensor, out: Tensor, sink: Tensor | int) -> None:
@@ -84,12 +100,15 @@ def stats_of_softmax(
         for start in range(0, Tq, rows):
             part = slice(start, start + rows)
             s = scores[n, part]
-            s = s.float() if torch.finfo(s.dtype).bits < 32 else s
+            if probabilities is None:  # nobody waits for it: as exact as the device allows
+                s = s.double() if s.device.type in ("cpu", "cuda") else s.float()
+            elif torch.finfo(s.dtype).bits < 32:
+                s = s.float()
             seen = s > lowest
             if bool((~seen[:, keys.start or 0]).any()):
                 seen |= s.isnan()  # what is not a number is not masked: it must show
                 first[n, part] = first_seen(seen[:, keys].contiguous())
-            visible[n, part] = torch.count_nonzero(seen, dim=-1)
+            visible[n, part] = count(seen)
             largest = s.amax(dim=-1, keepdim=True)
             d = (s - largest).clamp_(min=_LOWEST)
             if probabilities is not None:

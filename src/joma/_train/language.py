@@ -161,7 +161,7 @@ class _Lab:
             if settings.fresh_adam and (step - 1) % self.epoch == 0:
                 self.stepper.renew()
             inputs, targets = self._window(self.train_streams, step - 1)
-            loss = self.stepper.step(inputs[streams_here], targets[streams_here])
+            loss = self.stepper.step(inputs[streams_here], targets[streams_here], self._trained_layer(step))
             if not math.isfinite(loss):
                 return "diverged", f"the loss is {loss} at step {step}"
             extra = {}
@@ -178,6 +178,11 @@ class _Lab:
                     checkpoints.prune(self.out, keep, keep_every)
             show(StepSummary(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
         return "done", None
+
+    def _trained_layer(self, step: int) -> int | None:
+        """The one layer that this step trains, if layers are trained one by one."""
+        settings = self.settings
+        return (step - 1) * settings.layers // settings.steps if settings.layerwise else None
 
     def _due(self, step: int) -> bool:
         """Measure every so many steps, the last one, those with a validation loss, and early ones more often."""

@@ -21,6 +21,7 @@ class LanguageModel(nn.Module):
 
     Arguments:
         words: size of the vocabulary.
+        activation: "relu", "gelu", or "linear" for an MLP without one.
         init: embedding and decoder start uniform within ± this.
         start: of the layers, see `Start`.
         length: the longest window.
@@ -34,10 +35,10 @@ class LanguageModel(nn.Module):
         if d % heads:
             raise ValueError(f"the width d = {d} is not a multiple of {heads} heads")
 
+        phi = _as_it_is if activation == "linear" else activation
+
         def layer() -> nn.TransformerEncoderLayer:
-            return nn.TransformerEncoderLayer(
-                d, heads, hidden, dropout, activation, norm_first=norm_first, batch_first=True
-            )
+            return nn.TransformerEncoderLayer(d, heads, hidden, dropout, phi, norm_first=norm_first, batch_first=True)
 
         self.encoder = nn.TransformerEncoder(layer(), layers, enable_nested_tensor=False)
         if Start(start) is not Start.COPIED:
@@ -68,6 +69,10 @@ class LanguageModel(nn.Module):
         """Logits (B, T, words) of the next tokens; without ``project`` the states before the decoder."""
         states = self.encode(self.embed(tokens))
         return self.decoder(states) if project else states
+
+
+def _as_it_is(rows: Tensor) -> Tensor:
+    return rows
 
 
 def sinusoids(length: int, d: int) -> Tensor:

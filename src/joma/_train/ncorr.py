@@ -38,6 +38,20 @@ def best_correlation(latents: ArrayLike, activations: ArrayLike) -> Floats:
     return np.asarray(np.max(_directions(y).T @ np.nan_to_num(_directions(a)), axis=1))
 
 
+def held_out_correlation(latents: ArrayLike, activations: ArrayLike) -> float:
+    """NCorr without the luck of the best of many: each latent's node is chosen on one half of the samples and scored on
+    the other, both ways; the mean over latents (N, n) and nodes (N, H). NaN if no latent varies in both halves."""
+    y, a = np.asarray(latents, dtype=np.float64), np.asarray(activations, dtype=np.float64)
+    halves = [
+        (_directions(y[half]), np.nan_to_num(_directions(a[half]))) for half in (slice(0, None, 2), slice(1, None, 2))
+    ]
+    scores = []
+    for choose, score in (halves, halves[::-1]):
+        best = (choose[0].T @ choose[1]).argmax(axis=1)  # of a latent that is constant here: node 0, and NaN below
+        scores.append((score[0] * score[1][:, best]).sum(axis=0) + 0.0 * choose[0].sum(axis=0))
+    return _mean(np.mean(scores, axis=0))
+
+
 def _directions(x: Floats) -> Floats:
     """Columns centred and of unit length; NaN where constant."""
     centred = x - x.mean(axis=0)
@@ -57,6 +71,7 @@ class NCorr(NamedTuple):
 
     value: Floats
     permuted: Floats  # latents permuted over the distinct samples: the mean over permutations
+    held_out: Floats  # nodes chosen on one half of the draws and scored on the other; NaN without noise
     permuted_draws: Floats  # latents permuted over `SAMPLES` draws; without noise it takes copies for evidence
 
 
@@ -82,19 +97,21 @@ def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, p
     samples: HierarchySamples = data.distinct() if data.rho == 1 else data.sample(labels, rng)
     draws = labels if data.rho == 1 else np.arange(SAMPLES)  # rows of samples
     activations = maximal_activations(model, samples.x)
-    value, permuted, permuted_draws = [], [], []
+    value, permuted, held_out, permuted_draws = [], [], [], []
     for s in LAYERS:
         y, a = samples.latents[s], activations[s]
         value.append(_mean(best_correlation(y, a)))
         nulls = [_mean(best_correlation(y[rng.permutation(len(y))], a)) for _ in range(permutations)]
         permuted.append(float(np.mean(nulls)))
+        held_out.append(held_out_correlation(y, a) if data.rho < 1 else float("nan"))
         permuted_draws.append(_mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws])))
-    return NCorr(np.array(value), np.array(permuted), np.array(permuted_draws))
+    return NCorr(np.array(value), np.array(permuted), np.array(held_out), np.array(permuted_draws))
 
 
 def train_and_measure(
-    sizes: tuple[int, int, int, int], d: int, training: Training, seed: int, show: Callable[[int], None]
-) -> tuple[dict[str, Floats], dict[str, float]]:
+    sizes: tuple[int, int, int, int], d: int, training: Training, seed: int, show: Callable[[int], None],
+    rho: float = 1.0,
+) -> tuple[dict[str, Floats], dict[str, float]]:  # fmt: skip
     """NCorr of one network on one hierarchy, by state, and what the network has learned of the classes.
 
     Arguments:
@@ -102,8 +119,9 @@ def train_and_measure(
         d: of the embeddings.
         seed: of data, weights and samples.
         show: called with the number of the step.
+        rho: of the data; below 1 there are also held-out states.
     """
-    data = make_hierarchy(*sizes, seed=seed)
+    data = make_hierarchy(*sizes, rho=rho, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HierarchyTransformer(data.M, data.C, d)
@@ -117,6 +135,8 @@ def train_and_measure(
         "untrained": before.value, "trained": after.value, "permuted": after.permuted,
         "untrained permuted": before.permuted, "permuted draws": after.permuted_draws,
     }  # fmt: skip
+    if rho < 1:
+        states |= {"trained held out": after.held_out, "untrained held out": before.held_out}
     scores = {
         "loss": float(np.mean(losses[-10:])),
         "accuracy": float((guess == distinct.labels).mean()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from joma._jobs.machine import threads
 
-ACTIVATIONS = ("relu", "gelu")
+ACTIVATIONS = ("relu", "gelu", "linear")
 AUTHORS_LENGTH = 35  # tokens of the sequence of `Probe.AUTHORS`
 
 
@@ -45,7 +45,7 @@ class Settings:
     hidden: int = _setting(200, "hidden neurons of the MLP")
     heads: int = _setting(1, "attention heads")
     dropout: float = _setting(0.2, "dropout")
-    activation: str = _setting("relu", "relu or gelu")
+    activation: str = _setting("relu", "of the MLP: relu, gelu, or linear (none)")
     norm_first: bool = _setting(False, "layer norm before attention and MLP instead of after")
     init: float = _setting(0.1, "embedding and decoder start uniform between ± this")
     start: str = _setting(
@@ -66,6 +66,9 @@ class Settings:
         "windows", "windows, or authors: the one sequence of the authors (stream 0 of 10, window 100)"
     )
     fresh_adam: bool = _setting(False, "a new Adam every epoch, whose moments are lost, as in the authors' loop")
+    layerwise: bool = _setting(
+        False, "train one layer after the other, from the bottom, each for its share of the steps, all else held"
+    )
     short_window: bool = _setting(False, "the short window at the end of an epoch counts, as in the authors' loop")
     seed: int = _setting(0, "seed; 3 is the start of the authors' seed 1, and so on")
     threads: int = _setting(
@@ -100,7 +103,7 @@ class Settings:
         for name, known in (("activation", ACTIVATIONS), ("start", tuple(Start)), ("probe", tuple(Probe))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
-        for name in ("norm_first", "fresh_adam", "short_window"):
+        for name in ("norm_first", "fresh_adam", "short_window", "layerwise"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name.replace('_', ' ')} must be true or false, got {value!r}")
         if self.probe == Probe.AUTHORS and self.length != AUTHORS_LENGTH:

@@ -25,16 +25,30 @@ class Stepper:
         self.optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
         self._processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
-    def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """One step on a window (B, T); returns the mean loss, of all processes."""
+    def step(self, tokens: Tensor, targets: Tensor, layer: int | None = None) -> float:
+        """One step on a window (B, T), of one ``layer`` alone if it is named; the mean loss, of all processes."""
         loss, square_norm = self.gradients(tokens, targets)
+        if layer is None:
+            self._update(square_norm)
+            return loss
+        trained = {id(parameter) for parameter in self.model.encoder.layers[layer].parameters()}
+        held = [(p, p.grad) for p in self.model.parameters() if id(p) not in trained]
+        for parameter, _ in held:
+            parameter.grad = None  # Adam passes over what has none
+        gradients = [p.grad for p in self._inner if p.grad is not None]
+        self._update(torch.stack([torch.linalg.vector_norm(g) for g in gradients]).square().sum())
+        for parameter, gradient in held:
+            parameter.grad = gradient
+        return loss
+
+    def _update(self, square_norm: Tensor) -> None:
+        """Adam's step, with gradients clipped."""
         scale = clip_scale(square_norm, self.clip) if self.clip > 0 else 1.0
         device = self.model.embed.weight.device
         # the protocol of gradient scalers: the fused kernel divides by it on the way
         self.optimizer.grad_scale = torch.tensor(scale, device=device)  # type: ignore[attr-defined]
         self.optimizer.found_inf = torch.tensor(0.0, device=device)  # type: ignore[attr-defined]
         self.optimizer.step()
-        return loss
 
     def renew(self) -> None:
         """Forget Adam's moments, as a new Adam does; its hooks and whoever else holds it stay."""

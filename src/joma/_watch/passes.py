@@ -59,8 +59,7 @@ class Passes:
 
     def __init__(
         self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
-        notices: Notices, sampler: Sampler | None = None,
-        observers: Sequence[Observer] = (),
+        notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on == "attention"]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from joma._events.optimiser import Steps, distinct_rates, optimisers_of
+from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding
 from joma._events.source import Source
 from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
-from joma._watch import alarms, attached
+from joma._watch import alarms, applicability, attached
 from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
 from joma._watch.inputs import NotWatchable, check_has_attention, check_model, find
 from joma._watch.measurement import Measurement
+from joma._watch.motions import Motions
 from joma._watch.notices import Notices, silent, warn
 from joma._watch.passes import Passes
 from joma._watch.phases import PHASES, Phase
@@ -149,6 +150,7 @@ class Watch:
         if self._attends:
             check_has_attention(model)
         self._notices = Notices(warn if self._processes.first else silent)
+        self._motions = Motions(model, self._gauges)
         measured = [*self._gauges, *alarms.FOR_PHASES]
         sampler = None if queries is None else Sampler(queries)
         if sampler is not None and (largest := next((g.name for g in self._gauges if g.reduce == "max"), None)):
@@ -156,12 +158,11 @@ class Watch:
                 f"{largest} is the largest over all queries, which a sample cannot tell: leave out queries="
             )
         self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
-        self._passes = Passes(
-            model, measured, padding, self._processes, self._notices, sampler, [self._charges.precision]
-        )
+        observers = [self._charges.precision, *self._motions.observers]
+        self._passes = Passes(model, measured, padding, self._processes, self._notices, sampler, observers)
         self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, self._passes.blocks, optimizers or [])
-        self._meters = (self._weights, self._changes, self._charges)  # of what needs no pass of the model
+        self._meters = (self._weights, self._changes, self._charges, self._motions)  # of all but attention and states
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
@@ -183,7 +184,8 @@ class Watch:
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.rank == 0 else None
-        self._steps = None if optimizers is None else Steps(model, optimizers, [self._changes, self._charges])
+        of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
+        self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
         # measured steps are listened to; what needs no attention of them asks in which precision they are computed
         listened = self._attends and self._probe is None
         self._ears = self._passes.source if listened else Source(model, [self._charges.precision])
@@ -264,7 +266,7 @@ class Watch:
             "phases": [phase.state() for phase in self.phases],
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
-            "starts": self._weights.state(),
+            "starts": self._weights.state() | self._motions.state(),
             "charges": self._charges.state(),
             "clock": self._clock.state(),
         }
@@ -279,6 +281,7 @@ class Watch:
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
         self._charges.restore(state.get("charges", {}))
+        self._motions.restore(state["starts"])
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
@@ -292,6 +295,11 @@ class Watch:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
         return Run(self._record.writer.path).frame()
 
+    @property
+    def applies(self) -> str:
+        """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
+        return applicability.sentence(self.frame()) if self._motions.gauges and self.latest else ""
+
     def close(self, status: str = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing."""
         if self._closed:
@@ -301,6 +309,8 @@ class Watch:
         self._detach()
         if self._line is not None:
             self._line.close()
+        if said := self.applies:
+            self._record.writer.note(applies=said)
         self._record.finish(status, reason)
 
     def __enter__(self) -> Self:
@@ -353,6 +363,8 @@ class Watch:
             values = self._passes.measure()
         for meter in self._meters:
             values |= meter.measure()
+        for name, reason in self._motions.problems.items():
+            self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         if self._charges.checks and self._steps is not None:
@@ -365,10 +377,12 @@ class Watch:
             alarms.update(self.phases, per_layer, step, mean_loss)
             alarms.warn(self.phases, per_layer, step, mean_loss, self.layers, self._notices)
             self._record.keep_for_phases(step, per_layer, mean_loss)
-        heads = {gauge.name: self._passes.heads(gauge.name) for gauge in self._gauges if gauge.runs_model}
+        heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in ("attention", "hidden")}
         absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
         self.latest = Measurement(step, values, self._names(), heads, mean_loss, absent)
         for name, n, module in self.latest.not_numbers():
+            if name in self._motions.names:  # a layer that was not trained, or did not run, has no value
+                continue
             self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if not math.isnan(mean_loss) or loss is not None:
@@ -387,7 +401,7 @@ class Watch:
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
-        known = [*(g.name for g in self._gauges if g.runs_model), "phase"] if self.layers else []
+        known = [*(g.name for g in self._gauges if g.on in ("attention", "hidden")), "phase"] if self.layers else []
         known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
         return names | dict.fromkeys(known, self.layers)
 

@@ -46,6 +46,7 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
 
 
 def _train(
+    ctx: typer.Context,
     out: _OUT = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
@@ -55,6 +56,8 @@ def _train(
     **settings: Any,
 ) -> None:
     """Train the paper's language model with a watch attached. The same command again goes on where it stopped."""
+    if ctx.invoked_subcommand is not None:
+        return
     from rich.console import Console
 
     from joma._train.language import train
@@ -84,9 +87,49 @@ def _train(
         means = layer.groupby("gauge").value.mean()
         entropy = f", entropy {means['entropy']:.3f}" if "entropy" in means else ""
         print(f"layer {n}: {info['phases'][int(means['phase'])]}{entropy}")
+    if "applies" in info:
+        print(info["applies"], soft_wrap=True)
     print(f"picture: joma plot {folder}", soft_wrap=True)
     if info["status"] == "diverged":
         raise typer.Exit(1)
+
+
+def _hierarchy(
+    rho: Annotated[float, typer.Option(help="How far a latent decides those below it, between 0 and 1.")] = 0.9,
+    depth: Annotated[int, typer.Option(help="Edges from the class to a token: 3 (α, β, tokens) or 2.")] = 3,
+    latents: Annotated[int, typer.Option(help="Latents right below the class.")] = 4,
+    children: Annotated[int, typer.Option(help="Children of each latent.")] = 3,
+    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
+    layers: Annotated[int, typer.Option(help="Blocks of the Transformer.")] = 2,
+    width: Annotated[int, typer.Option(help="Width of the model.")] = 64,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 400,
+    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 64,
+    lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
+    every: Annotated[int, typer.Option(help="Steps between measurements.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of tree, weights and samples.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/hierarchy-…]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
+) -> None:
+    """Train a small Transformer on a noisy latent tree (Section 5): who attends to whom, which latents nodes show."""
+    from rich.console import Console
+
+    from joma._train.tree import TreeSettings, train_tree
+
+    settings = TreeSettings(
+        rho, depth, latents, children, classes, layers, width, steps, batch, lr, every, seed
+    ).checked()
+    folder = out or Path("runs") / f"hierarchy-rho={rho:g},depth={depth},layers={layers},seed={seed}"
+    with Console(stderr=True).status("training"):
+        run = train_tree(settings, folder, force=force)
+    print = Console(highlight=False, markup=False).print
+    table = run.frame()
+    for gauge in [name for name in dict.fromkeys(table.gauge) if name != "competition"]:
+        curves = table[table.gauge == gauge].groupby(["tree", "step"]).value.mean()
+        shown = (
+            f"{tree} {curves[tree].iloc[0]:.2f} → {curves[tree].iloc[-1]:.2f}" for tree in curves.index.unique(0)[::-1]
+        )
+        print(f"{gauge:20} {', '.join(shown)}")
+    print(f"run: {folder}", soft_wrap=True)
 
 
 def _sweep_train(
@@ -198,7 +241,10 @@ def _device(name: str) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("train")(with_settings(_train))
+    lab = typer.Typer()
+    lab.callback(invoke_without_command=True)(with_settings(_train))
+    lab.command("hierarchy")(_hierarchy)
+    app.add_typer(lab, name="train")
     group = typer.Typer(help="Train a grid of settings; see how a sweep stands.", no_args_is_help=True)
     group.command("train")(with_settings(_sweep_train, lists=True))
     group.command("status")(_sweep_status)

@@ -1,0 +1,165 @@
+"""Gauges on what happened to each block between two measurements: see `joma._gauges.assumptions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma._events.events import Attention, Event, Observer
+from joma._events.optimiser import StepBegins
+from joma._gauges.assumptions import PARTS, BlockMotion
+from joma._gauges.matrices import Matrix, find_matrices
+from joma._gauges.registry import Gauge
+from joma._gauges.sharded import whole
+
+_TOKENS = 64  # inputs of attention that are kept per block
+
+
+class _Inputs:
+    """An observer of what attention is given: the first inputs of each module since the last `clear`."""
+
+    wants: tuple[type[Event], ...] = (Attention,)
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[Tensor, int]] = {}  # module -> states (n, d), heads
+
+    def observe(self, event: Attention) -> None:
+        """Keep some distinct rows of the module's input."""
+        states = event.call.states
+        if event.call.name in self.seen or states is None or states.dim() != 3:
+            return
+        rows = states.detach().flatten(0, 1)
+        rows = torch.unique(rows[:: max(1, len(rows) // (4 * _TOKENS))], dim=0)
+        self.seen[event.call.name] = rows[:: -(-len(rows) // _TOKENS)], event.shape[1]
+
+
+class _Gradients:
+    """An observer of steps: sums of the lower MLP's gradients, in odd and in even steps, over an interval."""
+
+    wants = (StepBegins,)
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._steps = 0
+        self.halves: list[tuple[Tensor, Tensor] | None] = [None] * len(parameters)
+        self.earlier: list[Tensor | None] = [None] * len(parameters)
+
+    def observe(self, event: StepBegins) -> None:
+        """A step of the optimiser that trains the first of them is about to be made."""
+        own = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+        if not self._parameters or id(self._parameters[0]) not in own:
+            return
+        for n, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                continue
+            halves = self.halves[n] or (torch.zeros_like(parameter.grad), torch.zeros_like(parameter.grad))
+            halves[self._steps % 2].add_(parameter.grad)
+            self.halves[n] = halves
+        self._steps += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """What the rest of the interval needs."""
+        out = {f"{n}:earlier": x for n, x in enumerate(self.earlier) if x is not None}
+        for n, halves in enumerate(self.halves):
+            out |= {} if halves is None else {f"{n}:odd": halves[0], f"{n}:even": halves[1]}
+        return out | ({"steps": torch.tensor(self._steps)} if self._parameters else {})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        every = range(len(self._parameters))
+        self.earlier = [state.get(f"{n}:earlier") for n in every]
+        self.halves = [(state[f"{n}:odd"], state[f"{n}:even"]) if f"{n}:odd" in state else None for n in every]
+        self._steps = int(state["steps"]) if "steps" in state else 0
+
+    def next_interval(self) -> None:
+        """What was this interval is now the one before."""
+        self.earlier = [None if halves is None else halves[0] + halves[1] for halves in self.halves]
+        self.halves, self._steps = [None] * len(self._parameters), 0
+
+
+class Motions:
+    """Measures block gauges: keeps the weights of the measurement before, and listens to passes and steps.
+
+    Attributes:
+        modules: names of the attention modules, by block.
+        inputs: an observer of passes.
+        gradients: an observer of steps.
+        problems: block -> what measuring it raised; its values are NaN.
+    """
+
+    def __init__(self, model: nn.Module, gauges: Sequence[Gauge]) -> None:
+        self.gauges = [gauge for gauge in gauges if gauge.on == "block"]
+        self._matrices: dict[str, list[Matrix]] = {part: find_matrices(model, part) for part in PARTS if self.gauges}
+        counts = {part: len(matrices) for part, matrices in self._matrices.items()}
+        if self.gauges and (len(set(counts.values())) > 1 or not counts["q"]):
+            raise ValueError(
+                f"{', '.join(g.name for g in self.gauges)}: every block needs queries, keys, values, an output and a "
+                f"lower MLP, and this model has {', '.join(f'{n} {part}' for part, n in counts.items())}"
+            )
+        self.modules = [matrix.name.removesuffix(".q") for matrix in self._matrices.get("q", [])]
+        self.inputs = _Inputs()
+        self.gradients = _Gradients([_parameter(matrix) for matrix in self._matrices.get("mlp_in", [])])
+        self.problems: dict[str, str] = {}
+        self._before: list[dict[str, Tensor]] = []
+
+    @property
+    def observers(self) -> list[Observer]:
+        """Of passes, if there is anything to measure."""
+        return [self.inputs] if self.gauges else []
+
+    widths: Mapping[str, list[int]] = {}  # nothing is per head
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Gauge -> the attention module of each block."""
+        return {gauge.name: self.modules for gauge in self.gauges}
+
+    def measure(self) -> dict[str, Tensor]:
+        """Gauge -> (blocks,); {} at the first measurement, which has none before it."""
+        if not self.gauges:
+            return {}
+        with torch.no_grad():
+            after = [
+                {part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone() for part in PARTS}
+                for n in range(len(self.modules))
+            ]
+            values = [self._values(n, weights) for n, weights in enumerate(after)] if self._before else []
+        self._before = after
+        self.inputs.seen.clear()
+        self.gradients.next_interval()
+        return {g.name: torch.tensor([v[g.name] for v in values], dtype=torch.float64) for g in self.gauges if values}
+
+    def _values(self, n: int, after: dict[str, Tensor]) -> dict[str, float]:
+        states, heads = self.inputs.seen.get(self.modules[n], (None, 1))
+        earlier, halves = self.gradients.earlier[n], self.gradients.halves[n]
+        motion = BlockMotion(self._before[n], after, states, heads, earlier, halves)
+        try:
+            return {gauge.name: float(gauge.function(motion)) for gauge in self.gauges}
+        except Exception as error:  # nothing that is measured may stop the training
+            self.problems[self.modules[n]] = f"{type(error).__name__}: {error}"
+            return dict.fromkeys((gauge.name for gauge in self.gauges), math.nan)
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next measurement starts from, by names that begin with "block:"."""
+        out = {f"block:{n}:{part}": w for n, weights in enumerate(self._before) for part, w in weights.items()}
+        return out | {f"block:{key}": x for key, x in self.gradients.state().items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`; other names are left alone."""
+        own = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
+        self.gradients.restore(own)
+        self._before = [
+            {part: own[f"{n}:{part}"] for part in PARTS if f"{n}:{part}" in own} for n in range(len(self.modules))
+        ]
+        self._before = self._before if any(self._before) else []
+
+
+def _parameter(matrix: Matrix) -> Tensor:
+    """The parameter that a matrix is a view of."""
+    view = matrix.views()[0]
+    base = view if view._base is None else view._base
+    return whole(base)
