@@ -18,8 +18,8 @@ def fall(start, low, middle, end=None):
     return curve if end is None else curve + (end - low) * np.clip((STEPS - 250) / 150, 0, 1)
 
 
-def made(folder, gradient, weight):
-    settings = {"data": "pydoc", "layers": [1]}
+def made(folder, gradient, weight, data="wikitext-2"):
+    settings = {"data": data, "layers": [1]}
     axes = {gauge: ["layer"] for gauge in (*lowrank.RANKS, "entropy")}
     curves = {
         "gradient_rank": gradient,
@@ -30,7 +30,7 @@ def made(folder, gradient, weight):
     with RunWriter.create(folder / "run", kind="exhibit", config={"settings": settings}, axes=axes) as writer:
         for n, step in enumerate(STEPS):
             values = {gauge: np.array([curve[n]]) for gauge, curve in curves.items()}
-            writer.write(int(step), values, data="pydoc", layers=1, lr=1e-3, seed=0)
+            writer.write(int(step), values, data=data, layers=1, lr=1e-3, seed=0)
     return Run(folder / "run")
 
 
@@ -56,6 +56,8 @@ def test_lower_and_earlier_are_judged_by_themselves(gradient, weight, verdict, t
     run = made(tmp_path, gradient, weight)
     judgement = lowrank.judge(run)
     assert str(judgement.verdict) == verdict
+    (tmp_path / "toy").mkdir()
+    assert lowrank.judge(made(tmp_path / "toy", gradient, weight, "pydoc")).verdict == "not decided here"
     assert "dip and bounce" in judgement.summary
     assert set(get(["lowrank"])[0].experiment.settings) == set(PRESETS)
     _figures.save(lowrank.draw(run), tmp_path)

@@ -22,27 +22,11 @@ from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"text": "pydoc", "V": 300, "K": 24, "window": 12, "batch": 32, "SGD": 200, "other": 60, "seeds": 3},
-    "laptop": {
-        "text": "wikitext-2",
-        "V": 500,
-        "K": 48,
-        "window": 16,
-        "batch": 64,
-        "SGD": 2000,
-        "other": 999,
-        "seeds": 3,
-    },
-    "paper": {
-        "text": "wikitext-2",
-        "V": 999,
-        "K": 99,
-        "window": 35,
-        "batch": 256,
-        "SGD": 5000,
-        "other": 5000,
-        "seeds": 5,
-    },
-}
+    "laptop": {"text": "wikitext-2", "V": 500, "K": 48, "window": 16, "batch": 64, "SGD": 2000, "other": 1000,
+               "seeds": 3},
+    "paper": {"text": "wikitext-2", "V": 1000, "K": 100, "window": 35, "batch": 256, "SGD": 5000, "other": 5000,
+              "seeds": 5},
+}  # fmt: skip
 DATA = ("text", "topics")
 EXACT, NC, SIZE, LOSS = 1e-9, 0.95, 1.25, 0.01
 KEYS = ["data", "fold", "optimiser", "draw"]

@@ -126,9 +126,8 @@ def draw(run: Run) -> p.Chart:
     spans = pd.DataFrame([{"name": name, "mean": a, "low": b, "high": c} for name, (a, b, c) in table.items()])
     x = p.x("name", "", kind="N", sort=order)
     tip = {"query": None, "name": None, "value": ".2f"}
-    points = p.dots(
-        held, x, p.y("value", "rank correlation with trained attention"), p.by("name", order=order), tip=tip
-    )
+    y = p.y("value", "rank correlation with trained attention")
+    points = p.dots(held, x, y, p.by("name", order=order), tip=tip)
     spread = p.intervals(spans, x, p.y("low"), high="high")
     note = f"dots: queries not chosen on; bars: 95 % of the mean. {FITS[fit]}"
     return p.row(left, p.panel("Softmax attention trained on text", points, spread, note=note, size=(380, 220)))
