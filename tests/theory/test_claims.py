@@ -23,20 +23,21 @@ EXPECTED = {
         HOLDS,
     ): "A1.per_hidden_loss T1.linear T1.exp T1.zero_init E60 T2.winner T2.saliency E33 T3.stability S4.rank L6 L7 "
     "T4.ratio T4.order T4.bound T4.linear_attention L8 T5 CDAG.E2 CDAG.E3 S6.table_trend S7.dimension S7.semantic "
-    "A4.two_queries S2.values",
+    "A4.two_queries S2.values S4.linear_sparse",
     (
         WRONG,
         CORRECTED,
     ): "T1.softmax T1.softmax_hypothesis T2.invariant T2.softmax_remark L1 L2 L4 L5 E56 "
     "E56.sufficiency E57.inverse E58 A4.superposition T3.form T3.remainder E6 T4.threshold L9 E103 T5.rho0 E8",
-    (UNSAID, UNDER): "A1.layerwise L1.positive L3 E59.range A4.sides S4.shift S4.cooccurrence CDAG.T1 CDAG.recursion",
+    (UNSAID, UNDER): "A1.layerwise L1.positive L3 E59.range A4.sides S4.shift S4.cooccurrence S4.nonlinear_bounce "
+    "S4.rank_nodes CDAG.T1 CDAG.recursion",
     (
         EXTENSION,
         HOLDS,
     ): "T1.rates T1.descent_law T1.queries.exp T1.queries.linear T1.heads F4.joint T5.class S7.trained "
     "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest "
     "OPT.sign OPT.adam OPT.theorem2 GaLore.B6 FOLD.exp FOLD.linear FOLD.momentum FOLD.queries "
-    "S2.trained_values",
+    "S2.trained_values S4.convex",
 }
 DERIVED = {id: both for both, ids in EXPECTED.items() for id in ids.split()}
 
