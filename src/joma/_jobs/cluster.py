@@ -9,12 +9,14 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from joma._jobs.base import Job, JobEnd, attempt_in_worker, failure, read_end, use_threads
 
 _GRACE = 15.0  # seconds in which an interrupted job must have cleaned up
-_INTERRUPTIONS = 3  # in that time: one that arrives inside compiled code of a library can get lost
+_INTERRUPTIONS = 3  # in that time: one that arrives inside a library's compiled code can get lost
 _EVERY = 1.0  # seconds between two messages of progress
 _STARTS = 3  # attempts to start a cluster
 _CALLS = 25  # jobs that a reused worker does before another takes its place: what it leaks is bounded
@@ -111,12 +113,23 @@ class RayEngine:
 
 
 def _remote(queue: Any, id: str, payload: bytes, threads: int) -> bytes:
-    """A job, in a worker of Ray."""
+    """A job, in a worker of Ray.
 
-    def progress(share: float, what: str) -> None:
-        # not waited for: a cancellation that arrives inside a call of Ray's is an exception, and would be lost here
-        with suppress(Exception):
-            queue.actor.put_nowait.remote((id, share, what))
+    Progress is sent by a thread of its own: an interruption that arrives inside a call of Ray's gets lost, and it
+    arrives in the main thread, which makes none while the job runs.
+    """
+    messages: SimpleQueue[tuple[str, float, str] | None] = SimpleQueue()
 
+    def send() -> None:
+        while (message := messages.get()) is not None:
+            with suppress(Exception):
+                queue.actor.put_nowait.remote(message)
+
+    sender = Thread(target=send, daemon=True)
+    sender.start()
     use_threads(threads)
-    return attempt_in_worker(payload, progress, _EVERY)
+    try:
+        return attempt_in_worker(payload, lambda share, what: messages.put((id, share, what)), _EVERY)
+    finally:
+        messages.put(None)
+        sender.join(_EVERY)
