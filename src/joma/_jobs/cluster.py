@@ -6,6 +6,7 @@ Files that jobs write must be on a file system that all machines of the cluster 
 from __future__ import annotations
 
 import pickle
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -128,6 +129,8 @@ def _remote(queue: Any, id: str, payload: bytes, threads: int) -> bytes:
     sender = Thread(target=send, daemon=True)
     sender.start()
     use_threads(threads)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: no interruption would ever be heard
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return attempt_in_worker(payload, lambda share, what: messages.put((id, share, what)), _EVERY)
     finally:
