@@ -7,6 +7,7 @@ said so in the last lines, or missing and an error.
 import os
 import re
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pytest
 
 RUNNING = pytest.StashKey()
 HOW = "install chromium and chromium-driver (apt-get install chromium chromium-driver)"
+
+# in the background of a shell, or under nohup, SIGINT is ignored: the commands that tests interrupt would be deaf
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
