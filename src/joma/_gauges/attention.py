@@ -44,6 +44,7 @@ class AttentionStats:
     sink_mass: Tensor = field(repr=False)  # attention on sinks: the first key of the document, and a learned sink
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
     sink_terms: Tensor | None = field(default=None, repr=False)  # −Σ p ln p over two sinks; None if there is one
+    known_nonsink: Tensor | None = field(default=None, repr=False)  # from wider numbers than these
 
     @property
     def effective_tokens(self) -> Tensor:
@@ -59,6 +60,8 @@ class AttentionStats:
     @property
     def nonsink_entropy(self) -> Tensor:
         """Entropy of what is not on a sink, (H − h(m)) / (1 − m) for one sink; 0 where everything is on sinks."""
+        if self.known_nonsink is not None:
+            return self.known_nonsink
         m = self.sink_mass.double()
         rest = 1 - m
         on_sinks = -torch.special.xlogy(m, m) if self.sink_terms is None else self.sink_terms.double()
@@ -217,14 +220,16 @@ def attention_stats_from_scores(
     sink = sinks(first, columns - (learned_sink is not None))
     at = keys.start or 0
     on_sink = flat[..., at] if sink is None else flat.gather(-1, sink.expand(-1, Tq, 1) + at)[..., 0]
-    mass = (on_sink.float() - rows[1]).exp()
+    mass = (on_sink.to(rows.dtype) - rows[1]).exp()
     terms = None
     if learned_sink is not None:
-        learned = (flat[..., learned_sink].float() - rows[1]).exp()
+        learned = (flat[..., learned_sink].to(rows.dtype) - rows[1]).exp()
         terms = -(torch.special.xlogy(mass, mass) + torch.special.xlogy(learned, learned)).unflatten(0, (B, H))
         mass = mass + learned
     out = torch.cat([rows, mass[None]]).unflatten(1, (B, H))
-    return _finish(out, visible.unflatten(0, (B, H)), (B, H, Tq), terms)
+    stats = _finish(out, visible.unflatten(0, (B, H)), (B, H, Tq), terms)
+    narrow = (stats.entropy.float(), stats.logsumexp.float(), stats.sink_mass.float())
+    return AttentionStats(*narrow, stats.visible, stats.sink_terms, stats.nonsink_entropy)
 
 
 def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...], sink_terms: Tensor | None = None) -> AttentionStats:

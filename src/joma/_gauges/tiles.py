@@ -92,7 +92,8 @@ def stats_of_softmax(
     N, Tq, columns = scores.shape
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
-    out = torch.empty((2, N, Tq), dtype=torch.float32, device=scores.device)
+    exact = probabilities is None and scores.device.type in ("cpu", "cuda")  # then nobody waits: as exact as it goes
+    out = torch.empty((2, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
     rows = max(1, min(Tq, _TILE // columns))
@@ -100,8 +101,8 @@ def stats_of_softmax(
         for start in range(0, Tq, rows):
             part = slice(start, start + rows)
             s = scores[n, part]
-            if probabilities is None:  # nobody waits for it: as exact as the device allows
-                s = s.double() if s.device.type in ("cpu", "cuda") else s.float()
+            if exact:
+                s = s.double()
             elif torch.finfo(s.dtype).bits < 32:
                 s = s.float()
             seen = s > lowest
