@@ -320,6 +320,7 @@ def test_an_empty_corpus(tmp_path):
 
 TOGETHER = """
 import json, sys
+from pathlib import Path
 import torch.distributed as dist
 from joma._run import RunError
 from joma._train import checkpoints
@@ -374,6 +375,11 @@ with joined() as rank:
     assert go(settings=wild, force=True).info["status"] == "diverged"
     dist.barrier()
     assert go(settings=wild, show=stop).info["status"] == "diverged"
+
+def threads():
+    return {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
+
+assert not any("gloo" in thread for thread in threads()), threads()  # such a thread can abort the process at its end
 """
 
 
