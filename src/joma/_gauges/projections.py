@@ -99,6 +99,17 @@ def _project(module: nn.Module, part: str) -> Tensor:
     return split_fused(module, part, w)
 
 
+def query_bias(module: nn.Module) -> Tensor | None:
+    """b_Q (rows,) of an attention module, a part of a fused bias maybe; None if it has none."""
+    own, fused = (_child(module, kind) for kind in ("q", "fused"))
+    linear = own or fused
+    bias: Any = getattr(module, "in_proj_bias", None) if linear is None else base_of(linear).bias
+    if bias is None:
+        return None
+    bias = whole(bias)
+    return bias if own is not None else split_fused(module, "q", bias[:, None]).reshape(-1)
+
+
 def split_fused(module: nn.Module, part: str, w: Tensor) -> Tensor:
     """The rows of q, k or v out of a fused projection's weight, bias or gradient w (rows, …)."""
     H, Hk = _heads(module) or (1, 1)
