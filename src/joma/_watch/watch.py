@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding
 from joma._events.source import Source
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
@@ -157,11 +158,12 @@ class Watch:
             raise ValueError(
                 f"{largest} is the largest over all queries, which a sample cannot tell: leave out queries="
             )
-        self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
+        blocks = Blocks(model)
+        self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
         observers = [self._charges.precision, *self._motions.observers]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices, sampler, observers)
-        self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
-        self._changes = Changes(self._gauges, self._matrices, self._processes, self._passes.blocks, optimizers or [])
+        self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
+        self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
+        self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         self._meters = (self._weights, self._changes, self._charges, self._motions)  # of all but attention and states
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
