@@ -7,7 +7,7 @@ uses the gradient; that needs ``optimizer=``. The tolerance follows the precisio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +41,10 @@ class Precision:
 
 
 class Charges:
-    """Measures charge gauges, and observes steps while it is ``armed``.
+    """Measures charge gauges, and observes steps in which some are due.
 
     Attributes:
-        armed: is the step to come measured?
+        due: names of the gauges that are measured in the step to come.
         precision: an observer of the passes.
         deviations: what was off in the last step, or None if there was none to be judged.
         unchecked: names of exact charges with a parameter that trains, but in no optimiser that is watched: nobody
@@ -58,7 +58,8 @@ class Charges:
         optimizers: Sequence[Optimizer],
     ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.on == "charge"]
-        self.armed, self.precision = False, Precision()
+        self.precision = Precision()
+        self.due: Collection[str] = ()
         self.deviations: list[Deviation] | None = None
         self.unchecked: list[str] = []
         self._processes, self._optimizers = processes, list(optimizers)
@@ -84,8 +85,8 @@ class Charges:
 
     @property
     def checks(self) -> bool:
-        """Is there anything to check?"""
-        return bool(self.gauges)
+        """Is there anything to check in the step to come?"""
+        return any(gauge.name in self.due for gauge in self.gauges)
 
     @property
     def names(self) -> dict[str, list[str]]:
@@ -94,7 +95,7 @@ class Charges:
 
     def observe(self, event: StepBegins) -> None:
         """A step begins: gradients are those that the optimiser is about to use."""
-        if not self.armed or not self.gauges or not self._processes.computes_weights:
+        if not self.checks or not self._processes.computes_weights:
             return
         first, trained = self.deviations is None, {id(p) for other in self._optimizers for p in _parameters(other)}
         own = {id(p) for p in _parameters(event.optimizer)}
@@ -113,8 +114,8 @@ class Charges:
         """Gauge -> (layers,), or (layers, heads) for charges per head."""
         values: dict[str, Tensor] = {}
         for part, layers in self._states.layers.items():
-            chosen = [gauge for gauge in self.gauges if gauge.part == part]
-            here = self._processes.computes_weights
+            chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
+            here = bool(chosen) and self._processes.computes_weights
             with torch.no_grad():
                 states = {n: self._states.of(part, layer) for n, layer in enumerate(layers) if layer.charges and here}
             for gauge in chosen:

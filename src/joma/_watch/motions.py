@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,8 +91,13 @@ class Motions:
         problems: block -> what measuring it raised; its values are NaN.
     """
 
-    def __init__(self, model: nn.Module, gauges: Sequence[Gauge]) -> None:
+    def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.on == "block"]
+        self.due: Collection[str] = [gauge.name for gauge in self.gauges]  # all of them, or none
+        if len({periods[gauge.name] for gauge in self.gauges}) > 1:
+            raise ValueError(
+                f"{', '.join(g.name for g in self.gauges)} compare two measurements: give them the same schedule"
+            )
         self._matrices: dict[str, list[Matrix]] = {part: find_matrices(model, part) for part in PARTS if self.gauges}
         counts = {part: len(matrices) for part, matrices in self._matrices.items()}
         if self.gauges and (len(set(counts.values())) > 1 or not counts["q"]):
@@ -120,7 +125,7 @@ class Motions:
 
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (blocks,); {} at the first measurement, which has none before it."""
-        if not self.gauges:
+        if not self.gauges or self.gauges[0].name not in self.due:
             return {}
         with torch.no_grad():
             after = [
