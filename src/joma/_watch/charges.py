@@ -98,14 +98,14 @@ class Charges:
         if not self.checks or not self._processes.computes_weights:
             return
         first, trained = self.deviations is None, {id(p) for other in self._optimizers for p in _parameters(other)}
-        own = {id(p) for p in _parameters(event.optimizer)}
+        parameters = {id(p) for p in _parameters(event.optimizer)}
 
         def due(charge: Charge) -> bool:
             """All of it is this optimiser's; or several share it, and none of them has stepped yet."""
-            return _within(charge, own) or (first and _within(charge, trained))
+            return _within(charge, parameters) or (first and _within(charge, trained))
 
-        mine = [charge for charge in self._all if due(charge)]
-        self.deviations = (self.deviations or []) + check_gradients(mine, computed_in=self.precision.dtype)
+        due_now = [charge for charge in self._all if due(charge)]
+        self.deviations = (self.deviations or []) + check_gradients(due_now, computed_in=self.precision.dtype)
         self._states.keep_residuals(lambda p: p.grad, lambda layer: all(map(due, layer.charges)))
         if first:
             self.unchecked = [c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)]

@@ -50,8 +50,8 @@ class _Gradients:
 
     def observe(self, event: StepBegins) -> None:
         """A step of the optimiser that trains the first of them is about to be made."""
-        own = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
-        if not self._parameters or id(self._parameters[0]) not in own:
+        stepped = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+        if not self._parameters or id(self._parameters[0]) not in stepped:
             return
         for n, parameter in enumerate(self._parameters):
             if parameter.grad is None:
@@ -155,10 +155,10 @@ class Motions:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`; other names are left alone."""
-        own = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
-        self.gradients.restore(own)
+        saved = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
+        self.gradients.restore(saved)
         self._before = [
-            {part: own[f"{n}:{part}"] for part in PARTS if f"{n}:{part}" in own} for n in range(len(self.modules))
+            {part: saved[f"{n}:{part}"] for part in PARTS if f"{n}:{part}" in saved} for n in range(len(self.modules))
         ]
         self._before = self._before if any(self._before) else []
 
