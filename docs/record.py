@@ -75,7 +75,7 @@ ITEMS = (
     laptop("parameterised", 10, "20 seeds"),
     laptop("cdag", 20, "4,000 samples, 10 draws"),
     Item(
-        "authors", 170, "full vocabulary beside the authors' runs, to step 2,000",
+        "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
     ),
     laptop("realtext", 30, "20,000 steps on WikiText-2"),
@@ -87,7 +87,7 @@ ITEMS = (
     laptop("table1", 60, "d = 256, 2,000 steps, 12 columns × 3 seeds"),
     laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps"),
     laptop("fig6", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds"),
-    laptop("fig8", 300, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates, three seeds"),
+    laptop("fig8", 250, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates, three seeds"),
     Item(
         "authors-long", 160, "one layer, lr 1e-4, full vocabulary, 20,000 steps beside the authors' curve",
         ("docs/authors.py", "--long", "--workers=1", "--out={out}", "--page={out}/authors-long.md"),

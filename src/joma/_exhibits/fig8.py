@@ -17,7 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
               "tau": 0.0, "seeds": 1, "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2],
-               "steps": 2000, "tau": 0.6, "seeds": 3, "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
+               "steps": 2000, "tau": 0.5, "seeds": 3, "every": 50, "valid_windows": 0, "valid_every": 1000, **PLAIN},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [2], "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
               "steps": 50_000, "tau": 0.0, "seeds": 1, "every": 100, **TO_THE_LETTER},
 }  # fmt: skip

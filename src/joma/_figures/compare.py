@@ -63,7 +63,7 @@ def draw(runs: Mapping[str, Run]) -> Chart:
 
 
 def _means(run: Run) -> pd.DataFrame:
-    """step, t, gauge, layer, value: the mean over heads, and over all layers where layer is missing.
+    """step, t, gauge, layer, value: the mean over heads (or the largest), and over all layers where layer is missing.
 
     Gauges with other axes (tokens, nodes) are left out: they are of one task only.
     """
@@ -78,6 +78,9 @@ def _means(run: Run) -> pd.DataFrame:
     steps = {g: _kept(rows.step) for g, rows in wide.groupby("gauge")}
     wide = wide[[s in steps[g] for g, s in zip(wide.gauge, wide.step, strict=True)]]
     mean = {"t": ("t", "first"), "value": ("value", "mean")}
+    if (largest := wide.gauge.isin(run.info.get("largest", ()))).any():
+        heads = wide[largest].groupby(["gauge", "step", "layer"], as_index=False)
+        wide = pd.concat([wide[~largest], heads.agg(t=("t", "first"), value=("value", "max"))])
     by_layer = wide[wide.layer.notna()].groupby([*keys, "layer"], as_index=False).agg(**mean)
     overall = wide.groupby(keys, as_index=False).agg(**mean).reindex(columns=columns)
     parts = [part[columns].astype(object) for part in (overall, by_layer) if len(part)]

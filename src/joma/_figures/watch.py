@@ -53,7 +53,7 @@ def draw(run: Run) -> Chart:
 
 
 def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """Gauge -> its mean over heads: step, layer, value, module; entropy and stable rank first."""
+    """Gauge -> its mean over heads, or the largest: step, layer, value, module; entropy and stable rank first."""
     names = [g for g, axes in info["axes"].items() if "layer" in axes and g != "phase"]
     order = [g for g in info["config"].get("gauges", []) if g in names]
     first = [g for g in ("entropy", "stable_rank") if g in names]
@@ -63,7 +63,8 @@ def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]
         if rows.value.notna().any():
             rows = rows.assign(module=rows["module"].fillna("") if "module" in rows else "")
             grouped = rows.groupby(["layer", "step"], as_index=False)
-            result[gauge] = grouped.agg(value=("value", "mean"), module=("module", "first")).astype({"layer": int})
+            over_heads = "max" if gauge in info.get("largest", ()) else "mean"
+            result[gauge] = grouped.agg(value=("value", over_heads), module=("module", "first")).astype({"layer": int})
     return result
 
 

@@ -57,7 +57,7 @@ def stable_rank(top: TopSingular) -> float:
     return top.stable_rank
 
 
-@gauge("spectral_norm", on="weight", given="top")
+@gauge("spectral_norm", on="weight", given="top", reduce="max")
 def spectral_norm(top: TopSingular) -> float:
     """The largest singular value."""
     return top.sigma

@@ -59,7 +59,7 @@ class Gauge:
     on: On
     function: Callable[[Any], Any]
     help: str
-    reduce: Reduce = "mean"  # how an attention gauge becomes one value per head
+    reduce: Reduce = "mean"  # over queries, to one value per head; and over heads and experts, for loggers
     given: Given = "matrix"  # what a weight gauge is given
     part: str = ""  # the matrix, or the kind of charge, that it is measured on; "" of attention and hidden states
 
@@ -105,7 +105,8 @@ def gauge(
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
             (m, n), "gradient" its gradient, "update" what a step did to it over its norm, "hidden" states (tokens, d),
             "block" a `BlockMotion` (it returns a number).
-        reduce: how an attention gauge becomes one value per head: "mean" or "max" over real queries.
+        reduce: "mean" or "max": over real queries, to one value per head of an attention gauge; and over heads and
+            experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
             the matrix.
 

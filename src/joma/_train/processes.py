@@ -16,8 +16,8 @@ def joined() -> Iterator[int]:
         yield dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return
     import torch
-    import torch.distributed.nn  # imported later, its default arguments would hold the group, whose threads then outlive
-    # ``destroy_process_group``: one that meets the end of the interpreter aborts the process
+    import torch.distributed.nn  # first: imported later, its default arguments would hold the group, whose threads
+    # then outlive ``destroy_process_group``: one that meets the end of the interpreter aborts the process
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

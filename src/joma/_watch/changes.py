@@ -7,7 +7,7 @@ weights, for which they are copied before it and the copy dropped after it: noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,10 @@ from joma._watch.processes import Processes
 
 
 class Changes:
-    """An observer of steps, which measures while it is ``armed``.
+    """An observer of steps, which measures the gauges that are due.
 
     Attributes:
-        armed: is the step to come measured?
+        due: names of the gauges that are measured in the step to come.
         reasons: (gauge, matrix) -> why a value of the last measurement is 0 or NaN.
     """
 
@@ -47,7 +47,7 @@ class Changes:
                 raise ValueError(f"{gauge.name} needs one matrix per block; this model has blocks without, or experts")
             if any(hasattr(p, "to_local") for p in parameters):
                 raise ValueError(f"{gauge.name} is not measured on parameters that are sharded over processes")
-        self.armed = False
+        self.due: Collection[str] = ()
         self.reasons: dict[tuple[str, str], str] = {}
         self._matrices, self._processes = matrices, processes
         self._values: dict[tuple[str, int], float] = {}
@@ -56,13 +56,17 @@ class Changes:
     widths: Mapping[str, list[int]] = {}  # nothing is per head
 
     @property
+    def _due_now(self) -> list[Gauge]:
+        return [gauge for gauge in self.gauges if gauge.name in self.due]
+
+    @property
     def names(self) -> dict[str, list[str]]:
         """Gauge -> names of the matrices that it is measured on, by layer."""
         return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
 
     def observe(self, event: StepBegins) -> None:
         """A step begins or has ended."""
-        if not self.armed or not self.gauges or not self._processes.computes_weights:
+        if not self._due_now or not self._processes.computes_weights:
             return
         if isinstance(event, StepEnds):
             self._ends()
@@ -70,14 +74,14 @@ class Changes:
         self._before.clear()
         stepped = [p for group in event.optimizer.param_groups for p in group["params"]]
         unscale = 1.0 / float(scale) if (scale := getattr(event.optimizer, "grad_scale", None)) is not None else 1.0
-        for part in dict.fromkeys(gauge.part for gauge in self.gauges):
+        for part in dict.fromkeys(gauge.part for gauge in self._due_now):
             for n, matrix in enumerate(self._matrices[part]):
                 views = matrix.views()
                 owners = [_owner(view, stepped) for view in views]
                 if any(owner is None for owner in owners):
                     continue
                 self._measure(part, n, matrix, "gradient", _gradients(views, owners, unscale))
-                if any(gauge.part == part and gauge.on == "update" for gauge in self.gauges):
+                if any(gauge.part == part and gauge.on == "update" for gauge in self._due_now):
                     self._before[part, n] = [view.detach().clone() for view in views]
 
     def _ends(self) -> None:
@@ -91,7 +95,7 @@ class Changes:
         self._before.clear()
 
     def _measure(self, part: str, layer: int, matrix: Matrix, on: str, change: list[Tensor] | Tensor | str) -> None:
-        chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.on == on]
+        chosen = [gauge for gauge in self._due_now if gauge.part == part and gauge.on == on]
         if not chosen:
             return
         if isinstance(change, str):
@@ -108,12 +112,12 @@ class Changes:
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (layers,), of the step since the last call; NaN where no optimiser stepped the matrix."""
         values = {}
-        for gauge in self.gauges:
+        for gauge in self._due_now:
             layers = range(len(self._matrices[gauge.part]))
-            found = [self._values.get((gauge.name, n), math.nan) for n in layers]
+            per_layer = [self._values.get((gauge.name, n), math.nan) for n in layers]
             here = self._processes.computes_weights
             values[gauge.name] = self._processes.sum_whole_(
-                torch.tensor(found if here else [0.0] * len(found), dtype=torch.float64)
+                torch.tensor(per_layer if here else [0.0] * len(per_layer), dtype=torch.float64)
             )
             for n, matrix in enumerate(self._matrices[gauge.part]):
                 if here and (gauge.name, n) not in self._values:

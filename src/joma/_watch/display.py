@@ -65,14 +65,13 @@ def html(watch: Watch) -> str:
     head.append(f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder")
     if latest is None or not latest.values:
         return f"<p>{', '.join(head)}; no measurement yet</p>"
-    values = list(latest.values.values())
-    layers = max(map(len, values))
+    layers = max(map(len, latest.values.values()))
     columns = ["layer", "module", *latest.values, *(["phase", "trough", "bounce"] if watch.phases else [])]
     rows = []
     for n in range(layers):
         module = watch.layers[n] if n < len(watch.layers) else ""
         cells = [str(n), f"<code>{escape(module)}</code>"]
-        cells += [_number(float(value[n].nanmean())) if n < len(value) else "" for value in values]
+        cells += [_number(latest.reduced(gauge, n)) if n < len(v) else "" for gauge, v in latest.values.items()]
         if n < len(watch.phases):
             phase = watch.phases[n]
             cells.append(f'<span style="color:{_COLOURS[phase.name]}">{phase.name}</span>')

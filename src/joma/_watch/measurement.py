@@ -18,6 +18,7 @@ class Measurement:
         names: gauge -> the module or matrix that each layer is.
         heads: gauge -> how many heads of each layer were seen, for gauges of attention.
         loss: of the step; NaN if it is not known.
+        largest: gauges of which a logger is told the largest over heads and experts, not the mean.
         absent: gauge -> layers that have nothing to measure: blocks without attention, or without an MLP.
     """
 
@@ -26,6 +27,7 @@ class Measurement:
     names: Mapping[str, Sequence[str]] = field(repr=False)
     heads: Mapping[str, Sequence[int]] = field(repr=False)
     loss: float
+    largest: Collection[str] = field(default=(), repr=False)
     absent: Mapping[str, Collection[int]] = field(default_factory=dict, repr=False)
 
     def row(self, gauge: str, layer: int) -> Tensor:
@@ -38,13 +40,18 @@ class Measurement:
         return row if row.isnan().all() else row[~row.isnan()]
 
     def metrics(self) -> dict[str, float]:
-        """Means over heads and experts by name, {"joma/entropy/layer_03": …}, for any logger."""
+        """One number per gauge and layer, {"joma/entropy/layer_03": …}, for any logger."""
         metrics = {}
         for gauge, value in self.values.items():
             width = max(2, len(str(len(value) - 1)))
             for n in self._present(gauge):
-                metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = float(self.row(gauge, n).mean())
+                metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = self.reduced(gauge, n)
         return metrics
+
+    def reduced(self, gauge: str, layer: int) -> float:
+        """Mean over the heads or experts of a layer; the largest, where the gauge says so. NaN if one of them is."""
+        row = self.row(gauge, layer)
+        return float(row.max() if gauge in self.largest else row.mean())
 
     def not_numbers(self) -> Iterator[tuple[str, int, str]]:
         """Gauge, layer and its name, where a layer that was seen has a NaN."""

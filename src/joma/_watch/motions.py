@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,8 +76,8 @@ class _Gradients:
 
     def observe(self, event: StepBegins) -> None:
         """A step of the optimiser that trains the first of them is about to be made."""
-        own = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
-        if not self._parameters or id(self._parameters[0]) not in own:
+        stepped = {id(p) for group in event.optimizer.param_groups for p in group["params"]}
+        if not self._parameters or id(self._parameters[0]) not in stepped:
             return
         for n, parameter in enumerate(self._parameters):
             if parameter.grad is None:
@@ -117,8 +117,13 @@ class Motions:
         problems: block, or gauges -> what measuring it raised, or why it was refused; the values are NaN.
     """
 
-    def __init__(self, model: nn.Module, gauges: Sequence[Gauge]) -> None:
+    def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.on == "block"]
+        self.due: Collection[str] = [gauge.name for gauge in self.gauges]  # all of them, or none
+        if len({periods[gauge.name] for gauge in self.gauges}) > 1:
+            raise ValueError(
+                f"{', '.join(g.name for g in self.gauges)} compare two measurements: give them the same schedule"
+            )
         self._matrices: dict[str, list[Matrix]] = {part: find_matrices(model, part) for part in PARTS if self.gauges}
         counts = {part: len(matrices) for part, matrices in self._matrices.items()}
         if self.gauges and (len(set(counts.values())) > 1 or not counts["q"]):
@@ -148,7 +153,7 @@ class Motions:
 
     def measure(self) -> dict[str, Tensor]:
         """Gauge -> (blocks,); {} at the first measurement, which has none before it."""
-        if not self.gauges:
+        if not self.gauges or self.gauges[0].name not in self.due:
             return {}
         with torch.no_grad():
             after = [self._read(n, PARTS) for n in range(len(self.modules))]
@@ -197,10 +202,10 @@ class Motions:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`; other names are left alone."""
-        own = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
-        self.gradients.restore(own)
+        saved = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
+        self.gradients.restore(saved)
         self._before = [
-            {part: own[f"{n}:{part}"] for part in (*PARTS, QUERY_BIAS) if f"{n}:{part}" in own}
+            {part: saved[f"{n}:{part}"] for part in (*PARTS, QUERY_BIAS) if f"{n}:{part}" in saved}
             for n in range(len(self.modules))
         ]
         self._before = self._before if any(self._before) else []

@@ -31,13 +31,17 @@ def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
     return axes | ({"phase": ["layer"]} if any(g.runs_model for g in gauges) else {})
 
 
-def config_of(model: nn.Module, every: Every, gauges: Sequence[Gauge], *, probed: bool) -> dict[str, Any]:
+def config_of(model: nn.Module, periods: Mapping[str, Every], *, probed: bool) -> dict[str, Any]:
     """What decides the outcome; a run is resumed with the same only."""
+    told = {
+        name: every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every))
+        for name, every in periods.items()
+    }
     return {
         "model": type(_unwrapped(model)).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "every": every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every)),
-        "gauges": [gauge.name for gauge in gauges],
+        "every": told if len(set(told.values())) > 1 else next(iter(told.values())),
+        "gauges": list(told),
         "measured on": "probe" if probed else "training batches",
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,13 +36,18 @@ class _Sums:
 
 
 class Tally:
-    """Observes what a step saw, in passes with gradients and in passes without; the former count if there are any."""
+    """Observes what a step saw, in passes with gradients and in passes without; the former count if there are any.
+
+    Attributes:
+        due: names of the gauges that are measured.
+    """
 
     def __init__(
         self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge], sampler: Sampler | None = None
     ) -> None:
         self.sampler = sampler
         self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
+        self.due: Collection[str] = [gauge.name for gauge in (*attention_gauges, *hidden_gauges)]
         self.layers: list[Layer] = []
         self.problems: dict[str, str] = {}  # gauge -> what its function raised
         self._sums: dict[bool, dict[Place, _Sums]] = {True: {}, False: {}}
@@ -84,7 +89,8 @@ class Tally:
         """Add the queries of one attention call."""
         positions = None if self.sampler is None else self.sampler.draw(event)
         stats, shape = None, event.shape
-        if self.attention_gauges:  # may raise: what cannot be measured does not count as seen
+        gauges = [gauge for gauge in self.attention_gauges if gauge.name in self.due]
+        if gauges:  # may raise: what cannot be measured does not count as seen
             stats = event.stats if positions is None else event.stats_at(positions)
         if positions is not None:
             shape = (*shape[:2], len(positions))
@@ -93,7 +99,7 @@ class Tally:
         sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
         if sums.heads != heads:
             raise ValueError(f"it has {heads} heads in this pass, and had {sums.heads} before in the same step")
-        for gauge in self.attention_gauges:
+        for gauge in gauges:
             assert stats is not None
             if (values := self._call(gauge, stats)) is None:
                 continue
@@ -120,6 +126,8 @@ class Tally:
         if (sums := self._sums[self._grad].get(event.place)) is None:
             return
         for gauge in self.hidden_gauges:
+            if gauge.name not in self.due:
+                continue
             if (number := self._call(gauge, event.distinct)) is None:
                 continue
             value = torch.tensor([float(number)], dtype=torch.float64)
@@ -194,6 +202,8 @@ class Tally:
         H = int(widest)
         result = {}
         for gauge in (*self.attention_gauges, *self.hidden_gauges):
+            if gauge.name not in self.due:
+                continue
             wide = H if gauge.on == "attention" else 1
             largest = gauge.reduce == "max"
             total = self._table(gauge.name, "total", wide, -math.inf if largest else 0.0)

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding
 from joma._events.source import Source
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
@@ -34,7 +35,7 @@ from joma._watch.probe import Probe
 from joma._watch.processes import Processes, Which
 from joma._watch.record import Record, axes_of, config_of
 from joma._watch.sample import Sampler
-from joma._watch.schedule import Every, Schedule
+from joma._watch.schedule import Chosen, Every, Schedule, schedules
 from joma._watch.tally import ERROR, Layer
 from joma._watch.weights import Weights
 
@@ -62,8 +63,8 @@ def _ending(error: BaseException | None) -> tuple[str, str | None]:
 def watch(
     model: nn.Module,
     run: str | os.PathLike[str] | RunWriter | None = None,
-    every: Every = 100,
-    gauges: str | Sequence[str] | None = None,
+    every: Every | None = None,
+    gauges: Chosen | None = None,
     *,
     probe: Any = None,
     padding: Padding | None = None,
@@ -83,8 +84,10 @@ def watch(
     Arguments:
         model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
         run: the run folder to write; without one, rows are kept for `Watch.frame` only.
-        every: measure the first step and every n-th; "log" for four measurements per doubling; or step -> bool.
-        gauges: names of gauges (see `joma.gauges`), "entropy" and "stable_rank" by default.
+        every: measure the first step and every n-th, 100 by default; "log" for four measurements per doubling; or
+            step -> bool.
+        gauges: names of gauges (see `joma.gauges`), "entropy" and "stable_rank" by default; or gauge -> its own
+            schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
         probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
             one more pass per measurement, in eval mode, comparable over time.
         padding: the model's argument that is 1 at real tokens and 0 at padding, or a function of (args, kwargs) of the
@@ -125,8 +128,8 @@ class Watch:
     """
 
     def __init__(
-        self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every,
-        gauges: str | Sequence[str] | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
+        self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
+        gauges: Chosen | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
         optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which, live: bool | None,
         overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
@@ -134,8 +137,8 @@ class Watch:
         self._loaded = False  # from a state
         check_model(model)
         optimizers = None if optimizer is None else optimisers_of(model, optimizer)
-        self._schedule = Schedule(every)
-        chosen = get(DEFAULT_GAUGES if gauges is None else gauges)
+        periods = schedules(DEFAULT_GAUGES if gauges is None else gauges, every)
+        chosen = get(periods)
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model = model
@@ -146,22 +149,25 @@ class Watch:
         self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
-        self._attends = any(g.runs_model for g in self._gauges)
-        if self._attends:
+        periods = {gauge.name: periods[gauge.name] for gauge in self._gauges}
+        self._schedule = Schedule(periods)
+        self._in_passes = {g.name for g in self._gauges if g.runs_model}
+        if self._in_passes:
             check_has_attention(model)
         self._notices = Notices(warn if self._processes.first else silent)
-        self._motions = Motions(model, self._gauges)
+        self._motions = Motions(model, self._gauges, periods)
         measured = [*self._gauges, *alarms.FOR_PHASES]
         sampler = None if queries is None else Sampler(queries)
         if sampler is not None and (largest := next((g.name for g in self._gauges if g.reduce == "max"), None)):
             raise ValueError(
                 f"{largest} is the largest over all queries, which a sample cannot tell: leave out queries="
             )
-        self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
+        blocks = Blocks(model)
+        self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
         observers = [self._charges.precision, *self._motions.observers]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices, sampler, observers)
-        self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
-        self._changes = Changes(self._gauges, self._matrices, self._processes, self._passes.blocks, optimizers or [])
+        self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
+        self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
+        self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         self._meters = (self._weights, self._changes, self._charges, self._motions)  # of all but attention and states
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
@@ -169,7 +175,7 @@ class Watch:
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
         self.phases: list[Phase] = []
-        config = config_of(model, every, self._gauges, probed=probe is not None)
+        config = config_of(model, periods, probed=probe is not None)
         config |= {} if queries is None else {"queries": queries}
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
         rates = distinct_rates(optimizers or [])
@@ -181,13 +187,16 @@ class Watch:
             self._schedule.go_on_from(self._record.last_step)
             self._replay_phases(self._record.last_step + 1)
         self._record.note_layers(self._names(), self._widths())
+        self._largest = [gauge.name for gauge in self._gauges if gauge.reduce == "max"]
+        if self._largest:
+            self._record.writer.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.rank == 0 else None
         of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
         self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
         # measured steps are listened to; what needs no attention of them asks in which precision they are computed
-        listened = self._attends and self._probe is None
+        listened = bool(self._in_passes) and self._probe is None
         self._ears = self._passes.source if listened else Source(model, [self._charges.precision])
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
@@ -238,8 +247,9 @@ class Watch:
             numbers: more to record.
 
         Returns:
-            {} between measurements, else means over heads by name, {"joma/entropy/layer_03": …}, and the clock,
-            {"joma/tau": …}, if it is known; for any logger.
+            {} between measurements, else one number per gauge and layer, {"joma/entropy/layer_03": …}: the mean over
+            heads, or the largest where the gauge is a maximum; and the clock, {"joma/tau": …}, if it is known. For
+            any logger.
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
@@ -252,7 +262,7 @@ class Watch:
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
         try:
-            return self._measure(loss, numbers) if due else {}
+            return self._measure(due, loss, numbers) if due else {}
         finally:
             self._passes.clear()
             self._changes.clear()
@@ -347,17 +357,24 @@ class Watch:
         self._ears.leave()
         if self._passes.tally.sampler is not None:
             self._passes.tally.sampler.start(self.last_step + 1)
-        due = self._schedule.arm()
-        self._changes.armed = self._charges.armed = due
+        due = self._make_due(self._schedule.arm())
         checked = self._charges.checks and self._steps is not None
-        if due and (self._ears is self._passes.source or checked):
+        if checked or (self._ears is self._passes.source and due & self._in_passes):
             self._ears.listen()
 
-    def _measure(self, loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
+    def _make_due(self, gauges: Collection[str]) -> set[str]:
+        """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
+        due = {*gauges, *(g.name for g in alarms.FOR_PHASES if not self._in_passes.isdisjoint(gauges))}
+        for meter in (*self._meters, self._passes.tally):
+            meter.due = due
+        return due
+
+    def _measure(self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
         step = self.last_step
         self._ears.leave()
+        self._make_due(due)
         values: dict[str, Tensor] = {}
-        if self._attends:
+        if not self._in_passes.isdisjoint(due):
             if self._probe is not None:
                 self._probe.run(self._passes.source)
             values = self._passes.measure()
@@ -379,7 +396,7 @@ class Watch:
             self._record.keep_for_phases(step, per_layer, mean_loss)
         heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in ("attention", "hidden")}
         absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
-        self.latest = Measurement(step, values, self._names(), heads, mean_loss, absent)
+        self.latest = Measurement(step, values, self._names(), heads, mean_loss, self._largest, absent)
         for name, n, module in self.latest.not_numbers():
             if name in self._motions.names:  # a layer that was not trained, or did not run, has no value
                 continue
@@ -388,7 +405,7 @@ class Watch:
         if not math.isnan(mean_loss) or loss is not None:
             rows["loss"] = mean_loss
         rows |= values | errors
-        if self.phases:
+        if for_phases:
             measured = [bool(layer.keys) for layer in self._passes.tally.layers]
             numbers_of = [PHASES.index(phase.name) for phase in self.phases]
             rows["phase"] = [n if there else math.nan for n, there in zip(numbers_of, measured, strict=False)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Weights:
     """Measures weight gauges; each matrix is read once per measurement, and decomposed once for all its gauges.
 
     Attributes:
+        due: names of the gauges that the next measurement is of.
         reasons: (part, matrix) -> why a value of the last measurement is 0 or NaN.
     """
 
@@ -27,6 +28,7 @@ class Weights:
         self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks
     ) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.on == "weight"]
+        self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.reasons: dict[tuple[str, str], str] = {}
         self._processes, self._blocks = processes, blocks
         self._rows = {  # part -> by layer, its matrices: none, one, or one per expert
@@ -60,11 +62,12 @@ class Weights:
         values = {
             name: torch.full((len(widths), max(widths)), math.nan, dtype=torch.float64)
             for name, widths in self.widths.items()
+            if name in self.due
         }
         self.reasons.clear()
         if self._processes.computes_weights:
             with torch.no_grad():
-                for part in dict.fromkeys(gauge.part for gauge in self.gauges):
+                for part in dict.fromkeys(gauge.part for gauge in self.gauges if gauge.name in self.due):
                     for n, row in enumerate(self._rows[part]):
                         column = 0
                         for matrix in row:
@@ -73,12 +76,13 @@ class Weights:
         else:
             values = {name: torch.zeros_like(value) for name, value in values.items()}
         values = {name: self._processes.sum_whole_(value) for name, value in values.items()}
-        return {name: values[name] if len(axes) > 1 else values[name][:, 0] for name, axes in self.axes().items()}
+        axes = self.axes()
+        return {name: value if len(axes[name]) > 1 else value[:, 0] for name, value in values.items()}
 
     def _measure_one(self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Tensor]) -> None:
         """Write the values of a matrix, from (layer, column) on."""
         layer, column = at
-        chosen = [gauge for gauge in self.gauges if gauge.part == part]
+        chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
         for head, w in enumerate(matrix.read()):
             top: TopSingular | None = None
             if any(gauge.given == "top" for gauge in chosen):

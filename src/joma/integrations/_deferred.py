@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from joma._events.optimiser import optimisers_of
 from joma._gauges.registry import get
-from joma._watch.schedule import Every, rule
-from joma._watch.watch import Watch, watch
+from joma._watch.schedule import Chosen, Every, schedules
+from joma._watch.watch import DEFAULT_GAUGES, Watch, watch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,13 +41,11 @@ class Deferred:
     """
 
     def __init__(
-        self, run: str | os.PathLike[str] | None, every: Every, gauges: str | Sequence[str] | None, options: Options
+        self, run: str | os.PathLike[str] | None, every: Every | None, gauges: Chosen | None, options: Options
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
-        rule(every)
-        if gauges is not None:
-            get(gauges)
+        get(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
         self.path = run
         self._every, self._gauges = every, gauges
         self._options: Options = {"live": False, **options}

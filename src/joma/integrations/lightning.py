@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 
-from joma._watch.schedule import Every
+from joma._watch.schedule import Chosen, Every
 from joma.integrations._deferred import Deferred, Options
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class WatchCallback(Deferred, Callback):
     """
 
     def __init__(
-        self, run: str | os.PathLike[str] | None = None, every: Every = 100,
-        gauges: str | Sequence[str] | None = None, **options: Unpack[Options],
+        self, run: str | os.PathLike[str] | None = None, every: Every | None = None,
+        gauges: Chosen | None = None, **options: Unpack[Options],
     ) -> None:  # fmt: skip
         super().__init__(run, every, gauges, options)
         self._losses: list[Tensor] = []  # of the batches since the last optimiser step

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from joma._watch.schedule import Every
+from joma._watch.schedule import Chosen, Every
 from joma.integrations._deferred import Deferred, Options
 
 try:
@@ -37,8 +36,8 @@ _STATE = "joma_watch.pt"  # in a checkpoint's folder
 def watch(
     trainer: Trainer,
     run: str | os.PathLike[str] | None = None,
-    every: Every = 100,
-    gauges: str | Sequence[str] | None = None,
+    every: Every | None = None,
+    gauges: Chosen | None = None,
     **options: Unpack[Options],
 ) -> TrainerWatch:
     """Watch the model of a Hugging Face ``trainer`` from the beginning of ``trainer.train()`` to its end.
@@ -64,7 +63,7 @@ class TrainerWatch(Deferred, TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer, run: str | os.PathLike[str] | None, every: Every, gauges: str | Sequence[str] | None,
+        self, trainer: Trainer, run: str | os.PathLike[str] | None, every: Every | None, gauges: Chosen | None,
         **options: Unpack[Options],
     ) -> None:  # fmt: skip
         if not hasattr(trainer, "callback_handler"):
