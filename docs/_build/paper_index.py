@@ -123,8 +123,8 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Appendix A.4: remarks, proofs of Theorems 3 and 4": [
         Row("y₋ < ½ < y₊", "often, so r₊* > 0 and ξ* < 0", "joma.theory.isotropic.critical_rays", "A4.sides"),
-        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow", "E60 A4.two_queries"),
-        Row("Pattern superposition", "w = v₁ − ξ₁u₁ + v₂ − ξ₂u₂ matches both, if orthogonal", "joma.superpose", "A4.superposition A4.two_queries", "fig10"),
+        Row("Eqn. 60", "ξ, the bias hidden in w", "joma.theory.JointFlow", "E60 A4.two_queries", "twoqueries"),
+        Row("Pattern superposition", "w = v₁ − ξ₁u₁ + v₂ − ξ₂u₂ matches both, if orthogonal", "joma.superpose", "A4.superposition A4.two_queries", "fig10 twoqueries"),
         Row("Figure 10", "pattern superposition in Pythia", "joma.superpose", "", "fig10"),
         Row("Lemma 5", "θ₁′ and θ₂′ of a homogeneous activation", "joma.theory.isotropic.Thetas", "L5"),
         Row("Eqn. 61", "the same", "joma.theory.isotropic.Thetas", "L5"),
@@ -169,6 +169,23 @@ SECTIONS: dict[str, list[Row]] = {
         Row("fewer tokens per layer, better generalisation", "thanks to trained embeddings", why="no experiment is described and no figure given"),
         Row("Z = U W_Q W_Kᵀ Uᵀ", "left open by the paper", "joma.theory.EmbeddingFlow", "", "parameterised"),
     ],
+    "The slides, where they say more": [
+        Row("any learning rates", "the joint dynamics works for any ratio of attention's and the MLP's", "joma.theory.JointFlow", "T1.rates", "frozen"),
+        Row("no assumption on the data distribution", "for the joint dynamics", "joma.theory.JointFlow", "T1.linear T1.exp"),
+        Row("there is a residual connection", "ξ, the part of the query itself", "joma.nn.JoMABlock", "A4.two_queries", "twoqueries width"),
+        Row("a Transformer block becomes a modified MLP", "attention folded into it", "joma.nn.JoMABlock", "FOLD.exp FOLD.linear FOLD.queries", "block folding"),
+        Row("cosine similarity at different layers", "embedding vectors are almost orthogonal", "joma.embedding_geometry", "", "embeddings"),
+        Row("Δ ≈ 0: common tokens, |Δ| large: distinct ones", "discriminancy × co-occurrence", "joma.theory.Task", "", "saliency"),
+        Row("consistent with Scan & Snap", "attention alone, with the MLP frozen, turns sparser", "joma.theory.JointFlow", "T2.winner", "frozen fig3"),
+        Row("linear: takes all; nonlinear: others catch up", "the two panels beside each other", "joma.theory.contrast", "S4.linear_sparse S4.nonlinear_bounce", "contrast"),
+        Row("the stable rank bounces as well", "of the lower layer of the MLP", "joma.stable_rank", "S4.rank_nodes", "fig7 contrast"),
+        Row("bouncing back seems only to slow training down", "not useful in one layer, useful in several", why="“useful” is not said in terms of anything that could be measured; what bounces, and where, is in fig6 and hierarchy"),
+        Row("hierarchy-agnostic learning", "deep and shallow trees, what is not directly correlated is slowed down", "joma._train.tree", "", "hierarchy"),
+        Row("how are embeddings learned?", "future work", "joma.theory.EmbeddingFlow", "S7.trained", "parameterised"),
+        Row("positional encoding", "future work", why="named as open, without a statement; gauges of logits refuse layers with rotary positions"),
+        Row("the dynamics of multi-layer Transformers", "future work: how intermediate latents are learned", "joma.theory.CDAG", "", "cdag table1 hierarchy"),
+        Row("why over-parameterisation?", "future work: a question", "joma.nn.JoMABlock", "", "width"),
+    ],
 }  # fmt: skip
 
 
@@ -186,8 +203,8 @@ def page(verdicts: Mapping[str, str], exhibits: Mapping[str, str]) -> str:
     lines = [
         "# From the paper to the code",
         "",
-        "Every numbered equation, lemma, theorem, definition, figure and table of the paper, and every sentence that can be true or "
-        "false: where it is in joma and how it fared, or why it cannot be checked. Names without their `joma.` in front. Made by "
+        "Every numbered equation, lemma, theorem, definition, figure and table of the paper, and every sentence of it or of the slides "
+        "that can be true or false: where it is in joma and how it fared, or why it cannot be checked. Names without their `joma.` in front. Made by "
         "`make figures` from one table, `docs/_build/paper_index.py`. The paper has no numbered corollaries.",
     ]
     for title, rows in SECTIONS.items():

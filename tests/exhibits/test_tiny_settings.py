@@ -3,12 +3,26 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.integrate import solve_ivp
 
 from joma import Run, _figures
-from joma._exhibits import PRESETS, block, foretold, get, orthogonality, parameterised, realtext, saliency
+from joma._exhibits import (
+    PRESETS,
+    block,
+    foretold,
+    frozen,
+    get,
+    orthogonality,
+    parameterised,
+    realtext,
+    saliency,
+    twoqueries,
+    width,
+)
 from joma._exhibits._statistics import exponent
 from joma._run import RunWriter
 from joma.theory.coherence import tilted
+from joma.theory.tasks import random_gradients
 
 TINY = {
     "orthogonality": {"M": 6, "seeds": 2, "d": [4, 16, 48, 96, 192], "tokens": [4, 8], "fixed_d": 64},
@@ -26,9 +40,15 @@ TINY = {
         "queries": 10,
         "tokens": 12,
     },
+    "frozen": {"draws": 3, "tokens": 4, "nodes": 2, "ratios": [10, 100, 1000], "t_softmax": 2.0},
+    "twoqueries": {"seeds": 1, "angles": [0.0, 0.3]},
+    "width": {"text": "pydoc", "V": 30, "widths": [2, 8], "window": 4, "batch": 8, "steps": 40, "seeds": 2},
     "block": {"text": "pydoc", "V": 40, "K": 4, "window": 6, "batch": 8, "SGD": 20, "other": 10, "seeds": 1},
 }
-MODULES = {m.__name__.rsplit(".", 1)[1]: m for m in (orthogonality, parameterised, saliency, realtext, foretold, block)}
+MODULES = {
+    m.__name__.rsplit(".", 1)[1]: m
+    for m in (orthogonality, parameterised, saliency, realtext, foretold, frozen, twoqueries, width, block)
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +94,50 @@ def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_p
         made["orthogonality"], orthogonality, tmp_path, lambda r: 1e-3 if r["gauge"] == "control" else r["value"]
     )
     assert orthogonality.judge(broken).verdict == "fails"
+
+
+def test_the_frozen_limit_is_what_a_stepper_finds_and_its_judge_can_say_no(made, tmp_path):
+    rng = np.random.default_rng(0)
+    task = random_gradients(rng, tokens=5, nodes=3)
+    v0, z0 = rng.standard_normal((5, 3)), 0.1 * rng.standard_normal(5)
+    end = 0.9 * frozen.blow_up(task, v0, z0)
+    pull = task.x.T @ (task.p[:, None] * task.g)  # E[x g]
+
+    def speed(t, z):  # of attention alone: E[g_k v_lk b_l] with b = e^z x
+        return np.exp(z) * (v0 * pull).sum(axis=1)
+
+    path = solve_ivp(speed, (0, end), z0, rtol=1e-11, atol=1e-12).y[:, -1]
+    np.testing.assert_allclose(frozen.closed_logits(task, v0, z0, np.array([end]))[0], path, atol=1e-7)
+    assert frozen.judge(made["frozen"]).verdict != "fails"
+    broken = doctored(made["frozen"], frozen, tmp_path, lambda r: 1.0 if r["gauge"] == "drift" else r["value"])
+    assert frozen.judge(broken).verdict == "fails"
+
+
+def test_one_node_for_two_queries_as_stated_and_judged(made, tmp_path):
+    found = twoqueries.judge(made["twoqueries"])
+    assert found.verdict == "holds under"
+    assert found.numbers["exp, cosine 0.3, with the residual connection"]["apart"] > 0.01  # no longer told apart
+    for n, (gauge, value) in enumerate({"apart": 1e-3, "separated": 0.9, "xi": 0.1}.items()):
+        folder = tmp_path / str(n)
+        change = lambda r, gauge=gauge, value=value: value if r["gauge"] == gauge else r["value"]  # noqa: E731
+        assert twoqueries.judge(doctored(made["twoqueries"], twoqueries, folder, change)).verdict == "fails"
+
+
+def test_widths_are_told_by_their_losses(tmp_path):
+    with RunWriter.create(tmp_path / "run", kind="exhibit", config={}) as writer:
+        for nodes, end in ((4, 2.0), (16, 1.0), (64, 1.0)):
+            for residual in (True, False):
+                for draw in range(3):
+                    for step in range(10, 401, 10):
+                        loss = max(end, 5.0 - step * nodes / 400) + 0.001 * draw
+                        writer.write(step, {"loss": loss}, width=nodes, residual=residual, draw=draw)
+    found = width.judge(Run(tmp_path / "run"))
+    numbers = found.numbers["without"]
+    assert found.verdict == "not decided here"
+    assert numbers["falls until"] == 16
+    assert numbers["loss"][4][0] == pytest.approx(2.001)
+    assert numbers["minibatches"][4] == 330  # 2 from step 300 on, and the mean of four measurements
+    assert numbers["minibatches"][16] < numbers["minibatches"][4]
 
 
 def test_exponent_finds_a_power_law_and_its_uncertainty():

@@ -22,6 +22,8 @@ _OURS = (
       "Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1)."),
     Exhibit("fig3", "Figure 3: growth of the components", seconds=1, statement=
       "With linear activation some components of v₀ keep growing while the others saturate."),
+    Exhibit("frozen", "Attention alone: the MLP frozen", seconds=15, statement=
+      "Only the most salient token grows and attention turns sparser, consistent with Scan & Snap (slides)."),
     Exhibit("fig4", "Figure 4: sparse, then dense", seconds=7, statement=
       "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
     Exhibit("contrast", "Linear against nonlinear", seconds=60, statement=
@@ -42,6 +44,8 @@ _OURS = (
       "The attention patterns that match the theory come with the lowest validation loss."),
     Exhibit("fig10", "Figure 10: pattern superposition", seconds=60, statement=
       "The same neuron in MLP hidden layers can be activated by multiple irrelevant combinations of tokens."),
+    Exhibit("twoqueries", "Superposition constructed", seconds=20, statement=
+      "A weight that holds the patterns of two queries matches both, if they are orthogonal (Appendix A.4, Eqn. 60)."),
     Exhibit("embeddings", "Embedding geometry", seconds=60, statement=
       "Embedding vectors are almost orthogonal, at different layers (assumption; cosine similarities in the slides)."),
     Exhibit("table1", "Table 1: latents and hidden nodes", seconds=35, statement=
@@ -54,6 +58,8 @@ _OURS = (
       "The first integral, summed over queries, in a block trained by SGD on next-word prediction."),
     Exhibit("block", "A block with folded attention", seconds=60, statement=
       "Self-attention need not be updated explicitly: it is implicit in the lower MLP weights (Section 3)."),
+    Exhibit("width", "Over-parameterisation", seconds=60, statement=
+      "“Why we need over-parameterization?” (asked in the slides): a sweep over widths, residual on and off."),
     Exhibit("softmax", "Softmax: exact sums, and how good the first integral is", seconds=20, statement=
       "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z better than Eqn. 18."),
     Exhibit("assumptions", "What JoMA assumes, measured", seconds=60, statement=
