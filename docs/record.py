@@ -74,6 +74,10 @@ ITEMS = (
     laptop("orthogonality", 10, "widths to 2,048"),
     laptop("parameterised", 10, "20 seeds"),
     laptop("cdag", 20, "4,000 samples, 10 draws"),
+    laptop("frozen", 3, "100 draws of 20 tokens, r to 10,000"),
+    laptop("twoqueries", 5, "20 seeds, seven angles"),
+    laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
+    laptop("contrast", 45, "20 seeds per cell; six language models of 1,200 steps on WikiText-2"),
     Item(
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),

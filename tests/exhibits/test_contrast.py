@@ -6,7 +6,7 @@ import pytest
 
 from joma import Run, _figures
 from joma._exhibits import assumptions, contrast, hierarchy
-from joma._exhibits._noisy import noisy_story, trend
+from joma._exhibits._noisy import noisy_story, noisy_table, trend
 from joma._run import RunWriter
 
 LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {"vocabulary": 60, "steps": 3, "every": 1, "seeds": 1}
@@ -135,7 +135,7 @@ def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
             for N_ch, N0, level in ((2, 10, 0.9), (3, 20, 0.8)):
                 labels = {"C": 20, "N_ch": N_ch, "N0": N0, "N1": N0 + 10, "draw": draw}
                 writer.write(1, {"ncorr": level + noise * (N_ch - 2)}, state="trained", lr=1e-4, **labels)
-                for state, value in (("trained", 0.5), ("untrained", 0.2)):
+                for state, value in (("trained", 0.7 - 0.1 * N_ch), ("untrained", 0.2), ("permuted", 0.0)):
                     writer.write(
                         1, {"noisy_ncorr": np.full(2, value) + noise * (N_ch - 2)}, state=state, rho=0.9, **labels
                     )
@@ -143,5 +143,10 @@ def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
     assert "goes down" in text
     assert numbers["change"][0] == pytest.approx(-0.1)
     text, numbers = noisy_story(Run(tmp_path / "run"))
-    assert numbers["s = 1"]["gain"][0] == pytest.approx(0.3)
-    assert "0.50 trained, 0.20 untrained" in text
+    assert numbers["s = 1"]["gain"][0] == pytest.approx(0.25)
+    assert "0.45 trained, 0.20 untrained, 0.00 permuted" in text
+    assert numbers["change"][0] == pytest.approx(-0.1)
+    assert "with complexity it goes down: -0.100" in text
+    assert "| ρ=0.9 C=20 N_ch=3 (20, 30) | 0.40 ± 0.01 | 0.20 ± 0.01 | 0.00 ± 0.01 |" in noisy_table(
+        Run(tmp_path / "run")
+    )

@@ -13,11 +13,13 @@ import numpy as np
 from joma._exhibits._columns import LAYERS
 from joma._exhibits._statistics import mean_interval
 from joma._exhibits.base import Progress, where
+from joma._figures.tables import markdown
 from joma._run import Run, RunWriter
 from joma.theory._table1 import TABLE1
 
 COLUMNS = ((20, 2, 10, 20), (20, 3, 20, 30))  # the simplest, and the most complicated with as many classes
-HELD_OUT = {"trained held out": "trained", "untrained held out": "untrained"}
+HELD_OUT = {"trained held out": "trained", "untrained held out": "untrained", "permuted held out": "permuted"}
+KEYS = ["rho", "C", "N_ch", "N0", "N1", "draw", "s"]
 
 
 def run_noisy(writer: RunWriter, settings: dict[str, Any], lr: float, seed: int, progress: Progress) -> None:
@@ -38,22 +40,48 @@ def run_noisy(writer: RunWriter, settings: dict[str, Any], lr: float, seed: int,
 
 
 def noisy_story(run: Run) -> tuple[str, dict[str, Any]]:
-    """What the noisy columns say, in words and numbers: trained − untrained, held out, per layer of latents."""
+    """What the noisy columns say, in words and numbers: trained − untrained, held out, per layer; and their trend."""
     frame = where(run.frame(), gauge="noisy_ncorr")
     if frame.empty:
         return "No columns with noise were trained.", {}
-    keys = ["rho", "C", "N_ch", "N0", "N1", "draw", "s"]
-    table = frame.pivot_table(index=keys, columns="state", values="value")
+    table = frame.pivot_table(index=KEYS, columns="state", values="value")
     numbers: dict[str, Any] = {}
     parts = []
     for s in LAYERS:
         rows = table.xs(s, level="s")
-        gain = mean_interval(rows.trained - rows.untrained)
-        numbers[f"s = {s}"] = {"trained": rows.trained.mean(), "untrained": rows.untrained.mean(), "gain": gain}
-        parts.append(f"s = {s}: {rows.trained.mean():.2f} trained, {rows.untrained.mean():.2f} untrained, gain "
-                     f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]")  # fmt: skip
+        gain, means = mean_interval(rows.trained - rows.untrained), rows.mean()
+        numbers[f"s = {s}"] = {**{state: float(means[state]) for state in HELD_OUT.values()}, "gain": gain}
+        parts.append(
+            f"s = {s}: {means.trained:.2f} trained, {means.untrained:.2f} untrained, {means.permuted:.2f} permuted, "
+            f"gain {_bounds(gain)}"
+        )
+    by_column = frame.pivot_table(index=["rho", "draw", "s"], columns=["state", "N_ch"], values="value")
+    change = mean_interval(by_column["trained", 3] - by_column["trained", 2])
+    numbers["change"] = change
     levels = ", ".join(f"{rho:g}" for rho in sorted(frame.rho.unique()))
-    return f"With noise, ρ = {levels}, nodes chosen on one half and scored on the other: {'; '.join(parts)}.", numbers
+    text = f"With noise, ρ = {levels}, nodes chosen on one half and scored on the other: {'; '.join(parts)}"
+    return f"{text}; with complexity it {_word(change)}: {_bounds(change)}.", numbers
+
+
+def noisy_table(run: Run) -> str:
+    """``noisy.md``: the columns with noise as rows, mean ± sd over seeds."""
+    frame = where(run.frame(), gauge="noisy_ncorr")
+    measured = frame.groupby([*KEYS[:5], "s", "state"]).value.agg(["mean", "std"])
+    header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in HELD_OUT.values())]
+    rows = []
+    for rho, C, N_ch, N0, N1 in measured.index.droplevel(["s", "state"]).unique():
+        cells = [measured.loc[rho, C, N_ch, N0, N1, s, state] for s in LAYERS for state in HELD_OUT.values()]
+        name = f"ρ={rho:g} C={C} N_ch={N_ch} ({N0}, {N1})"
+        rows.append([name, *(f"{cell['mean']:.2f} ± {cell['std']:.2f}" for cell in cells)])
+    return markdown(f"NCorr, nodes chosen on one half of the draws. {noisy_story(run)[0]}", header, rows)
+
+
+def _word(change: tuple[float, float, float]) -> str:
+    return "goes down" if change[2] < 0 else "goes up" if change[1] > 0 else "is not seen to change"
+
+
+def _bounds(change: tuple[float, float, float]) -> str:
+    return f"{change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}]"
 
 
 def trend(run: Run) -> tuple[str, dict[str, Any]]:
@@ -66,9 +94,8 @@ def trend(run: Run) -> tuple[str, dict[str, Any]]:
     interval = mean_interval(change)
     classes = sorted(int(C) for C in change.index.unique("C"))
     paper = np.mean([TABLE1[C, 3, 20, 30][s][0] - TABLE1[C, 2, 10, 20][s][0] for C in classes for s in LAYERS])
-    word = "goes down" if interval[2] < 0 else "goes up" if interval[1] > 0 else "is not seen to change"
     text = (
-        f"From (N_ch = 2, (10, 20)) to (3, (20, 30)) trained NCorr {word}: {interval[0]:+.3f} [{interval[1]:+.3f}, "
-        f"{interval[2]:+.3f}] (paper {paper:+.3f}, “goes down a bit”)."
+        f"From (N_ch = 2, (10, 20)) to (3, (20, 30)) trained NCorr {_word(interval)}: {_bounds(interval)} (paper "
+        f"{paper:+.3f}, “goes down a bit”)."
     )
     return text, {"change": interval, "paper": float(paper), "classes": classes}

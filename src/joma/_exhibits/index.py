@@ -23,7 +23,7 @@ _OURS = (
     Exhibit("fig3", "Figure 3: growth of the components", seconds=1, statement=
       "With linear activation some components of v₀ keep growing while the others saturate."),
     Exhibit("frozen", "Attention alone: the MLP frozen", seconds=15, statement=
-      "Only the most salient token grows and attention turns sparser, consistent with Scan & Snap (slides)."),
+      "With the MLP frozen, attention turns sparser: the joint dynamics is consistent with Scan & Snap (slides)."),
     Exhibit("fig4", "Figure 4: sparse, then dense", seconds=7, statement=
       "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."),
     Exhibit("contrast", "Linear against nonlinear", seconds=60, statement=

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from joma._exhibits._columns import COLUMN, LAYERS, STATES, baselines, judge_rate, rate, summary
-from joma._exhibits._noisy import noisy_story, run_noisy, trend
+from joma._exhibits._noisy import noisy_story, noisy_table, run_noisy, trend
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures.tables import latex, markdown
@@ -69,7 +69,8 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def tables(run: Run) -> dict[str, str]:
-    """``table.md`` and ``table.tex``: the paper's columns as rows, mean ± sd over seeds beside the paper's numbers."""
+    """``table.md`` and ``table.tex``: the paper's columns as rows, mean ± sd over seeds beside the paper's numbers; and
+    ``noisy.md``, those with noise."""
     table = {(str(row.column), row.s, row.state): row for row in summary(run).itertuples()}
     names = list(dict.fromkeys(name for name, _, _ in table))
     states, caption = ["paper", *STATES], f"{_settings(run)} {baselines(run)}"
@@ -87,6 +88,7 @@ def tables(run: Run) -> dict[str, str]:
     return {
         "table.md": markdown(f"NCorr, mean ± sd over seeds. {caption}", header, ([n, *cells(n, "±")] for n in names)),
         "table.tex": latex(comment, headers, ([formulas[n], *cells(n, r"\pm")] for n in names)),
+        "noisy.md": noisy_table(run),
     }
 
 

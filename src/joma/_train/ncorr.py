@@ -72,6 +72,7 @@ class NCorr(NamedTuple):
     value: Floats
     permuted: Floats  # latents permuted over the distinct samples: the mean over permutations
     held_out: Floats  # nodes chosen on one half of the draws and scored on the other; NaN without noise
+    held_out_permuted: Floats  # the same with latents permuted over the draws
     permuted_draws: Floats  # latents permuted over `SAMPLES` draws; without noise it takes copies for evidence
 
 
@@ -97,15 +98,20 @@ def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, p
     samples: HierarchySamples = data.distinct() if data.rho == 1 else data.sample(labels, rng)
     draws = labels if data.rho == 1 else np.arange(SAMPLES)  # rows of samples
     activations = maximal_activations(model, samples.x)
-    value, permuted, held_out, permuted_draws = [], [], [], []
+    layers = []
     for s in LAYERS:
         y, a = samples.latents[s], activations[s]
-        value.append(_mean(best_correlation(y, a)))
         nulls = [_mean(best_correlation(y[rng.permutation(len(y))], a)) for _ in range(permutations)]
-        permuted.append(float(np.mean(nulls)))
-        held_out.append(held_out_correlation(y, a) if data.rho < 1 else float("nan"))
-        permuted_draws.append(_mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws])))
-    return NCorr(np.array(value), np.array(permuted), np.array(held_out), np.array(permuted_draws))
+        permuted_draws = _mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws]))
+        held_out = held_out_permuted = float("nan")
+        if data.rho < 1:
+            held_out = held_out_correlation(y, a)
+            orders = [rng.permutation(len(y)) for _ in range(permutations)]
+            held_out_permuted = float(np.mean([held_out_correlation(y[order], a) for order in orders]))
+        layers.append(
+            (_mean(best_correlation(y, a)), float(np.mean(nulls)), held_out, held_out_permuted, permuted_draws)
+        )
+    return NCorr(*(np.array(values) for values in zip(*layers, strict=True)))
 
 
 def train_and_measure(
@@ -137,6 +143,7 @@ def train_and_measure(
     }  # fmt: skip
     if rho < 1:
         states |= {"trained held out": after.held_out, "untrained held out": before.held_out}
+        states["permuted held out"] = after.held_out_permuted
     scores = {
         "loss": float(np.mean(losses[-10:])),
         "accuracy": float((guess == distinct.labels).mean()),
