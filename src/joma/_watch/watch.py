@@ -35,6 +35,7 @@ from joma._watch.processes import Processes, Which
 from joma._watch.record import Record, axes_of, config_of
 from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
+from joma._watch.streams import Streams
 from joma._watch.tally import ERROR, Layer
 from joma._watch.weights import Weights
 
@@ -160,11 +161,13 @@ class Watch:
         if sampler is not None:
             check_sampled(self._gauges)
         self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
-        observers = [self._charges.precision, *self._motions.observers]
+        self._streams = Streams(model, self._gauges, padding, self._processes)
+        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers]
         self._passes = Passes(model, measured, padding, self._processes, self._notices, sampler, observers)
         self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, self._passes.blocks, optimizers or [])
-        self._meters = (self._weights, self._changes, self._charges, self._motions)  # of all but attention and states
+        # of all but attention and states
+        self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
@@ -261,8 +264,8 @@ class Watch:
             return self._measure(due, loss, numbers) if due else {}
         finally:
             self._passes.clear()
-            self._changes.clear()
-            self._charges.clear()
+            for meter in (self._changes, self._charges, self._streams):
+                meter.clear()
             self._arm()
 
     def state_dict(self) -> dict[str, Any]:
@@ -378,6 +381,8 @@ class Watch:
             values |= meter.measure()
         for name, reason in self._motions.problems.items():
             self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
+        for name, reason in self._streams.problems.items():
+            self._notices.once(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         if self._charges.checks and self._steps is not None:
