@@ -75,7 +75,7 @@ ITEMS = (
     laptop("parameterised", 10, "20 seeds"),
     laptop("cdag", 20, "4,000 samples, 10 draws"),
     Item(
-        "authors", 170, "full vocabulary beside the authors' runs, to step 2,000",
+        "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
     ),
     laptop("realtext", 30, "20,000 steps on WikiText-2"),

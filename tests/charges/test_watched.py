@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import joma
 from joma._charges.state import by_part
+from joma._gauges.blocks import Blocks
 
 from .families import batch, encoder, loss_of, make
 
@@ -63,7 +64,7 @@ def test_balance_and_drift_are_those_of_the_matrices():
 def test_all_parts_of_a_family_without_an_alarm(family):
     model = make(family, torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    parts = [part for part in PARTS if part in by_part(joma.charges(model))]
+    parts = [part for part in PARTS if part in by_part(joma.charges(model), Blocks(model))]
     assert {"qk", "vo", "mlp", "norm", "stream"} == set(parts)
     gauges = [f"{gauge}.{part}" for gauge in ("charge", "charge_residual") for part in parts]
     with warnings.catch_warnings():
@@ -133,6 +134,62 @@ def test_mixed_precision_raises_no_alarm_and_a_bug_in_it_does(precision):
         with joma.watch(model, every=1, gauges="charge.qk", optimizer=optimizer) as w:
             train(model, "GPT-2", optimizer, w, steps=1, **options, before=lambda: weight.grad[:, :16].zero_())
     assert any("0.attn.qk, head" in alarm for alarm in told(record))
+
+
+class Skipped(nn.Module):
+    """A block's attention that is left out."""
+
+    def forward(self, hidden_states, **options):
+        return torch.zeros_like(hidden_states), None
+
+
+def test_layers_are_numbered_as_blocks_are():
+    """A block without attention is not searched for charges, and keeps its number."""
+    model = make("Llama", torch.float32)
+    model.model.layers[0].self_attn = Skipped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gauges = ["entropy", "stable_rank", "charge.qk", "charge_residual.qk", "charge.mlp"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with joma.watch(model, every=1, gauges=gauges, optimizer=optimizer) as w:
+            train(model, "Llama", optimizer, w, steps=1)
+    frame = w.frame()
+    layers = {gauge: sorted(set(rows.layer)) for gauge, rows in frame[frame.gauge.isin(gauges)].groupby("gauge")}
+    assert layers == {
+        "entropy": [1], "charge.qk": [1], "charge_residual.qk": [1], "stable_rank": [0, 1], "charge.mlp": [1],
+    }  # fmt: skip
+    assert frame[frame.gauge.isin(gauges)].value.notna().all()
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_a_real_gradient_scaler_in_half_precision(bug):
+    """Gradients are checked as `GradScaler` leaves them for the optimiser; a step that it skips is not judged."""
+    model = make("GPT-2", torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-8)  # the first ones overflow
+    weight = model.transformer.h[0].attn.c_attn.weight
+    generator = torch.Generator().manual_seed(0)
+    stepped = []
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        with joma.watch(model, every=1, gauges=["charge_residual.qk"], optimizer=optimizer) as w:
+            for _ in range(6):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = loss_of("GPT-2", model, batch("GPT-2", generator, torch.float32))
+                scale = scaler.get_scale()
+                scaler.scale(loss).backward()
+                if bug:
+                    weight.grad[:, :16].zero_()
+                scaler.step(optimizer)
+                scaler.update()
+                stepped.append(scaler.get_scale() >= scale)
+                w.step()
+    assert 0 < sum(stepped) < 6
+    residuals = w.frame().set_index("gauge").value["charge_residual.qk"]
+    assert residuals.isna().any()
+    assert residuals.max() > 0.1 if bug else residuals.max() < 2e-2
+    assert bool(told(record)) == bug
 
 
 def test_a_step_that_a_scaler_skips_is_said_and_not_judged():
@@ -257,7 +314,9 @@ def test_a_scan_has_the_balance_of_each_checkpoint(tmp_path):
         part = gauge.removeprefix("charge.")
         fresh = make("GPT-NeoX", torch.float32)
         with torch.no_grad():
-            expected = torch.cat([layer.balance(layer.sums()) for layer in by_part(joma.charges(fresh))[part]])
+            expected = torch.cat(
+                [layer.balance(layer.sums()) for layer in by_part(joma.charges(fresh), Blocks(fresh))[part]]
+            )
         assert rows.value.to_list() == pytest.approx(expected.tolist(), rel=1e-6)
     qk = frame[frame.gauge == "charge.qk"].pivot_table(index=["layer", "head"], columns="step", values="value")
     assert qk.loc[(0, 0), 2] != qk.loc[(0, 0), 1]

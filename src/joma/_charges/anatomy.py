@@ -181,7 +181,7 @@ def anatomy(model: nn.Module, placement: Placement | None = None) -> Anatomy:
     norms = [n for name, module in modules.items() if (n := _norm(name, module)) is not None]
     blocks = []
     for index, (scope, attention) in enumerate(zip(scopes, attentions, strict=True)):
-        own = tuple(
+        norms_inside = tuple(
             n
             for n in norms
             if n.name.startswith(scope + ".")
@@ -189,10 +189,10 @@ def anatomy(model: nn.Module, placement: Placement | None = None) -> Anatomy:
             and n.weight.shape[0] == attention.q.shape[1]
         )
         if scopes.count(scope) > 1:  # cross-attention beside self-attention
-            own = ()
+            norms_inside = ()
         stands = placement or _placement(modules.get(scope, attention.module), attention.module)
         mlp = None if scopes.count(scope) > 1 else _mlp(scope, modules, attention)
-        blocks.append(Block(scope, index, attention, mlp, own, stands))
+        blocks.append(Block(scope, index, attention, mlp, norms_inside, stands))
     in_block = tuple(scope + "." for scope in scopes)
     outside = [n for n in norms if not n.name.startswith(in_block)]
     width = attentions[0].q.shape[1] if attentions else 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from joma._charges.charge import Charge, Read, itself
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import CHARGES
 
 
@@ -26,17 +27,25 @@ class State:
 class Layered:
     """The charges of one kind in one layer, taken together: a rotary embedding leaves two, of its planes and the rest.
 
+    None in a block that has no such charge.
+
     >>> from torch import nn
     >>> from joma._charges.find import find
+    >>> from joma._gauges.blocks import Blocks
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)
     >>> model = nn.TransformerEncoder(layer, 1, norm=nn.LayerNorm(8), enable_nested_tensor=False)
-    >>> [(part, len(layers)) for part, layers in by_part(find(model)).items()]
-    [('qk', 1), ('vo', 1), ('mlp', 1), ('norm', 2)]
+    >>> [(part, len(layers)) for part, layers in by_part(find(model), Blocks(model)).items()]
+    [('qk', 1), ('vo', 1), ('mlp', 1), ('norm', 2), ('stream', 1)]
     """
 
     name: str
     charges: tuple[Charge, ...]
     mean: bool = field(default=False)  # one side only: Q over the number of weights, and not a balance
+
+    @property
+    def heads(self) -> int:
+        """How many numbers it has: 1 for charges that are not per head, 0 where there is no charge."""
+        return len(self.sums()[0]) if self.charges else 0
 
     def sums(self, read: Read = itself) -> tuple[Tensor, Tensor]:
         """The two sides of all of them, (heads, numbers) each."""
@@ -63,18 +72,25 @@ def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1)
 
 
-def by_part(charges: Iterable[Charge]) -> dict[str, list[Layered]]:
-    """Kind -> the charges of each layer, of those that have two sides, and the stream; conserved or not."""
-    found: dict[str, dict[object, list[Charge]]] = {}
+def by_part(charges: Iterable[Charge], blocks: Blocks) -> dict[str, list[Layered]]:
+    """Kind -> the charges of each layer, of those that have two sides, and the stream; conserved or not.
+
+    Those of attention and MLPs are numbered as the model's blocks are; a block may have two normalisations.
+    """
+    together: dict[str, dict[object, list[Charge]]] = {}
     for charge in charges:
         if charge.kind in CHARGES and charge.sides and (charge.two_sided or charge.kind == "stream"):
             key = charge.layer if charge.kind in ("qk", "vo") else charge.name
-            found.setdefault(charge.kind, {}).setdefault(key, []).append(charge)
-    return {
-        part: [Layered(same[0].name, tuple(same), part == "stream") for same in found[part].values()]
+            together.setdefault(charge.kind, {}).setdefault(key, []).append(charge)
+    layers = {
+        part: [Layered(same[0].name, tuple(same), part == "stream") for same in together[part].values()]
         for part in CHARGES
-        if part in found
+        if part in together
     }
+    for part in layers.keys() & {"qk", "vo", "mlp"}:
+        rows = blocks.rows(layers[part], [layer.name for layer in layers[part]])
+        layers[part] = [row[0] if row else Layered(blocks.names[n], ()) for n, row in enumerate(rows)]
+    return layers
 
 
 def missing(charges: Iterable[Charge], part: str) -> str:
@@ -98,7 +114,7 @@ class States:
     def keep_residuals(self, read: Read, which: Callable[[Layered], bool]) -> None:
         """Note what the gradient identities of those layers are off by, before the optimiser's step."""
         for part, layers in self.layers.items():
-            for layer in filter(which, layers):
+            for layer in (layer for layer in layers if layer.charges and which(layer)):
                 self._residuals[f"{part}:{layer.name}"] = layer.residual(read)
 
     def forget_residuals(self) -> None:

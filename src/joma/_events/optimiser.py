@@ -98,7 +98,7 @@ class Steps:
         """Add what passed before; one number per group, over all optimisers."""
         rest = iter(tau)
         for clock in self._clocks:
-            clock.tau = [own + next(rest) for own in clock.tau]
+            clock.tau = [passed + next(rest) for passed in clock.tau]
 
     def leave(self) -> None:
         """Take the hooks off."""
@@ -170,15 +170,15 @@ def optimisers_of(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer])
     if not given:
         raise ValueError("optimizer=[] holds no optimiser; give one, or leave it out")
     plain = [_unwrapped(optimizer) for optimizer in given]
-    own = {id(parameter) for parameter in model.parameters()}
+    of_model = {id(parameter) for parameter in model.parameters()}
     for n, optimizer in enumerate(plain):
         if optimizer in plain[:n]:
             raise ValueError(f"the same {type(optimizer).__name__} is given twice; name each optimiser once")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if not any(id(parameter) in own for parameter in parameters):
+        if not any(id(parameter) in of_model for parameter in parameters):
             raise ValueError(
                 f"the {type(optimizer).__name__} holds {len(parameters)} parameters, and none of them is one of the "
-                f"model's {len(own)}: it trains another model, or was made before this one was moved or replaced"
+                f"model's {len(of_model)}: it trains another model, or was made before this one was moved or replaced"
             )
     return plain
 

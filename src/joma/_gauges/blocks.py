@@ -72,8 +72,8 @@ def _starred(names: Sequence[str]) -> str:
     """Names that differ in one number, with a star in its place."""
     parts = [_NUMBERS.split(name) for name in names]
     numbers = [_NUMBERS.findall(name) for name in names]
-    fixed = [found[0] if len(set(found)) == 1 else found[0].replace(re.sub(r"\D", "", found[0]), "*")
-             for found in zip(*numbers, strict=True)]  # fmt: skip
+    fixed = [here[0] if len(set(here)) == 1 else here[0].replace(re.sub(r"\D", "", here[0]), "*")
+             for here in zip(*numbers, strict=True)]  # fmt: skip
     return "".join(text + number for text, number in zip(parts[0], [*fixed, ""], strict=True))
 
 
@@ -103,12 +103,12 @@ def _chosen(
         if not held:
             continue
         deeper = {e: _chosen(e, modules, attention, mlps, wide) for e in held}
-        whole = {
+        complete = {
             e: [b for b in below if _both(b, attention, mlps)] for e, below in deeper.items()
         }  # blocks with attention and MLP
-        if any(whole.values()):
+        if any(complete.values()):
             for e in held:
-                blocks += deeper[e] if whole[e] else [e] if any(_inside(x, e) for x in attention) else []
+                blocks += deeper[e] if complete[e] else [e] if any(_inside(x, e) for x in attention) else []
         else:
             blocks += [e for e in elements if any(_inside(x, e) for x in wide)]
     return blocks

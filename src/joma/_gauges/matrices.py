@@ -132,10 +132,10 @@ def _mlps(model: nn.Module) -> list[tuple[Matrix, Matrix]]:
 
     others = [linear for linear in linears if not of_attention(linear)]
     experts = _experts(model)
-    found = [*experts, *_pairs(others, anywhere=not experts)] or _pairs([x for x in linears if x.outputs != x.inputs])
+    pairs = [*experts, *_pairs(others, anywhere=not experts)] or _pairs([x for x in linears if x.outputs != x.inputs])
     position = {name: n for n, name in enumerate(classes)}
-    found.sort(key=lambda item: position[item[0]])
-    return [pair for _, pair in found]
+    pairs.sort(key=lambda item: position[item[0]])
+    return [pair for _, pair in pairs]
 
 
 def _pairs(linears: list[_Linear], anywhere: bool = True) -> list[tuple[str, tuple[Matrix, Matrix]]]:
@@ -144,7 +144,7 @@ def _pairs(linears: list[_Linear], anywhere: bool = True) -> list[tuple[str, tup
     Beside the experts of a layer, which are scopes inside of it, there may be a shared one: a module with an MLP.
     ``anywhere``: without scopes, the whole model is one.
     """
-    found: dict[str, tuple[_Linear, _Linear]] = {}
+    pair_of: dict[str, tuple[_Linear, _Linear]] = {}
     depth = max((len(_scopes(x.name)) for x in linears), default=0)
     for level in range(depth):
         groups: dict[str, list[_Linear]] = {}
@@ -152,17 +152,17 @@ def _pairs(linears: list[_Linear], anywhere: bool = True) -> list[tuple[str, tup
             if len(scopes := _scopes(x.name)) > level:
                 groups.setdefault(scopes[level], []).append(x)
         for scope, members in groups.items():
-            if scope in found:
+            if scope in pair_of:
                 continue
-            inside = any(done.startswith(scope + ".") for done in found)
-            rest = [x for x in members if not any(s in found for s in _scopes(x.name))]
+            inside = any(done.startswith(scope + ".") for done in pair_of)
+            rest = [x for x in members if not any(s in pair_of for s in _scopes(x.name))]
             for group in _by_parent(rest) if inside else [members]:
                 if pair := _pair(group):
-                    found[scope] = pair
+                    pair_of[scope] = pair
                     break
-    if anywhere and not found and (pair := _pair(linears)):
-        found[""] = pair
-    return [(a.name, _as_matrices(a, b)) for a, b in found.values()]
+    if anywhere and not pair_of and (pair := _pair(linears)):
+        pair_of[""] = pair
+    return [(a.name, _as_matrices(a, b)) for a, b in pair_of.values()]
 
 
 def _by_parent(linears: list[_Linear]) -> list[list[_Linear]]:
@@ -177,7 +177,7 @@ def _experts(model: nn.Module) -> list[tuple[str, tuple[Matrix, Matrix]]]:
 
     Of several stacks (gate, up, down) the first that fits a later one is the lower, the last that it fits the upper.
     """
-    found = []
+    experts = []
     for name, module in model.named_modules():
         stacks = [(key, p) for key, p in module.named_parameters(recurse=False) if p.dim() == 3]
         fits = [(x, y, axis) for x, y in combinations(stacks, 2) if (axis := _hidden_axis(x[1], y[1])) is not None]
@@ -197,8 +197,8 @@ def _experts(model: nn.Module) -> list[tuple[str, tuple[Matrix, Matrix]]]:
 
         for e in range(a.shape[0]):
             first = Matrix(f"{path}.{low}[{e}]", partial(lower, module, low, e, axis, h, every))
-            found.append((path, (first, Matrix(f"{path}.{high}[{e}]", partial(upper, module, high, e)))))
-    return found
+            experts.append((path, (first, Matrix(f"{path}.{high}[{e}]", partial(upper, module, high, e)))))
+    return experts
 
 
 def _hidden_axis(a: Tensor, b: Tensor) -> int | None:

@@ -107,12 +107,23 @@ def _sibling_output(model: nn.Module, name: str) -> nn.Module | None:
 
 def _project(module: nn.Module, part: str) -> Tensor:
     """The (rows, d) or (…, rows, d) projection q, k or v of an attention module, a part of a fused one maybe."""
-    own = _child(module, part)
-    if own is not None:
-        return weight_of(own)
+    separate = _child(module, part)
+    if separate is not None:
+        return weight_of(separate)
     fused = _child(module, "fused")
     w = whole(module.in_proj_weight if fused is None else weight_of(fused))  # type: ignore[arg-type]
     return split_fused(module, part, w)
+
+
+def query_bias(module: nn.Module) -> Tensor | None:
+    """b_Q (rows,) of an attention module, a part of a fused bias maybe; None if it has none."""
+    separate, fused = (_child(module, kind) for kind in ("q", "fused"))
+    linear = separate or fused
+    bias: Any = getattr(module, "in_proj_bias", None) if linear is None else base_of(linear).bias
+    if bias is None:
+        return None
+    bias = whole(bias)
+    return bias if separate is not None else split_fused(module, "q", bias[:, None]).reshape(-1)
 
 
 def split_fused(module: nn.Module, part: str, w: Tensor) -> Tensor:
@@ -155,8 +166,8 @@ def _layout(module: nn.Module) -> str | None:
 
 def _fact(module: nn.Module, name: str) -> Any:
     """What a module, or else its config, says."""
-    found = getattr(module, name, None)
-    return getattr(getattr(module, "config", None), name, None) if found is None else found
+    value = getattr(module, name, None)
+    return getattr(getattr(module, "config", None), name, None) if value is None else value
 
 
 def _heads(module: nn.Module) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from joma._charges.charge import Read
 from joma._charges.find import find
 from joma._charges.state import Layered, State, by_part, missing
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._scan.files import BadCheckpoint, contiguous
 from joma._scan.plan import Piece, matcher, model_of
@@ -33,7 +34,7 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")
     charges = find(model)
-    by_kind, places = by_part(charges), _places(model, tensors)
+    by_kind, places = by_part(charges, Blocks(model)), _places(model, tensors)
 
     def read(parameter: Tensor) -> Tensor:
         tensor, shape = places[id(parameter)], tuple(parameter.shape)
@@ -46,12 +47,12 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     for part in dict.fromkeys(gauge.part for gauge in gauges):
         if part not in by_kind:
             raise BadCheckpoint(missing(charges, part))
-        states = [_state(layer, read) for layer in by_kind[part]]
+        states = [_state(layer, read) if layer.charges else None for layer in by_kind[part]]
         for gauge in (g for g in gauges if g.part == part):
-            rows = [torch.as_tensor(gauge.function(state)).reshape(-1).tolist() for state in states]
+            rows = [torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states]
             width = max(map(len, rows))
             padded = [row + [math.nan] * (width - len(row)) for row in rows]
-            measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in rows]
+            measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in padded]
             measured.layers[gauge.name] = [layer.name for layer in by_kind[part]]
             measured.heads |= {gauge.name: [len(row) for row in rows]} if gauge.per_head else {}
     return measured

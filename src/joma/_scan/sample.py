@@ -16,6 +16,7 @@ from torch import Tensor
 
 from joma._data.corpora import texts
 from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load, load_tokenizer, quiet
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import get
 from joma._scan.files import BadCheckpoint
 from joma._scan.tensors import hash_into
@@ -54,7 +55,7 @@ def measure_on_sample(
         check_tokens(model, windows)
         check_model(model)
         notes: list[str] = []
-        passes = Passes(model, get(gauges), None, Processes(model), Notices(notes.append))
+        passes = Passes(model, Blocks(model), get(gauges), None, Processes(model), Notices(notes.append))
         with passes.source.listening(), torch.no_grad():
             for batch in windows.split(max(1, PASS // windows.shape[1])):
                 more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}

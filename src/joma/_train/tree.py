@@ -128,10 +128,10 @@ def measures(
 
 def _competition(lift: NDArray[np.float64], kinship: Kinship) -> float:
     """Spearman's correlation over tokens l of the attention from l's siblings with that from all who are not."""
-    own, foreign = (np.where(mask, lift, np.nan) for mask in (kinship.siblings, ~kinship.siblings))
+    related, foreign = (np.where(mask, lift, np.nan) for mask in (kinship.siblings, ~kinship.siblings))
     np.fill_diagonal(foreign, np.nan)
-    known = [l for l in range(len(lift)) if not (np.isnan(own[:, l]).all() or np.isnan(foreign[:, l]).all())]
-    given = [(np.nanmean(own[:, l]), np.nanmean(foreign[:, l])) for l in known]
+    known = [l for l in range(len(lift)) if not (np.isnan(related[:, l]).all() or np.isnan(foreign[:, l]).all())]
+    given = [(np.nanmean(related[:, l]), np.nanmean(foreign[:, l])) for l in known]
     return float(stats.spearmanr(*np.array(given).T).statistic)
 
 

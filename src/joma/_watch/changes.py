@@ -114,10 +114,10 @@ class Changes:
         values = {}
         for gauge in self._due_now:
             layers = range(len(self._matrices[gauge.part]))
-            found = [self._values.get((gauge.name, n), math.nan) for n in layers]
+            per_layer = [self._values.get((gauge.name, n), math.nan) for n in layers]
             here = self._processes.computes_weights
             values[gauge.name] = self._processes.sum_whole_(
-                torch.tensor(found if here else [0.0] * len(found), dtype=torch.float64)
+                torch.tensor(per_layer if here else [0.0] * len(per_layer), dtype=torch.float64)
             )
             for n, matrix in enumerate(self._matrices[gauge.part]):
                 if here and (gauge.name, n) not in self._values:

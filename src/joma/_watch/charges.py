@@ -20,6 +20,7 @@ from joma._charges.identity import Deviation, check_gradients
 from joma._charges.state import States, by_part, missing
 from joma._events.events import PassBegins
 from joma._events.optimiser import StepBegins
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
@@ -53,8 +54,9 @@ class Charges:
     wants = (StepBegins,)
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], processes: Processes, optimizers: Sequence[Optimizer]
-    ) -> None:
+        self, model: nn.Module, gauges: Sequence[Gauge], processes: Processes, blocks: Blocks,
+        optimizers: Sequence[Optimizer],
+    ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.on == "charge"]
         self.precision = Precision()
         self.due: Collection[str] = ()
@@ -64,7 +66,7 @@ class Charges:
         self._all = find(model) if self.gauges else []
         if self.gauges and processes.cannot_gather:
             raise ValueError(f"charges cannot be measured: {processes.cannot_gather}")
-        layers = by_part(self._all)
+        layers = by_part(self._all, blocks)
         for gauge in self.gauges:
             if gauge.part not in layers:
                 raise ValueError(missing(self._all, gauge.part))
@@ -74,8 +76,11 @@ class Charges:
             raise ValueError("the model is on the meta device: its weights have no values to measure")
         self._states = States({part: layers[part] for part in dict.fromkeys(g.part for g in self.gauges)})
         with torch.no_grad():
-            self.widths = {  # gauge -> how many heads each layer has, for charges per head
-                g.name: [len(layer.sums()[0]) for layer in layers[g.part]] for g in self.gauges if g.per_head
+            self.widths = {  # gauge -> how many heads each layer has; 1 for charges that are not per head, 0 for none
+                g.name: [
+                    (len(layer.sums()[0]) if g.per_head else 1) if layer.charges else 0 for layer in layers[g.part]
+                ]
+                for g in self.gauges
             }
 
     @property
@@ -93,14 +98,14 @@ class Charges:
         if not self.checks or not self._processes.computes_weights:
             return
         first, trained = self.deviations is None, {id(p) for other in self._optimizers for p in _parameters(other)}
-        own = {id(p) for p in _parameters(event.optimizer)}
+        parameters = {id(p) for p in _parameters(event.optimizer)}
 
         def due(charge: Charge) -> bool:
             """All of it is this optimiser's; or several share it, and none of them has stepped yet."""
-            return _within(charge, own) or (first and _within(charge, trained))
+            return _within(charge, parameters) or (first and _within(charge, trained))
 
-        mine = [charge for charge in self._all if due(charge)]
-        self.deviations = (self.deviations or []) + check_gradients(mine, computed_in=self.precision.dtype)
+        due_now = [charge for charge in self._all if due(charge)]
+        self.deviations = (self.deviations or []) + check_gradients(due_now, computed_in=self.precision.dtype)
         self._states.keep_residuals(lambda p: p.grad, lambda layer: all(map(due, layer.charges)))
         if first:
             self.unchecked = [c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)]
@@ -112,18 +117,17 @@ class Charges:
             chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
             here = bool(chosen) and self._processes.computes_weights
             with torch.no_grad():
-                states = [self._states.of(part, layer) for layer in layers] if here else []
+                states = {n: self._states.of(part, layer) for n, layer in enumerate(layers) if layer.charges and here}
             for gauge in chosen:
-                rows = [torch.as_tensor(gauge.function(state), dtype=torch.float64).reshape(-1) for state in states]
-                values[gauge.name] = self._padded(gauge, rows)
+                values[gauge.name] = self._padded(gauge, {n: gauge.function(state) for n, state in states.items()})
         return values
 
-    def _padded(self, gauge: Gauge, rows: list[Tensor]) -> Tensor:
-        """(layers, heads) with NaN where a layer has fewer heads; (layers,) of charges that are not per head."""
-        widths = self.widths.get(gauge.name, [1] * len(self._states.layers[gauge.part]))
+    def _padded(self, gauge: Gauge, rows: Mapping[int, Any]) -> Tensor:
+        """(layers, heads) with NaN where a layer has fewer heads, or none; (layers,) of charges not per head."""
+        widths = self.widths[gauge.name]
         table = torch.full((len(widths), max(widths)), math.nan if rows else 0.0, dtype=torch.float64)
-        for n, row in enumerate(rows):
-            table[n, : len(row)] = row
+        for n, row in rows.items():
+            table[n, : widths[n]] = torch.as_tensor(row, dtype=torch.float64).reshape(-1)
         table = self._processes.sum_whole_(table)
         return table if gauge.per_head else table[:, 0]
 

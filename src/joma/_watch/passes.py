@@ -58,12 +58,12 @@ class Passes:
     """
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
-        notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
+        self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: Padding | None,
+        processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
-        self.losses, self.blocks = Losses(), Blocks(model)
+        self.losses, self.blocks = Losses(), blocks
         self.source = Source(model, [self.tally, self.losses, *observers], padding)
         self._processes, self._notices = processes, notices
 

@@ -44,8 +44,9 @@ class Streams:
     wants: tuple[type[Event], ...] = (PassBegins, ModuleBegins, ModuleEnds)
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes
-    ) -> None:
+        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
+        blocks: Blocks,
+    ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.on in IN_STREAM]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.problems: dict[str, str] = {}
@@ -59,11 +60,10 @@ class Streams:
         self._neurons: dict[str, int] = {}  # upper MLP matrix -> block
         self._experts: dict[int, tuple[int, str]] = {}  # block -> how many, and the module that holds them
         if self.gauges:
-            self._find(model)
+            self._find(model, blocks)
 
-    def _find(self, model: nn.Module) -> None:
+    def _find(self, model: nn.Module, blocks: Blocks) -> None:
         """Which modules to look at."""
-        blocks = Blocks(model)
         self._blocks = blocks.names
         if not self._blocks:
             raise ValueError(f"{self.gauges[0].name} is measured on blocks; none were found in {type(model).__name__}")

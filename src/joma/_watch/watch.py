@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding
 from joma._events.source import Source
+from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
@@ -160,12 +161,13 @@ class Watch:
         sampler = None if queries is None else Sampler(queries)
         if sampler is not None:
             check_sampled(self._gauges)
-        self._charges = Charges(model, self._gauges, self._processes, optimizers or [])
-        self._streams = Streams(model, self._gauges, padding, self._processes)
+        blocks = Blocks(model)
+        self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
+        self._streams = Streams(model, self._gauges, padding, self._processes, blocks)
         observers = [self._charges.precision, *self._motions.observers, *self._streams.observers]
-        self._passes = Passes(model, measured, padding, self._processes, self._notices, sampler, observers)
-        self._weights = Weights(self._gauges, self._matrices, self._processes, self._passes.blocks)
-        self._changes = Changes(self._gauges, self._matrices, self._processes, self._passes.blocks, optimizers or [])
+        self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
+        self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
+        self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         # of all but attention and states
         self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
         attached.check_free(self._passes.source.names)

@@ -31,12 +31,12 @@ def _contexts(rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """Frequencies (N, M), queries (N,) and targets (N,): a query's pattern is complete, or lacks one of its tokens."""
     M, rows, query, y = 2 * HALF + COMMON, [], [], []
     for m in range(2):
-        own = np.arange(HALF) + m * HALF
-        for missing in (None, *own):
+        pattern = np.arange(HALF) + m * HALF
+        for missing in (None, *pattern):
             for _ in range(4):
                 x = np.zeros(M)
                 x[2 * HALF :] = rng.dirichlet(np.ones(COMMON))
-                x[own] = 1.0
+                x[pattern] = 1.0
                 if missing is not None:
                     x[missing] = 0.0
                 rows.append(x / x.sum())
