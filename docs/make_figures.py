@@ -30,6 +30,7 @@ import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
 from claim_pages import cell  # noqa: E402
+from marks import between  # noqa: E402
 
 
 def pictures(folder: Path, keep: bool) -> None:
@@ -100,12 +101,6 @@ def tables(folder: Path) -> None:
     readme = ROOT / "README.md"
     text = between(readme.read_text(), "exhibits", exhibit_table(folder))
     readme.write_text(between(text, "benchmarks", benchmark_table()))
-
-
-def between(text: str, name: str, table: str) -> str:
-    """``text`` with the table between the marks of that name, where it has them."""
-    marked = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
-    return re.sub(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _: marked, text, flags=re.S)
 
 
 def exhibit_table(folder: Path) -> str:

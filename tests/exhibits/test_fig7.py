@@ -62,6 +62,24 @@ def test_judge(bottom, top, verdict, tmp_path):
     assert "one checkpoint" in json.dumps(fig7.draw(run).to_dict())
 
 
+@pytest.mark.parametrize(
+    ("layers", "verdict"),
+    [
+        ([DROP, DROP, FLAT, FLAT, BOUNCE, BOUNCE], "holds"),
+        ([DROP, FLAT, FLAT, FLAT, BOUNCE, BOUNCE], "holds under"),  # one of two bottom layers is not most of them
+        ([DROP, DROP, FLAT, FLAT, DROP, BOUNCE], "fails"),
+        ([DROP, DROP, BOUNCE, FLAT, DROP, BOUNCE, BOUNCE, FLAT, BOUNCE], "holds"),  # two of three are
+    ],
+)
+def test_groups_of_layers_are_judged(layers, verdict, tmp_path):
+    values = {step: {"stable_rank": [layer[n] for layer in layers]} for n, step in enumerate(STEPS)}
+    with RunWriter.create(tmp_path / "run", kind="exhibit", config={}, axes=fig7.AXES) as writer:
+        writer.refer(Run(scanned(tmp_path / "m", values).path), list(fig7.GAUGES), model="m")
+    found = fig7.judge(Run(tmp_path / "run"))
+    assert found.verdict == verdict
+    assert f"of {len(layers) // 3} top layers" in found.summary
+
+
 def test_a_small_model_of_ours_decides_nothing_about_pretrained_ones(tmp_path):
     values = {step: {"stable_rank": [DROP[n], BOUNCE[n]], "entropy": [2.0] * 2} for n, step in enumerate(STEPS)}
     scan = scanned(tmp_path / "m", values)

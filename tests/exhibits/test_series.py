@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from joma._exhibits import EXHIBITS, _series, embeddings, fig10, reproduce
+from joma._data.pretrained import encode
+from joma._exhibits import EXHIBITS, _series, _texts, embeddings, fig10, reproduce
+from joma._inspect.superpose import superpose
+from joma._inspect.windows import open_model
 from joma._run import Run, RunWriter
 
 pytest.importorskip("transformers")
@@ -146,6 +150,30 @@ def test_figure_10_counts_every_neuron_of_both_states(made):
     assert json.loads((made["fig10"].path / "examples.json").read_text())["models"]["small GPT-NeoX"]["neurons"]
 
 
+def peaks(net, tokens):
+    """The largest activation of each hidden neuron, by layer, at places that see eight tokens."""
+    found = []
+    hooks = [
+        layer.mlp.dense_4h_to_h.register_forward_pre_hook(lambda module, given: found.append(given[0][0, 7:].amax(0)))
+        for layer in net.layers
+    ]
+    with torch.no_grad():
+        net.eval()(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(found)
+
+
+def test_figure_10_counts_the_neurons_that_both_texts_of_a_pair_fire(tiny, made):
+    model = _series.checkpoints(tiny.path)[5]
+    corpus = superpose(model, str(made["fig10"].path.parent / "text.txt"), tokens=3000)
+    strongest = torch.cat([kept.value.amax(1) for kept in corpus.strongest.values()])
+    net, tokenizer = open_model(model, None, None, text=True)
+    texts = _texts.PAIRS[0][0], _texts.PAIRS[2][1]
+    a, b = (peaks(net, encode(tokenizer, text)) >= 0.5 * strongest for text in texts)
+    assert _texts.fired_by_both(model, None, corpus)[0][2] == int((a & b).sum()) > 0
+
+
 def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypatch):
     steps = _series.checkpoints(tiny.path)
     for name in ("one", "two"):
@@ -170,11 +198,13 @@ def test_the_judge_of_figure_10_compares_with_chance_and_decides_nothing(tmp_pat
         counts = np.where(np.arange(100) < 100 * trained, 2, 1)
         writer.write(0, {"patterns": counts}, model="m", state="trained", layer=0)
         writer.write(0, {"patterns": np.zeros(100)}, model="m", state="untrained", layer=0)
-        writer.write(0, {"chance": by_chance + np.array([-0.01, 0.0, 0.01])}, model="m", state="trained")
+        chances, pairs = by_chance + np.array([-0.01, 0.0, 0.01]), np.diag([4, 3, 2, 1]) + 1
+        writer.write(0, {"chance": chances, "fired_by_both": pairs}, model="m", state="trained")
     found = fig10.judge(Run(tmp_path))
     assert found.verdict == "not decided here"
     assert "dealt out at random" in found.would_decide
     assert found.numbers["m"]["superposed"] == round(100 * trained)
+    assert "both fire 5, 4, 3, 2 neurons, texts of two pairs 1.0" in found.summary
     assert found.numbers["m"]["by chance"] == pytest.approx(by_chance)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import joma
@@ -15,7 +16,9 @@ from joma._gauges.assumptions import (
     eqn17_residual,
     gradient_agreement,
     gradient_stationarity,
+    share_missed,
 )
+from joma._gauges.projections import query_bias
 from joma._watch.applicability import sentence
 
 
@@ -31,14 +34,21 @@ def moved(before, part, size=1e-4):
 
 def test_logits_and_values_are_those_of_multi_head_attention():
     w, states = weights(), torch.randn(5, 8, dtype=torch.float64)
+    w["q_bias"] = torch.randn(8, dtype=torch.float64)
     motion = BlockMotion(w, w, states, heads=2)
-    attention = nn.MultiheadAttention(8, 2, bias=False, batch_first=True, dtype=torch.float64)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
         attention.in_proj_weight.copy_(torch.cat([w["q"], w["k"], w["v"]]))
+        attention.in_proj_bias[:8] = w["q_bias"]
+        attention.in_proj_bias[8:16] = 3.0  # of the keys: all keys of a query alike
         attention.out_proj.weight.copy_(w["o"])
+        torch.testing.assert_close(query_bias(attention), w["q_bias"])
         out, maps = attention(states[None], states[None], states[None], average_attn_weights=False)
     b = motion.logits(w).softmax(dim=-1)
     torch.testing.assert_close(b, maps[0])
+    assert share_missed(maps[0], motion.logits(w)) < 1e-12
+    without = {part: matrix for part, matrix in w.items() if part != "q_bias"}
+    assert share_missed(maps[0], motion.logits(without)) > 0.1
     summed = torch.einsum("hqn,hnk->qk", b, motion.seen(w))
     torch.testing.assert_close(summed, out[0] @ w["mlp_in"].T)
 
@@ -165,3 +175,54 @@ def test_a_model_without_blocks_is_refused():
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Linear(8, 8))
     with pytest.raises(ValueError, match="every block needs queries, keys, values, an output and a lower MLP"):
         joma.watch(model, gauges=["eqn17_residual"])
+
+
+def watched_model(model, forward):
+    """Three steps of SGD under a watch: the table, and what it warned of."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    gauges = ["attention_drift", "eqn17_residual", "gradient_agreement"]
+    with joma.watch(model, None, 1, gauges, optimizer=optimiser, live=False) as watched:
+        for _ in range(3):
+            optimiser.zero_grad()
+            loss = forward(model)
+            loss.backward()
+            optimiser.step()
+            watched.step(loss)
+        return watched.frame(), watched.applies
+
+
+TOKENS = torch.randint(12, (2, 16), generator=torch.Generator().manual_seed(0))
+SIZES = {
+    "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+
+
+def test_a_layer_with_rotary_positions_is_refused_with_the_reason():
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    with pytest.warns(UserWarning, match=r"in 2 of 2 layers \(model\.layers\.0\.self_attn, .*rotary") as caught:
+        table, applies = watched_model(model, lambda m: m(TOKENS, labels=TOKENS).loss)
+    assert len(caught) == 1
+    assert table[table.gauge.isin(["attention_drift", "eqn17_residual"])].value.isna().all()
+    assert "Eqn. 17" not in applies
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_biases_and_padding_are_part_of_the_logits(batch_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+    nn.init.normal_(layer.self_attn.in_proj_bias)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    states = torch.randn(2, 6, 8)
+    padding = torch.tensor([[False] * 4 + [True] * 2, [False] * 6])
+
+    def forward(model):
+        given = states if batch_first else states.transpose(0, 1)
+        return model(given, src_key_padding_mask=padding).square().mean()
+
+    table, applies = watched_model(model, forward)
+    values = table[table.gauge.isin(["attention_drift", "eqn17_residual"])]
+    assert len(values) == 2 * 2 * 2
+    assert np.isfinite(values.value).all()
+    assert "Eqn. 17" in applies

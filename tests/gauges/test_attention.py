@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma._gauges import attention, tiles
+from joma._gauges import attention, kernels, tiles
 from joma._gauges.attention import attention_stats, attention_stats_from_scores
 
 
@@ -133,7 +133,7 @@ def test_fused_and_chunked_paths_agree(monkeypatch):
     for arguments in ({}, {"is_causal": True}, {"attn_mask": mask}):
         fused = attention_stats(q, k, **arguments)
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "_has_kernel", lambda device: False)
+            patch.setattr(attention, "has_kernel", lambda device: False)
             chunked = attention_stats(q, k, **arguments)
         for name in ("entropy", "logsumexp", "sink_mass"):
             torch.testing.assert_close(getattr(fused, name), getattr(chunked, name), atol=2e-5, rtol=2e-5)
@@ -144,7 +144,7 @@ def test_chunks_do_not_change_the_answer(monkeypatch):
     for mask in (None, bias):
         whole = attention_stats(q, k, mask, enable_gqa=True)
         with monkeypatch.context() as patch:
-            patch.setattr(attention, "_CHUNK", 200)
+            patch.setattr(kernels, "_CHUNK", 200)
             patch.setattr(tiles, "_TILE", 200)
             parts = attention_stats(q, k, mask, enable_gqa=True)
         torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-6, rtol=0)

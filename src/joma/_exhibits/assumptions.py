@@ -72,9 +72,8 @@ def _gpt(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwis
     text, length = corpus(settings["data"], vocabulary=settings["vocabulary"], say=lambda line: None), 35
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=text.size, n_positions=length, n_embd=64, n_layer=settings["layers"], n_head=2)
-        )
+        sizes = {"vocab_size": text.size, "n_positions": length, "n_layer": settings["layers"], "n_embd": 64}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, n_head=2, bos_token_id=None, eos_token_id=None))
         optimiser = torch.optim.Adam(model.parameters(), lr=settings["lr"])
         data = streams(text.train, 10)
         gauges = ("entropy", *GAUGES)

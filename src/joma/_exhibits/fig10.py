@@ -2,8 +2,9 @@
 
 For every neuron of the lower MLPs the strongest contexts in a corpus, grouped by the words that the query attends to
 (`joma.superpose`). Two controls: the network before training, and contexts dealt out at random to the neurons of a
-layer, which shows how many neurons would have two patterns by chance. The quick preset reads a small GPT-NeoX that is
-trained on the embedded corpus; the others read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
+layer, which shows how many neurons would have two patterns by chance. The eight texts that the figure prints are read,
+too (`joma._exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; the
+others read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from typing import Any
 
 from joma._exhibits._series import checkpoints, located, series
+from joma._exhibits._texts import fired_by_both
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures.contexts import contexts
@@ -28,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "shuffles": 20,
     },
 }
-AXES = {"patterns": ["neuron"], "chance": ["shuffle"]}
+AXES = {"patterns": ["neuron"], "chance": ["shuffle"], "fired_by_both": ["a", "b"]}
 REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub
 EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
@@ -71,7 +73,8 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             writer.write(0, {"patterns": counts}, model=name, state=state, layer=layer)
         if state == "trained":
             by_chance = superposition.chance(settings["shuffles"], seed)
-            writer.write(0, {"chance": by_chance}, model=name, state=state)
+            by_both = fired_by_both(model, revision, superposition)
+            writer.write(0, {"chance": by_chance, "fired_by_both": by_both}, model=name, state=state)
             superposition.info["model"] = name
             examples[name] = as_json(superposition, superposition.top(EXAMPLES))
             short = name.rpartition("/")[2].replace(" ", "-")
@@ -119,13 +122,18 @@ def judge(run: Run) -> Judgement:
         level = where(frame, gauge="chance", model=model).value
         mean, sd, trained = float(level.mean()), float(level.std()), counts["trained"]
         superposed = int((trained >= 2).sum())
+        both = where(frame, gauge="fired_by_both", model=model)
+        paired, others = (both[(both.a == both.b) == same].value for same in (True, False))
         numbers[model] = {
             **share, "by chance": mean, "sd": sd, "neurons": len(trained), "superposed": superposed,
-            "most patterns": int(trained.max()),
+            "most patterns": int(trained.max()), "fired by A and B, by pair": paired.astype(int).tolist(),
+            "by texts of two pairs": float(others.mean()),
         }  # fmt: skip
         parts.append(
             f"{model}: {superposed} of {len(trained):,} neurons have two or more patterns ({share['trained']:.1%}; "
-            f"{share['untrained']:.1%} before training, {mean:.1%} ± {sd:.1%} by chance)"
+            f"{share['untrained']:.1%} before training, {mean:.1%} ± {sd:.1%} by chance); the texts A and B "
+            f"of the figure's pairs both fire {', '.join(f'{count:.0f}' for count in paired)} neurons, texts of two "
+            f"pairs {others.mean():.1f} in the mean"
         )
     text = "; ".join(parts)
     first = numbers[next(iter(numbers))]

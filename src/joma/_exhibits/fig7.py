@@ -36,14 +36,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 GAUGES = {"stable_rank": "stable rank of the lower MLP", "entropy": "attention entropy (nats)"}
 RULE = (
     f"a curve is told by the thresholds of fig6, {CHECKPOINTS['stable_rank'].smoothed('checkpoints')}stable rank: "
-    f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}; holds: in every model the stable rank of the "
-    "top layer dips and bounces and that of the bottom layer dips without a bounce; holds under: the top layer's dips "
-    "and bounces in some model; fails: in none. Entropy is told beside it: the paper calls its pattern less salient. "
-    "Of checkpoints with the same weights only the last counts. A small model that is trained here shows the method "
-    "and decides nothing about Pythia: without a pretrained model the statement is not decided here"
+    f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}. Top and bottom layers are the last and the "
+    "first third of a model's layers, at least one; what more than half of them do, the group does. Holds: in every "
+    "model the stable rank of the top layers dips and bounces and that of the bottom layers dips without a bounce; "
+    "holds under: that of the top layers dips and bounces in some model; fails: in none. Entropy is told beside it: "
+    "the paper calls its pattern less salient. Of checkpoints with the same weights only the last counts. A small "
+    "model that is trained here shows the method and decides nothing about Pythia: without a pretrained model the "
+    "statement is not decided here"
 )
 WOULD_DECIDE = 'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
-REVISED = "a small model trained here decided, too, and its curve was judged as fails"
+REVISED = (
+    "a small model trained here decided, too, and its curve was judged as fails; the last and the first layer were "
+    "judged where groups of layers are now"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -118,24 +123,31 @@ def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
     return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))
 
 
+def thirds(curves: list[Curve]) -> tuple[list[Curve], list[Curve]]:
+    """The curves of the bottom and of the top layers, of all of them in order: a third each, at least one."""
+    size = max(1, len(curves) // 3)
+    return curves[:size], curves[-size:]
+
+
 def judge(run: Run) -> Judgement:
-    """Does the stable rank of the top layer drop and bounce, and that of the bottom layer only drop?"""
+    """Does the stable rank of the top layers drop and bounce, and that of the bottom layers only drop?"""
     frame, dropped = table(run)
     curves = shapes(frame)
     models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
     words, tops, bounced, suppressed = [], [], [], []
     for model in models:
-        layers = [layer for name, gauge, layer in curves if (name, gauge) == (model, "stable_rank")]
-        top, bottom = (curves[model, "stable_rank", pick(layers)] for pick in (max, min))
-        attended = [layer for name, gauge, layer in curves if (name, gauge) == (model, "entropy")]
-        attends = curves[model, "entropy", max(attended)] if attended else None
-        tops.append(_path(top))
-        bounced += [model] * top.bounced
-        suppressed += [model] * (bottom.dipped and not bottom.bounced)
+        keys = sorted(key for key in curves if key[0] == model)
+        ranks, attends = ([curves[key] for key in keys if key[1] == gauge] for gauge in GAUGES)
+        bottom, top = thirds(ranks)
+        back, down = [c.bounced for c in top], [c.dipped and not c.bounced for c in bottom]
+        tops.append(_path(top[-1]))
+        bounced += [model] * (2 * sum(back) > len(back))
+        suppressed += [model] * (2 * sum(down) > len(down))
         words.append(
-            f"{model}: stable rank of the top layer {_path(top)} ({top.pattern}), of the bottom layer {_path(bottom)} "
-            f"({bottom.pattern}), entropy of the top layer "
-            + (f"{_path(attends)} ({attends.pattern})" if attends else "could not be measured")
+            f"{model}: stable rank dips and bounces in {sum(back)} of {len(back)} top layers (the last: "
+            f"{_told(top[-1])}), dips without a bounce in {sum(down)} of {len(down)} bottom layers (the first: "
+            f"{_told(bottom[0])}), entropy of the top layer "
+            + (_told(attends[-1]) if attends else "could not be measured")
         )
     pretrained = [model for model in models if model != OWN]
     bounced, suppressed = ([model for model in names if model != OWN] for names in (bounced, suppressed))
@@ -155,6 +167,10 @@ def judge(run: Run) -> Judgement:
 
 def _path(curve: Curve) -> str:
     return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"
+
+
+def _told(curve: Curve) -> str:
+    return f"{_path(curve)}, {curve.pattern}"
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -4,11 +4,13 @@ Assumption 1 asks that expectations with back-propagated gradients stay as they 
 that the mean attention b̄ does, and then has Eqn. 17, ż = Σ_k (v̇_k ∘ v_k − b̄ v̇_kᵀv_k). On a real block the paper's
 letters are
 
-    u_l   inputs of attention, of distinct tokens l      z_ml = (W_Q u_m)·(W_K u_l)/√d_h
+    u_l   inputs of attention, of distinct tokens l      z_ml = (W_Q u_m + b_Q)·(W_K u_l)/√d_h
     v_lk = w_k·(W_O W_V u_l)                             b̄_m = softmax_l(z_ml)
 
 per head, with w_k the rows of the lower MLP matrix. The inputs are held, as the theory holds embeddings: what moved is
-the weights. Biases, rotary positions and the normalisation between attention and MLP are left out.
+the weights. The bias of keys shifts all keys of a query alike, and those of values and outputs are part of the theory's
+ξ. The normalisation between attention and MLP, which the theory does not have, is left out of v: what it does counts as
+missed. A layer whose logits are not z (rotary positions, say) has no value: see `share_missed`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 from joma._gauges.registry import gauge
 
 PARTS = ("q", "k", "v", "o", "mlp_in")
+QUERY_BIAS = "q_bias"  # b_Q, of blocks that have one
 Weights = Mapping[str, Tensor]
 
 
@@ -31,7 +34,8 @@ class BlockMotion:
     """One block at the measurement before and now.
 
     Attributes:
-        before, after: part -> matrix (out, in); q, k and v are (heads · d_h, d), o is (d, heads · d_h).
+        before, after: part -> matrix (out, in); q, k and v are (heads · d_h, d), o is (d, heads · d_h); "q_bias" is
+            (heads · d_h), where there is one.
         states: (n, d) inputs of attention now, of n distinct tokens; None if they were not seen.
         heads: of the queries.
         earlier: mean gradient of the lower MLP matrix in the interval before the last; None if it is not known.
@@ -49,7 +53,8 @@ class BlockMotion:
         """z (heads, n, n) of each token as a query to all of them."""
         assert self.states is not None
         u = self.states.double()
-        q = self._split(u @ weights["q"].double().mT, self.heads)
+        q = u @ weights["q"].double().mT
+        q = self._split(q + weights[QUERY_BIAS].double() if QUERY_BIAS in weights else q, self.heads)
         k = self._split(u @ weights["k"].double().mT, self.heads, q.shape[-1])
         return q @ k.mT / math.sqrt(q.shape[-1])
 
@@ -66,6 +71,22 @@ class BlockMotion:
         width = width or rows.shape[1] // heads
         split = rows.unflatten(1, (-1, width)).transpose(0, 1)
         return split.repeat_interleave(heads // len(split), dim=0)
+
+
+def share_missed(attention: Tensor, z: Tensor) -> float:
+    """How much of the logits behind ``attention`` (…, keys) the logits ``z`` are not, as softmax sees both.
+
+    That is the norm of the difference over the norm, centred over the keys of a query that have any attention.
+    """
+    seen = attention > 0
+    a, b = (_centred(x, seen) for x in (attention.double().where(seen, 1.0).log(), z.double()))
+    missed, size = float((a - b).norm()), float(a.norm())
+    return missed / size if size > 0 else math.inf if missed > 0 else 0.0
+
+
+def _centred(x: Tensor, seen: Tensor) -> Tensor:
+    mean = (x * seen).sum(dim=-1, keepdim=True) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    return (x - mean) * seen
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

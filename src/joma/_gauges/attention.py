@@ -14,22 +14,24 @@ What the kernels cannot do (finite biases, soft-capping, other devices) goes thr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from joma._gauges.kernels import fused_attention, groups, has_kernel, key_heads, part_of, widened
 from joma._gauges.masks import Mask, sinks
 from joma._gauges.tiles import stats_of_scores, stats_of_softmax
+
+if TYPE_CHECKING:
+    from joma._gauges.logits import Logits
 
 # |logsumexp| of centred scores above which float32 may miss the entropy by more than about 1e-5 nats
 _LARGE = 60.0
 # queries of each head by which it is guessed whether its scores are large
 _GUESS = 16
-# how many elements of (heads, T, d) are worked on at once: 16 MiB in float32
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class AttentionStats:
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
     sink_terms: Tensor | None = field(default=None, repr=False)  # −Σ p ln p over two sinks; None if there is one
     known_nonsink: Tensor | None = field(default=None, repr=False)  # from wider numbers than these
+    logits: Logits | None = field(default=None, repr=False)  # the scores, where they can be looked through again
 
     @property
     def effective_tokens(self) -> Tensor:
@@ -71,6 +74,13 @@ class AttentionStats:
         others = (self.visible - (m > 0).long()).clamp(min=1).log().double()  # a window may not reach the sink
         return torch.minimum(value.clamp(min=0.0), others).float()
 
+    @property
+    def max_logit(self) -> Tensor:
+        """The largest score of each query, after scaling, soft-capping and bias; −inf for one that sees no key."""
+        if self.logits is None:
+            raise ValueError("these statistics were made without their scores, which the largest logit needs")
+        return self.logits.largest.value
+
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Mean of ``values`` (the entropy by default) over the real queries, (H,); NaN where there are none.
 
@@ -83,12 +93,12 @@ class AttentionStats:
     def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
         real = self.is_real(values, rows)
-        return _wide(torch.where(real, values, 0.0)).sum(dim=(0, 2)), _wide(real.sum(dim=(0, 2)))
+        return widened(torch.where(real, values, 0.0)).sum(dim=(0, 2)), widened(real.sum(dim=(0, 2)))
 
     def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
         low = torch.where(self.is_real(values, rows), values, -math.inf)
-        return _wide(low).amax(dim=(0, 2)) if low.numel() else _wide(low.new_full(low.shape[1:2], -math.inf))
+        return widened(low).amax(dim=(0, 2)) if low.numel() else widened(low.new_full(low.shape[1:2], -math.inf))
 
     def is_real(self, values: Tensor, rows: Tensor | None) -> Tensor:
         """Which of the values count: of queries that see a key, are not padding, and where the value is defined."""
@@ -154,7 +164,7 @@ def _packed(
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
 
-    return AttentionStats(*(joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible")))
+    return AttentionStats(joined("entropy"), joined("logsumexp"), joined("sink_mass"), joined("visible"))
 
 
 def stats_with_mask(
@@ -162,22 +172,22 @@ def stats_with_mask(
     enable_gqa: bool = False, softcap: float | None = None,
 ) -> AttentionStats:  # fmt: skip
     """`attention_stats`; a mask that many layers share may come as a `Mask`, so that it is looked at once."""
-    q, k, mask = _inputs(q, k, attn_mask, is_causal, enable_gqa)
+    q, k, mask = checked_inputs(q, k, attn_mask, is_causal, enable_gqa)
     B, H, Tq, d = q.shape
     Tk = k.shape[2]
-    scale = 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
-    visible = _visible(mask, is_causal, Tq, Tk, q.device)
+    scale = default_scale(scale, d)
+    visible = visible_keys(mask, is_causal, Tq, Tk, q.device)
     shape = (B, H, Tq)
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
         return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape))
     out = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
-    fused = (mask is None or not mask.biased) and softcap is None and _has_kernel(q.device)
+    fused = (mask is None or not mask.biased) and softcap is None and has_kernel(q.device)
     additive = None if mask is None else mask.additive
     sink = None if mask is None else mask.sink
-    for b, heads in _groups(B, H, max(Tq, Tk) * d):
-        keys = k[b, _key_heads(heads, H, k.shape[1])]
-        work = _Work(q[b, heads], keys, _at(additive, b, heads), is_causal, scale, softcap, _at(sink, b, heads))
+    for b, heads in groups(B, H, max(Tq, Tk) * d):
+        keys = k[b, key_heads(heads, H, k.shape[1])]
+        work = _Work(q[b, heads], keys, part_of(additive, b, heads), is_causal, scale, softcap, part_of(sink, b, heads))
         out[:, b, heads] = work.fused() if fused else work.in_tiles(wide=work.guess())
     return _finish(out, visible, shape)
 
@@ -245,7 +255,7 @@ def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...], sink_terms: Te
     )
 
 
-def _inputs(
+def checked_inputs(
     q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None, is_causal: bool, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Mask | None]:
     """q and k with four dimensions, and what the mask says."""
@@ -281,59 +291,18 @@ def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
     return Mask(mask, q.shape[2], k.shape[2])
 
 
-def _visible(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
+def default_scale(scale: float | None, d: int) -> float:
+    """1/√d if none is given."""
+    return 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
+
+
+def visible_keys(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
     """How many keys each query sees, broadcastable to (B, H, Tq)."""
     if mask is not None:
         return mask.visible
     if is_causal:
         return torch.arange(1, Tq + 1, device=device).clamp(max=Tk)[None, None]
     return torch.full((1, 1, 1), Tk, device=device)
-
-
-def _groups(B: int, H: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """(batch, heads) slices that hold at most about _CHUNK elements of ``size`` a head."""
-    heads = max(1, min(H, _CHUNK // max(1, size)))
-    batch = max(1, min(B, _CHUNK // max(1, size * H))) if heads == H else 1
-    for b in range(0, B, batch):
-        for h in range(0, H, heads):
-            yield slice(b, min(B, b + batch)), slice(h, min(H, h + heads))
-
-
-def _key_heads(heads: slice, H: int, Hk: int) -> slice | list[int]:
-    """The key heads that belong to these query heads, repeated as scaled_dot_product_attention repeats them."""
-    if Hk == H:
-        return heads
-    return [h // (H // Hk) for h in range(heads.start, heads.stop)]
-
-
-def _at(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
-    """The part of a broadcastable (B or 1, H or 1, …) tensor that belongs to a group."""
-    if tensor is None:
-        return None
-    tensor = tensor[batch] if tensor.shape[0] > 1 else tensor
-    return tensor[:, heads] if tensor.shape[1] > 1 else tensor
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float64 where the device has it, else float32."""
-    return x.double() if x.device.type in ("cpu", "cuda") else x.float()
-
-
-def _has_kernel(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda")
-
-
-def _kernel(q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Σ p k (B, H, Tq, d) and logsumexp (B, H, Tq) from the fused kernel of the device."""
-    if q.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = flash(q, k, k, 0.0, is_causal, attn_mask=additive, scale=scale)
-        return out, lse
-    if additive is not None:
-        additive = additive.expand(*q.shape[:3], k.shape[2])
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    out, lse, *_ = efficient(q, k, k, additive, True, 0.0, is_causal, scale=scale)
-    return out, lse[..., : q.shape[2]]  # the CUDA kernel pads the rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +322,7 @@ class _Work:
         Tq = self.q.shape[2]
         few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ self.k.float().mT
         centred = few - few.mean(dim=-1, keepdim=True)
-        return _has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
+        return has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
 
     def fused(self) -> Tensor:
         """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call; large scores in float64, on a CPU."""
@@ -373,7 +342,7 @@ class _Work:
         additive = None if self.additive is None else self.additive.to(kind)
         centre = k.mean(dim=2, keepdim=True)
         k = k - centre
-        attended, lse = _kernel(q, k, additive, self.is_causal, self.scale)
+        attended, lse = fused_attention(q, k, additive, self.is_causal, self.scale)
         lse = lse.to(q.dtype)
         expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
         if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
@@ -410,8 +379,8 @@ class _Work:
 
     def _head(self, b: int, h: int, wide: bool) -> Tensor:
         one_b, one_h = slice(b, b + 1), slice(h, h + 1)
-        additive, sink = (_at(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
-        q, k = _wide(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
+        additive, sink = (part_of(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
+        q, k = widened(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
         centre = k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])  # capping sees a common offset
         out = stats_of_scores(
             q, (k - centre).to(q.dtype), None if additive is None else additive[0, 0], self.is_causal, self.scale,

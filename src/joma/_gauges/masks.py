@@ -43,11 +43,12 @@ class Mask:
 
     @cached_property
     def additive(self) -> Tensor:
-        """What is added to the scores, in float32, with four dimensions and all keys."""
+        """What is added to the scores, in float32 or wider, with four dimensions and all keys."""
         if self.given.dtype == torch.bool:
             shape = (*self.given.shape[:3], self.keys)
             return torch.zeros(shape, device=self.given.device).masked_fill_(~self.keep, -math.inf)
-        return self.given.float().expand(-1, -1, -1, self.keys)
+        given = self.given if self.given.dtype == torch.float64 else self.given.float()
+        return given.expand(-1, -1, -1, self.keys)
 
     @cached_property
     def visible(self) -> Tensor:

@@ -8,6 +8,7 @@ exponentials: H = −ln max p − Σ p d.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -28,9 +29,33 @@ def stats_of_scores(
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
         sink: the key that is one, or one per query (Tq or 1, 1).
     """
+    out = torch.empty((3, len(q)), dtype=torch.float32, device=q.device)
+    for rows, scores in tiles(q, k, additive, is_causal, scale, softcap):
+        s, shift = scores, None
+        if s.dtype == torch.float64:  # what a row has in common is taken away before digits are
+            shift = s.amax(dim=-1, keepdim=True).clamp_(min=_LOWEST)
+            s = (s - shift).float()
+        part = out[:, rows]
+        _tile(s, part, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
+        if shift is not None:
+            part[1] += shift[:, 0]
+    return out
+
+
+def tiles(
+    q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float, softcap: float | None
+) -> Iterator[tuple[slice, Tensor]]:
+    """The scores of one head q (Tq, d), k (Tk, d), computed in their type, some rows at a time.
+
+    Arguments:
+        additive: (Tq or 1, Tk), added to the scores after soft-capping.
+
+    Returns:
+        Which rows, and their scores (rows, keys): of the first keys only, where no row sees a later one. Whoever gets
+        them may spoil them.
+    """
     Tq, Tk = len(q), len(k)
     keys = (k * scale).T.contiguous()
-    out = torch.empty((3, Tq), dtype=torch.float32, device=q.device)
     rows = max(1, _TILE // Tk)
     for start in range(0, Tq, rows):
         stop = min(Tq, start + rows)
@@ -39,21 +64,12 @@ def stats_of_scores(
         s = q[start:stop] @ keys[:, :visible]
         if softcap is not None:
             s = s.div_(softcap).tanh_().mul_(softcap)
-        if s.dtype == torch.float64:  # what a row has in common is taken away before digits are
-            shift = s.amax(dim=-1, keepdim=True)
-            s = (s - shift).float()
-        else:
-            shift = None
         if added is not None:
             s += added[:, :visible]
         if is_causal and visible > start:
             position = torch.arange(start, stop, device=q.device)
             s[:, start:].masked_fill_(position[: visible - start] > position[:, None], -math.inf)
-        part = out[:, start:stop]
-        _tile(s, part, sink if isinstance(sink, int) or len(sink) == 1 else sink[start:stop])
-        if shift is not None:
-            part[1] += shift[:, 0]
-    return out
+        yield slice(start, stop), s
 
 
 def _reach(added: Tensor | None, keys: int) -> int:

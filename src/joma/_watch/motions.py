@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,30 +12,55 @@ from torch import Tensor, nn
 
 from joma._events.events import Attention, Event, Observer
 from joma._events.optimiser import StepBegins
-from joma._gauges.assumptions import PARTS, BlockMotion
-from joma._gauges.matrices import Matrix, find_matrices
+from joma._gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, Weights, share_missed
+from joma._gauges.matrices import Matrix, find_matrices, plain_name
+from joma._gauges.projections import query_bias
 from joma._gauges.registry import Gauge
 from joma._gauges.sharded import whole
 
 _TOKENS = 64  # inputs of attention that are kept per block
+_CHECKED = 8  # queries whose logits are compared with the module's own
+_EXPLAINED = 0.1  # share of the logits that may be missed: half precision misses a few per cent
+_OF_LOGITS = ("attention_drift", "eqn17_residual")
 
 
 class _Inputs:
-    """An observer of what attention is given: the first inputs of each module since the last `clear`."""
+    """An observer of what attention is given: the first inputs of each module since the last `clear`.
+
+    It also tries whether the module's attention is that of its weights, as `BlockMotion.logits` has it.
+    """
 
     wants: tuple[type[Event], ...] = (Attention,)
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, Callable[[], Weights]]) -> None:
+        self._weights = weights  # module -> reads its q, k and b_Q
         self.seen: dict[str, tuple[Tensor, int]] = {}  # module -> states (n, d), heads
+        self.missed: dict[str, float] = {}  # module -> share of its logits
 
     def observe(self, event: Attention) -> None:
         """Keep some distinct rows of the module's input."""
-        states = event.call.states
-        if event.call.name in self.seen or states is None or states.dim() != 3:
+        name, states = event.call.name, event.call.states
+        if name in self.seen or name not in self._weights or states is None or states.dim() != 3:
             return
-        rows = states.detach().flatten(0, 1)
+        states = states.detach()
+        rows = states.flatten(0, 1)
         rows = torch.unique(rows[:: max(1, len(rows) // (4 * _TOKENS))], dim=0)
-        self.seen[event.call.name] = rows[:: -(-len(rows) // _TOKENS)], event.shape[1]
+        self.seen[name] = rows[:: -(-len(rows) // _TOKENS)], event.shape[1]
+        with torch.no_grad():
+            self.missed[name] = self._missed(event, states)
+
+    def _missed(self, event: Attention, states: Tensor) -> float:
+        """Of some real queries of the first sample."""
+        first = states[0] if getattr(event.call.module, "batch_first", True) else states[:, 0]  # (T, d)
+        queries = torch.arange(event.shape[2], device=event.device)
+        queries = queries if event.real is None else queries[event.real[0, 0]]
+        queries = queries[:: -(-len(queries) // _CHECKED) or 1]
+        attention = event.rows(0, queries)  # (heads, queries, keys)
+        if len(first) != attention.shape[-1]:
+            return math.inf  # keys of other states
+        weights = self._weights[event.call.name]()
+        z = BlockMotion(weights, weights, first, event.shape[1]).logits(weights)
+        return share_missed(attention, z[:, queries])
 
 
 class _Gradients:
@@ -88,7 +114,7 @@ class Motions:
         modules: names of the attention modules, by block.
         inputs: an observer of passes.
         gradients: an observer of steps.
-        problems: block -> what measuring it raised; its values are NaN.
+        problems: block, or gauges -> what measuring it raised, or why it was refused; the values are NaN.
     """
 
     def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
@@ -106,7 +132,9 @@ class Motions:
                 f"lower MLP, and this model has {', '.join(f'{n} {part}' for part, n in counts.items())}"
             )
         self.modules = [matrix.name.removesuffix(".q") for matrix in self._matrices.get("q", [])]
-        self.inputs = _Inputs()
+        modules = {plain_name(name): module for name, module in model.named_modules()}
+        self._attentions = [modules[name] for name in self.modules]
+        self.inputs = _Inputs({name: partial(self._read, n, ("q", "k")) for n, name in enumerate(self.modules)})
         self.gradients = _Gradients([_parameter(matrix) for matrix in self._matrices.get("mlp_in", [])])
         self.problems: dict[str, str] = {}
         self._before: list[dict[str, Tensor]] = []
@@ -128,18 +156,37 @@ class Motions:
         if not self.gauges or self.gauges[0].name not in self.due:
             return {}
         with torch.no_grad():
-            after = [
-                {part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone() for part in PARTS}
-                for n in range(len(self.modules))
-            ]
+            after = [self._read(n, PARTS) for n in range(len(self.modules))]
             values = [self._values(n, weights) for n, weights in enumerate(after)] if self._before else []
         self._before = after
+        self._tell_refused()
         self.inputs.seen.clear()
         self.gradients.next_interval()
         return {g.name: torch.tensor([v[g.name] for v in values], dtype=torch.float64) for g in self.gauges if values}
 
+    def _read(self, n: int, parts: Sequence[str]) -> dict[str, Tensor]:
+        """The weights of a block, copied."""
+        weights = {part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone() for part in parts}
+        bias = query_bias(self._attentions[n])
+        return weights if bias is None else weights | {QUERY_BIAS: bias.clone()}
+
+    def _refused(self) -> list[str]:
+        """The modules whose attention is not that of their weights; gauges of logits have no value there."""
+        return [name for name in self.modules if self.inputs.missed.get(name, 0.0) > _EXPLAINED]
+
+    def _tell_refused(self) -> None:
+        refused, measured = self._refused(), [gauge.name for gauge in self.gauges if gauge.name in _OF_LOGITS]
+        if refused and measured:
+            some = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
+            self.problems[", ".join(measured)] = (
+                f"in {len(refused)} of {len(self.modules)} layers ({some}) attention is not the softmax of "
+                f"(W_Q u + b_Q)·(W_K u)/√d_h, which misses {self.inputs.missed[refused[0]]:.0%} of the logits: rotary "
+                "or other positions, normalised queries, another scale, or keys of other states; NaN there"
+            )
+
     def _values(self, n: int, after: dict[str, Tensor]) -> dict[str, float]:
         states, heads = self.inputs.seen.get(self.modules[n], (None, 1))
+        states = None if self.modules[n] in self._refused() else states
         earlier, halves = self.gradients.earlier[n], self.gradients.halves[n]
         motion = BlockMotion(self._before[n], after, states, heads, earlier, halves)
         try:
@@ -158,7 +205,8 @@ class Motions:
         saved = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
         self.gradients.restore(saved)
         self._before = [
-            {part: saved[f"{n}:{part}"] for part in PARTS if f"{n}:{part}" in saved} for n in range(len(self.modules))
+            {part: saved[f"{n}:{part}"] for part in (*PARTS, QUERY_BIAS) if f"{n}:{part}" in saved}
+            for n in range(len(self.modules))
         ]
         self._before = self._before if any(self._before) else []
 

@@ -106,7 +106,7 @@ class _Field:
 
 def integrate_all(
     tasks: Sequence[Task], starts: Sequence[Start], times: Array, *, attention: str, activation: Any,
-    rtol: float = 1e-3, atol: float = 1e-5, rough: float = 1e-3, max_steps: int = 200_000,
+    rtol: float = 1e-3, atol: float = 1e-5, rough: float = 1e-3, max_steps: int = 2_000_000,
 ) -> Ensemble:  # fmt: skip
     """The joint flows of tasks of one shape and one loss from these starts; rates and temperature are 1.
 
