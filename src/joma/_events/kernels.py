@@ -64,7 +64,10 @@ def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[Place, Any
     """Where one of these functions, or a compiled version of it, can be called from."""
     return [
         ((space, name), value, fields)
-        for space in (*_python_modules(tuple(known), len(sys.modules)), *map(vars, model.modules()))
+        for space in (
+            *_python_modules(tuple(known), hash(tuple(map(id, sys.modules.values())))),
+            *map(vars, model.modules()),
+        )
         for name, value in list(space.items())
         if type(value) is FunctionType and (fields := known.get(_plain(value))) is not None
     ]
@@ -72,7 +75,7 @@ def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[Place, Any
 
 @functools.lru_cache(maxsize=1)
 def _python_modules(functions: tuple[Any, ...], imported: int) -> list[dict[str, Any]]:
-    """Names of the modules that hold one of these functions, but for PyTorch's own; looked for when there are more."""
+    """Names of the modules that hold one of these functions, but for PyTorch's own; looked for after imports."""
     spaces = [vars(m) for name, m in list(sys.modules.items()) if m is not None and not name.startswith("torch._")]
     return [
         space
