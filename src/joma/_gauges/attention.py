@@ -151,8 +151,8 @@ def _packed(
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
 
-    names = ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")
-    return AttentionStats(*(joined(name) for name in names))
+    of_all = {name: joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")}
+    return AttentionStats(**of_all, logits=None)
 
 
 def stats_with_mask(

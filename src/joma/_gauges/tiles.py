@@ -173,16 +173,18 @@ def stats_of_softmax(
 
     for n, part in parts:  # the first key is the sink, mostly
         s, learned_score = read(n, part)
-        seen = s > lowest
-        if bool((~seen[:, start]).any()):
-            seen |= s.isnan()  # what is not a number is not masked: it must show
+        seen = ~(s <= lowest)  # what is not a number is not masked: it must show
+        if not bool(seen[:, start].all()):
             first[n, part] = first_seen(seen[:, keys].contiguous())
         visible[n, part] = count(seen)
-        s = s.masked_fill(s <= lowest, -math.inf) if lowest > -math.inf else s
+        at_first = torch.where(seen[:, start], s[:, start], -math.inf)
+        others = torch.where(seen[:, after], s[:, after], -math.inf)
         p = None if probabilities is None else probabilities[n, part, after]
-        out[:, n, part] = combined(*_rest(s[:, after].clone(), p), s[:, start], *learned_score)
+        out[:, n, part] = combined(*_rest(others, p), at_first, *learned_score)
     sink = sinks(first, columns - (learned is not None))
-    for n, part in parts if sink is not None else ():
+    if sink is None:
+        return out, visible
+    for n, part in parts:
         at = sink[n] if sink.shape[1] == 1 else sink[n, part]
         if not bool(at.any()):
             continue
