@@ -1,6 +1,7 @@
 """Gauge names: built in, added by a user, unknown; and embedding coherence."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,13 +12,20 @@ from joma._gauges.assumptions import BlockMotion
 from joma._gauges.attention import attention_stats
 from joma._gauges.builtin import correlated_neurons, effective_neurons, effective_vocabulary
 from joma._gauges.embedding import correlated_share, embedding_coherence
+from joma._gauges.logits import logits_of
 from joma._gauges.registry import gauge, gauges, get, remove
+from joma._gauges.stream import Routing, Stream
 
 
 def test_every_built_in_gauge_measures_what_it_is_registered_on():
     q = torch.randn(2, 3, 5, 8)
+    logits = replace(logits_of(q, q, is_causal=True), value=q)
     given = {
-        "attention": (attention_stats(q, q, is_causal=True), (2, 3, 5)),
+        "attention": (replace(attention_stats(q, q, is_causal=True), logits=logits), (2, 3, 5)),
+        "keys": (logits.received(), (2, 3)),
+        "stream": (Stream(*torch.randn(3, 30, 10)), ()),
+        "neurons": (torch.randn(30, 40), ()),
+        "router": (Routing(torch.randn(30, 4), torch.randint(4, (30, 2))), ()),
         "weight": (torch.randn(40, 10), ()),
         "hidden": (torch.randn(30, 10), ()),
         "gradient": (torch.randn(40, 10), ()),

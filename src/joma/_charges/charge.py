@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from joma._gauges.attention import _wide
+from joma._gauges.kernels import widened
 from joma._gauges.sharded import whole
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Charge:
         """
         signed: dict[bool, list[Tensor]] = {True: [], False: []}
         for side in self.sides:
-            x = _wide(side.weights(read))
+            x = widened(side.weights(read))
             signed[side.weight > 0].append(_product(side, x, x, self.form) * (1 if side.weight > 0 else -1))
         some = (signed[True] or signed[False])[0]
         heads = some.shape[0] if some.dim() == (3 if self.form == "matrix" else 2) else 1

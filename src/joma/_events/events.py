@@ -19,7 +19,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from joma._events.padding import Padding, real_queries
 from joma._gauges.attention import AttentionStats, attention_stats_from_scores, mask_of, stats_with_mask
+from joma._gauges.logits import EagerLogits, Received, logits_of
 from joma._gauges.masks import Mask, causal_mask
 from joma._gauges.sinks import with_learned_sink
 
@@ -166,6 +167,12 @@ class Attention(Event):
         """The same of some queries (n,) only, (B, H, n) each."""
         raise NotImplementedError
 
+    @cached_property
+    def received(self) -> Received:
+        """The attention that each key receives from the queries that are not padding."""
+        assert self.stats.logits is not None
+        return self.stats.logits.received(self.real)
+
     @property
     def visible(self) -> Tensor:
         """How many keys each query sees, broadcastable to (B, H, Tq)."""
@@ -222,7 +229,9 @@ class DotProduct(Attention):
 
     def _stats(self, query: Tensor, mask: Tensor | Mask | None, causal: bool) -> AttentionStats:
         stats = stats_with_mask(query, self.key, mask, causal, self.scale, self.gqa, self.softcap)
-        return stats if self.learned_sinks is None else with_learned_sink(stats, self.learned_sinks)
+        stats = stats if self.learned_sinks is None else with_learned_sink(stats, self.learned_sinks)
+        logits = logits_of(query, self.key, mask, causal, self.scale, self.gqa, self.softcap)
+        return replace(stats, logits=replace(logits, learned_sinks=self.learned_sinks, value=self.value))
 
     def stats_at(self, queries: Tensor) -> AttentionStats:
         """The same of some queries (n,) only, (B, H, n) each."""
@@ -279,9 +288,10 @@ class Scores(Attention):
     @cached_property
     def stats(self) -> AttentionStats:
         """Entropy, logsumexp and sink mass of each query."""
-        return attention_stats_from_scores(
+        stats = attention_stats_from_scores(
             self.scores, probabilities=self.probabilities, learned_sink=self.learned_sink
         )
+        return replace(stats, logits=EagerLogits(self.scores.detach(), self.learned_sink))
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
         """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""

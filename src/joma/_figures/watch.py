@@ -20,6 +20,8 @@ TITLES = {
     "nonsink_entropy": "non-sink entropy (nats)",
     "sink_mass": "attention on the first token",
     "max_logsumexp": "largest logsumexp of scores",
+    "max_logit": "largest logit",
+    "largest_share": "largest attention received",
 }
 SHAPES = {"dense": "circle", "sparsifying": "triangle-down", "bouncing": "triangle-up", "collapsed": "cross"}
 ALARM = "#d40000"  # of a collapse; other phases differ by shape alone, since colour is depth

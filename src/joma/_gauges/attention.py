@@ -4,9 +4,11 @@ For scores s_ij = scale · q_i·k_j and p = softmax(s), the entropy of row i is 
 Σ_j p_ij s_ij = scale · q_i · (Σ_j p_ij k_j): one fused attention call with the keys in the place of the values. The
 mass on one key is exp(s_ij − logsumexp_i). Memory is O(T).
 
-Three things keep it exact. Keys are centred first, since softmax does not see a common offset and float32 does.
-Everything is accumulated in float32 whatever the input type, since the kernels round Σ p k to it. Heads whose scores
-are so large that the difference of two large numbers loses digits are multiplied in float64 (`joma._gauges.tiles`).
+Four things keep it exact. The first key of a document, on which attention may rest nearly all its weight, is left out
+of that call and put back by its score: what is next to such a sink then has all its digits. Keys are centred first,
+since softmax does not see a common offset and float32 does. Everything is accumulated in float32 whatever the input
+type, since the kernels round Σ p k to it. Heads whose scores are so large that the difference of two large numbers
+loses digits are multiplied in float64 (`joma._gauges.tiles`).
 
 What the kernels cannot do (finite biases, soft-capping, other devices) goes through the same tiles of scores.
 """
@@ -14,22 +16,24 @@ What the kernels cannot do (finite biases, soft-capping, other devices) goes thr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from joma._gauges.masks import Mask, sinks
-from joma._gauges.tiles import stats_of_scores, stats_of_softmax
+from joma._gauges.kernels import fused_attention, groups, has_kernel, key_heads, part_of, widened
+from joma._gauges.masks import Mask
+from joma._gauges.tiles import combined, stats_of_scores, stats_of_softmax
+
+if TYPE_CHECKING:
+    from joma._gauges.logits import Logits
 
 # |logsumexp| of centred scores above which float32 may miss the entropy by more than about 1e-5 nats
 _LARGE = 60.0
 # queries of each head by which it is guessed whether its scores are large
 _GUESS = 16
-# how many elements of (heads, T, d) are worked on at once: 16 MiB in float32
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +47,8 @@ class AttentionStats:
     logsumexp: Tensor = field(repr=False)  # −inf for a row that sees no key
     sink_mass: Tensor = field(repr=False)  # attention on sinks: the first key of the document, and a learned sink
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
-    sink_terms: Tensor | None = field(default=None, repr=False)  # −Σ p ln p over two sinks; None if there is one
-    known_nonsink: Tensor | None = field(default=None, repr=False)  # from wider numbers than these
+    nonsink_entropy: Tensor = field(repr=False)  # of what is not on sinks; 0 where there is nothing else
+    logits: Logits | None = field(default=None, repr=False)  # the scores, where they can be looked through again
 
     @property
     def effective_tokens(self) -> Tensor:
@@ -58,18 +62,11 @@ class AttentionStats:
         return torch.where(self.visible > 1, self.entropy / largest.clamp(min=1e-30), math.nan)
 
     @property
-    def nonsink_entropy(self) -> Tensor:
-        """Entropy of what is not on a sink, (H − h(m)) / (1 − m) for one sink; 0 where everything is on sinks."""
-        if self.known_nonsink is not None:
-            return self.known_nonsink
-        m = self.sink_mass.double()
-        rest = 1 - m
-        on_sinks = -torch.special.xlogy(m, m) if self.sink_terms is None else self.sink_terms.double()
-        taken = on_sinks - torch.special.xlogy(rest, rest)
-        # below 1e-6 the quotient of two vanishing numbers says nothing any more
-        value = torch.where(rest > 1e-6, (self.entropy.double() - taken) / rest.clamp(min=1e-6), 0.0)
-        others = (self.visible - (m > 0).long()).clamp(min=1).log().double()  # a window may not reach the sink
-        return torch.minimum(value.clamp(min=0.0), others).float()
+    def max_logit(self) -> Tensor:
+        """The largest score of each query, after scaling, soft-capping and bias; −inf for one that sees no key."""
+        if self.logits is None:
+            raise ValueError("these statistics were made without their scores, which the largest logit needs")
+        return self.logits.largest.value
 
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Mean of ``values`` (the entropy by default) over the real queries, (H,); NaN where there are none.
@@ -83,12 +80,12 @@ class AttentionStats:
     def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
         real = self.is_real(values, rows)
-        return _wide(torch.where(real, values, 0.0)).sum(dim=(0, 2)), _wide(real.sum(dim=(0, 2)))
+        return widened(torch.where(real, values, 0.0)).sum(dim=(0, 2)), widened(real.sum(dim=(0, 2)))
 
     def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
         low = torch.where(self.is_real(values, rows), values, -math.inf)
-        return _wide(low).amax(dim=(0, 2)) if low.numel() else _wide(low.new_full(low.shape[1:2], -math.inf))
+        return widened(low).amax(dim=(0, 2)) if low.numel() else widened(low.new_full(low.shape[1:2], -math.inf))
 
     def is_real(self, values: Tensor, rows: Tensor | None) -> Tensor:
         """Which of the values count: of queries that see a key, are not padding, and where the value is defined."""
@@ -154,7 +151,8 @@ def _packed(
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
 
-    return AttentionStats(*(joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible")))
+    of_all = {name: joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")}
+    return AttentionStats(**of_all, logits=None)
 
 
 def stats_with_mask(
@@ -162,23 +160,26 @@ def stats_with_mask(
     enable_gqa: bool = False, softcap: float | None = None,
 ) -> AttentionStats:  # fmt: skip
     """`attention_stats`; a mask that many layers share may come as a `Mask`, so that it is looked at once."""
-    q, k, mask = _inputs(q, k, attn_mask, is_causal, enable_gqa)
+    q, k, mask = checked_inputs(q, k, attn_mask, is_causal, enable_gqa)
     B, H, Tq, d = q.shape
     Tk = k.shape[2]
-    scale = 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
-    visible = _visible(mask, is_causal, Tq, Tk, q.device)
+    scale = default_scale(scale, d)
+    visible = visible_keys(mask, is_causal, Tq, Tk, q.device)
     shape = (B, H, Tq)
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
-        return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape))
-    out = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
-    fused = (mask is None or not mask.biased) and softcap is None and _has_kernel(q.device)
+        return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape), zero)
+    out = torch.empty((4, *shape), dtype=torch.float32, device=q.device)
+    fused = (mask is None or not mask.biased) and softcap is None and has_kernel(q.device)
     additive = None if mask is None else mask.additive
     sink = None if mask is None else mask.sink
-    for b, heads in _groups(B, H, max(Tq, Tk) * d):
-        keys = k[b, _key_heads(heads, H, k.shape[1])]
-        work = _Work(q[b, heads], keys, _at(additive, b, heads), is_causal, scale, softcap, _at(sink, b, heads))
-        out[:, b, heads] = work.fused() if fused else work.in_tiles(wide=work.guess())
+    for b, heads in groups(B, H, max(Tq, Tk) * d):
+        keys = k[b, key_heads(heads, H, k.shape[1])]
+        work = _Work(q[b, heads], keys, part_of(additive, b, heads), is_causal, scale, softcap, part_of(sink, b, heads))
+        if fused:
+            out[:, b, heads] = work.fused(None if mask is None else _Others.of(mask, b, heads))
+        else:
+            out[:, b, heads] = work.in_tiles(wide=work.guess())
     return _finish(out, visible, shape)
 
 
@@ -212,40 +213,29 @@ def attention_stats_from_scores(
     B, H, Tq, _ = scores.shape
     if scores.numel() == 0:
         zero = torch.zeros(B, H, Tq, device=scores.device)
-        return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long())
+        return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long(), zero)
     flat = scores.flatten(0, 1)  # (N, Tq, columns)
     softmax = None if probabilities is None else probabilities.detach().reshape(flat.shape)
-    keys = slice(None) if learned_sink is None else slice(1, None) if learned_sink == 0 else slice(0, -1)
-    rows, visible, first = stats_of_softmax(flat, softmax, lowest, keys)
-    sink = sinks(first, columns - (learned_sink is not None))
-    at = keys.start or 0
-    on_sink = flat[..., at] if sink is None else flat.gather(-1, sink.expand(-1, Tq, 1) + at)[..., 0]
-    mass = (on_sink.to(rows.dtype) - rows[1]).exp()
-    terms = None
-    if learned_sink is not None:
-        learned = (flat[..., learned_sink].to(rows.dtype) - rows[1]).exp()
-        terms = -(torch.special.xlogy(mass, mass) + torch.special.xlogy(learned, learned)).unflatten(0, (B, H))
-        mass = mass + learned
-    out = torch.cat([rows, mass[None]]).unflatten(1, (B, H))
-    stats = _finish(out, visible.unflatten(0, (B, H)), (B, H, Tq), terms)
-    narrow = (stats.entropy.float(), stats.logsumexp.float(), stats.sink_mass.float())
-    return AttentionStats(*narrow, stats.visible, stats.sink_terms, stats.nonsink_entropy)
+    learned = None if learned_sink is None else learned_sink % columns
+    out, visible = stats_of_softmax(flat, softmax, lowest, learned)
+    return _finish(out.unflatten(1, (B, H)).float(), visible.unflatten(0, (B, H)), (B, H, Tq))
 
 
-def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...], sink_terms: Tensor | None = None) -> AttentionStats:
+def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionStats:
     """Clamp to what is possible, and settle rows that see nothing by the mask and not by the kernel's answer."""
     seen = visible > 0
-    entropy = torch.minimum(out[0].clamp(min=0.0), visible.clamp(min=1).log())
-    return AttentionStats(
-        torch.where(seen, entropy, 0.0),
-        torch.where(seen, out[1], -math.inf),
-        torch.where(seen, out[2].clamp(0.0, 1.0), 0.0),
-        visible.expand(shape),
-        None if sink_terms is None else torch.where(seen, sink_terms, 0.0),
+    mass = torch.where(seen, out[2].clamp(0.0, 1.0), 0.0)
+    others = visible - (mass > 0).long()  # a window may not reach the sink
+    entropy, nonsink = (
+        torch.minimum(x.clamp(min=0.0), n.clamp(min=1).log()) for x, n in ((out[0], visible), (out[3], others))
     )
+    return AttentionStats(
+        torch.where(seen, entropy, 0.0), torch.where(seen, out[1], -math.inf), mass, visible.expand(shape),
+        torch.where(seen, nonsink, 0.0),
+    )  # fmt: skip
 
 
-def _inputs(
+def checked_inputs(
     q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None, is_causal: bool, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Mask | None]:
     """q and k with four dimensions, and what the mask says."""
@@ -281,7 +271,12 @@ def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
     return Mask(mask, q.shape[2], k.shape[2])
 
 
-def _visible(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
+def default_scale(scale: float | None, d: int) -> float:
+    """1/√d if none is given."""
+    return 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
+
+
+def visible_keys(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
     """How many keys each query sees, broadcastable to (B, H, Tq)."""
     if mask is not None:
         return mask.visible
@@ -290,50 +285,23 @@ def _visible(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch
     return torch.full((1, 1, 1), Tk, device=device)
 
 
-def _groups(B: int, H: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """(batch, heads) slices that hold at most about _CHUNK elements of ``size`` a head."""
-    heads = max(1, min(H, _CHUNK // max(1, size)))
-    batch = max(1, min(B, _CHUNK // max(1, size * H))) if heads == H else 1
-    for b in range(0, B, batch):
-        for h in range(0, H, heads):
-            yield slice(b, min(B, b + batch)), slice(h, min(H, h + heads))
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """What a mask leaves of the keys that are no sinks, for a group of heads."""
 
+    additive: Tensor
+    some: Tensor  # does a query see any of them?
+    sees_sink: Tensor
 
-def _key_heads(heads: slice, H: int, Hk: int) -> slice | list[int]:
-    """The key heads that belong to these query heads, repeated as scaled_dot_product_attention repeats them."""
-    if Hk == H:
-        return heads
-    return [h // (H // Hk) for h in range(heads.start, heads.stop)]
-
-
-def _at(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
-    """The part of a broadcastable (B or 1, H or 1, …) tensor that belongs to a group."""
-    if tensor is None:
-        return None
-    tensor = tensor[batch] if tensor.shape[0] > 1 else tensor
-    return tensor[:, heads] if tensor.shape[1] > 1 else tensor
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float64 where the device has it, else float32."""
-    return x.double() if x.device.type in ("cpu", "cuda") else x.float()
-
-
-def _has_kernel(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda")
-
-
-def _kernel(q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Σ p k (B, H, Tq, d) and logsumexp (B, H, Tq) from the fused kernel of the device."""
-    if q.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = flash(q, k, k, 0.0, is_causal, attn_mask=additive, scale=scale)
-        return out, lse
-    if additive is not None:
-        additive = additive.expand(*q.shape[:3], k.shape[2])
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    out, lse, *_ = efficient(q, k, k, additive, True, 0.0, is_causal, scale=scale)
-    return out, lse[..., : q.shape[2]]  # the CUDA kernel pads the rows
+    @staticmethod
+    def of(mask: Mask, batch: slice, heads: slice) -> _Others:
+        """Of the mask of all heads."""
+        some = mask.visible > mask.sees_sink.long()
+        additive = part_of(mask.additive_without_sinks, batch, heads)
+        parts = (part_of(x[..., None], batch, heads) for x in (some, mask.sees_sink))
+        some, sees = (x[..., 0] for x in parts if x is not None)
+        assert additive is not None
+        return _Others(additive, some, sees)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,40 +319,48 @@ class _Work:
     def guess(self) -> bool:
         """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
         Tq = self.q.shape[2]
-        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ self.k.float().mT
+        keys = self.k[:, :, 1:] if self.sink is None and self.k.shape[2] > 1 else self.k
+        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ keys.float().mT
         centred = few - few.mean(dim=-1, keepdim=True)
-        return _has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
+        return has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
 
-    def fused(self) -> Tensor:
-        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call; large scores in float64, on a CPU."""
+    def fused(self, others: _Others | None) -> Tensor:
+        """(4, b, h, Tq) through one fused call; large scores in float64, on a CPU."""
         wide = self.q.device.type == "cpu"
         if wide and self.guess():  # saves the call in float32
-            return self._by_kernel(torch.float64)[0]
-        out, largest = self._by_kernel(torch.float32)
+            return self._by_kernel(torch.float64, others)[0]
+        out, largest = self._by_kernel(torch.float32, others)
         large = largest > _LARGE  # (b, h)
         if wide and bool(large.any()):
             for b, h in large.nonzero().tolist():
                 out[:, b, h] = self._head(b, h, wide=True)
         return out
 
-    def _by_kernel(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _by_kernel(self, kind: torch.dtype, others: _Others | None) -> tuple[Tensor, Tensor]:
         """The statistics, computed in this type, and the largest |logsumexp| of each head, (b, h)."""
         q, k = self.q.to(kind), self.k.to(kind)
-        additive = None if self.additive is None else self.additive.to(kind)
-        centre = k.mean(dim=2, keepdim=True)
-        k = k - centre
-        attended, lse = _kernel(q, k, additive, self.is_causal, self.scale)
-        lse = lse.to(q.dtype)
-        expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
-        if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
-            at_sink, shift = (q @ torch.cat([self._sink_keys(k), centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
+        # without a mask the sink is key 0, and the keys after it are seen as all were: causally, by later queries
+        first = 0 if others is not None or not self.is_causal else 1
+        rest = k if others is not None else k[:, :, 1:]
+        centre = (rest if rest.shape[2] else k).mean(dim=2, keepdim=True)
+        lse = q.new_full(q.shape[:3], -math.inf)
+        nonsink = torch.zeros_like(lse)
+        if rest.shape[2] and q.shape[2] > first:
+            queries, additive = q[:, :, first:], None if others is None else others.additive.to(kind)
+            attended, logsumexp = fused_attention(queries, rest - centre, additive, self.is_causal, self.scale)
+            lse[:, :, first:] = logsumexp.to(kind)
+            nonsink[:, :, first:] = logsumexp.to(kind) - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+        sinks = self._sink_keys(k) - centre
+        if sinks.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
+            at_sink, shift = (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
         else:
-            at_sink, shift = ((q * self._sink_keys(k)).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale)
-        sink_mass = (at_sink - lse).exp()
-        if self.additive is not None:
-            sink_mass = sink_mass * (self._at_sinks(self.additive) > torch.finfo(torch.float32).min / 2)
-        seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
-        return torch.stack([lse - expected, lse + shift, sink_mass]).float(), seen.abs().amax(dim=2)
+            at_sink, shift = (q * sinks).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale
+        if others is not None:
+            at_sink = torch.where(others.sees_sink, at_sink, -math.inf)
+            lse, nonsink = torch.where(others.some, lse, -math.inf), torch.where(others.some, nonsink, 0.0)
+        out = combined(nonsink, lse, at_sink)
+        out[1] += shift
+        return out.float(), torch.where(lse.isfinite(), lse, 0.0).abs().amax(dim=2)
 
     def _sink_keys(self, k: Tensor) -> Tensor:
         """The keys of the sinks, (b, h, Tq or 1, d)."""
@@ -392,17 +368,10 @@ class _Work:
             return k[:, :, :1]
         return k.gather(2, self.sink.expand(*k.shape[:2], -1, k.shape[3]))
 
-    def _at_sinks(self, additive: Tensor) -> Tensor:
-        """What is added to the scores of the sinks, broadcastable to (b, h, Tq)."""
-        if self.sink is None:
-            return additive[..., 0]
-        shape = torch.broadcast_shapes(additive.shape[:3], self.sink.shape[:3])
-        return additive.expand(*shape, -1).gather(-1, self.sink.expand(*shape, 1))[..., 0]
-
     def in_tiles(self, wide: bool) -> Tensor:
-        """(3, b, h, Tq) by tiles of scores."""
+        """(4, b, h, Tq) by tiles of scores."""
         B, H, Tq, _ = self.q.shape
-        out = torch.empty((3, B, H, Tq), dtype=torch.float32, device=self.q.device)
+        out = torch.empty((4, B, H, Tq), dtype=torch.float32, device=self.q.device)
         for b in range(B):
             for h in range(H):
                 out[:, b, h] = self._head(b, h, wide)
@@ -410,8 +379,8 @@ class _Work:
 
     def _head(self, b: int, h: int, wide: bool) -> Tensor:
         one_b, one_h = slice(b, b + 1), slice(h, h + 1)
-        additive, sink = (_at(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
-        q, k = _wide(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
+        additive, sink = (part_of(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
+        q, k = widened(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
         centre = k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])  # capping sees a common offset
         out = stats_of_scores(
             q, (k - centre).to(q.dtype), None if additive is None else additive[0, 0], self.is_causal, self.scale,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
 from joma._gauges.embedding import centred, correlated_share, embedding_coherence
+from joma._gauges.logits import SINK, DotProductLogits, Logits, Received
 from joma._gauges.rank import TopSingular
 from joma._gauges.rank import effective_rank as _effective_rank
 from joma._gauges.registry import gauge
@@ -49,6 +50,58 @@ def effective_tokens(stats: AttentionStats) -> Tensor:
 def max_logsumexp(stats: AttentionStats) -> Tensor:
     """Largest logsumexp of the scores: grows without bound where logits do."""
     return stats.logsumexp
+
+
+@gauge("max_logit", on="attention", reduce="max")
+def max_logit(stats: AttentionStats) -> Tensor:
+    """Largest attention logit, as the softmax is given it; certified to 0.1 %. For QK-clip."""
+    return stats.max_logit
+
+
+@gauge("query_norm", on="attention", reduce="max")
+def query_norm(stats: AttentionStats) -> Tensor:
+    """Largest ‖q‖ of a query; not of eager attention."""
+    return _dot_product(stats.logits).query.float().norm(dim=-1)
+
+
+@gauge("key_norm", on="keys", reduce="max")
+def key_norm(received: Received) -> Tensor:
+    """Largest ‖k‖ of a key that is seen; not of eager attention."""
+    return _largest_norm(_dot_product(received.logits).key, received)
+
+
+@gauge("value_norm", on="keys", reduce="max")
+def value_norm(received: Received) -> Tensor:
+    """Largest ‖v‖ of a value that is seen; not of eager attention."""
+    value = _dot_product(received.logits).value
+    assert value is not None
+    return _largest_norm(value, received)
+
+
+def _largest_norm(x: Tensor, received: Received) -> Tensor:
+    """(B, H) of keys or values (B, Hk, Tk, d)."""
+    norms = x.float().norm(dim=-1)
+    norms = norms.repeat_interleave(received.mass.shape[1] // norms.shape[1], dim=1)
+    return torch.where(received.seen_by > 0, norms, 0.0).amax(dim=-1)
+
+
+def _dot_product(logits: Logits | None) -> DotProductLogits:
+    if not isinstance(logits, DotProductLogits):
+        raise ValueError("eager attention shows its scores only, not queries, keys and values")
+    return logits
+
+
+@gauge("largest_share", on="keys")
+def largest_share(received: Received) -> Tensor:
+    """Largest mean attention that a key gets from the queries that see it: a sink, wherever it is."""
+    return received.largest_share
+
+
+@gauge("sink_rate", on="keys")
+def sink_rate(received: Received) -> Tensor:
+    """Share of samples in which some key gets more than 0.3 of the attention of the queries that see it."""
+    share = received.largest_share
+    return torch.where(share.isnan(), math.nan, (share > SINK).to(share.dtype))
 
 
 @gauge("stable_rank", on="weight", given="top")

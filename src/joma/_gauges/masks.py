@@ -43,11 +43,12 @@ class Mask:
 
     @cached_property
     def additive(self) -> Tensor:
-        """What is added to the scores, in float32, with four dimensions and all keys."""
+        """What is added to the scores, in float32 or wider, with four dimensions and all keys."""
         if self.given.dtype == torch.bool:
             shape = (*self.given.shape[:3], self.keys)
             return torch.zeros(shape, device=self.given.device).masked_fill_(~self.keep, -math.inf)
-        return self.given.float().expand(-1, -1, -1, self.keys)
+        given = self.given if self.given.dtype == torch.float64 else self.given.float()
+        return given.expand(-1, -1, -1, self.keys)
 
     @cached_property
     def visible(self) -> Tensor:
@@ -62,6 +63,24 @@ class Mask:
         if self.keep.shape[-1] == 1 or bool(self.keep[..., 0].all()):
             return None
         return sinks(first_seen(self.keep), self.keys)
+
+    @cached_property
+    def sees_sink(self) -> Tensor:
+        """Does a query see its sink? Broadcastable to (B, H, Tq)."""
+        if self.sink is None or self.keep.shape[-1] == 1:
+            return self.keep[..., 0]
+        shape = torch.broadcast_shapes(self.keep.shape[:3], self.sink.shape[:3])
+        return self.keep.expand(*shape, -1).gather(-1, self.sink.expand(*shape, 1))[..., 0]
+
+    @cached_property
+    def additive_without_sinks(self) -> Tensor:
+        """`additive`, with −inf at the sinks."""
+        if self.sink is None:
+            without = self.additive.clone()
+            without[..., 0] = -math.inf
+            return without
+        shape = torch.broadcast_shapes(self.additive.shape[:3], self.sink.shape[:3])
+        return self.additive.expand(*shape, -1).scatter(-1, self.sink.expand(*shape, 1), -math.inf)
 
     def at(self, queries: Tensor) -> Mask:
         """Of some queries (n,); their sinks are those of all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,14 +29,30 @@ _FUSED = (
 
 def projections(model: nn.Module, part: str) -> list[Matrix]:
     """q, k, v, o or W_Q W_Kᵀ of every attention module that has them under a known name."""
-    matrices = []
+    matrices = (_projection(model, name, module, part) for name, module in _attentions(model))
+    return [matrix for matrix in matrices if matrix is not None]
+
+
+def attention_writers(model: nn.Module) -> list[nn.Module]:
+    """The modules whose output is what attention writes: output projections, as far as they have a known name."""
+    writers = []
+    for name, module in _attentions(model):
+        # nn.MultiheadAttention uses the weight of its projection without calling it
+        writer = module if isinstance(module, nn.MultiheadAttention) else _output(model, name, module)
+        writers += [] if writer is None else [writer]
+    return writers
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of every attention that has projections under a known name."""
     for name, module in model.named_modules():
-        name = plain_name(name)
         if getattr(module, "in_proj_weight", None) is not None or _child(module, "q") or _child(module, "fused"):
-            matrix = _projection(model, name, module, part)
-            if matrix is not None:
-                matrices.append(matrix)
-    return matrices
+            yield plain_name(name), module
+
+
+def _output(model: nn.Module, name: str, module: nn.Module) -> nn.Module | None:
+    """The output projection of an attention module."""
+    return _child(module, "o") or _sibling_output(model, name)
 
 
 def _child(module: nn.Module, kind: str) -> nn.Module | None:
@@ -51,7 +67,7 @@ def _child(module: nn.Module, kind: str) -> nn.Module | None:
 def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Matrix | None:
     title = f"{name}.{part}" if name else part
     if part == "o":
-        o = _child(module, "o") or _sibling_output(model, name)
+        o = _output(model, name, module)
         return None if o is None else Matrix(title, lambda: [weight_of(o)], update=_update(o))
     if _layout(module) is None:
         return None

@@ -3,6 +3,10 @@
 A gauge measures one thing on a model. What its function is given depends on what it is measured ``on``:
 
     attention   an ``AttentionStats`` -> a tensor (B, H, Tq) that is averaged over real queries, one value per head
+    keys        a ``Received``        -> a tensor (B, H), from what each key receives; averaged over samples
+    stream      a ``Stream``          -> a number: the residual stream after a block, and what was written to it
+    neurons     states (tokens, h)    -> a number, from the hidden neurons of an MLP
+    router      a ``Routing``         -> a number, from a router's logits and choices
     weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
                                          warm-started from step to step and worked out on shards
     hidden      states (tokens, d)    -> a number
@@ -20,7 +24,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-On = Literal["attention", "weight", "hidden", "gradient", "update", "charge", "block"]
+On = Literal[
+    "attention", "keys", "weight", "hidden", "stream", "neurons", "router", "gradient", "update", "charge", "block"
+]  # fmt: skip
+IN_STREAM: tuple[On, ...] = ("stream", "neurons", "router")
+IN_ATTENTION: tuple[On, ...] = ("attention", "keys")  # have one value per head
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
 # parts of a block that weight gauges can be measured on, as in "stable_rank.qk"; the first by default
@@ -46,8 +54,8 @@ CHARGES = {
 # products, and what LoRA adds, have no gradient of their own
 _PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk" and not part.endswith(UPDATE)}
 _PARTS_ON: dict[On, dict[str, str]] = {
-    "attention": {}, "hidden": {}, "block": {}, "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS,
-    "charge": CHARGES,
+    "attention": {}, "keys": {}, "hidden": {}, "stream": {}, "neurons": {}, "router": {}, "block": {},
+    "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
 }  # fmt: skip
 
 
@@ -66,13 +74,13 @@ class Gauge:
     @property
     def runs_model(self) -> bool:
         """Is it measured in passes of the model?"""
-        return self.on in ("attention", "hidden", "block")
+        return self.on in (*IN_ATTENTION, *IN_STREAM, "hidden", "block")
 
     @property
     def per_head(self) -> bool:
         """Has it one value per head of each layer?"""
         products = {"weight": ("qk",), "charge": ("qk", "vo")}
-        return self.on == "attention" or self.part in products.get(self.on, ())
+        return self.on in IN_ATTENTION or self.part in products.get(self.on, ())
 
     @property
     def needs_steps(self) -> bool:
@@ -102,9 +110,10 @@ def gauge(
 
     Arguments:
         name: an identifier; it is what `watch`, `scan` and the command line call it.
-        on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "weight" a matrix
-            (m, n), "gradient" its gradient, "update" what a step did to it over its norm, "hidden" states (tokens, d),
-            "block" a `BlockMotion` (it returns a number).
+        on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "keys" a `Received`
+            (it returns (B, H)), "weight" a matrix (m, n), "gradient" its gradient, "update" what a step did to it over
+            its norm, "hidden" states (tokens, d), "stream" a `Stream`, "neurons" states (tokens, h), "router" a
+            `Routing`, "block" a `BlockMotion`; these return a number.
         reduce: "mean" or "max": over real queries, to one value per head of an attention gauge; and over heads and
             experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
@@ -147,7 +156,7 @@ def gauges() -> dict[str, Gauge]:
     Returns:
         Name -> gauge, with what it is measured on and a line of help.
     """
-    from joma._gauges import assumptions, builtin  # noqa: F401  (registers them)
+    from joma._gauges import assumptions, builtin, stream  # noqa: F401  (registers them)
 
     for entry in entry_points(group="joma.gauges"):
         if entry.name not in _GAUGES:

@@ -12,7 +12,7 @@ from joma._events.events import Observer, PassEnds
 from joma._events.padding import Padding
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
-from joma._gauges.registry import Gauge
+from joma._gauges.registry import IN_ATTENTION, Gauge
 from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
@@ -61,7 +61,7 @@ class Passes:
         self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: Padding | None,
         processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
-        attention = [gauge for gauge in gauges if gauge.on == "attention"]
+        attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
         self.losses, self.blocks = Losses(), blocks
         self.source = Source(model, [self.tally, self.losses, *observers], padding)

@@ -7,11 +7,14 @@ real is known exactly, so that the mean is unbiased too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from joma._events.events import Attention, DotProduct
 from joma._gauges.attention import AttentionStats
+from joma._gauges.registry import IN_ATTENTION, Gauge
 
 
 class Sampler:
@@ -33,6 +36,14 @@ class Sampler:
         if Tq <= self._queries or not isinstance(event, DotProduct):
             return None
         return torch.randperm(Tq, generator=self._generator)[: self._queries].sort().values.to(event.device)
+
+
+def check_sampled(gauges: Sequence[Gauge]) -> None:
+    """Refuse gauges of attention that need all queries."""
+    for gauge in gauges:
+        if gauge.on in IN_ATTENTION and (gauge.reduce == "max" or gauge.on == "keys"):
+            over = "the largest over" if gauge.reduce == "max" else "a sum over"
+            raise ValueError(f"{gauge.name} is {over} all queries, which a sample cannot tell: leave out queries=")
 
 
 def estimate(

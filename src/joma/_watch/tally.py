@@ -101,19 +101,29 @@ class Tally:
             raise ValueError(f"it has {heads} heads in this pass, and had {sums.heads} before in the same step")
         for gauge in gauges:
             assert stats is not None
-            if (values := self._call(gauge, stats)) is None:
+            by_key = gauge.on == "keys"
+            wanted = shape[:2] if by_key else shape
+            if (values := self._call(gauge, event.received if by_key else stats)) is None:
                 continue
-            if not isinstance(values, Tensor) or values.shape != shape:
+            if not isinstance(values, Tensor) or values.shape != wanted:
                 given = tuple(values.shape) if isinstance(values, Tensor) else values
-                self.problems[gauge.name] = f"it must give a tensor (B, H, Tq), {shape}, not {given}"
+                axes = "(B, H)" if by_key else "(B, H, Tq)"
+                self.problems[gauge.name] = f"it must give a tensor {axes}, {wanted}, not {given}"
                 continue
+            if by_key:  # a sample is to these gauges what a query is to the others
+                real = (event.received.weights > 0).any(dim=-1)
+                largest = torch.where(real, values.double(), -math.inf).amax(dim=0)
+                sample_total = torch.where(real, values.double(), 0.0).sum(dim=0), real.sum(dim=0).double()
             if gauge.reduce == "max":
-                total, count = stats.largest(values, event.real), torch.zeros(heads, device=values.device)
+                total = largest if by_key else stats.largest(values, event.real)
+                count = torch.zeros(heads, device=values.device)
                 old = sums.total.get(gauge.name)
                 sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
                 sums.count[gauge.name] = count
             else:
-                if positions is None:
+                if by_key:
+                    total, count = sample_total
+                elif positions is None:
                     total, count = stats.total(values, event.real)
                 else:
                     total, count, variance = estimate(event, stats, values, positions)
@@ -204,7 +214,7 @@ class Tally:
         for gauge in (*self.attention_gauges, *self.hidden_gauges):
             if gauge.name not in self.due:
                 continue
-            wide = H if gauge.on == "attention" else 1
+            wide = H if gauge.per_head else 1
             largest = gauge.reduce == "max"
             total = self._table(gauge.name, "total", wide, -math.inf if largest else 0.0)
             count = self._table(gauge.name, "count", wide, 0.0)
@@ -222,7 +232,7 @@ class Tally:
                     error = variance.sqrt() / count.clamp(min=1)
                     result[f"{gauge.name}{ERROR}"] = torch.where(count > 0, error, math.nan)
                 value = torch.where(count > 0, total / count.clamp(min=1), math.nan)
-            result[gauge.name] = value if gauge.on == "attention" else value[:, 0]
+            result[gauge.name] = value if gauge.per_head else value[:, 0]
         return result
 
     def _table(self, gauge: str, what: str, width: int, fill: float) -> Tensor:

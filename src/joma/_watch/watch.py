@@ -17,7 +17,7 @@ from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimise
 from joma._events.padding import Padding
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
-from joma._gauges.registry import Gauge, get
+from joma._gauges.registry import IN_ATTENTION, Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import alarms, applicability, attached
@@ -34,8 +34,9 @@ from joma._watch.phases import PHASES, Phase
 from joma._watch.probe import Probe
 from joma._watch.processes import Processes, Which
 from joma._watch.record import Record, axes_of, config_of
-from joma._watch.sample import Sampler
+from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
+from joma._watch.streams import Streams
 from joma._watch.tally import ERROR, Layer
 from joma._watch.weights import Weights
 
@@ -158,17 +159,17 @@ class Watch:
         self._motions = Motions(model, self._gauges, periods)
         measured = [*self._gauges, *alarms.FOR_PHASES]
         sampler = None if queries is None else Sampler(queries)
-        if sampler is not None and (largest := next((g.name for g in self._gauges if g.reduce == "max"), None)):
-            raise ValueError(
-                f"{largest} is the largest over all queries, which a sample cannot tell: leave out queries="
-            )
+        if sampler is not None:
+            check_sampled(self._gauges)
         blocks = Blocks(model)
         self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
-        observers = [self._charges.precision, *self._motions.observers]
+        self._streams = Streams(model, self._gauges, padding, self._processes, blocks)
+        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers]
         self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
-        self._meters = (self._weights, self._changes, self._charges, self._motions)  # of all but attention and states
+        # of all but attention and states
+        self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
@@ -265,8 +266,8 @@ class Watch:
             return self._measure(due, loss, numbers) if due else {}
         finally:
             self._passes.clear()
-            self._changes.clear()
-            self._charges.clear()
+            for meter in (self._changes, self._charges, self._streams):
+                meter.clear()
             self._arm()
 
     def state_dict(self) -> dict[str, Any]:
@@ -382,6 +383,8 @@ class Watch:
             values |= meter.measure()
         for name, reason in self._motions.problems.items():
             self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
+        for name, reason in self._streams.problems.items():
+            self._notices.once(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         if self._charges.checks and self._steps is not None:
@@ -394,7 +397,7 @@ class Watch:
             alarms.update(self.phases, per_layer, step, mean_loss)
             alarms.warn(self.phases, per_layer, step, mean_loss, self.layers, self._notices)
             self._record.keep_for_phases(step, per_layer, mean_loss)
-        heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in ("attention", "hidden")}
+        heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")}
         absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
         self.latest = Measurement(step, values, self._names(), heads, mean_loss, self._largest, absent)
         for name, n, module in self.latest.not_numbers():
@@ -418,7 +421,7 @@ class Watch:
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
-        known = [*(g.name for g in self._gauges if g.on in ("attention", "hidden")), "phase"] if self.layers else []
+        known = [*(g.name for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")), "phase"] if self.layers else []
         known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
         return names | dict.fromkeys(known, self.layers)
 
@@ -431,7 +434,7 @@ class Watch:
         """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""
         widths = self._passes.tally.widths()
         per_layer = [min(1, width) for width in widths]  # of what has one number per layer
-        known = {g.name: widths if g.on == "attention" else per_layer for g in self._gauges if g.runs_model}
+        known = {g.name: widths if g.per_head else per_layer for g in self._gauges if g.runs_model}
         known |= {"phase": per_layer} | {gauge: own for meter in self._meters for gauge, own in meter.widths.items()}
         known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
         axes = self._record.writer.info["axes"]
