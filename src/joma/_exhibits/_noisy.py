@@ -49,11 +49,11 @@ def noisy_story(run: Run) -> tuple[str, dict[str, Any]]:
     parts = []
     for s in LAYERS:
         rows = table.xs(s, level="s")
-        gain, means = mean_interval(rows.trained - rows.untrained), rows.mean()
-        numbers[f"s = {s}"] = {**{state: float(means[state]) for state in HELD_OUT.values()}, "gain": gain}
+        gain = mean_interval(rows.trained - rows.untrained)
+        means = {state: float(rows[state].mean()) for state in HELD_OUT.values()}
+        numbers[f"s = {s}"] = {**means, "gain": gain}
         parts.append(
-            f"s = {s}: {means.trained:.2f} trained, {means.untrained:.2f} untrained, {means.permuted:.2f} permuted, "
-            f"gain {_bounds(gain)}"
+            f"s = {s}: {', '.join(f'{mean:.2f} {state}' for state, mean in means.items())}, gain {_bounds(gain)}"
         )
     by_column = frame.pivot_table(index=["rho", "draw", "s"], columns=["state", "N_ch"], values="value")
     change = mean_interval(by_column["trained", 3] - by_column["trained", 2])
@@ -66,13 +66,12 @@ def noisy_story(run: Run) -> tuple[str, dict[str, Any]]:
 def noisy_table(run: Run) -> str:
     """``noisy.md``: the columns with noise as rows, mean ± sd over seeds."""
     frame = where(run.frame(), gauge="noisy_ncorr")
-    measured = frame.groupby([*KEYS[:5], "s", "state"]).value.agg(["mean", "std"])
     header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in HELD_OUT.values())]
     rows = []
-    for rho, C, N_ch, N0, N1 in measured.index.droplevel(["s", "state"]).unique():
-        cells = [measured.loc[rho, C, N_ch, N0, N1, s, state] for s in LAYERS for state in HELD_OUT.values()]
-        name = f"ρ={rho:g} C={C} N_ch={N_ch} ({N0}, {N1})"
-        rows.append([name, *(f"{cell['mean']:.2f} ± {cell['std']:.2f}" for cell in cells)])
+    for (rho, C, N_ch, N0, N1), column in frame.groupby(KEYS[:5]):
+        cells = [where(column, s=s, state=state).value for s in LAYERS for state in HELD_OUT.values()]
+        name = f"ρ={rho:g} C={C:g} N_ch={N_ch:g} ({N0:g}, {N1:g})"
+        rows.append([name, *(f"{values.mean():.2f} ± {values.std():.2f}" for values in cells)])
     return markdown(f"NCorr, nodes chosen on one half of the draws. {noisy_story(run)[0]}", header, rows)
 
 

@@ -110,7 +110,8 @@ def judge(run: Run) -> Judgement:
     numbers: dict[str, Any] = {}
     parts, ends = [], last(frame)
     for residual, name in RESIDUAL.items():
-        intervals = {int(K): mean_interval(rows.value) for K, rows in where(ends, residual=residual).groupby("width")}
+        part = where(ends, residual=residual)
+        intervals = {K: mean_interval(where(part, width=K).value) for K in sorted(set(part.width.astype(int)))}
         stops = next((K for K, wider in pairwise(intervals) if intervals[wider][2] >= intervals[K][0]), max(intervals))
         steps = minibatches(where(frame, residual=residual))
         numbers[name] = {"loss": intervals, "falls until": stops, "minibatches": steps}
