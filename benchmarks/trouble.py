@@ -1,10 +1,10 @@
 """Planted trouble and healthy runs: what the alarms of a watch tell. python -m benchmarks.trouble
 
-Small GPTs on a text that goes round in sevens, one token in ten at random; 160 steps of AdamW, measured at every second.
-Trouble is planted at step 80, in 30 runs: learning rate × 50; queries and keys of a layer × 20; queries of a layer × 1.1
-at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if an alert of level warning or
-critical comes at or after the planting. 60 runs are healthy: three models, four rates, five seeds; any such alert is
-false. The rules (`joma._watch.alarms`) and this script were fixed before it was run.
+Small GPTs on a text that goes round in sevens, one token in ten at random; 160 steps of AdamW, measured at every
+second. Trouble is planted at step 80, in 30 runs: learning rate × 50; queries and keys of a layer × 20; queries of a
+layer × 1.1 at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if an alert of
+level warning or critical comes at or after the planting. 60 runs are healthy: three models, four rates, five seeds; any
+such alert is false. The rules (`joma._watch.alarms`) and this script were fixed before it was run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _scale(model: Any, factor: float, parts: int) -> None:
 
 
 def worse(losses: list[float], healthy: list[float]) -> int:
-    """The first step at which the loss, a median of five, is 10 % above that of the healthy run; beyond the end if none."""
+    """The first step at which the loss, a median of five, is 10 % above the healthy run's; beyond the end if none."""
     for step in range(5, len(losses) + 1):
         now, then = (statistics.median(x[step - 5 : step]) for x in (losses, healthy))
         if not now <= 1.1 * then:
