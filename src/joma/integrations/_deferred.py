@@ -148,8 +148,11 @@ def lower(optimizer: Optimizer, schedulers: Sequence[Any] = ()) -> None:
         for name in ("lr", "initial_lr"):
             if name in group:
                 group[name] = group[name] * LOWER
-    for scheduler in schedulers:
-        if getattr(scheduler, "optimizer", None) is optimizer and hasattr(scheduler, "base_lrs"):
+    for given in schedulers:
+        scheduler = getattr(given, "scheduler", given)  # Accelerate wraps it, and the optimiser that it holds
+        followed = getattr(scheduler, "optimizer", None)
+        followed = getattr(followed, "optimizer", followed)
+        if followed is getattr(optimizer, "optimizer", optimizer) and hasattr(scheduler, "base_lrs"):
             scheduler.base_lrs = [rate * LOWER for rate in scheduler.base_lrs]
 
 
