@@ -177,7 +177,51 @@ def test_nonsink_entropy_is_the_entropy_of_what_is_left():
     p = p / p.sum(-1, keepdim=True)
     torch.testing.assert_close(stats.nonsink_entropy.double(), -torch.special.xlogy(p, p).sum(-1), atol=1e-5, rtol=0)
     parked = torch.tensor([[[[60.0, 0.0, 0.0]]]])
-    assert attention_stats_from_scores(parked).nonsink_entropy.item() == 0.0
+    assert attention_stats_from_scores(parked).nonsink_entropy.item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("strength", [2.0, 8.0, 16.0, 40.0, 200.0])
+@pytest.mark.parametrize(
+    "path", ["all", "causal", "documents", "window", "bias", "softcap", "eager", "softmax", "half", "learned"]
+)
+def test_what_is_next_to_a_sink_has_all_its_digits(path, strength):
+    """The first key of each document takes all but about exp(−strength) of the attention."""
+    T, d = 48, 16
+    q, k = torch.randn(2, 3, T, d), torch.randn(2, 3, T, d)
+    at = torch.arange(T)
+    start = torch.where(at < 20, 0, 20) if path == "documents" else torch.zeros(T, dtype=torch.long)
+    q[..., 0] = 1.0
+    k[..., 0] = 0.0
+    k[:, :, start.unique(), 0] = strength * math.sqrt(d)
+    keep = (at <= at[:, None]) & (start == start[:, None])
+    keep &= (at[:, None] - at < 30) if path == "window" else True
+    keep |= path in ("all", "softcap")
+    capped = {"softcap": 2 * strength} if path == "softcap" else {}
+    s = q.double() @ k.double().mT / math.sqrt(d)
+    s = 2 * strength * torch.tanh(s / (2 * strength)) if capped else s
+    bias = -0.1 * (at[:, None] - at).abs() if path == "bias" else torch.zeros(T, T)
+    s = (s + bias).masked_fill(~keep, -math.inf)
+    sink = torch.full((2, 3, T, 1), 3.0, dtype=torch.float64) if path == "learned" else s[..., :0]
+    p = torch.cat([s, sink], -1).softmax(-1)
+    if path in ("eager", "softmax", "half", "learned"):
+        kind = torch.bfloat16 if path == "half" else torch.float32
+        scores = torch.cat([s, sink], -1).to(kind)
+        given = {"learned": {"learned_sink": T}, "softmax": {"probabilities": scores.softmax(-1)}}.get(path, {})
+        given |= {"probabilities": scores.softmax(-1)} if path == "half" else {}
+        stats = attention_stats_from_scores(scores, **given)
+        s = scores.double()[..., :T]
+        p = scores.double().softmax(-1)
+    elif path in ("all", "causal", "softcap"):
+        stats = attention_stats(q, k, is_causal=path == "causal", **capped)
+    else:
+        mask = keep if path != "bias" else bias.masked_fill(~keep, -math.inf)
+        stats = attention_stats(q, k, mask)
+    rest = s.scatter(-1, start[:, None].expand(2, 3, T, 1), -math.inf).softmax(-1).nan_to_num()  # none: nothing is left
+    entropy = -torch.special.xlogy(rest, rest).sum(-1)
+    torch.testing.assert_close(stats.nonsink_entropy.double(), entropy, atol=2e-5, rtol=0)
+    on_sinks = p.gather(-1, start[:, None].expand(2, 3, T, 1))[..., 0] + p[..., T:].sum(-1)
+    torch.testing.assert_close(stats.sink_mass.double(), on_sinks, atol=2e-5, rtol=0)
+    torch.testing.assert_close(stats.entropy.double(), torch.special.entr(p).sum(-1), atol=2e-5, rtol=0)
 
 
 def test_left_padding_moves_the_sink_to_the_first_real_token():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from joma._events.events import BlockInput, Call, DotProduct
+from joma._events.flex import mask_of_blocks
 from joma._events.guard import Seen, disagreement
 
 if TYPE_CHECKING:
@@ -124,12 +125,7 @@ def _masks(given: dict[str, Any]) -> Iterator[tuple[str, Tensor | None, bool]]:
     window = given.get("sliding_window")
     given_mask: Tensor | None = None
     if hasattr(mask, "mask_mod"):  # of flex_attention
-        from torch.nn.attention.flex_attention import create_mask
-
-        block: Any = mask
-        B, H = (size if isinstance(size, int) else 1 for size in block.shape[:2])
-        given_mask = create_mask(block.mask_mod, B, H, Tq, Tk, device=str(query.device))
-        yield "the block mask", given_mask, False
+        yield "the block mask", mask_of_blocks(mask, query, key), False
         return
     if isinstance(mask, Tensor) and mask.dim() == 4:
         given_mask = mask[..., :Tk]

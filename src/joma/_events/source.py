@@ -36,6 +36,7 @@ from joma._events.events import (
 from joma._events.functions import Functions, is_plain, is_sharded
 from joma._events.guard import Guard
 from joma._events.interface import interface_watched
+from joma._events.kernels import kernels_watched
 from joma._events.padding import Padding
 from joma._gauges.attention import mask_of
 from joma._gauges.masks import Mask
@@ -183,7 +184,7 @@ class Source:
         self._passing, self._thread = True, threading.get_ident()
         try:
             self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
-            with Functions(self), interface_watched(self):
+            with Functions(self) as looking, interface_watched(self), kernels_watched(self, looking):
                 output = call()
             self._emit(PassEnds, outermost, grad=grad, output=returned(output))
             return output

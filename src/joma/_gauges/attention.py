@@ -4,9 +4,11 @@ For scores s_ij = scale · q_i·k_j and p = softmax(s), the entropy of row i is 
 Σ_j p_ij s_ij = scale · q_i · (Σ_j p_ij k_j): one fused attention call with the keys in the place of the values. The
 mass on one key is exp(s_ij − logsumexp_i). Memory is O(T).
 
-Three things keep it exact. Keys are centred first, since softmax does not see a common offset and float32 does.
-Everything is accumulated in float32 whatever the input type, since the kernels round Σ p k to it. Heads whose scores
-are so large that the difference of two large numbers loses digits are multiplied in float64 (`joma._gauges.tiles`).
+Four things keep it exact. The first key of a document, on which attention may rest nearly all its weight, is left out
+of that call and put back by its score: what is next to such a sink then has all its digits. Keys are centred first,
+since softmax does not see a common offset and float32 does. Everything is accumulated in float32 whatever the input
+type, since the kernels round Σ p k to it. Heads whose scores are so large that the difference of two large numbers
+loses digits are multiplied in float64 (`joma._gauges.tiles`).
 
 What the kernels cannot do (finite biases, soft-capping, other devices) goes through the same tiles of scores.
 """
@@ -22,8 +24,8 @@ import torch
 from torch import Tensor
 
 from joma._gauges.kernels import fused_attention, groups, has_kernel, key_heads, part_of, widened
-from joma._gauges.masks import Mask, sinks
-from joma._gauges.tiles import stats_of_scores, stats_of_softmax
+from joma._gauges.masks import Mask
+from joma._gauges.tiles import combined, stats_of_scores, stats_of_softmax
 
 if TYPE_CHECKING:
     from joma._gauges.logits import Logits
@@ -45,8 +47,7 @@ class AttentionStats:
     logsumexp: Tensor = field(repr=False)  # −inf for a row that sees no key
     sink_mass: Tensor = field(repr=False)  # attention on sinks: the first key of the document, and a learned sink
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
-    sink_terms: Tensor | None = field(default=None, repr=False)  # −Σ p ln p over two sinks; None if there is one
-    known_nonsink: Tensor | None = field(default=None, repr=False)  # from wider numbers than these
+    nonsink_entropy: Tensor = field(repr=False)  # of what is not on sinks; 0 where there is nothing else
     logits: Logits | None = field(default=None, repr=False)  # the scores, where they can be looked through again
 
     @property
@@ -59,20 +60,6 @@ class AttentionStats:
         """Entropy over that of uniform attention to the visible keys; NaN where fewer than two are visible."""
         largest = self.visible.clamp(min=1).log()
         return torch.where(self.visible > 1, self.entropy / largest.clamp(min=1e-30), math.nan)
-
-    @property
-    def nonsink_entropy(self) -> Tensor:
-        """Entropy of what is not on a sink, (H − h(m)) / (1 − m) for one sink; 0 where everything is on sinks."""
-        if self.known_nonsink is not None:
-            return self.known_nonsink
-        m = self.sink_mass.double()
-        rest = 1 - m
-        on_sinks = -torch.special.xlogy(m, m) if self.sink_terms is None else self.sink_terms.double()
-        taken = on_sinks - torch.special.xlogy(rest, rest)
-        # below 1e-6 the quotient of two vanishing numbers says nothing any more
-        value = torch.where(rest > 1e-6, (self.entropy.double() - taken) / rest.clamp(min=1e-6), 0.0)
-        others = (self.visible - (m > 0).long()).clamp(min=1).log().double()  # a window may not reach the sink
-        return torch.minimum(value.clamp(min=0.0), others).float()
 
     @property
     def max_logit(self) -> Tensor:
@@ -164,7 +151,8 @@ def _packed(
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
 
-    return AttentionStats(joined("entropy"), joined("logsumexp"), joined("sink_mass"), joined("visible"))
+    of_all = {name: joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")}
+    return AttentionStats(**of_all, logits=None)
 
 
 def stats_with_mask(
@@ -180,15 +168,18 @@ def stats_with_mask(
     shape = (B, H, Tq)
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
-        return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape))
-    out = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
+        return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape), zero)
+    out = torch.empty((4, *shape), dtype=torch.float32, device=q.device)
     fused = (mask is None or not mask.biased) and softcap is None and has_kernel(q.device)
     additive = None if mask is None else mask.additive
     sink = None if mask is None else mask.sink
     for b, heads in groups(B, H, max(Tq, Tk) * d):
         keys = k[b, key_heads(heads, H, k.shape[1])]
         work = _Work(q[b, heads], keys, part_of(additive, b, heads), is_causal, scale, softcap, part_of(sink, b, heads))
-        out[:, b, heads] = work.fused() if fused else work.in_tiles(wide=work.guess())
+        if fused:
+            out[:, b, heads] = work.fused(None if mask is None else _Others.of(mask, b, heads))
+        else:
+            out[:, b, heads] = work.in_tiles(wide=work.guess())
     return _finish(out, visible, shape)
 
 
@@ -222,37 +213,26 @@ def attention_stats_from_scores(
     B, H, Tq, _ = scores.shape
     if scores.numel() == 0:
         zero = torch.zeros(B, H, Tq, device=scores.device)
-        return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long())
+        return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long(), zero)
     flat = scores.flatten(0, 1)  # (N, Tq, columns)
     softmax = None if probabilities is None else probabilities.detach().reshape(flat.shape)
-    keys = slice(None) if learned_sink is None else slice(1, None) if learned_sink == 0 else slice(0, -1)
-    rows, visible, first = stats_of_softmax(flat, softmax, lowest, keys)
-    sink = sinks(first, columns - (learned_sink is not None))
-    at = keys.start or 0
-    on_sink = flat[..., at] if sink is None else flat.gather(-1, sink.expand(-1, Tq, 1) + at)[..., 0]
-    mass = (on_sink.to(rows.dtype) - rows[1]).exp()
-    terms = None
-    if learned_sink is not None:
-        learned = (flat[..., learned_sink].to(rows.dtype) - rows[1]).exp()
-        terms = -(torch.special.xlogy(mass, mass) + torch.special.xlogy(learned, learned)).unflatten(0, (B, H))
-        mass = mass + learned
-    out = torch.cat([rows, mass[None]]).unflatten(1, (B, H))
-    stats = _finish(out, visible.unflatten(0, (B, H)), (B, H, Tq), terms)
-    narrow = (stats.entropy.float(), stats.logsumexp.float(), stats.sink_mass.float())
-    return AttentionStats(*narrow, stats.visible, stats.sink_terms, stats.nonsink_entropy)
+    learned = None if learned_sink is None else learned_sink % columns
+    out, visible = stats_of_softmax(flat, softmax, lowest, learned)
+    return _finish(out.unflatten(1, (B, H)).float(), visible.unflatten(0, (B, H)), (B, H, Tq))
 
 
-def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...], sink_terms: Tensor | None = None) -> AttentionStats:
+def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionStats:
     """Clamp to what is possible, and settle rows that see nothing by the mask and not by the kernel's answer."""
     seen = visible > 0
-    entropy = torch.minimum(out[0].clamp(min=0.0), visible.clamp(min=1).log())
-    return AttentionStats(
-        torch.where(seen, entropy, 0.0),
-        torch.where(seen, out[1], -math.inf),
-        torch.where(seen, out[2].clamp(0.0, 1.0), 0.0),
-        visible.expand(shape),
-        None if sink_terms is None else torch.where(seen, sink_terms, 0.0),
+    mass = torch.where(seen, out[2].clamp(0.0, 1.0), 0.0)
+    others = visible - (mass > 0).long()  # a window may not reach the sink
+    entropy, nonsink = (
+        torch.minimum(x.clamp(min=0.0), n.clamp(min=1).log()) for x, n in ((out[0], visible), (out[3], others))
     )
+    return AttentionStats(
+        torch.where(seen, entropy, 0.0), torch.where(seen, out[1], -math.inf), mass, visible.expand(shape),
+        torch.where(seen, nonsink, 0.0),
+    )  # fmt: skip
 
 
 def checked_inputs(
@@ -306,6 +286,25 @@ def visible_keys(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: t
 
 
 @dataclass(frozen=True, eq=False)
+class _Others:
+    """What a mask leaves of the keys that are no sinks, for a group of heads."""
+
+    additive: Tensor
+    some: Tensor  # does a query see any of them?
+    sees_sink: Tensor
+
+    @staticmethod
+    def of(mask: Mask, batch: slice, heads: slice) -> _Others:
+        """Of the mask of all heads."""
+        some = mask.visible > mask.sees_sink.long()
+        additive = part_of(mask.additive_without_sinks, batch, heads)
+        parts = (part_of(x[..., None], batch, heads) for x in (some, mask.sees_sink))
+        some, sees = (x[..., 0] for x in parts if x is not None)
+        assert additive is not None
+        return _Others(additive, some, sees)
+
+
+@dataclass(frozen=True, eq=False)
 class _Work:
     """Some heads of some samples: q (b, h, Tq, d), k (b, h, Tk, d), additive and sink broadcastable to them."""
 
@@ -320,40 +319,48 @@ class _Work:
     def guess(self) -> bool:
         """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
         Tq = self.q.shape[2]
-        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ self.k.float().mT
+        keys = self.k[:, :, 1:] if self.sink is None and self.k.shape[2] > 1 else self.k
+        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ keys.float().mT
         centred = few - few.mean(dim=-1, keepdim=True)
         return has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
 
-    def fused(self) -> Tensor:
-        """(3, b, h, Tq): entropy, logsumexp and sink mass through one fused call; large scores in float64, on a CPU."""
+    def fused(self, others: _Others | None) -> Tensor:
+        """(4, b, h, Tq) through one fused call; large scores in float64, on a CPU."""
         wide = self.q.device.type == "cpu"
         if wide and self.guess():  # saves the call in float32
-            return self._by_kernel(torch.float64)[0]
-        out, largest = self._by_kernel(torch.float32)
+            return self._by_kernel(torch.float64, others)[0]
+        out, largest = self._by_kernel(torch.float32, others)
         large = largest > _LARGE  # (b, h)
         if wide and bool(large.any()):
             for b, h in large.nonzero().tolist():
                 out[:, b, h] = self._head(b, h, wide=True)
         return out
 
-    def _by_kernel(self, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _by_kernel(self, kind: torch.dtype, others: _Others | None) -> tuple[Tensor, Tensor]:
         """The statistics, computed in this type, and the largest |logsumexp| of each head, (b, h)."""
         q, k = self.q.to(kind), self.k.to(kind)
-        additive = None if self.additive is None else self.additive.to(kind)
-        centre = k.mean(dim=2, keepdim=True)
-        k = k - centre
-        attended, lse = fused_attention(q, k, additive, self.is_causal, self.scale)
-        lse = lse.to(q.dtype)
-        expected = attended.mul_(q).sum(dim=-1).mul_(self.scale)
-        if self.sink is None or self.sink.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
-            at_sink, shift = (q @ torch.cat([self._sink_keys(k), centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
+        # without a mask the sink is key 0, and the keys after it are seen as all were: causally, by later queries
+        first = 0 if others is not None or not self.is_causal else 1
+        rest = k if others is not None else k[:, :, 1:]
+        centre = (rest if rest.shape[2] else k).mean(dim=2, keepdim=True)
+        lse = q.new_full(q.shape[:3], -math.inf)
+        nonsink = torch.zeros_like(lse)
+        if rest.shape[2] and q.shape[2] > first:
+            queries, additive = q[:, :, first:], None if others is None else others.additive.to(kind)
+            attended, logsumexp = fused_attention(queries, rest - centre, additive, self.is_causal, self.scale)
+            lse[:, :, first:] = logsumexp.to(kind)
+            nonsink[:, :, first:] = logsumexp.to(kind) - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+        sinks = self._sink_keys(k) - centre
+        if sinks.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
+            at_sink, shift = (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
         else:
-            at_sink, shift = ((q * self._sink_keys(k)).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale)
-        sink_mass = (at_sink - lse).exp()
-        if self.additive is not None:
-            sink_mass = sink_mass * (self._at_sinks(self.additive) > torch.finfo(torch.float32).min / 2)
-        seen = lse.masked_fill(lse.isinf() | lse.isnan(), 0.0)
-        return torch.stack([lse - expected, lse + shift, sink_mass]).float(), seen.abs().amax(dim=2)
+            at_sink, shift = (q * sinks).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale
+        if others is not None:
+            at_sink = torch.where(others.sees_sink, at_sink, -math.inf)
+            lse, nonsink = torch.where(others.some, lse, -math.inf), torch.where(others.some, nonsink, 0.0)
+        out = combined(nonsink, lse, at_sink)
+        out[1] += shift
+        return out.float(), torch.where(lse.isfinite(), lse, 0.0).abs().amax(dim=2)
 
     def _sink_keys(self, k: Tensor) -> Tensor:
         """The keys of the sinks, (b, h, Tq or 1, d)."""
@@ -361,17 +368,10 @@ class _Work:
             return k[:, :, :1]
         return k.gather(2, self.sink.expand(*k.shape[:2], -1, k.shape[3]))
 
-    def _at_sinks(self, additive: Tensor) -> Tensor:
-        """What is added to the scores of the sinks, broadcastable to (b, h, Tq)."""
-        if self.sink is None:
-            return additive[..., 0]
-        shape = torch.broadcast_shapes(additive.shape[:3], self.sink.shape[:3])
-        return additive.expand(*shape, -1).gather(-1, self.sink.expand(*shape, 1))[..., 0]
-
     def in_tiles(self, wide: bool) -> Tensor:
-        """(3, b, h, Tq) by tiles of scores."""
+        """(4, b, h, Tq) by tiles of scores."""
         B, H, Tq, _ = self.q.shape
-        out = torch.empty((3, B, H, Tq), dtype=torch.float32, device=self.q.device)
+        out = torch.empty((4, B, H, Tq), dtype=torch.float32, device=self.q.device)
         for b in range(B):
             for h in range(H):
                 out[:, b, h] = self._head(b, h, wide)

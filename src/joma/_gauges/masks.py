@@ -64,6 +64,24 @@ class Mask:
             return None
         return sinks(first_seen(self.keep), self.keys)
 
+    @cached_property
+    def sees_sink(self) -> Tensor:
+        """Does a query see its sink? Broadcastable to (B, H, Tq)."""
+        if self.sink is None or self.keep.shape[-1] == 1:
+            return self.keep[..., 0]
+        shape = torch.broadcast_shapes(self.keep.shape[:3], self.sink.shape[:3])
+        return self.keep.expand(*shape, -1).gather(-1, self.sink.expand(*shape, 1))[..., 0]
+
+    @cached_property
+    def additive_without_sinks(self) -> Tensor:
+        """`additive`, with −inf at the sinks."""
+        if self.sink is None:
+            without = self.additive.clone()
+            without[..., 0] = -math.inf
+            return without
+        shape = torch.broadcast_shapes(self.additive.shape[:3], self.sink.shape[:3])
+        return self.additive.expand(*shape, -1).scatter(-1, self.sink.expand(*shape, 1), -math.inf)
+
     def at(self, queries: Tensor) -> Mask:
         """Of some queries (n,); their sinks are those of all."""
         one = self.given.shape[2] == 1

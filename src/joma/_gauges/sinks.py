@@ -6,19 +6,16 @@ H′ = h(m) + (1 − m) H.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from joma._gauges.attention import AttentionStats
+from joma._gauges.tiles import combined
 
 
 def with_learned_sink(stats: AttentionStats, logits: Tensor) -> AttentionStats:
     """The statistics (B, H, Tq) of keys and a sink per head with these logits (H,)."""
-    a = logits.float().view(1, -1, 1)
-    logsumexp = torch.logaddexp(stats.logsumexp, a)
-    m = (a - logsumexp).exp()
-    rest = 1 - m
-    binary = -(torch.special.xlogy(m, m) + torch.special.xlogy(rest, rest))
-    first = rest * stats.sink_mass
-    terms = -(torch.special.xlogy(m, m) + torch.special.xlogy(first, first))
-    return AttentionStats(binary + rest * stats.entropy, logsumexp, m + first, stats.visible + 1, terms)
+    a = logits.float().view(1, -1, 1).expand_as(stats.entropy)
+    entropy, logsumexp, m, _ = combined(stats.entropy, stats.logsumexp, a)
+    mass = m + (stats.logsumexp - logsumexp).exp() * stats.sink_mass
+    entropy, logsumexp, mass = (x.float() for x in (entropy, logsumexp, mass))
+    return AttentionStats(entropy, logsumexp, mass, stats.visible + 1, stats.nonsink_entropy)

@@ -1,8 +1,11 @@
 """Statistics of rows of scores, a tile at a time that fits the cache.
 
 With d = s − max s and Z = Σ exp d, the entropy is ln Z − Σ d exp(d)/Z: no two large numbers are subtracted, so that
-float32 is exact to about 1e-7. Where the probabilities are there already (eager attention), max p = 1/Z saves the
-exponentials: H = −ln max p − Σ p d.
+float32 is exact to about 1e-7. Where the probabilities are there already (eager attention), Z = Σ p / max p saves the
+exponentials: H = ln Z − Σ p d / Σ p.
+
+Sinks are kept apart from the start: the sums are over all other keys, and `combined` puts the sinks back. So what is
+next to a sink that takes nearly everything has all its digits; as a difference from the whole it would have none.
 """
 
 from __future__ import annotations
@@ -13,32 +16,54 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from joma._gauges.masks import count, first_seen
+from joma._gauges.kernels import widened
+from joma._gauges.masks import count, first_seen, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
 _LOWEST = -1e30  # in the place of −inf, where it is multiplied with a probability of 0
+_TINY = 1e-30  # probabilities below have fewer digits in float32, or none
+
+
+def combined(nonsink: Tensor, others: Tensor, *at_sinks: Tensor) -> Tensor:
+    """Entropy, logsumexp, mass on sinks and entropy of the rest, (4, …).
+
+    Arguments:
+        nonsink: entropy of the keys that are no sinks.
+        others: their logsumexp, −inf if there are none.
+        at_sinks: the scores of sinks, −inf where they are not seen.
+    """
+    nonsink, logs = widened(nonsink), widened(torch.stack([others, *at_sinks]))
+    largest = logs.amax(dim=0)
+    largest = torch.where(largest == -math.inf, 0.0, largest)
+    logs = logs - largest
+    logsumexp = logs.logsumexp(dim=0)
+    below = torch.where(logs == -math.inf, 0.0, logsumexp - logs)  # −ln of a share
+    shares = torch.where(logs == -math.inf, 0.0, (-below).exp())
+    entropy = (shares * below).sum(dim=0) + shares[0] * nonsink
+    return torch.stack([entropy, logsumexp + largest, shares[1:].sum(dim=0), nonsink])
 
 
 def stats_of_scores(
     q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float, softcap: float | None,
     sink: Tensor | int,
 ) -> Tensor:  # fmt: skip
-    """(3, Tq): entropy, logsumexp and sink mass of one head q (Tq, d), k (Tk, d), computed in their type.
+    """(4, Tq): what `combined` gives, of one head q (Tq, d), k (Tk, d), computed in their type.
 
     Arguments:
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
         sink: the key that is one, or one per query (Tq or 1, 1).
     """
-    out = torch.empty((3, len(q)), dtype=torch.float32, device=q.device)
-    for rows, scores in tiles(q, k, additive, is_causal, scale, softcap):
-        s, shift = scores, None
-        if s.dtype == torch.float64:  # what a row has in common is taken away before digits are
-            shift = s.amax(dim=-1, keepdim=True).clamp_(min=_LOWEST)
-            s = (s - shift).float()
-        part = out[:, rows]
-        _tile(s, part, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        if shift is not None:
-            part[1] += shift[:, 0]
+    out = torch.empty((4, len(q)), dtype=torch.float32, device=q.device)
+    for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
+        at_sink = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
+        if s.dtype != torch.float64:
+            out[:, rows] = combined(*_rest(s), at_sink)
+            continue
+        shift = s.amax(dim=-1)  # what a row has in common is taken away before digits are
+        shift = torch.where(shift == -math.inf, at_sink, shift)
+        shift = torch.where(shift == -math.inf, 0.0, shift)
+        out[:, rows] = combined(*_rest((s - shift[:, None]).float()), (at_sink - shift).float())
+        out[1, rows] += shift
     return out
 
 
@@ -80,62 +105,91 @@ def _reach(added: Tensor | None, keys: int) -> int:
     return int(seen[-1]) + 1 if len(seen) else 1
 
 
-def _tile(s: Tensor, out: Tensor, sink: Tensor | int) -> None:
-    """Write the three statistics of rows s (rows, keys), which are spoilt, to out (3, rows)."""
+def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
+    """The scores (rows,) of sinks in s (rows, keys), where −inf is put in their place."""
+    if isinstance(sink, int):
+        at_sink = s[:, sink].clone()
+        s[:, sink] = -math.inf
+        return at_sink
+    sink = sink.expand(len(s), 1)
+    at_sink = s.gather(-1, sink)[:, 0]
+    s.scatter_(-1, sink, -math.inf)
+    return at_sink
+
+
+def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Entropy and logsumexp (rows,) of scores s (rows, keys), which are spoilt; ``p``: all of one factor times exp(s).
+
+    Where no key is seen, 0 and −inf.
+    """
+    if not s.shape[-1]:
+        return s.new_zeros(len(s)), s.new_full((len(s),), -math.inf)
     largest = s.amax(dim=-1)
     largest = torch.where(largest == -math.inf, 0.0, largest)
-    on_sink = s[:, sink].clone() if isinstance(sink, int) else s.gather(-1, sink.expand(len(s), 1))[:, 0]
     d = s.sub_(largest[:, None]).clamp_(min=_LOWEST)
-    e = d.exp()
-    total = e.sum(dim=-1)
-    out[0] = total.log() - torch.linalg.vecdot(e, d) / total
-    out[1] = largest + total.log()
-    out[2] = (on_sink - largest).exp() / total
+    top = None if p is None else p.amax(dim=-1)
+    if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
+        p = d.exp()
+        total = p.sum(dim=-1)
+        logarithm = total.log()
+    else:
+        p = p.to(d.dtype)
+        total = p.sum(dim=-1)
+        logarithm = (total / top).log()
+    empty = total == 0
+    entropy = logarithm - torch.linalg.vecdot(p, d) / total
+    return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm)
 
 
 def stats_of_softmax(
-    scores: Tensor, probabilities: Tensor | None, lowest: float, keys: slice
-) -> tuple[Tensor, Tensor, Tensor]:
+    scores: Tensor, probabilities: Tensor | None, lowest: float, learned: int | None
+) -> tuple[Tensor, Tensor]:
     """Of scores (N, Tq, columns) and their softmax, which is worked out where it is not there in float32 or wider.
 
     Arguments:
         lowest: what is not above this is masked; what is not a number is not.
-        keys: the columns that are keys.
+        learned: the first or the last column, if it is no key but a learned sink.
 
     Returns:
-        Entropy and logsumexp (2, N, Tq), how many columns each query sees (N, Tq), and the first key of them.
+        What `combined` gives, (4, N, Tq), and how many columns each query sees (N, Tq).
     """
     N, Tq, columns = scores.shape
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
     exact = probabilities is None and scores.device.type in ("cpu", "cuda")  # then nobody waits: as exact as it goes
-    out = torch.empty((2, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
+    out = torch.empty((4, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
+    keys = slice(None) if learned is None else slice(1, None) if learned == 0 else slice(0, -1)
+    start = keys.start or 0
+    after = slice(start + 1, keys.stop)
     rows = max(1, min(Tq, _TILE // columns))
-    for n in range(N):
-        for start in range(0, Tq, rows):
-            part = slice(start, start + rows)
-            s = scores[n, part]
-            if exact:
-                s = s.double()
-            elif torch.finfo(s.dtype).bits < 32:
-                s = s.float()
-            seen = s > lowest
-            if bool((~seen[:, keys.start or 0]).any()):
-                seen |= s.isnan()  # what is not a number is not masked: it must show
-                first[n, part] = first_seen(seen[:, keys].contiguous())
-            visible[n, part] = count(seen)
-            largest = s.amax(dim=-1, keepdim=True)
-            d = (s - largest).clamp_(min=_LOWEST)
-            if probabilities is not None:
-                p = probabilities[n, part]
-                log_total = -p.amax(dim=-1).log()
-                out[0, n, part] = log_total - torch.linalg.vecdot(p.to(d.dtype), d)
-            else:
-                e = d.exp()
-                total = e.sum(dim=-1)
-                log_total = total.log()
-                out[0, n, part] = log_total - torch.linalg.vecdot(e, d) / total
-            out[1, n, part] = largest[:, 0] + log_total
-    return out, visible, first
+    parts = [(n, slice(begin, begin + rows)) for n in range(N) for begin in range(0, Tq, rows)]
+
+    def read(n: int, part: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
+        s = scores[n, part]
+        s = s.double() if exact else s.float() if torch.finfo(s.dtype).bits < 32 else s
+        return s, () if learned is None else (s[:, learned],)
+
+    for n, part in parts:  # the first key is the sink, mostly
+        s, learned_score = read(n, part)
+        seen = ~(s <= lowest)  # what is not a number is not masked: it must show
+        if not bool(seen[:, start].all()):
+            first[n, part] = first_seen(seen[:, keys].contiguous())
+        visible[n, part] = count(seen)
+        at_first = torch.where(seen[:, start], s[:, start], -math.inf)
+        others = torch.where(seen[:, after], s[:, after], -math.inf)
+        p = None if probabilities is None else probabilities[n, part, after]
+        out[:, n, part] = combined(*_rest(others, p), at_first, *learned_score)
+    sink = sinks(first, columns - (learned is not None))
+    if sink is None:
+        return out, visible
+    for n, part in parts:
+        at = sink[n] if sink.shape[1] == 1 else sink[n, part]
+        if not bool(at.any()):
+            continue
+        s, learned_score = read(n, part)
+        others = s[:, keys].masked_fill(s[:, keys] <= lowest, -math.inf)
+        at_sink = _taken(others, at)
+        out[:, n, part] = combined(*_rest(others), at_sink, *learned_score)
+    return out, visible

@@ -65,7 +65,7 @@ def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> 
     return (
         f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
         "product of two activations that is multiplied with values, nn.MultiheadAttention, kernels that transformers "
-        f"resolves by name; FlexAttention and flash_attn called directly are not seen. Found: {there}"
+        f"resolves by name, FlexAttention, flash_attn. Found: {there}"
         + (f"; {ran} modules ran." if ran else ".")
         + named
         + compiled

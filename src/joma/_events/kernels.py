@@ -1,0 +1,133 @@
+"""Attention that a model calls by itself and that no mode is told of: FlexAttention, flash_attn, packed sequences.
+
+FlexAttention compiles itself, and the functions of flash_attn go to kernels of their own. So in a measured pass the
+names that stand for such a function (in modules of Python that imported it, or on modules of the model), as it is or
+compiled, stand for one that calls it and looks at its arguments and its output. Meanwhile the mode that looks at all
+other functions is left, or a compiled call would be compiled once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+
+from joma._events.events import BlockInput, DotProduct
+from joma._events.flash import flash_fields, packed_fields, torch_packed_fields
+from joma._events.flex import flex_fields
+from joma._events.guard import Seen
+
+if TYPE_CHECKING:
+    from joma._events.source import Source
+
+Fields = Callable[[dict[str, Any], Any], dict[str, Any]]  # arguments by name, and the output -> fields of the event
+Place = tuple[dict[str, Any], str]  # where a name stands, and the name
+_KERNELS: dict[tuple[str, str], Fields] = {
+    ("torch.nn.attention.flex_attention", "flex_attention"): flex_fields,
+    ("torch.nn.attention.varlen", "varlen_attn"): torch_packed_fields,
+    **{
+        (module, name): fields
+        for module in ("flash_attn", "flash_attn_interface")  # versions 2 and 3
+        for name, fields in (("flash_attn_func", flash_fields), ("flash_attn_varlen_func", packed_fields))
+    },
+}
+
+
+@contextmanager
+def kernels_watched(source: Source, looking: TorchFunctionMode) -> Iterator[None]:
+    """Look at calls of these functions within this block, without the mode ``looking``."""
+    known: dict[Any, Fields] = {}
+    for (module, name), fields in _KERNELS.items():
+        if (function := getattr(sys.modules.get(module), name, None)) is not None:
+            known[function] = fields
+    replaced: list[tuple[Place, Any, Any]] = []
+    for (names, name), function, fields in _places(known, source.model) if known else ():
+        names[name] = replacement = _looked_at(source, function, fields, looking)
+        replaced.append(((names, name), function, replacement))
+    try:
+        yield
+    finally:
+        for (names, name), function, replacement in replaced:
+            if names.get(name) is replacement:
+                names[name] = function
+
+
+def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[Place, Any, Fields]]:
+    """Where one of these functions, or a compiled version of it, can be called from."""
+    return [
+        ((space, name), value, fields)
+        for space in (
+            *_python_modules(tuple(known), hash(tuple(map(id, sys.modules.values())))),
+            *map(vars, model.modules()),
+        )
+        for name, value in list(space.items())
+        if type(value) is FunctionType and (fields := known.get(_plain(value))) is not None
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _python_modules(functions: tuple[Any, ...], imported: int) -> list[dict[str, Any]]:
+    """Names of the modules that hold one of these functions, but for PyTorch's own; looked for after imports."""
+    spaces = [vars(m) for name, m in list(sys.modules.items()) if m is not None and not name.startswith("torch._")]
+    return [
+        space
+        for space in spaces  # `isinstance` would ask objects that warn when they are asked
+        if any(type(value) is FunctionType and _plain(value) in functions for value in list(space.values()))
+    ]
+
+
+def _plain(function: FunctionType) -> Any:
+    """The function itself, of a compiled one."""
+    return vars(function).get("_torchdynamo_orig_callable", function)
+
+
+def _looked_at(
+    source: Source, function: Callable[..., Any], fields: Fields, looking: TorchFunctionMode
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        modes = _get_current_function_mode_stack()
+        before = source.running[-1].attentions if source.running else 0
+        with _pop_mode_temporarily() if modes and modes[-1] is looking else nullcontext():
+            output = function(*args, **kwargs)
+            seen_inside = source.running and source.running[-1].attentions > before
+            if source.running and not seen_inside and not torch.compiler.is_compiling():
+                with source.guarded(), torch._C.DisableTorchFunction():
+                    _on_call(source, function, fields, output, args, kwargs)
+        return output
+
+    return call
+
+
+def _on_call(
+    source: Source, function: Callable[..., Any], fields: Fields, output: Any, args: Any, kwargs: dict[str, Any]
+) -> None:
+    """The function was called in the innermost running module."""
+    call = source.running[-1]
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given: dict[str, Any] = dict(bound.arguments)
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    if not source.wants(DotProduct, BlockInput) or not source.measurable(call, *tensors):
+        return
+    settings = fields(given, output)
+    query, key = settings["query"], settings["key"]
+
+    def without_dropout() -> Tensor:
+        states: Tensor = fields(given, function(**given | {"dropout_p": 0.0}))["output"]
+        return states
+
+    source.guard.sees(Seen(
+        DotProduct, call, source.calls_to(call), keys=key, values=settings["value"],
+        key=(query.shape, key.shape, query.dtype, *(name for name, x in given.items() if x is None)),
+        fields={**settings, "gqa": query.shape[1] != key.shape[1]},
+        replay=without_dropout if given.get("dropout_p") else None,
+    ))  # fmt: skip
