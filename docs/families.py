@@ -22,6 +22,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # where tests are
 
+from tests.events import test_flex as flex
 from tests.events import test_guard as styles
 from tests.watch.models import entropy_of, entropy_of_probabilities, sharpen
 
@@ -70,7 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> None:
     """Measure all, and write the page."""
     lines = []
-    for line in chain(_families(), _styles()):
+    for line in chain(_families(), _styles(), _flex()):
         print(line, flush=True)
         lines.append(line)
     page = Path(__file__).with_name("watch-families.md")
@@ -132,6 +133,17 @@ def _difference(model: nn.Module, name: str, settings: dict[str, Any]) -> float:
     return float((torch.tensor(heads) - torch.stack(expected)).abs().max())
 
 
+def _flex() -> Iterator[str]:
+    """FlexAttention that a model calls itself."""
+    for call, score_mod, mask_mod, key_heads in flex.CASES:
+        parts = [f"{part.__name__}" for part in (score_mod, mask_mod) if part is not None]
+        title = f"FlexAttention, {', '.join(parts)}, {key_heads} of {flex.HEADS} key heads"
+        torch.manual_seed(0)
+        model = flex.Flex(call, score_mod, mask_mod, key_heads)
+        how = "compiled" if call == "compiled" else "flex"
+        yield _line(title, how, lambda model=model: flex.difference(model, 3 * torch.randn(2, flex.T, 16)))
+
+
 def _styles() -> Iterator[str]:
     measured = styles.test_layouts_and_call_styles_that_are_measured.pytestmark[0]
     for model, title in zip(measured.args[1], measured.kwargs["ids"], strict=True):
@@ -151,6 +163,7 @@ def _line(title: str, how: str, measure: Callable[[], float]) -> str:
     """A row of the table; what a watch warns of or raises is its reason."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message="flex_attention called without")
         try:
             result = f"right ({measure():.0e})"
         except (NotWatchable, UserWarning) as error:

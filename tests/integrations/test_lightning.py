@@ -232,3 +232,11 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "joma.integrations.lightning")
     with pytest.raises(ImportError, match=r"pip install 'joma\[lightning\]'"):
         importlib.import_module("joma.integrations.lightning")
+
+
+@pytest.mark.filterwarnings("ignore:joma.watch")
+@pytest.mark.parametrize("action", ["stop", "lower"])
+def test_a_critical_alert_stops_or_lowers_the_rate(tmp_path, critical_at_step_3, action):
+    trainer = fit(Module(), tmp_path, WatchCallback(every=1, gauges="entropy", on_alert=action))
+    assert trainer.global_step == (3 if action == "stop" else 6)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == (LR if action == "stop" else LR / 2)

@@ -260,3 +260,28 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "joma.integrations.transformers")
     with pytest.raises(ImportError, match=r"pip install 'joma\[hf\]'"):
         importlib.import_module("joma.integrations.transformers")
+
+
+@pytest.mark.filterwarnings("ignore:joma.watch")
+@pytest.mark.parametrize("action", ["stop", "lower"])
+def test_a_critical_alert_stops_or_lowers_the_rate(tmp_path, critical_at_step_3, action):
+    trainer = trainer_for(gpt(), tmp_path, lr_scheduler_type="linear")
+    rates = []
+
+    class Rates(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    trainer.add_callback(Rates())
+    watch(trainer, every=1, gauges="entropy", on_alert=action)
+    trainer.train()
+    linear = [LR * (1 - n / 6) for n in range(6)]
+    if action == "stop":
+        assert trainer.state.global_step == 3
+    else:
+        assert rates == pytest.approx([*linear[:3], *(rate / 2 for rate in linear[3:])])
+
+
+def test_actions_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="on_alert must be 'stop', 'lower' or a function of an alert; got 'halt'"):
+        watch(trainer_for(gpt(), tmp_path), on_alert="halt")

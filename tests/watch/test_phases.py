@@ -11,7 +11,8 @@ import torch
 from tests.watch.models import LENGTH, VOCABULARY, HandWrittenGPT
 
 import joma
-from joma._watch.phases import PATIENCE, PHASES, Phase, nonsink_of_layer
+from joma._watch.phases import PATIENCE, PHASES, Phase
+from joma._watch.readings import nonsink_of_layer
 
 
 def story(entropies, losses=None, nonsink=None, noise=0.0, seed=0):
@@ -117,6 +118,7 @@ def test_a_handful_of_keys_is_no_collapse():
     assert all(phase.name != "collapsed" for phase in w.phases)
 
 
+@pytest.mark.filterwarnings("ignore:joma.watch")  # of logits that grow
 def test_a_resumed_run_tells_the_phases_that_an_unbroken_one_tells(tmp_path):
     """From the folder alone, also where it goes on from before its last step, and after a line that was cut off."""
 

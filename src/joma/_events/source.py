@@ -8,6 +8,7 @@ does can raise into it.
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -42,6 +43,8 @@ from joma._gauges.masks import Mask
 from joma._gauges.matrices import find_matrices, plain_name
 
 _TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
+
+_THREADS = "it runs in two threads at once, whose passes cannot be told apart: watch a copy of it in each thread"
 
 _NESTED = (
     "it attends with nested tensors, which are not measured; pack documents with a block-diagonal mask, or pad them"
@@ -94,6 +97,7 @@ class Source:
         self._trains = False  # a pass with gradients was seen
         self.guard = Guard(self)
         self._passing = self._observing = False
+        self._thread = 0  # in which the pass runs
         self._counts: Counter[nn.Module] = Counter()
         self._storages: set[int] = set()  # of parameters
         self._mask: tuple[Any, Mask] | None = None  # the last one, which is kept alive so that its address is its own
@@ -128,6 +132,9 @@ class Source:
 
     def on_call(self, module: nn.Module, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module is called; the outermost call is a pass."""
+        if self._passing and self._thread != threading.get_ident():
+            self.refusal = self.refusal or _THREADS
+            return call()
         if self._observing:  # an observer calls it
             return call()
         if self._passing:
@@ -174,7 +181,7 @@ class Source:
         self._counts.clear()
         with self.guarded(outermost):
             self._storages = {p.untyped_storage().data_ptr() for p in module.parameters() if is_plain(p)}
-        self._passing = True
+        self._passing, self._thread = True, threading.get_ident()
         try:
             self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
             with Functions(self) as looking, interface_watched(self), kernels_watched(self, looking):

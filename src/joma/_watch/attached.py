@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+_lock = threading.Lock()  # two threads may ask for the same model
 _watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def claim(names: Mapping[nn.Module, str], watch: str) -> None:
+    """Modules (-> their names) are watched from now on, by what ``watch`` describes; refused if they are already."""
+    with _lock:
+        check_free(names)
+        for module in names:
+            _watched[module] = watch
 
 
 def check_free(names: Mapping[nn.Module, str]) -> None:
@@ -18,12 +28,6 @@ def check_free(names: Mapping[nn.Module, str]) -> None:
             f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give it "
             "more gauges"
         )
-
-
-def claim(modules: Iterable[nn.Module], watch: str) -> None:
-    """They are watched from now on, by what ``watch`` describes."""
-    for module in modules:
-        _watched[module] = watch
 
 
 def release(modules: Iterable[nn.Module]) -> None:

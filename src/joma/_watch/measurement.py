@@ -53,6 +53,13 @@ class Measurement:
         row = self.row(gauge, layer)
         return float(row.max() if gauge in self.largest else row.mean())
 
+    def per_head(self, names: Collection[str]) -> dict[str, list[list[float]]]:
+        """Gauge -> per layer its values, for gauges with these names, whatever part they are measured on."""
+        chosen = [gauge for gauge in self.values if gauge.split(".")[0] in names]
+        return {
+            gauge: [self.row(gauge, n).reshape(-1).tolist() for n in range(len(self.values[gauge]))] for gauge in chosen
+        }
+
     def not_numbers(self) -> Iterator[tuple[str, int, str]]:
         """Gauge, layer and its name, where a layer that was seen has a NaN."""
         for gauge in self.values:

@@ -7,20 +7,23 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from joma._gauges.registry import Gauge
 from joma._run import Run
+from joma._run.alerts import ALERTS
+from joma._run.folder import plain
 from joma._run.writer import RunWriter
 from joma._watch.notices import Notices
 from joma._watch.phases import PHASES
+from joma._watch.readings import Reading
 from joma._watch.schedule import Every
 
 RunFolder = str | os.PathLike[str]
-_PHASES = "phases.jsonl"  # per measurement its step, entropy and non-sink entropy per layer, and the loss
+_PHASES = "phases.jsonl"  # what phases and alarms are told from, per measurement
 
 
 def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
@@ -97,32 +100,48 @@ class Record:
             self.writer.drop_from(step)
         return resumed
 
-    def keep_for_phases(self, step: int, per_layer: Sequence[tuple[float, float]], loss: float) -> None:
-        """Keep what phases are told from: a run that is resumed tells them again."""
-        if self._lent:
-            return
-        try:
-            with (self.writer.path / _PHASES).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps([step, per_layer, loss]) + "\n")
-        except OSError as error:
-            self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, phases may be lost meanwhile")
+    def keep(self, reading: Reading) -> None:
+        """Keep what phases and alarms are told from: a run that is resumed tells them again."""
+        if not self._lent:
+            self._append(_PHASES, [reading.to_json()], "phases")
 
-    def kept_for_phases(self, step: int) -> list[tuple[int, list[tuple[float, float]], float]]:
-        """What was kept before this step; the rest, and a line that was cut off, is dropped."""
-        path = self.writer.path / _PHASES
+    def write_alerts(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """Alerts have begun."""
+        if alerts:
+            self._append(ALERTS, [plain(alert) for alert in alerts], "alerts")
+
+    def kept(self, step: int) -> list[Reading]:
+        """What was kept before this step; the rest, and a line that was cut off, is dropped. So are later alerts."""
+        self._drop_from(ALERTS, lambda alert: alert["step"] < step)
+        return [Reading.from_json(row) for row in self._drop_from(_PHASES, lambda row: row[0] < step)]
+
+    def drop_alerts(self, step: int) -> None:
+        """Training goes on from a checkpoint: alerts of this step and later ones are not of it."""
+        self._drop_from(ALERTS, lambda alert: alert["step"] < step)
+
+    def _append(self, name: str, rows: Sequence[Any], what: str) -> None:
+        try:
+            with (self.writer.path / name).open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(row) + "\n" for row in rows)
+        except OSError as error:
+            self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, {what} may be lost meanwhile")
+
+    def _drop_from(self, name: str, stays: Callable[[Any], bool]) -> list[Any]:
+        """The rows of a file up to the first that does not stay; that one and the rest are dropped."""
+        path = self.writer.path / name
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = []
+        rows = []
         for line in lines:
             try:
-                at, per_layer, loss = json.loads(line)
+                row = json.loads(line)
             except ValueError:
                 break
-            if at >= step:
+            if not stays(row):
                 break
-            kept.append((int(at), [(float(a), float(b)) for a, b in per_layer], float(loss)))
-        if len(kept) < len(lines):
-            path.write_text("".join(lines[: len(kept)]), encoding="utf-8")
-        return kept
+            rows.append(row)
+        if len(rows) < len(lines):
+            path.write_text("".join(lines[: len(rows)]), encoding="utf-8")
+        return rows
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""

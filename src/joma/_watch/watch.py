@@ -20,7 +20,9 @@ from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge, get
 from joma._run import Run
 from joma._run.writer import RunWriter
-from joma._watch import alarms, applicability, attached
+from joma._watch import applicability, attached
+from joma._watch.alarms import JUDGED, Alarms, Alert
+from joma._watch.alerts import Alerts, OnAlert
 from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
@@ -33,6 +35,7 @@ from joma._watch.passes import Passes
 from joma._watch.phases import PHASES, Phase
 from joma._watch.probe import Probe
 from joma._watch.processes import Processes, Which
+from joma._watch.readings import FOR_PHASES, Reading, read_layers
 from joma._watch.record import Record, axes_of, config_of
 from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
@@ -73,6 +76,7 @@ def watch(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     queries: int | None = None,
     processes: Which = "own",
+    on_alert: OnAlert | None = None,
     live: bool | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -103,6 +107,8 @@ def watch(
         processes: under torch.distributed, "own" measures the passes of this process and waits for no other; "all" sums
             over all processes, each of which must have such a watch (the values are those of one process on all the
             data, and one process writes). Another process than the first writes its own values to ``run``-rank1, ….
+        on_alert: is called with each `Alert` (step, kind, layer, head, value, threshold, what_to_do) when it begins.
+            One that raises does not stop the training.
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
@@ -110,7 +116,9 @@ def watch(
     Returns:
         The watch: a context manager, or call its `close` at the end.
     """
-    return Watch(model, run, every, gauges, probe, padding, mlp, optimizer, queries, processes, live, overwrite, resume)
+    return Watch(
+        model, run, every, gauges, probe, padding, mlp, optimizer, queries, processes, on_alert, live, overwrite, resume
+    )
 
 
 class Watch:
@@ -120,6 +128,7 @@ class Watch:
         model: the model.
         path: the run folder, if there is one.
         phases: one `Phase` per layer, after the first measurement.
+        alerts: what went wrong so far.
         latest: the last `Measurement`, if there is one.
         last_step: the number of the last step that was made.
         layers: names of the attention layers, by number, after the first measurement.
@@ -131,8 +140,8 @@ class Watch:
     def __init__(
         self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
         gauges: Chosen | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which, live: bool | None,
-        overwrite: bool, resume: bool,
+        optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which,
+        on_alert: OnAlert | None, live: bool | None, overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
         self._loaded = False  # from a state
@@ -157,7 +166,7 @@ class Watch:
             check_has_attention(model)
         self._notices = Notices(warn if self._processes.first else silent)
         self._motions = Motions(model, self._gauges, periods)
-        measured = [*self._gauges, *alarms.FOR_PHASES]
+        measured = [*self._gauges, *FOR_PHASES]
         sampler = None if queries is None else Sampler(queries)
         if sampler is not None:
             check_sampled(self._gauges)
@@ -175,7 +184,7 @@ class Watch:
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
         self._probe = None if probe is None else Probe(probe)
         self.latest: Measurement | None = None
-        self.phases: list[Phase] = []
+        self._alarms = Alarms()
         config = config_of(model, periods, probed=probe is not None)
         config |= {} if queries is None else {"queries": queries}
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
@@ -184,6 +193,7 @@ class Watch:
         if sampler is not None:
             axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
         self._record = Record(folder, config, axes, self._notices, overwrite, resume)
+        self._alerts = Alerts(self._record, self._notices, on_alert)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
             self._replay_phases(self._record.last_step + 1)
@@ -215,6 +225,16 @@ class Watch:
     def matrices(self) -> dict[str, list[str]]:
         """Part -> names of the matrices that weight gauges are measured on."""
         return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
+
+    @property
+    def phases(self) -> list[Phase]:
+        """One `Phase` per layer, after the first measurement."""
+        return self._alarms.phases
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """What went wrong so far, since this watch was made."""
+        return list(self._alerts.told)
 
     @property
     def last_step(self) -> int:
@@ -254,6 +274,8 @@ class Watch:
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(f"the loss has shape {tuple(loss.shape)}: give one number, for example loss.mean()")
         before = self.last_step
         due = self._schedule.advance(step)
         if self._record.go_on_from(self.last_step):
@@ -274,7 +296,7 @@ class Watch:
         """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
         return {
             **self._schedule.state(),
-            "phases": [phase.state() for phase in self.phases],
+            "alarms": self._alarms.state(),
             "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
             "reported": self._notices.state(),
             "starts": self._weights.state() | self._motions.state(),
@@ -286,7 +308,8 @@ class Watch:
         """Go on from a `state_dict`."""
         self._schedule.restore(state)
         self._loaded = True
-        self.phases = [Phase.restored(phase) for phase in state["phases"]]
+        self._alarms = Alarms.restored(state["alarms"])
+        self._record.drop_alerts(self.last_step + 1)
         layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
@@ -298,9 +321,9 @@ class Watch:
 
     def _replay_phases(self, step: int) -> None:
         """The phases as they were before this step, from what the run folder keeps."""
-        self.phases = []
-        for at, per_layer, loss in self._record.kept_for_phases(step):
-            alarms.update(self.phases, per_layer, at, loss)
+        self._alarms = Alarms()
+        for reading in self._record.kept(step):
+            self._alarms.update(reading)
 
     def frame(self) -> pd.DataFrame:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
@@ -365,7 +388,7 @@ class Watch:
 
     def _make_due(self, gauges: Collection[str]) -> set[str]:
         """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
-        due = {*gauges, *(g.name for g in alarms.FOR_PHASES if not self._in_passes.isdisjoint(gauges))}
+        due = {*gauges, *(g.name for g in FOR_PHASES if not self._in_passes.isdisjoint(gauges))}
         for meter in (*self._meters, self._passes.tally):
             meter.due = due
         return due
@@ -390,16 +413,15 @@ class Watch:
         if self._charges.checks and self._steps is not None:
             self._charges.alarm(step, self._notices)
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
-        for_phases = {gauge.name: values.pop(gauge.name) for gauge in alarms.FOR_PHASES if gauge.name in values}
+        for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
         errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
-        if for_phases:
-            per_layer = alarms.told_from(for_phases)
-            alarms.update(self.phases, per_layer, step, mean_loss)
-            alarms.warn(self.phases, per_layer, step, mean_loss, self.layers, self._notices)
-            self._record.keep_for_phases(step, per_layer, mean_loss)
         heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")}
         absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
         self.latest = Measurement(step, values, self._names(), heads, mean_loss, self._largest, absent)
+        layers = read_layers(for_phases) if for_phases else []
+        reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED))
+        self._alerts.tell(self._alarms.update(reading, self.layers, self._names()))
+        self._record.keep(reading)
         for name, n, module in self.latest.not_numbers():
             if name in self._motions.names:  # a layer that was not trained, or did not run, has no value
                 continue

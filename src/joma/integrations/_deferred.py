@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from joma._events.optimiser import optimisers_of
 from joma._gauges.registry import get
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from joma._events.padding import Padding
+    from joma._watch.alarms import Alert
+    from joma._watch.alerts import OnAlert
     from joma._watch.phases import Phase
     from joma._watch.processes import Which
+
+
+Action = Literal["stop", "lower"]  # what a trainer does at a critical alert
+LOWER = 0.5  # of the learning rate
 
 
 class Options(TypedDict, total=False):
@@ -29,6 +35,7 @@ class Options(TypedDict, total=False):
     padding: Padding | None
     mlp: str | Sequence[str] | None
     processes: Which
+    on_alert: OnAlert | Action | None
     live: bool | None
     overwrite: bool
     resume: bool
@@ -46,12 +53,18 @@ class Deferred:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
         get(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
+        self._action = options.get("on_alert")
+        if not (self._action is None or callable(self._action) or self._action in get_args(Action)):
+            raise ValueError(f"on_alert must be 'stop', 'lower' or a function of an alert; got {self._action!r}")
         self.path = run
         self._every, self._gauges = every, gauges
         self._options: Options = {"live": False, **options}
+        self._options.pop("on_alert", None)
         self._watch: Watch | None = None
         self._state: Mapping[str, Any] | None = None  # of a checkpoint that training goes on from
         self._open = False
+        self._optimizers: list[Optimizer] = []
+        self._lowered = -1  # the step at which rates were lowered last
 
     @property
     def watch(self) -> Watch:
@@ -74,19 +87,42 @@ class Deferred:
         """The long table of all measurements so far, as `Watch.frame`."""
         return self.watch.frame()
 
+    def _stop(self) -> None:
+        """Have the trainer stop after this step."""
+        raise NotImplementedError
+
+    def _schedulers(self) -> list[Any]:
+        """The trainer's schedulers of learning rates."""
+        raise NotImplementedError
+
+    def _act(self, alert: Alert) -> None:
+        """Something went wrong: do what was asked for; "stop" and "lower" act on critical alerts only."""
+        if callable(self._action):
+            self._action(alert)
+        elif alert.level == "critical" and self._action == "stop":
+            self._stop()
+        elif alert.level == "critical" and alert.step != self._lowered:
+            self._lowered = alert.step  # once per step, however many heads there are
+            for optimizer in self._optimizers:
+                lower(optimizer, self._schedulers())
+
     def _begin(self, model: nn.Module, optimizers: Any = None) -> None:
         """Training begins; a beginning without an end is one that the trainer gave up to try again.
 
         What the trainer holds as its optimisers may be something that cannot be followed: then training is watched
         without them.
         """
-        options: Options = {**self._options}
+        options: dict[str, Any] = {**self._options}
         if self._open:
             self.watch.close("failed", "training was started again")
             options |= {"overwrite": True, "resume": False}
+        self._optimizers = _followed(model, optimizers) or []
+        if self._action == "lower" and not self._optimizers:
+            raise ValueError("on_alert='lower' needs an optimiser that can be followed")
         self._watch = watch(
-            model, self.path, self._every, self._gauges, optimizer=_followed(model, optimizers), **options
-        )
+            model, self.path, self._every, self._gauges, optimizer=self._optimizers or None,
+            on_alert=None if self._action is None else self._act, **options,
+        )  # fmt: skip
         self._open = True
         if self._state is not None:
             self._watch.load_state_dict(self._state)
@@ -104,6 +140,20 @@ class Deferred:
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" if self._watch is None else self._watch._repr_html_()
+
+
+def lower(optimizer: Optimizer, schedulers: Sequence[Any] = ()) -> None:
+    """Halve the learning rates of an optimiser, and what its schedulers make them from."""
+    for group in optimizer.param_groups:
+        for name in ("lr", "initial_lr"):
+            if name in group:
+                group[name] = group[name] * LOWER
+    for given in schedulers:
+        scheduler = getattr(given, "scheduler", given)  # Accelerate wraps it, and the optimiser that it holds
+        followed = getattr(scheduler, "optimizer", None)
+        followed = getattr(followed, "optimizer", followed)
+        if followed is getattr(optimizer, "optimizer", optimizer) and hasattr(scheduler, "base_lrs"):
+            scheduler.base_lrs = [rate * LOWER for rate in scheduler.base_lrs]
 
 
 def _followed(model: nn.Module, optimizers: Any) -> list[Optimizer] | None:

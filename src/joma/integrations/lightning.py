@@ -44,7 +44,8 @@ class WatchCallback(Deferred, Callback):
     when fitting ends; if it fails, with the reason.
 
     Arguments:
-        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default.
+        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default. ``on_alert`` may also be "stop"
+            (fitting ends after the step) or "lower" (learning rates are halved): at critical alerts.
 
     Attributes:
         watch: the `Watch`, once training has begun.
@@ -58,9 +59,11 @@ class WatchCallback(Deferred, Callback):
         super().__init__(run, every, gauges, options)
         self._losses: list[Tensor] = []  # of the batches since the last optimiser step
         self._global_step = self._steps = 0
+        self._trainer: Trainer | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module is where it trains, and wrapped."""
+        self._trainer = trainer
         wrapped = trainer.strategy.model
         self._losses.clear()
         self._global_step = self._steps = trainer.global_step
@@ -91,6 +94,13 @@ class WatchCallback(Deferred, Callback):
         for loss in self._losses[1:]:
             total = total + loss
         return total * (divided / len(self._losses))
+
+    def _stop(self) -> None:
+        assert self._trainer is not None
+        self._trainer.should_stop = True
+
+    def _schedulers(self) -> list[Any]:
+        return [] if self._trainer is None else [config.scheduler for config in self._trainer.lr_scheduler_configs]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of Lightning keeps: phases, the clock, where measurements left off."""

@@ -49,7 +49,8 @@ def watch(
 
     Arguments:
         trainer: the Trainer, before ``train()``.
-        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default.
+        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default. ``on_alert`` may also be "stop"
+            (training ends after the step) or "lower" (learning rates are halved): at critical alerts.
     """
     return TrainerWatch(trainer, run, every, gauges, **options)
 
@@ -73,6 +74,7 @@ class TrainerWatch(Deferred, TrainerCallback):
         super().__init__(run, every, gauges, options)
         self._trainer: Any = trainer
         self._loss: Tensor | None = None  # of this step so far
+        self._control: Any = None  # of the Trainer, in this step
         self._resumed: Any = None  # what train() was told to go on from
         self._train = trainer.train
         trainer.train = self._watched_train
@@ -109,6 +111,12 @@ class TrainerWatch(Deferred, TrainerCallback):
         self._end()
         return result
 
+    def _stop(self) -> None:
+        self._control.should_training_stop = True
+
+    def _schedulers(self) -> list[Any]:
+        return [] if self._trainer.lr_scheduler is None else [self._trainer.lr_scheduler]
+
     # What the Trainer calls
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -132,7 +140,7 @@ class TrainerWatch(Deferred, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An optimiser step was made."""
-        loss, self._loss = self._loss, None
+        loss, self._loss, self._control = self._loss, None, control
         metrics = self.watch.step(loss, step=state.global_step)
         if metrics:
             should_log = control.should_log
