@@ -77,6 +77,12 @@ ITEMS = (
     laptop("frozen", 3, "100 draws of 20 tokens, r to 10,000"),
     laptop("twoqueries", 5, "20 seeds, seven angles"),
     laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
+    laptop("softmax", 5, "20 seeds, to t = 200"),
+    laptop("optimisers", 10, "20 seeds, 3,000 steps"),
+    laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
+    laptop("foretold", 30, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
+    laptop("assumptions", 30, "two models, 6,000 steps on WikiText-2"),
+    laptop("hierarchy", 60, "two and three layers, 20 seeds of 2,000 steps"),
     laptop("contrast", 45, "20 seeds per cell; six language models of 1,200 steps on WikiText-2"),
     Item(
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
@@ -91,6 +97,7 @@ ITEMS = (
     laptop("table1", 60, "d = 256, 2,000 steps, 12 columns × 3 seeds"),
     laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps"),
     laptop("fig6", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds"),
+    laptop("lowrank", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds, with gradients and updates"),
     laptop("fig8", 250, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates, three seeds"),
     Item(
         "authors-long", 160, "one layer, lr 1e-4, full vocabulary, 20,000 steps beside the authors' curve",

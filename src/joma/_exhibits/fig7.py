@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
+from joma._exhibits._checkpoints import in_words, path, shapes, table, thirds
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
-from joma._run.curve import CHECKPOINTS, Curve, describe_all
+from joma._run.curve import CHECKPOINTS
 from joma._run.fingerprint import fingerprint
 from joma.theory.verdict import Verdict
 
@@ -81,14 +80,6 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         writer.note(failures=failures)
 
 
-def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """model, gauge, layer, step, value: means over heads; and per model, the checkpoints left out as copies."""
-    from joma._scan.scan import settled, without_copies
-
-    frame, dropped = without_copies(settled(run.frame(), "model"), "model")
-    return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped
-
-
 def draw(run: Run) -> p.Chart:
     """Stable rank above, entropy below; one column per model, one line per layer coloured by depth."""
     frame, _ = table(run)
@@ -111,24 +102,6 @@ def draw(run: Run) -> p.Chart:
     return p.row(*columns)
 
 
-def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
-    """(model, gauge, layer) -> what its curve did; models of fewer than three checkpoints have none."""
-    long = frame[frame.groupby(["model", "gauge", "layer"]).step.transform("count") >= 3]
-    curves = {
-        (model, gauge, int(layer)): curve
-        for gauge, rule in CHECKPOINTS.items()
-        for (model, layer), curve in describe_all(long[long.gauge == gauge], rule, ["model", "layer"]).items()
-    }
-    models = list(dict.fromkeys(frame.model))
-    return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))
-
-
-def thirds(curves: list[Curve]) -> tuple[list[Curve], list[Curve]]:
-    """The curves of the bottom and of the top layers, of all of them in order: a third each, at least one."""
-    size = max(1, len(curves) // 3)
-    return curves[:size], curves[-size:]
-
-
 def judge(run: Run) -> Judgement:
     """Does the stable rank of the top layers drop and bounce, and that of the bottom layers only drop?"""
     frame, dropped = table(run)
@@ -140,14 +113,14 @@ def judge(run: Run) -> Judgement:
         ranks, attends = ([curves[key] for key in keys if key[1] == gauge] for gauge in GAUGES)
         bottom, top = thirds(ranks)
         back, down = [c.bounced for c in top], [c.dipped and not c.bounced for c in bottom]
-        tops.append(_path(top[-1]))
+        tops.append(path(top[-1]))
         bounced += [model] * (2 * sum(back) > len(back))
         suppressed += [model] * (2 * sum(down) > len(down))
         words.append(
             f"{model}: stable rank dips and bounces in {sum(back)} of {len(back)} top layers (the last: "
-            f"{_told(top[-1])}), dips without a bounce in {sum(down)} of {len(down)} bottom layers (the first: "
-            f"{_told(bottom[0])}), entropy of the top layer "
-            + (_told(attends[-1]) if attends else "could not be measured")
+            f"{in_words(top[-1])}), dips without a bounce in {sum(down)} of {len(down)} bottom layers (the first: "
+            f"{in_words(bottom[0])}), entropy of the top layer "
+            + (in_words(attends[-1]) if attends else "could not be measured")
         )
     pretrained = [model for model in models if model != OWN]
     bounced, suppressed = ([model for model in names if model != OWN] for names in (bounced, suppressed))
@@ -163,14 +136,6 @@ def judge(run: Run) -> Judgement:
     measured, paper = f"stable rank of the top layer {', '.join(tops)}", "drop and bounce in top layers (no numbers)"
     decided_by = "" if pretrained else WOULD_DECIDE
     return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
-
-
-def _path(curve: Curve) -> str:
-    return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"
-
-
-def _told(curve: Curve) -> str:
-    return f"{_path(curve)}, {curve.pattern}"
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
