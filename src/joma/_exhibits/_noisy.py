@@ -65,14 +65,16 @@ def noisy_story(run: Run) -> tuple[str, dict[str, Any]]:
 
 def noisy_table(run: Run) -> str:
     """``noisy.md``: the columns with noise as rows, mean ± sd over seeds."""
-    frame = where(run.frame(), gauge="noisy_ncorr")
+    story, frame = noisy_story(run)[0], where(run.frame(), gauge="noisy_ncorr")
+    if frame.empty:
+        return f"{story}\n"
     header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in HELD_OUT.values())]
     rows = []
     for (rho, C, N_ch, N0, N1), column in frame.groupby(KEYS[:5]):
         cells = [where(column, s=s, state=state).value for s in LAYERS for state in HELD_OUT.values()]
         name = f"ρ={rho:g} C={C:g} N_ch={N_ch:g} ({N0:g}, {N1:g})"
         rows.append([name, *(f"{values.mean():.2f} ± {values.std():.2f}" for values in cells)])
-    return markdown(f"NCorr, nodes chosen on one half of the draws. {noisy_story(run)[0]}", header, rows)
+    return markdown(f"NCorr, nodes chosen on one half of the draws. {story}", header, rows)
 
 
 def _word(change: tuple[float, float, float]) -> str:

@@ -115,7 +115,7 @@ class Tally:
                 largest = torch.where(real, values.double(), -math.inf).amax(dim=0)
                 sample_total = torch.where(real, values.double(), 0.0).sum(dim=0), real.sum(dim=0).double()
             if gauge.reduce == "max":
-                total = largest if by_key else stats.largest(values, event.real)
+                total = largest if by_key else stats.largest(values, _at(event.real, positions))
                 count = torch.zeros(heads, device=values.device)
                 old = sums.total.get(gauge.name)
                 sums.total[gauge.name] = total if old is None else torch.maximum(old, total)
@@ -252,3 +252,8 @@ class Tally:
 
 def _name(key: Place) -> str:
     return key[0] if key[1] == 0 else f"{key[0]}#{key[1]}"
+
+
+def _at(real: Tensor | None, positions: Tensor | None) -> Tensor | None:
+    """Which of the queries at these positions are real; a mask of one column is of all queries."""
+    return real if real is None or positions is None or real.shape[-1] == 1 else real[..., positions]
