@@ -118,7 +118,7 @@ def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
 
 
 def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Entropy and logsumexp (rows,) of scores s (rows, keys), which are spoilt; ``p``: all of one factor times exp(s).
+    """Entropy and logsumexp (rows,) of scores s (rows, keys); ``p``: all of one factor times exp(s).
 
     Where no key is seen, 0 and −inf.
     """
@@ -126,7 +126,7 @@ def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return s.new_zeros(len(s)), s.new_full((len(s),), -math.inf)
     largest = s.amax(dim=-1)
     largest = torch.where(largest == -math.inf, 0.0, largest)
-    d = s.sub_(largest[:, None]).clamp_(min=_LOWEST)
+    d = (s - largest[:, None]).clamp_(min=_LOWEST)
     top = None if p is None else p.amax(dim=-1)
     if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
         p = d.exp()
@@ -177,10 +177,8 @@ def stats_of_softmax(
         if not bool(seen[:, start].all()):
             first[n, part] = first_seen(seen[:, keys].contiguous())
         visible[n, part] = count(seen)
-        at_first = torch.where(seen[:, start], s[:, start], -math.inf)
-        others = torch.where(seen[:, after], s[:, after], -math.inf)
         p = None if probabilities is None else probabilities[n, part, after]
-        out[:, n, part] = combined(*_rest(others, p), at_first, *learned_score)
+        out[:, n, part] = combined(*_rest(s[:, after], p), s[:, start], *learned_score)  # as low as can be: no share
     sink = sinks(first, columns - (learned is not None))
     if sink is None:
         return out, visible
