@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 
-def flash_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
+def flash_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``flash_attn_func``."""
-    query, key, value, states = (x.transpose(1, 2) for x in (given["q"], given["k"], given["v"], _first(output)))
+    query, key, value, states = (x.transpose(1, 2) for x in (given["q"], given["k"], given["v"], output))
     distance = _distance(query.shape[2], key.shape[2], query.device)
     return _fields(given, query, key, value, states, distance, torch.ones_like(distance, dtype=torch.bool))
 
 
-def packed_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
+def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``flash_attn_varlen_func``: one sample that holds all sequences, each of which sees itself alone."""
     if given.get("block_table") is not None:
         raise ValueError("its keys are in pages (block_table), which is not measured")
     query, key, value, states = (
-        x.transpose(0, 1)[None] for x in (given["q"], given["k"], given["v"], _first(output))
+        x.transpose(0, 1)[None] for x in (given["q"], given["k"], given["v"], output)
     )  # fmt: skip
     (q_document, q_left), (k_document, k_left) = (
         _documents(given[name], x.shape[2]) for name, x in (("cu_seqlens_q", query), ("cu_seqlens_k", key))
@@ -32,7 +32,7 @@ def packed_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
     return _fields(given, query, key, value, states, q_left[:, None] - k_left, same)
 
 
-def torch_packed_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
+def torch_packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``torch.nn.attention.varlen.varlen_attn``, whose arguments have other names."""
     if given.get("seqused_k") is not None:
         raise ValueError("it uses a part of each sequence's keys (seqused_k), which is not measured")
@@ -63,7 +63,8 @@ def _fields(
     }  # fmt: skip
 
 
-def _first(output: Any) -> Tensor:
+def first_of(output: Any) -> Tensor:
+    """The states, of a function that may give more."""
     states: Tensor = output[0] if isinstance(output, (tuple, list)) else output
     return states
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def flex_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
+def flex_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Fields of the event, from the arguments of ``flex_attention``; what ``score_mod`` adds is taken as a bias."""
     query, key, value, scale = given["query"], given["key"], given["value"], given["scale"]
     key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
@@ -18,7 +18,7 @@ def flex_fields(given: dict[str, Any], output: Any) -> dict[str, Any]:
         mask = _bias(given["score_mod"], mask, query, key, scale)
     return {
         "query": query, "key": key, "value": value, "mask": mask, "causal": False, "scale": scale,
-        "output": output[0] if isinstance(output, tuple) else output,
+        "output": output,
     }  # fmt: skip
 
 

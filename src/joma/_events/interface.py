@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from joma._events.events import BlockInput, Call, DotProduct
+from joma._events.flash import first_of
 from joma._events.flex import mask_of_blocks
 from joma._events.guard import Seen, disagreement
 
@@ -112,8 +113,7 @@ def _on_kernel(
 
 def _states(output: Any) -> Tensor:
     """What the function gave, (B, Tq, H, dv), as (B, H, Tq, dv)."""
-    states: Tensor = output[0] if isinstance(output, (tuple, list)) else output
-    return states.transpose(1, 2)
+    return first_of(output).transpose(1, 2)
 
 
 def _masks(given: dict[str, Any]) -> Iterator[tuple[str, Tensor | None, bool]]:

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
 
 from joma._events.events import BlockInput, DotProduct
-from joma._events.flash import flash_fields, packed_fields, torch_packed_fields
+from joma._events.flash import first_of, flash_fields, packed_fields, torch_packed_fields
 from joma._events.flex import flex_fields
 from joma._events.guard import Seen
 
 if TYPE_CHECKING:
     from joma._events.source import Source
 
-Fields = Callable[[dict[str, Any], Any], dict[str, Any]]  # arguments by name, and the output -> fields of the event
+Fields = Callable[[dict[str, Any], Tensor], dict[str, Any]]  # arguments by name, and the output -> fields of the event
 Place = tuple[dict[str, Any], str]  # where a name stands, and the name
 _KERNELS: dict[tuple[str, str], Fields] = {
     ("torch.nn.attention.flex_attention", "flex_attention"): flex_fields,
@@ -118,11 +118,11 @@ def _on_call(
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
     if not source.wants(DotProduct, BlockInput) or not source.measurable(call, *tensors):
         return
-    settings = fields(given, output)
+    settings = fields(given, first_of(output))
     query, key = settings["query"], settings["key"]
 
     def without_dropout() -> Tensor:
-        states: Tensor = fields(given, function(**given | {"dropout_p": 0.0}))["output"]
+        states: Tensor = fields(given, first_of(function(**given | {"dropout_p": 0.0})))["output"]
         return states
 
     source.guard.sees(Seen(

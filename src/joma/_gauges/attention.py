@@ -297,11 +297,7 @@ class _Others:
     def of(mask: Mask, batch: slice, heads: slice) -> _Others:
         """Of the mask of all heads."""
         some = mask.visible > mask.sees_sink.long()
-        additive = part_of(mask.additive_without_sinks, batch, heads)
-        parts = (part_of(x[..., None], batch, heads) for x in (some, mask.sees_sink))
-        some, sees = (x[..., 0] for x in parts if x is not None)
-        assert additive is not None
-        return _Others(additive, some, sees)
+        return _Others(*(part_of(x, batch, heads) for x in (mask.additive_without_sinks, some, mask.sees_sink)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -49,6 +50,10 @@ def key_heads(heads: slice, H: int, Hk: int) -> slice | list[int]:
     return [h // (H // Hk) for h in range(heads.start, heads.stop)]
 
 
+@overload
+def part_of(tensor: Tensor, batch: slice, heads: slice) -> Tensor: ...
+@overload
+def part_of(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None: ...
 def part_of(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
     """The part of a broadcastable (B or 1, H or 1, …) tensor that belongs to a group."""
     if tensor is None:

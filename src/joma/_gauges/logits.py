@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from joma._gauges.attention import checked_inputs, default_scale, visible_keys
 from joma._gauges.kernels import fused_attention, groups, key_heads, part_of, widened
-from joma._gauges.masks import Mask
+from joma._gauges.masks import Mask, key_columns
 from joma._gauges.tiles import tiles
 
 _SHARP = 2.0**16  # β: ln n/β is 2e-4 at a million keys; 2¹³ would leave 1e-3 at 3,600
@@ -298,7 +298,7 @@ class EagerLogits(Logits):
 
     @property
     def _keys(self) -> slice:
-        return slice(None) if self.learned_sink is None else slice(1, None) if self.learned_sink == 0 else slice(0, -1)
+        return key_columns(self.learned_sink)
 
     @cached_property
     def largest(self) -> Bounds:

@@ -121,3 +121,8 @@ def sinks(first: Tensor, keys: int) -> Tensor | None:
             return torch.where(sink < keys, sink, 0)[..., None]
     anyone = torch.where(anyone < keys, anyone, 0)
     return anyone[..., None] if bool(anyone.any()) else None
+
+
+def key_columns(learned_sink: int | None) -> slice:
+    """The columns of eager scores that are keys, where the first or the last one may be a learned sink."""
+    return slice(None) if learned_sink is None else slice(1, None) if learned_sink == 0 else slice(0, -1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from joma._gauges.kernels import widened
-from joma._gauges.masks import count, first_seen, sinks
+from joma._gauges.masks import count, first_seen, key_columns, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
 _LOWEST = -1e30  # in the place of −inf, where it is multiplied with a probability of 0
@@ -160,7 +160,7 @@ def stats_of_softmax(
     out = torch.empty((4, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
-    keys = slice(None) if learned is None else slice(1, None) if learned == 0 else slice(0, -1)
+    keys = key_columns(learned)
     start = keys.start or 0
     after = slice(start + 1, keys.stop)
     rows = max(1, min(Tq, _TILE // columns))
