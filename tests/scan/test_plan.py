@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, quiet, save, stable_rank
 
 import joma
-from joma._scan.files import BadCheckpoint
+from joma._scan.guard import BadCheckpoint
 from joma._scan.plan import plan
 from joma._scan.tensors import Tensors
 

@@ -7,18 +7,21 @@ Files of before PyTorch 1.6 are no zips: they are read whole.
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from joma._scan.guard import BadCheckpoint, check_zip, parsed
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -27,11 +30,11 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _FEW = 4096  # reads of a tensor
-_MAX_HEADER = 100 << 20  # as in the safetensors library
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be read; the message is for its row."""
+_WEIGHTS = ("model", "state_dict", "model_state_dict")  # what the weights are called in a training checkpoint
+_MOST, _LONGEST = 1_000_000, 2000  # tensors and dicts of a file; characters of a name
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)|function <[\w ]+ ([\w.]+)")
+_SAFE = "Where its weights were made, save them alone, as safetensors (safetensors.torch.save_file(model.state_dict(), FILE))"
+_MAX_HEADER = 16 << 20  # bytes: 100,000 tensors and more
 
 
 @dataclass(frozen=True)
@@ -106,16 +109,19 @@ class TensorFile:
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
             raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
         try:
-            table = json.loads(_pread(self.path, 8, length))
-            return dict(_entries(table, 8 + length))
+            entries = dict(_entries(parsed(_pread(self.path, 8, length)), 8 + length))
+            _check_apart(entries)
+            return entries
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
 
     def _zip(self) -> dict[str, Entry]:
         try:
             with zipfile.ZipFile(self.path) as archive:
-                packed = any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist())
-        except zipfile.BadZipFile as error:
+                packed = check_zip(archive, self.size)
+        except BadCheckpoint as error:
+            raise BadCheckpoint(f"{self.name}: {error}") from None
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as error:
             raise BadCheckpoint(f"{self.name} is cut off or no zip: {error}; download it again") from error
         tensors = self._load("cpu" if packed else "meta")
         entries = {}
@@ -147,14 +153,13 @@ class TensorFile:
                 warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
                 loaded = torch.load(self.path, map_location=device, weights_only=True)
         except pickle.UnpicklingError as error:
-            why = _first(error)
-            what = "it is damaged, or holds" if "operand" in why else "it holds"
-            raise BadCheckpoint(
-                f"{self.name} is refused, nothing of it was executed: {what} more than weights ({why})"
-            ) from None
-        except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from error
-        return dict(_flat(loaded))
+            raise BadCheckpoint(f"{self.name} is refused, nothing of it was executed: {_refused(error)}") from None
+        except Exception as error:  # a damaged pickle can fail in any way
+            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from None
+        try:
+            return dict(_flat(loaded))
+        except BadCheckpoint as error:
+            raise BadCheckpoint(f"{self.name} is refused: {error}") from None
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
@@ -162,11 +167,19 @@ class TensorFile:
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
         if name in self._tensors or (gaps and entry != place):
-            tensor = self._tensors[name] if name in self._tensors else self._read(place).contiguous()
+            tensor = self._tensors[name] if name in self._tensors else self._whole(name).contiguous()
             return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
-        if entry.end > self.size:
-            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
+        self._check_size(name, entry)
         return self._read(entry)
+
+    def _whole(self, name: str) -> Tensor:
+        self._check_size(name, self.entries[name])
+        return self._read(self.entries[name])
+
+    def _check_size(self, name: str, entry: Entry) -> None:
+        """Also of a tensor that shows the same numbers again and again (stride 0)."""
+        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:
+            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
 
     def _read(self, entry: Entry) -> Tensor:
         order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
@@ -212,23 +225,42 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
         yield name, Entry(dtype, shape, contiguous(shape), data + begin)
 
 
+def _check_apart(entries: Mapping[str, Entry]) -> None:
+    """Tensors of a safetensors file share no bytes; torch.save does that on purpose, for tied weights."""
+    filled = sorted((entry.offset, entry.end, name) for name, entry in entries.items() if entry.end > entry.offset)
+    for (_, end, name), (start, _, other) in pairwise(filled):
+        if start < end:
+            raise ValueError(f"{name} and {other} overlap")
+
+
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor without gaps."""
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-def _flat(loaded: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name."""
+def _flat(loaded: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name.
+
+    A pickle may refer to one dict many times over: no more is walked through than a file of weights can have.
+    """
     if not isinstance(loaded, Mapping):
         return
-    wrapped = [k for k in ("model", "state_dict", "model_state_dict") if isinstance(loaded.get(k), Mapping)]
-    if not prefix and wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
+    wrapped = [k for k in _WEIGHTS if isinstance(loaded.get(k), Mapping)]
+    if wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
         loaded = loaded[wrapped[0]]
-    for key, value in loaded.items():
-        if isinstance(value, Tensor):
-            yield f"{prefix}{key}", value.detach()
-        else:
-            yield from _flat(value, f"{prefix}{key}.")
+    left, seen = [("", loaded)], 0
+    while left:
+        prefix, content = left.pop()
+        inside = []
+        for key, value in content.items():
+            seen += 1
+            if seen > _MOST or len(prefix) > _LONGEST:
+                raise BadCheckpoint("dicts are nested beyond reason")
+            if isinstance(value, Tensor):
+                yield f"{prefix}{key}", value.detach()
+            elif isinstance(value, Mapping) and (prefix or not str(key).startswith("optim")):
+                inside.append((f"{prefix}{key}.", value))
+        left += reversed(inside)
 
 
 def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
@@ -259,10 +291,13 @@ def _pread(path: Path, offset: int, length: int) -> bytes:
 
 
 def _first(error: BaseException) -> str:
-    """The part of a message that says what is wrong: PyTorch adds advice that would execute the file."""
-    text = str(error).strip()
-    for mark in ("WeightsUnpickler error:", "Unsupported"):
-        if mark in text:
-            text = mark.removesuffix(":") * (mark == "Unsupported") + text.split(mark, 1)[1]
-            break
-    return text.strip().split("\n")[0][:200] or type(error).__name__
+    """The first line of a message, without what PyTorch advises, which would execute the file."""
+    text = str(error).strip().split("\n")[0]
+    return type(error).__name__ if not text or "weights_only" in text else text[:200]
+
+
+def _refused(error: BaseException) -> str:
+    """What is wrong with a pickle that is more than weights, and what can be done about it safely."""
+    if name := _GLOBAL.search(str(error)):
+        return f"it holds more than weights ({name[1]}). {_SAFE}"
+    return f"it is damaged, or holds more than weights. {_SAFE}"

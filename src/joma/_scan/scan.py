@@ -18,6 +18,7 @@ from joma._gauges.registry import get
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
+from joma._run.names import harmless
 from joma._scan.checkpoints import Checkpoint, find_checkpoints
 from joma._scan.measure import Request, Row, forget, measure_checkpoint
 from joma._watch.record import axes_of
@@ -41,7 +42,8 @@ def scan(
     data: Any = "pydoc",
     tokens: int = 20_000,
     length: int | None = None,
-    pattern: str | None = None,
+    mlp: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     keep: bool = False,
     workers: int = 1,
     engine: str = "processes",
@@ -66,7 +68,8 @@ def scan(
         data: the sample for attention gauges: a corpus as for ``joma train``, or token ids.
         tokens: how many tokens of it.
         length: of a sequence; 512 by default, or as many positions as the model has.
-        pattern: regular expression of the tensors to take as lower MLP matrices; found by structure without.
+        mlp: regular expression of the tensors to take as lower MLP matrices; found by structure without.
+        tokenizer: for attention gauges on a corpus: a folder or an id of the hub; the model's own by default.
         keep: keep what is downloaded from the hub; by default weights go once they are measured.
         workers: checkpoints at a time.
         engine: "processes" (of this machine; one worker is this process itself) or "ray".
@@ -80,19 +83,21 @@ def scan(
     """
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)
-    _check(names, tokens, length, pattern, workers)
+    _check(names, tokens, length, mlp, workers)
     if in_training := [g.name for g in chosen if g.needs_steps]:
         raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
     engine = check_engine(engine, address)
-    if pattern is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
+    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
         raise ValueError(
-            f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
+            f"mlp={mlp!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
     checkpoints = find_checkpoints(os.fspath(source), revisions)
-    request = Request(tuple(names), pattern, data, tokens, length, keep)
-    config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
+    request = Request(
+        tuple(names), mlp, data, tokens, length, keep, None if tokenizer is None else os.fspath(tokenizer)
+    )  # fmt: skip
+    config: dict[str, Any] = {"model": harmless(os.fspath(source).rstrip("/")), "gauges": names, "mlp": mlp}
     if any(g.runs_model for g in chosen):
-        config |= {"data": _named(data), "tokens": tokens, "length": length}
+        config |= {"data": _named(data), "tokens": tokens, "length": length, "tokenizer": request.tokenizer}
     path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
     result = Scan(path, temporary=run is None)
     result.asked = [c.name for c in checkpoints]
@@ -126,7 +131,7 @@ def scan(
     return result
 
 
-def _check(names: list[str], tokens: int, length: int | None, pattern: str | None, workers: int) -> None:
+def _check(names: list[str], tokens: int, length: int | None, mlp: str | None, workers: int) -> None:
     if not names:
         raise ValueError(f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}")
     if tokens < 1:
@@ -135,11 +140,11 @@ def _check(names: list[str], tokens: int, length: int | None, pattern: str | Non
         raise ValueError(f"length is {length}: attention needs at least 2 tokens")
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
-    if pattern is not None:
+    if mlp is not None:
         try:
-            re.compile(pattern)
+            re.compile(mlp)
         except re.error as error:
-            raise ValueError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"mlp={mlp!r} is no regular expression: {error}") from None
 
 
 def _named(data: Any) -> str:

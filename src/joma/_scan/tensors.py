@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.files import BadCheckpoint, Entry, TensorFile, contiguous
+from joma._scan.files import Entry, TensorFile, contiguous
+from joma._scan.formats import INDEX, NAMES, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.guard import MAX_JSON, BadCheckpoint, parsed
 
-# what a checkpoint's weights are called, in the order of preference
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
 
@@ -28,12 +25,14 @@ class Tensors:
     Attributes:
         names: of all tensors.
         config: the content of `config.json`, or None.
+        not_finite: the tensors in which NaN or infinities were read.
     """
 
     def __init__(self, fetch: Fetch, where: str, config: dict[str, Any] | None = None) -> None:
         self._fetch = fetch
         self._files: dict[str, TensorFile] = {}
         self._digest = hashlib.sha256()
+        self.not_finite: list[str] = []
         self.config = _json(path) if (path := fetch("config.json")) else config
         self._place = self._find(where)  # tensor -> file
         self.names = list(self._place)
@@ -43,8 +42,13 @@ class Tensors:
         """A folder with weights in it, or a single file."""
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+        lone = None if has_weights(path) else lone_file(path)
+        if lone is None and not has_weights(path) and (why := refusal(path)):
+            raise BadCheckpoint(why)
 
         def fetch(name: str) -> Path | None:
+            if lone is not None and name == SINGLE[0]:
+                return lone
             return file if (file := path / name).is_file() else None
 
         return cls(fetch, str(path), _own_config(path))
@@ -53,7 +57,7 @@ class Tensors:
         for name in NAMES:
             if (path := self._fetch(name)) is None:
                 continue
-            if name in SINGLE:
+            if name not in INDEX:
                 return dict.fromkeys(self._open(name, path).entries, name)
             index = _json(path).get("weight_map")
             if not isinstance(index, dict) or not index:
@@ -91,13 +95,19 @@ class Tensors:
         if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
             tensor = file.read(name, view)
             hash_into(self._digest, tensor)
-            return tensor if tensor.dtype == torch.float64 else tensor.float()
+            return self._checked(name, tensor if tensor.dtype == torch.float64 else tensor.float())
         out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
         for dim, start, block in view.blocks(_BLOCK):
             tensor = file.read(name, block)
             hash_into(self._digest, tensor)
             out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
-        return out
+        return self._checked(name, out)
+
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+        if tensor.numel() and name not in self.not_finite:
+            low, high = tensor.aminmax()
+            self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
+        return tensor
 
     @property
     def digest(self) -> str:
@@ -124,7 +134,8 @@ def _own_config(folder: Path) -> dict[str, Any] | None:
     info = folder.absolute().parent.parent / "run.json"
     if folder.parent.name != "checkpoints" or not info.is_file():
         return None
-    heads = _json(info).get("config", {}).get("heads")
+    config = _json(info).get("config")
+    heads = config.get("heads") if isinstance(config, dict) else None
     return {"num_attention_heads": heads} if isinstance(heads, int) else None
 
 
@@ -135,12 +146,10 @@ def hash_into(digest: Any, tensor: Tensor) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            return parsed(stream.read(MAX_JSON + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path.name} is no JSON object")
-    return content
 
 
 def _check_inside(shard: object, index: str) -> None:
