@@ -1,24 +1,24 @@
 """Where the tensors of one checkpoint file lie, and reading exactly their bytes.
 
 A safetensors file begins with a JSON table of offsets. A zip that `torch.save` wrote stores each tensor's bytes as they
-are: `torch.load` onto the meta device, which unpickles weights and nothing else, tells where without reading them.
-Files of before PyTorch 1.6 are no zips: they are read whole.
+are, in a record of its own (`pickles.py`). Files of before PyTorch 1.6 are no zips: they are read whole.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from joma._scan.pickles import Record, load, stored_tensors
+from joma._scan.reading import BadCheckpoint as BadCheckpoint
+from joma._scan.reading import LocalFile, Reader, Span, read_bytes
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -28,10 +28,7 @@ _DTYPES = {
 }  # fmt: skip
 _FEW = 4096  # reads of a tensor
 _MAX_HEADER = 100 << 20  # as in the safetensors library
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be read; the message is for its row."""
+_PADDING = 128  # bytes: what a record of a zip may have between its header and its data, usually
 
 
 @dataclass(frozen=True)
@@ -77,19 +74,16 @@ class TensorFile:
         note: what is special about the file, for the row of the checkpoint.
     """
 
-    def __init__(self, path: Path, display: str | None = None) -> None:
-        self.path, self.name = path, display or path.name
+    def __init__(self, file: Path | Reader, display: str | None = None) -> None:
+        self._reader = reader = LocalFile(file, display) if isinstance(file, Path) else file
+        self.name, self.size = reader.name, reader.size
         self.bytes_read, self.note = 0, ""
         self._tensors: dict[str, Tensor] = {}
-        try:
-            self.size = path.stat().st_size
-            with path.open("rb") as stream:
-                magic = stream.read(4)
-        except OSError as error:
-            raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
-        if path.suffix == ".safetensors":
+        self._records: dict[str, Record] = {}  # of a zip: a tensor's offset is as if its record were not padded
+        self._shift: dict[Record, int] = {}  # and so far it is
+        if reader.suffix == ".safetensors":
             self.entries = self._safetensors()
-        elif magic == b"PK\x03\x04":
+        elif (magic := read_bytes(reader, 0, min(4, self.size))) == b"PK\x03\x04":
             self.entries = self._zip()
         else:
             self.entries = self._legacy(magic)
@@ -101,60 +95,50 @@ class TensorFile:
                 )
 
     def _safetensors(self) -> dict[str, Entry]:
-        head = _pread(self.path, 0, min(8, self.size))
+        head = read_bytes(self._reader, 0, min(8, self.size))
         length = int.from_bytes(head, "little")
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
             raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
         try:
-            table = json.loads(_pread(self.path, 8, length))
+            table = json.loads(read_bytes(self._reader, 8, length))
             return dict(_entries(table, 8 + length))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
 
     def _zip(self) -> dict[str, Entry]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                packed = any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist())
-        except zipfile.BadZipFile as error:
-            raise BadCheckpoint(f"{self.name} is cut off or no zip: {error}; download it again") from error
-        tensors = self._load("cpu" if packed else "meta")
+        found = stored_tensors(self._reader)
+        if found is None:
+            return self._keep()
         entries = {}
-        for key, tensor in tensors.items():
-            at = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
-            if packed or at is None:  # compressed, or of an older PyTorch: there are no offsets
-                return self._keep(tensors if packed else self._load("cpu"))
-            start = at + tensor.storage_offset() * tensor.dtype.itemsize
+        for key, (tensor, record) in found.items():
+            start = record.nominal + tensor.storage_offset() * tensor.dtype.itemsize
             entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
+            self._records[key] = record
         return entries
 
     def _legacy(self, magic: bytes) -> dict[str, Entry]:
-        if self.path.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+        if self._reader.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
             raise BadCheckpoint(f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})")
-        return self._keep(self._load("cpu"))
+        return self._keep()
 
-    def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-        self._tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
+    def _keep(self) -> dict[str, Entry]:
+        loaded = load(self._reader.whole(), "cpu", self.name)
+        self._tensors = {key: tensor.contiguous() for key, tensor in loaded.items()}
         self.note = f"{self.name} is of an old format and was read whole"
         self.bytes_read += self.size
         return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
-    def _load(self, device: str) -> dict[str, Tensor]:
-        """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
-        import pickle
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
-                loaded = torch.load(self.path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            why = _first(error)
-            what = "it is damaged, or holds" if "operand" in why else "it holds"
-            raise BadCheckpoint(
-                f"{self.name} is refused, nothing of it was executed: {what} more than weights ({why})"
-            ) from None
-        except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from error
-        return dict(_flat(loaded))
+    def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
+        """These parts of tensors will be read: of a file elsewhere, neighbours are then fetched together."""
+        spans: list[Span] = []
+        for name, view in views:
+            if name in self._tensors:
+                continue
+            if record := self._records.get(name):
+                spans += [(record.header, record.nominal), (view.offset, min(view.end + _PADDING, self.size))]
+            else:
+                spans.append((view.offset, view.end))
+        self._reader.expect(spans)
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
@@ -162,13 +146,14 @@ class TensorFile:
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
         if name in self._tensors or (gaps and entry != place):
-            tensor = self._tensors[name] if name in self._tensors else self._read(place).contiguous()
+            tensor = self._tensors[name] if name in self._tensors else self._read(name, place).contiguous()
             return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
         if entry.end > self.size:
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
-        return self._read(entry)
+        return self._read(name, entry)
 
-    def _read(self, entry: Entry) -> Tensor:
+    def _read(self, name: str, entry: Entry) -> Tensor:
+        begin = entry.offset + self._padding(name)
         order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
         shape, stride = [entry.shape[n] for n in order], [entry.stride[n] for n in order]
         size = entry.dtype.itemsize
@@ -183,17 +168,22 @@ class TensorFile:
             if dense:  # every second column, say: all between the first and the last, in one go
                 flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
             buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
-            with self.path.open("rb", buffering=0) as stream:
-                if hasattr(os, "posix_fadvise"):  # the kernel reads ahead otherwise, up to twice of what is asked for
-                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                for start in _offsets(shape[:inner], stride[:inner]):
-                    _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
-                    at += run * size
+            for start in _offsets(shape[:inner], stride[:inner]):
+                self._reader.fill(buffer[at : at + run * size], begin + start * size)
+                at += run * size
             self.bytes_read += at
             if dense:
                 return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
         back = [order.index(n) for n in range(len(order))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
+
+    def _padding(self, name: str) -> int:
+        """Bytes between the header of a tensor's record and its data, in a zip."""
+        if (record := self._records.get(name)) is None:
+            return 0
+        if record not in self._shift:
+            self._shift[record] = record.data(self._reader) - record.nominal
+        return self._shift[record]
 
 
 def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]:
@@ -217,20 +207,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-def _flat(loaded: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name."""
-    if not isinstance(loaded, Mapping):
-        return
-    wrapped = [k for k in ("model", "state_dict", "model_state_dict") if isinstance(loaded.get(k), Mapping)]
-    if not prefix and wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
-        loaded = loaded[wrapped[0]]
-    for key, value in loaded.items():
-        if isinstance(value, Tensor):
-            yield f"{prefix}{key}", value.detach()
-        else:
-            yield from _flat(value, f"{prefix}{key}.")
-
-
 def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
     """Where each run begins, in elements."""
     if not shape:
@@ -239,30 +215,3 @@ def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
     for n in range(shape[0]):
         for rest in _offsets(shape[1:], stride[1:]):
             yield n * stride[0] + rest
-
-
-def _fill(descriptor: int, buffer: memoryview, offset: int, name: str) -> None:
-    """Positioned reads until the buffer is full."""
-    done = 0
-    while done < len(buffer):
-        got = os.preadv(descriptor, [buffer[done:]], offset + done)
-        if got == 0:
-            raise BadCheckpoint(f"{name} is cut off at byte {offset + done:,}; download it again")
-        done += got
-
-
-def _pread(path: Path, offset: int, length: int) -> bytes:
-    buffer = bytearray(length)
-    with path.open("rb", buffering=0) as stream:
-        _fill(stream.fileno(), memoryview(buffer), offset, path.name)
-    return bytes(buffer)
-
-
-def _first(error: BaseException) -> str:
-    """The part of a message that says what is wrong: PyTorch adds advice that would execute the file."""
-    text = str(error).strip()
-    for mark in ("WeightsUnpickler error:", "Unsupported"):
-        if mark in text:
-            text = mark.removesuffix(":") * (mark == "Unsupported") + text.split(mark, 1)[1]
-            break
-    return text.strip().split("\n")[0][:200] or type(error).__name__
