@@ -111,7 +111,7 @@ class TensorFile:
             return self._keep()
         entries = {}
         for key, (tensor, record) in found.items():
-            start = record.nominal + tensor.storage_offset() * tensor.dtype.itemsize
+            start = record.nominal + int(tensor.storage_offset()) * tensor.dtype.itemsize
             entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
             self._records[key] = record
         return entries
