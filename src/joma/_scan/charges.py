@@ -14,9 +14,9 @@ from joma._charges.state import Layered, State, by_part, missing
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._scan.files import contiguous
-from joma._scan.guard import BadCheckpoint
 from joma._scan.model import model_of
 from joma._scan.plan import Piece, matcher
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 

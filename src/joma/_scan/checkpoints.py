@@ -103,9 +103,8 @@ def _in_folder(path: Path) -> list[Checkpoint]:
     if steps:
         return _in_order(steps)
     if (file := lone_file(path)) is not None:
-        return [
-            _alone(path, next((s for s in (step_of(path.name), trained_steps(path), step_of(file.stem)) if s), None))
-        ]
+        told = (step_of(path.name), trained_steps(path), step_of(file.stem))
+        return [_alone(path, next((step for step in told if step is not None), None))]
     models = sorted(child.name for child in path.iterdir() if child.is_dir() and has_weights(child))
     raise ValueError(
         refusal(path)

@@ -1,18 +1,13 @@
 """Where the tensors of one checkpoint file lie, and reading exactly their bytes.
 
 A safetensors file begins with a JSON table of offsets. A zip that `torch.save` wrote stores each tensor's bytes as they
-are: `torch.load` onto the meta device, which unpickles weights and nothing else, tells where without reading them.
-Files of before PyTorch 1.6 are no zips: they are read whole.
+are, in a record of its own (`pickles.py`). Files of before PyTorch 1.6 are no zips: they are read whole.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import re
-import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.guard import BadCheckpoint, check_zip, parsed
+from joma._scan.guard import parsed
+from joma._scan.pickles import Record, load, stored_tensors
+from joma._scan.reading import BadCheckpoint as BadCheckpoint
+from joma._scan.reading import LocalFile, Reader, Span, read_bytes
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -30,11 +28,8 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _FEW = 4096  # reads of a tensor
-_WEIGHTS = ("model", "state_dict", "model_state_dict")  # what the weights are called in a training checkpoint
-_MOST, _LONGEST = 1_000_000, 2000  # tensors and dicts of a file; characters of a name
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)|function <[\w ]+ ([\w.]+)")
-_SAFE = "Where its weights were made, save them alone, as safetensors (safetensors.torch.save_file(model.state_dict(), FILE))"
 _MAX_HEADER = 16 << 20  # bytes: 100,000 tensors and more
+_PADDING = 128  # bytes: what a record of a zip may have between its header and its data, usually
 
 
 @dataclass(frozen=True)
@@ -80,19 +75,16 @@ class TensorFile:
         note: what is special about the file, for the row of the checkpoint.
     """
 
-    def __init__(self, path: Path, display: str | None = None) -> None:
-        self.path, self.name = path, display or path.name
+    def __init__(self, file: Path | Reader, display: str | None = None) -> None:
+        self._reader = reader = LocalFile(file, display) if isinstance(file, Path) else file
+        self.name, self.size = reader.name, reader.size
         self.bytes_read, self.note = 0, ""
         self._tensors: dict[str, Tensor] = {}
-        try:
-            self.size = path.stat().st_size
-            with path.open("rb") as stream:
-                magic = stream.read(4)
-        except OSError as error:
-            raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
-        if path.suffix == ".safetensors":
+        self._records: dict[str, Record] = {}  # of a zip: a tensor's offset is as if its record were not padded
+        self._shift: dict[Record, int] = {}  # and so far it is
+        if reader.suffix == ".safetensors":
             self.entries = self._safetensors()
-        elif magic == b"PK\x03\x04":
+        elif (magic := read_bytes(reader, 0, min(4, self.size))) == b"PK\x03\x04":
             self.entries = self._zip()
         else:
             self.entries = self._legacy(magic)
@@ -104,62 +96,54 @@ class TensorFile:
                 )
 
     def _safetensors(self) -> dict[str, Entry]:
-        head = _pread(self.path, 0, min(8, self.size))
+        head = read_bytes(self._reader, 0, min(8, self.size))
         length = int.from_bytes(head, "little")
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
             raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
         try:
-            entries = dict(_entries(parsed(_pread(self.path, 8, length)), 8 + length))
+            entries = dict(_entries(parsed(read_bytes(self._reader, 8, length)), 8 + length))
             _check_apart(entries)
             return entries
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
 
     def _zip(self) -> dict[str, Entry]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                packed = check_zip(archive, self.size)
-        except BadCheckpoint as error:
-            raise BadCheckpoint(f"{self.name}: {error}") from None
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as error:
-            raise BadCheckpoint(f"{self.name} is cut off or no zip: {error}; download it again") from error
-        tensors = self._load("cpu" if packed else "meta")
+        found, self.note = stored_tensors(self._reader)
+        if found is None:
+            return self._keep()
         entries = {}
-        for key, tensor in tensors.items():
-            at = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
-            if packed or at is None:  # compressed, or of an older PyTorch: there are no offsets
-                return self._keep(tensors if packed else self._load("cpu"))
-            start = at + tensor.storage_offset() * tensor.dtype.itemsize
+        for key, (tensor, record) in found.items():
+            start = record.nominal + int(tensor.storage_offset()) * tensor.dtype.itemsize
             entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
+            self._records[key] = record
         return entries
 
     def _legacy(self, magic: bytes) -> dict[str, Entry]:
-        if self.path.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+        if self._reader.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
             raise BadCheckpoint(f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})")
-        return self._keep(self._load("cpu"))
+        return self._keep()
 
-    def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-        self._tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
-        self.note = f"{self.name} is of an old format and was read whole"
+    def _keep(self) -> dict[str, Entry]:
+        loaded, note = load(self._reader.whole(), "cpu", self.name)
+        for key, tensor in loaded.items():
+            if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+                raise BadCheckpoint(f"{self.name}: the tensor {key} repeats its numbers and is refused")
+        self._tensors = {key: tensor.contiguous() for key, tensor in loaded.items()}
+        self.note = "; ".join([f"{self.name} is of an old format and was read whole"] + [note] * bool(note))
         self.bytes_read += self.size
         return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
-    def _load(self, device: str) -> dict[str, Tensor]:
-        """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
-        import pickle
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
-                loaded = torch.load(self.path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise BadCheckpoint(f"{self.name} is refused, nothing of it was executed: {_refused(error)}") from None
-        except Exception as error:  # a damaged pickle can fail in any way
-            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from None
-        try:
-            return dict(_flat(loaded))
-        except BadCheckpoint as error:
-            raise BadCheckpoint(f"{self.name} is refused: {error}") from None
+    def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
+        """These parts of tensors will be read: of a file elsewhere, neighbours are then fetched together."""
+        spans: list[Span] = []
+        for name, view in views:
+            if name in self._tensors:
+                continue
+            if record := self._records.get(name):
+                spans += [(record.header, record.nominal), (view.offset, min(view.end + _PADDING, self.size))]
+            else:
+                spans.append((view.offset, view.end))
+        self._reader.expect(spans)
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
@@ -167,21 +151,14 @@ class TensorFile:
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
         if name in self._tensors or (gaps and entry != place):
-            tensor = self._tensors[name] if name in self._tensors else self._whole(name).contiguous()
+            tensor = self._tensors[name] if name in self._tensors else self._read(name, place).contiguous()
             return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
-        self._check_size(name, entry)
-        return self._read(entry)
+        return self._read(name, entry)
 
-    def _whole(self, name: str) -> Tensor:
-        self._check_size(name, self.entries[name])
-        return self._read(self.entries[name])
-
-    def _check_size(self, name: str, entry: Entry) -> None:
-        """Also of a tensor that shows the same numbers again and again (stride 0)."""
-        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:
+    def _read(self, name: str, entry: Entry) -> Tensor:
+        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:  # stride 0 repeats
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
-
-    def _read(self, entry: Entry) -> Tensor:
+        begin = entry.offset + self._padding(name)
         order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
         shape, stride = [entry.shape[n] for n in order], [entry.stride[n] for n in order]
         size = entry.dtype.itemsize
@@ -196,17 +173,22 @@ class TensorFile:
             if dense:  # every second column, say: all between the first and the last, in one go
                 flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
             buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
-            with self.path.open("rb", buffering=0) as stream:
-                if hasattr(os, "posix_fadvise"):  # the kernel reads ahead otherwise, up to twice of what is asked for
-                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                for start in _offsets(shape[:inner], stride[:inner]):
-                    _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
-                    at += run * size
+            for start in _offsets(shape[:inner], stride[:inner]):
+                self._reader.fill(buffer[at : at + run * size], begin + start * size)
+                at += run * size
             self.bytes_read += at
             if dense:
                 return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
         back = [order.index(n) for n in range(len(order))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
+
+    def _padding(self, name: str) -> int:
+        """Bytes between the header of a tensor's record and its data, in a zip."""
+        if (record := self._records.get(name)) is None:
+            return 0
+        if record not in self._shift:
+            self._shift[record] = record.data(self._reader) - record.nominal
+        return self._shift[record]
 
 
 def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]:
@@ -238,31 +220,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-def _flat(loaded: Any) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name.
-
-    A pickle may refer to one dict many times over: no more is walked through than a file of weights can have.
-    """
-    if not isinstance(loaded, Mapping):
-        return
-    wrapped = [k for k in _WEIGHTS if isinstance(loaded.get(k), Mapping)]
-    if wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
-        loaded = loaded[wrapped[0]]
-    left, seen = [("", loaded)], 0
-    while left:
-        prefix, content = left.pop()
-        inside = []
-        for key, value in content.items():
-            seen += 1
-            if seen > _MOST or len(prefix) > _LONGEST:
-                raise BadCheckpoint("dicts are nested beyond reason")
-            if isinstance(value, Tensor):
-                yield f"{prefix}{key}", value.detach()
-            elif isinstance(value, Mapping) and (prefix or not str(key).startswith("optim")):
-                inside.append((f"{prefix}{key}.", value))
-        left += reversed(inside)
-
-
 def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
     """Where each run begins, in elements."""
     if not shape:
@@ -271,33 +228,3 @@ def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
     for n in range(shape[0]):
         for rest in _offsets(shape[1:], stride[1:]):
             yield n * stride[0] + rest
-
-
-def _fill(descriptor: int, buffer: memoryview, offset: int, name: str) -> None:
-    """Positioned reads until the buffer is full."""
-    done = 0
-    while done < len(buffer):
-        got = os.preadv(descriptor, [buffer[done:]], offset + done)
-        if got == 0:
-            raise BadCheckpoint(f"{name} is cut off at byte {offset + done:,}; download it again")
-        done += got
-
-
-def _pread(path: Path, offset: int, length: int) -> bytes:
-    buffer = bytearray(length)
-    with path.open("rb", buffering=0) as stream:
-        _fill(stream.fileno(), memoryview(buffer), offset, path.name)
-    return bytes(buffer)
-
-
-def _first(error: BaseException) -> str:
-    """The first line of a message, without what PyTorch advises, which would execute the file."""
-    text = str(error).strip().split("\n")[0]
-    return type(error).__name__ if not text or "weights_only" in text else text[:200]
-
-
-def _refused(error: BaseException) -> str:
-    """What is wrong with a pickle that is more than weights, and what can be done about it safely."""
-    if name := _GLOBAL.search(str(error)):
-        return f"it holds more than weights ({name[1]}). {_SAFE}"
-    return f"it is damaged, or holds more than weights. {_SAFE}"

@@ -97,7 +97,7 @@ _TO_FULL = {"bitsandbytes", "MXFP4", "FP8 with scales"}  # those that transforme
 
 
 def quantised(config: Mapping[str, Any] | None, names: Iterable[str]) -> str | None:
-    """How the weights are quantised, and the way out; by the config or by the names of tensors, None if they are not."""
+    """How weights are quantised, and the way out; by the config or the names of tensors, None if they are not."""
     settings = (config or {}).get("quantization_config")
     method = _METHODS.get(str(settings.get("quant_method")).lower()) if isinstance(settings, Mapping) else None
     if method is None:

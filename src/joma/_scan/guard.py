@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from joma._scan.reading import BadCheckpoint
+
 MAX_JSON = 32 << 20  # bytes; the largest index that was seen has 15 MB
 _NESTED = 1_000_000  # lists and dicts: each takes 56 bytes and more, also an empty one
 _REPEATED, _LAYERS = re.compile("(layers?|blocks|depth|stages|experts)$"), 100_000
 _MODULES, _SOME = 20, 10_000  # modules that a model may have per tensor in the file, and so many more
 _RATIO, _ROOM = 20, 16 << 20  # an honest compressed file has at most so many times its bytes, and so many more
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be read; the message is for its row."""
 
 
 def parsed(text: bytes) -> dict[str, Any]:
@@ -62,7 +60,7 @@ def bounded(tensors: int) -> Iterator[None]:
         count += 1
         if count > most:
             raise BadCheckpoint(
-                f"config.json describes a model of more than {most:,} modules, and there are {tensors:,} tensors: refused"
+                f"config.json describes a model of more than {most:,} modules, with {tensors:,} tensors: refused"
             )
 
     handle = register_module_module_registration_hook(counted)
@@ -72,12 +70,11 @@ def bounded(tensors: int) -> Iterator[None]:
         handle.remove()
 
 
-def check_zip(archive: zipfile.ZipFile, size: int) -> bool:
-    """Whether something in a zip of ``size`` bytes is compressed; one that would grow beyond reason is refused."""
-    items = archive.infolist()
+def check_zip(items: list[zipfile.ZipInfo], size: int, name: str) -> None:
+    """Refuse a zip of ``size`` bytes that would grow beyond reason."""
+    stored = max((item.file_size for item in items if item.compress_type == zipfile.ZIP_STORED), default=0)
     grown = sum(item.file_size for item in items if item.compress_type != zipfile.ZIP_STORED)
-    if grown > _RATIO * size + _ROOM or any(
-        item.file_size > size for item in items if item.compress_type == zipfile.ZIP_STORED
-    ):
-        raise BadCheckpoint(f"it is a zip of {size:,} bytes that claims to hold {grown:,}: refused")
-    return any(item.compress_type != zipfile.ZIP_STORED for item in items)
+    if grown > _RATIO * size + _ROOM or stored > size:
+        raise BadCheckpoint(
+            f"{name} is a zip of {size:,} bytes that claims to hold {max(grown, stored):,}: refused, download it again"
+        )

@@ -15,7 +15,7 @@ from typing import Any
 
 from joma._data.cache import cache_folder
 from joma._run.lock import take
-from joma._scan.guard import BadCheckpoint
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 TOKENIZER = (

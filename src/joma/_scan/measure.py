@@ -17,9 +17,9 @@ from joma._gauges.registry import Gauge, get
 from joma._run.names import harmless
 from joma._scan.charges import measure_charges
 from joma._scan.checkpoints import Checkpoint
-from joma._scan.guard import BadCheckpoint
 from joma._scan.hub import DownloadProgress, Revision
 from joma._scan.plan import Plan, Planned, plan
+from joma._scan.reading import BadCheckpoint
 from joma._scan.sample import measure_on_sample
 from joma._scan.tensors import Tensors
 

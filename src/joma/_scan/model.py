@@ -16,7 +16,8 @@ from torch import nn
 from joma._data.pretrained import quiet, source_of, transformers_library
 from joma._scan import hub
 from joma._scan.formats import quantised
-from joma._scan.guard import BadCheckpoint, bounded, check_config
+from joma._scan.guard import bounded, check_config
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 # keys of a config that name code: of the repository, of kernels on the hub, of a method of quantisation
@@ -33,7 +34,7 @@ def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> T
 
 
 def known_config(config: dict[str, Any] | None) -> Any:
-    """The config as transformers knows it; None without one, without transformers, or of a family that it does not know."""
+    """The config as transformers knows it; None without one, or of a family that it does not know."""
     if config is None or not isinstance(kind := config.get("model_type"), str):
         return None
     try:
@@ -89,10 +90,10 @@ def load_model(tensors: Tensors) -> Any:
     if shape is None:
         family = (tensors.config or {}).get("model_type")
         raise BadCheckpoint(
-            f"the model cannot be built: its config.json names the family {family!r}, which this version of transformers "
-            "does not know, or does not fit it" if family else "there is no config.json that says which model it is"
+            f"the model cannot be built: transformers does not know the family {family!r} of its config.json, or it does "
+            "not fit" if family else "the model itself is needed: a folder with a config.json that transformers knows"
         )  # fmt: skip
-    state = {name: tensors.read(name) for name in tensors.names if tensors.entry(name).dtype.is_floating_point}
+    state = {name: tensors.read(name) for name in sorted(tensors.names) if tensors.entry(name).dtype.is_floating_point}
     try:
         with quiet(), bounded(len(tensors.names)):
             model, loading = type(shape).from_pretrained(  # type: ignore[attr-defined]
@@ -102,7 +103,9 @@ def load_model(tensors: Tensors) -> Any:
     except BadCheckpoint:
         raise
     except Exception as error:  # whatever a config can make transformers do
-        raise BadCheckpoint(f"the model cannot be built: {str(error).strip().splitlines()[:1]}") from error
+        raise BadCheckpoint(
+            f"the model cannot be built: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        ) from error
     if loading["mismatched_keys"]:
         tensor, got, wanted = next(iter(loading["mismatched_keys"]))
         raise BadCheckpoint(f"{tensor} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")

@@ -20,8 +20,8 @@ from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS
 from joma._scan.files import Entry, contiguous
 from joma._scan.formats import quantised
-from joma._scan.guard import BadCheckpoint
 from joma._scan.model import model_of
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 # what maps into the hidden neurons, and out of them, is called

@@ -18,8 +18,8 @@ from joma._data.corpora import texts
 from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load_tokenizer, quiet
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import get
-from joma._scan.guard import BadCheckpoint
 from joma._scan.model import load_model
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 from joma._watch.inputs import check_model
 from joma._watch.measurement import Measurement
@@ -45,7 +45,7 @@ class Measured:
 def measure_on_sample(
     tensors: Tensors, folders: Sequence[str | Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None
 ) -> Measured:
-    """Attention and hidden-state gauges of a checkpoint; its tokenizer is in the first of ``folders`` that has one, or on the hub."""
+    """Attention and hidden-state gauges of a checkpoint; the tokenizer is that of the first of ``folders`` with one."""
     with quiet():
         if isinstance(data, (str, os.PathLike)):
             _with_tokenizer(folders)  # refuses a missing one before anything is loaded

@@ -31,7 +31,7 @@ def step_of(name: str) -> int | None:
 
 
 def steps_of_files(files: Iterable[Path]) -> dict[Path, int]:
-    """Files -> their steps; also the last number of names that are equal but for it. Those without a step are left out."""
+    """Files -> their steps, those that have one; also the last number of names that are equal but for it."""
     files = list(files)
     series = Counter(_series(file) for file in files)
     steps = {}

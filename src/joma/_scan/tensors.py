@@ -13,7 +13,8 @@ from torch import Tensor
 
 from joma._scan.files import Entry, TensorFile, contiguous
 from joma._scan.formats import INDEX, NAMES, SINGLE, SUFFIXES, has_weights, lone_file, refusal
-from joma._scan.guard import MAX_JSON, BadCheckpoint, parsed
+from joma._scan.guard import MAX_JSON, parsed
+from joma._scan.reading import BadCheckpoint
 
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none

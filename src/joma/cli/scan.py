@@ -65,8 +65,8 @@ def _scan(
 
         result = scan(
             source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            mlp=mlp, tokenizer=tokenizer, keep=keep, workers=workers, engine=engine, address=address, retry=retry, overwrite=force,
-            report=report,
+            mlp=mlp, tokenizer=tokenizer, keep=keep, workers=workers, engine=engine, address=address, retry=retry,
+            overwrite=force, report=report,
         )  # fmt: skip
     if _show(result, Console(highlight=False)):
         raise typer.Exit(1)
