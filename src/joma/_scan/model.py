@@ -90,8 +90,8 @@ def load_model(tensors: Tensors) -> Any:
     if shape is None:
         family = (tensors.config or {}).get("model_type")
         raise BadCheckpoint(
-            f"the model cannot be built: transformers does not know the family {family!r} of its config.json, or it does "
-            "not fit" if family else "the model itself is needed: a folder with a config.json that transformers knows"
+            f"the model cannot be built: transformers does not know the family {family!r} of its config.json, or its "
+            "settings" if family else "the model itself is needed: a folder with a config.json that transformers knows"
         )  # fmt: skip
     state = {name: tensors.read(name) for name in sorted(tensors.names) if tensors.entry(name).dtype.is_floating_point}
     try:

@@ -153,6 +153,6 @@ def _refused(error: BaseException) -> str:
     """What is wrong with a pickle that is more than weights, and what can be done about it safely."""
     name = _GLOBAL.search(str(error))
     return (
-        f"it {f'asks for {name[1]}, which is' if name else 'is damaged, or holds'} more than weights. Where it was made, "
-        "save the weights alone: safetensors.torch.save_file(model.state_dict(), FILE)"
+        f"it {f'asks for {name[1]}, which is' if name else 'is damaged, or holds'} more than weights. Where it was "
+        "made, save the weights alone: safetensors.torch.save_file(model.state_dict(), FILE)"
     )
