@@ -22,8 +22,8 @@ def test_pythia_has_154_checkpoints():
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("step1000", 1000), ("step-00000500", 500), ("checkpoint-12", 12), ("step1000-tokens4B", 1000), ("epoch=3-step=1000", 1000),
-     ("iter_0001000", 1000), ("1000", 1000),
+    [("step1000", 1000), ("step-00000500", 500), ("checkpoint-12", 12), ("step1000-tokens4B", 1000),
+     ("epoch=3-step=1000", 1000), ("iter_0001000", 1000), ("1000", 1000),
      ("global_step30", 30), ("pythia-70m-step512", 512), ("main", None)],
 )  # fmt: skip
 def test_steps_in_names(name, step):

@@ -14,7 +14,7 @@ from joma._scan.reading import BadCheckpoint
 MAX_JSON = 32 << 20  # bytes; the largest index that was seen has 15 MB
 _NESTED = 1_000_000  # lists and dicts: each takes 56 bytes and more, also an empty one
 _REPEATED, _LAYERS = re.compile("(layers?|blocks|depth|stages|experts)$"), 100_000
-_MODULES, _SOME = 20, 10_000  # modules that a model may have per tensor in the file, and so many more
+_MODULES, _SOME = 10, 2_000  # modules that a model may have per tensor in the file, and so many more
 _RATIO, _ROOM = 20, 16 << 20  # an honest compressed file has at most so many times its bytes, and so many more
 
 

@@ -28,7 +28,7 @@ from joma._scan.standins import StandIn, stand_ins
 
 _SMALL = ("data.pkl", "version", "byteorder")  # the records that are read to know what the others hold
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # what weights are called in a training checkpoint
-_MOST, _LONGEST = 1_000_000, 2000  # tensors and dicts of a file; characters of a name
+_MOST, _LONGEST = 200_000, 2000  # tensors and dicts of a file; characters of a name
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _HEADER = 30  # bytes of a record's header, before its name
 
