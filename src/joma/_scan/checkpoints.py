@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joma._scan import hub
+from joma._scan.revision import Revision
 from joma._scan.tensors import NAMES, SUFFIXES, Tensors
 
 LOG = 20
@@ -42,9 +43,11 @@ class Checkpoint:
     repo: str | None = None
     note: str = ""  # for its row
 
-    def revision(self, report: hub.DownloadProgress | None = None, keep: bool = False) -> hub.Revision | None:
+    def revision(
+        self, report: hub.DownloadProgress | None = None, keep: bool = False, limit: int | None = None
+    ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else hub.Revision(self.repo, self.name, report, keep)
+        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from joma._scan.files import BadCheckpoint, Entry, TensorFile, contiguous
+from joma._scan.reading import LocalFile, Reader
 
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -20,20 +22,33 @@ NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
+View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
 
 
 class Tensors:
-    """Tensors of one checkpoint by name; a file is fetched and opened when a tensor in it is asked for.
+    """Tensors of one checkpoint by name; a file is opened when a tensor in it is asked for.
+
+    Arguments:
+        fetch: gives small files, and those of weights without ``reader``.
+        where: for messages.
+        config: what `config.json` would say, where there is none.
+        reader: gives files of weights.
 
     Attributes:
         names: of all tensors.
         config: the content of `config.json`, or None.
     """
 
-    def __init__(self, fetch: Fetch, where: str, config: dict[str, Any] | None = None) -> None:
-        self._fetch = fetch
+    def __init__(
+        self,
+        fetch: Fetch,
+        where: str,
+        config: dict[str, Any] | None = None,
+        reader: Callable[[str], Reader | None] | None = None,
+    ) -> None:
+        self._fetch, self._reader = fetch, reader or self._local
         self._files: dict[str, TensorFile] = {}
-        self._digest = hashlib.sha256()
+        self._digests: dict[str, str] = {}  # what was read -> its SHA-256
         self.config = _json(path) if (path := fetch("config.json")) else config
         self._place = self._find(where)  # tensor -> file
         self.names = list(self._place)
@@ -51,10 +66,12 @@ class Tensors:
 
     def _find(self, where: str) -> dict[str, str]:
         for name in NAMES:
+            if name in SINGLE:
+                if (file := self._reader(name)) is not None:
+                    return dict.fromkeys(self._open(name, file).entries, name)
+                continue
             if (path := self._fetch(name)) is None:
                 continue
-            if name in SINGLE:
-                return dict.fromkeys(self._open(name, path).entries, name)
             index = _json(path).get("weight_map")
             if not isinstance(index, dict) or not index:
                 raise BadCheckpoint(f"{name} has no weight_map")
@@ -63,12 +80,16 @@ class Tensors:
             return index
         raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
-    def _open(self, name: str, path: Path | None = None) -> TensorFile:
+    def _local(self, name: str) -> Reader | None:
+        path = self._fetch(name)
+        return None if path is None else LocalFile(path, path.name if name in SINGLE else name)
+
+    def _open(self, name: str, file: Reader | None = None) -> TensorFile:
         if name not in self._files:
-            path = path or self._fetch(name)
-            if path is None:
+            file = file or self._reader(name)
+            if file is None:
                 raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = TensorFile(path, path.name if name in SINGLE else name)
+            self._files[name] = TensorFile(file)
         return self._files[name]
 
     def __contains__(self, name: str) -> bool:
@@ -82,27 +103,40 @@ class Tensors:
             raise BadCheckpoint(f"the index says that {name} is in {self._place[name]}, but it is not")
         return file.entries[name]
 
+    def expect(self, views: Iterable[View]) -> int:
+        """These will be read, which lets neighbours be fetched together; the bytes that they have."""
+        by_file: dict[str, list[tuple[str, Entry]]] = {}
+        for name, view in views:
+            by_file.setdefault(self._place[name], []).append((name, view or self.entry(name)))
+        for file, inside in by_file.items():
+            self._open(file).expect(inside)
+        return sum(math.prod(view.shape) * view.dtype.itemsize for inside in by_file.values() for _, view in inside)
+
     def read(self, name: str, view: Entry | None = None) -> Tensor:
         """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
         place = self.entry(name)
         view = view or place
-        self._digest.update(f"{name} {view.shape} {view.dtype};".encode())
+        digest = hashlib.sha256()
         file = self._open(self._place[name])
+        file.expect([(name, view)])
         if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
             tensor = file.read(name, view)
-            hash_into(self._digest, tensor)
-            return tensor if tensor.dtype == torch.float64 else tensor.float()
-        out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
-        for dim, start, block in view.blocks(_BLOCK):
-            tensor = file.read(name, block)
-            hash_into(self._digest, tensor)
-            out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+            hash_into(digest, tensor)
+            out = tensor if tensor.dtype == torch.float64 else tensor.float()
+        else:
+            out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
+            for dim, start, block in view.blocks(_BLOCK):
+                tensor = file.read(name, block)
+                hash_into(digest, tensor)
+                out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+        start = (view.offset - place.offset) // view.dtype.itemsize
+        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = digest.hexdigest()
         return out
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that was read."""
-        return self._digest.hexdigest()
+        """SHA-256 over all that was read, in whichever order."""
+        return hashlib.sha256(json.dumps(sorted(self._digests.items())).encode()).hexdigest()
 
     @property
     def bytes_read(self) -> int:
