@@ -20,6 +20,7 @@ from pathlib import Path
 from joma._run.names import harmless
 from joma._scan import hub
 from joma._scan.formats import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
+from joma._scan.revision import Revision
 from joma._scan.steps import step_of, steps_of_files, trained_steps
 from joma._scan.tensors import Tensors
 
@@ -38,9 +39,11 @@ class Checkpoint:
     repo: str | None = None
     note: str = ""  # for its row
 
-    def revision(self, report: hub.DownloadProgress | None = None, keep: bool = False) -> hub.Revision | None:
+    def revision(
+        self, report: hub.DownloadProgress | None = None, keep: bool = False, limit: int | None = None
+    ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else hub.Revision(self.repo, self.name, report, keep)
+        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,40 @@ class Entry:
             return self.offset
         last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         return self.offset + (last + 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a view is read: in runs of bytes without gaps, or, where these are many and short, all from first to last."""
+
+    order: list[int]  # of the dimensions, outermost in the file first
+    outer: list[tuple[int, int]]  # (length, stride in bytes) of those that a run does not span
+    run: int  # bytes
+    dense: bool
+
+    @classmethod
+    def of(cls, entry: Entry) -> _Layout:
+        order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])
+        size, run, inner = entry.dtype.itemsize, entry.dtype.itemsize, len(order)
+        if 0 in entry.shape:
+            return cls(order, [(0, 0)], size, False)
+        while inner and (entry.stride[order[inner - 1]] * size == run or entry.shape[order[inner - 1]] == 1):
+            inner -= 1
+            run *= entry.shape[order[inner]]
+        count, span = math.prod(entry.shape) * size, entry.end - entry.offset
+        if run < 64 and span <= 4 * count and count > _FEW * run:  # every second column, say
+            return cls(order, [], span, True)
+        return cls(order, [(entry.shape[n], entry.stride[n] * size) for n in order[:inner]], run, False)
+
+    @property
+    def bytes(self) -> int:
+        """Of all runs."""
+        return self.run * math.prod(length for length, _ in self.outer)
+
+    def runs(self) -> Iterator[Span]:
+        """Where each begins, and its length."""
+        for places in product(*(range(length) for length, _ in self.outer)):
+            yield sum(n * stride for n, (_, stride) in zip(places, self.outer, strict=True)), self.run
 
 
 class TensorFile:
@@ -135,14 +169,20 @@ class TensorFile:
 
     def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
         """These parts of tensors will be read: of a file elsewhere, neighbours are then fetched together."""
+        if isinstance(self._reader, LocalFile):
+            return
         spans: list[Span] = []
         for name, view in views:
             if name in self._tensors:
                 continue
-            if record := self._records.get(name):
-                spans += [(record.header, record.nominal), (view.offset, min(view.end + _PADDING, self.size))]
-            else:
-                spans.append((view.offset, view.end))
+            place, record = self.entries[name], self._records.get(name)
+            view = view if place.stride == contiguous(place.shape) else place  # see `read`
+            runs = [(view.offset + start, view.offset + start + length) for start, length in _Layout.of(view).runs()]
+            if record is not None and runs:  # its header comes first, and what is behind is shifted
+                runs = [(begin, min(end + _PADDING, self.size)) for begin, end in runs]
+                near = runs[0][0] - record.header <= _FEW
+                runs = [(record.header, runs[0][1]), *runs[1:]] if near else [(record.header, record.nominal), *runs]
+            spans += runs
         self._reader.expect(spans)
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
@@ -158,28 +198,16 @@ class TensorFile:
     def _read(self, name: str, entry: Entry) -> Tensor:
         if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:  # stride 0 repeats
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
-        begin = entry.offset + self._padding(name)
-        order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
-        shape, stride = [entry.shape[n] for n in order], [entry.stride[n] for n in order]
-        size = entry.dtype.itemsize
-        flat = torch.empty(math.prod(shape) * size, dtype=torch.uint8)
-        if flat.numel():
-            inner, run = len(shape), 1  # the innermost dimensions that lie without gaps, and their elements
-            while inner and (stride[inner - 1] == run or shape[inner - 1] == 1):
-                inner -= 1
-                run *= shape[inner]
-            span = entry.end - entry.offset
-            dense = run * size < 64 and span <= 4 * flat.numel() and flat.numel() > _FEW * run * size
-            if dense:  # every second column, say: all between the first and the last, in one go
-                flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
-            buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
-            for start in _offsets(shape[:inner], stride[:inner]):
-                self._reader.fill(buffer[at : at + run * size], begin + start * size)
-                at += run * size
-            self.bytes_read += at
-            if dense:
-                return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
-        back = [order.index(n) for n in range(len(order))]
+        layout, begin, at = _Layout.of(entry), entry.offset + self._padding(name), 0
+        flat = torch.empty(layout.bytes, dtype=torch.uint8)
+        buffer = memoryview(flat.numpy())  # type: ignore[arg-type]
+        for start, length in layout.runs():
+            self._reader.fill(buffer[at : at + length], begin + start)
+            at += length
+        self.bytes_read += at
+        if layout.dense:
+            return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
+        shape, back = [entry.shape[n] for n in layout.order], [layout.order.index(n) for n in range(len(entry.shape))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
 
     def _padding(self, name: str) -> int:
@@ -218,13 +246,3 @@ def _check_apart(entries: Mapping[str, Entry]) -> None:
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a tensor without gaps."""
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
-    """Where each run begins, in elements."""
-    if not shape:
-        yield 0
-        return
-    for n in range(shape[0]):
-        for rest in _offsets(shape[1:], stride[1:]):
-            yield n * stride[0] + rest

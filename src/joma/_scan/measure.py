@@ -17,11 +17,12 @@ from joma._gauges.registry import Gauge, get
 from joma._run.names import harmless
 from joma._scan.charges import measure_charges
 from joma._scan.checkpoints import Checkpoint
-from joma._scan.hub import DownloadProgress, Revision
+from joma._scan.hub import DownloadProgress
 from joma._scan.plan import Plan, Planned, plan
 from joma._scan.reading import BadCheckpoint
+from joma._scan.revision import Revision
 from joma._scan.sample import measure_on_sample
-from joma._scan.tensors import Tensors
+from joma._scan.tensors import Tensors, View
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class Request:
     length: int | None = None
     keep: bool = False
     tokenizer: str | None = None
+    limit: int | None = None  # bytes that may be transferred of one checkpoint
+
+    @property
+    def ranges(self) -> bool:
+        """Whether parts of files on the hub will do."""
+        return not self.keep and not any(gauge.runs_model for gauge in get(self.gauges))
 
 
 @dataclass
@@ -46,6 +53,7 @@ class Row:
     note: str = ""
     digest: str = ""
     bytes_read: int = 0
+    transferred: int = 0  # bytes from the hub
     measured: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
     layers: dict[str, list[str]] = field(default_factory=dict)  # gauge -> names of its layers
     heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
@@ -55,10 +63,10 @@ class Row:
 def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: DownloadProgress | None = None) -> Row:
     """All gauges on one checkpoint; errors are in the row. What it downloaded stays until `forget`."""
     row, notes = Row(checkpoint), [checkpoint.note] * bool(checkpoint.note)
-    revision = checkpoint.revision(report, request.keep)
+    revision = checkpoint.revision(report, request.keep, request.limit)
     try:
         gauges = get(request.gauges)
-        tensors = checkpoint_tensors(checkpoint, revision)
+        tensors = checkpoint_tensors(checkpoint, revision, ranges=request.ranges)
         kinds = {
             "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.mlp),
             "charges": partial(_charges, row, tensors, [g for g in gauges if g.on == "charge"]),
@@ -82,6 +90,7 @@ def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: Downloa
         notes.append(_message(error))
     finally:
         if revision is not None:
+            row.transferred = revision.meter.spent
             revision.close()
     row.note = harmless("; ".join(dict.fromkeys(notes)))
     row.layers = {gauge: [harmless(name) for name in names] for gauge, names in row.layers.items()}
@@ -94,10 +103,10 @@ def forget(checkpoint: Checkpoint, request: Request) -> None:
         revision.forget()
 
 
-def checkpoint_tensors(checkpoint: Checkpoint, revision: Revision | None) -> Tensors:
-    """The tensors of a checkpoint, wherever it is."""
+def checkpoint_tensors(checkpoint: Checkpoint, revision: Revision | None, *, ranges: bool = False) -> Tensors:
+    """The tensors of a checkpoint, wherever it is; ``ranges``: read parts of files on the hub, download none."""
     if revision is not None:
-        return revision.tensors()
+        return revision.tensors(ranges=ranges)
     if not Path(str(checkpoint.path)).exists():
         raise BadCheckpoint(f"there is no checkpoint {checkpoint.name} at {checkpoint.path}")
     return checkpoint.open()
@@ -121,12 +130,19 @@ def _fits(matrices_by_part: Plan, tensors: Tensors) -> bool:
     return all(tensors.entry(piece.tensor).shape == piece.shape for piece in pieces)
 
 
+def views(tensors: Tensors, matrices_by_part: Plan) -> list[View]:
+    """What will be read of the tensors."""
+    every = (matrix for matrices in matrices_by_part.values() for matrix in matrices)
+    return list(dict.fromkeys((p.tensor, p.part(tensors)) for matrix in every for p in matrix.pieces))
+
+
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -> list[str]:
     """Weight gauges: each matrix read once and decomposed once, from a fixed start: no row depends on another."""
     if not gauges:
         return []
     parts = list(dict.fromkeys(g.part for g in gauges))
     notes, values, by_part = [], {}, planned(tensors, parts, mlp)
+    tensors.expect(views(tensors, by_part))
     with torch.no_grad():
         for part in parts:
             chosen, matrices = [g for g in gauges if g.part == part], by_part[part]

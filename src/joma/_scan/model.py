@@ -18,6 +18,7 @@ from joma._scan import hub
 from joma._scan.formats import quantised
 from joma._scan.guard import bounded, check_config
 from joma._scan.reading import BadCheckpoint
+from joma._scan.revision import Revision
 from joma._scan.tensors import Tensors
 
 # keys of a config that name code: of the repository, of kernels on the hub, of a method of quantisation
@@ -30,7 +31,7 @@ def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> T
     if Path(source).is_dir():
         return Tensors.open(Path(source))
     hub.check(source)
-    return hub.Revision(source, revision or "main", keep=True).tensors()
+    return Revision(source, revision or "main", keep=True).tensors()
 
 
 def known_config(config: dict[str, Any] | None) -> Any:

@@ -57,9 +57,13 @@ class Piece:
                 f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
                 "config.json, or by the checkpoints before it)"
             )
-        shape, stride, start = self.view
+        return tensors.read(self.tensor, self.part(tensors))
+
+    def part(self, tensors: Tensors) -> Entry | None:
+        """Where the view is in the file, None if it is the whole tensor."""
+        entry, (shape, stride, start) = tensors.entry(self.tensor), self.view
         is_full = shape == entry.shape and start == 0 and stride == contiguous(shape)
-        return tensors.read(self.tensor, None if is_full else entry.view(shape, stride, start))
+        return None if is_full else entry.view(shape, stride, start)
 
 
 @dataclass(frozen=True, eq=False)

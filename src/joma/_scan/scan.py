@@ -200,6 +200,7 @@ def _write(writer: RunWriter, row: Row) -> None:
         status=row.status,
         note=row.note or None,
         digest=row.digest or None,
+        transferred=row.transferred,
     )
 
 
@@ -233,14 +234,15 @@ class Scan:
         return [name for name, status in self.status().items() if status != "ok"]
 
     def checkpoints(self) -> pd.DataFrame:
-        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, note."""
+        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, transferred, note."""
         import pandas as pd
 
         points = self._points()
         same = _same(points)
         rows = [
             {"step": row["step"], "checkpoint": name, "status": row["status"], "same_as": same.get(name, ""),
-             "bytes_read": int(row["value"]), "digest": row["digest"] or "", "note": row["note"] or ""}
+             "bytes_read": int(row["value"]), "transferred": row.get("transferred") or 0,
+             "digest": row["digest"] or "", "note": row["note"] or ""}
             for name, row in points.items()
         ]  # fmt: skip
         return pd.DataFrame(rows)

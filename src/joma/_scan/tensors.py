@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -14,14 +15,21 @@ from torch import Tensor
 from joma._scan.files import Entry, TensorFile, contiguous
 from joma._scan.formats import INDEX, NAMES, SINGLE, SUFFIXES, has_weights, lone_file, refusal
 from joma._scan.guard import MAX_JSON, parsed
-from joma._scan.reading import BadCheckpoint
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
+View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
 
 
 class Tensors:
-    """Tensors of one checkpoint by name; a file is fetched and opened when a tensor in it is asked for.
+    """Tensors of one checkpoint by name; a file is opened when a tensor in it is asked for.
+
+    Arguments:
+        fetch: gives small files, and those of weights without ``reader``.
+        where: for messages.
+        config: what `config.json` would say, where there is none.
+        reader: gives files of weights.
 
     Attributes:
         names: of all tensors.
@@ -29,10 +37,16 @@ class Tensors:
         not_finite: the tensors in which NaN or infinities were read.
     """
 
-    def __init__(self, fetch: Fetch, where: str, config: dict[str, Any] | None = None) -> None:
-        self._fetch = fetch
+    def __init__(
+        self,
+        fetch: Fetch,
+        where: str,
+        config: dict[str, Any] | None = None,
+        reader: Callable[[str], Reader | None] | None = None,
+    ) -> None:
+        self._fetch, self._reader = fetch, reader or self._local
         self._files: dict[str, TensorFile] = {}
-        self._digest = hashlib.sha256()
+        self._digests: dict[str, str] = {}  # what was read -> its SHA-256
         self.not_finite: list[str] = []
         self.config = _json(path) if (path := fetch("config.json")) else config
         self._place = self._find(where)  # tensor -> file
@@ -56,10 +70,12 @@ class Tensors:
 
     def _find(self, where: str) -> dict[str, str]:
         for name in NAMES:
+            if name not in INDEX:
+                if (file := self._reader(name)) is not None:
+                    return dict.fromkeys(self._open(name, file).entries, name)
+                continue
             if (path := self._fetch(name)) is None:
                 continue
-            if name not in INDEX:
-                return dict.fromkeys(self._open(name, path).entries, name)
             index = _json(path).get("weight_map")
             if not isinstance(index, dict) or not index:
                 raise BadCheckpoint(f"{name} has no weight_map")
@@ -68,12 +84,16 @@ class Tensors:
             return index
         raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
-    def _open(self, name: str, path: Path | None = None) -> TensorFile:
+    def _local(self, name: str) -> Reader | None:
+        path = self._fetch(name)
+        return None if path is None else LocalFile(path, path.name if name == SINGLE[0] else name)
+
+    def _open(self, name: str, file: Reader | None = None) -> TensorFile:
         if name not in self._files:
-            path = path or self._fetch(name)
-            if path is None:
+            file = file or self._reader(name)
+            if file is None:
                 raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = TensorFile(path, path.name if name in SINGLE else name)
+            self._files[name] = TensorFile(file)
         return self._files[name]
 
     def __contains__(self, name: str) -> bool:
@@ -87,33 +107,43 @@ class Tensors:
             raise BadCheckpoint(f"the index says that {name} is in {self._place[name]}, but it is not")
         return file.entries[name]
 
+    def expect(self, views: Iterable[View]) -> int:
+        """These will be read, which lets neighbours be fetched together; the bytes that they have."""
+        by_file: dict[str, list[tuple[str, Entry]]] = {}
+        for name, view in views:
+            by_file.setdefault(self._place[name], []).append((name, view or self.entry(name)))
+        for file, inside in by_file.items():
+            self._open(file).expect(inside)
+        return sum(math.prod(view.shape) * view.dtype.itemsize for inside in by_file.values() for _, view in inside)
+
     def read(self, name: str, view: Entry | None = None) -> Tensor:
         """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
         place = self.entry(name)
         view = view or place
-        self._digest.update(f"{name} {view.shape} {view.dtype};".encode())
+        digest = hashlib.sha256()
         file = self._open(self._place[name])
+        file.expect([(name, view)])
         if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
             tensor = file.read(name, view)
-            hash_into(self._digest, tensor)
-            return self._checked(name, tensor if tensor.dtype == torch.float64 else tensor.float())
-        out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
-        for dim, start, block in view.blocks(_BLOCK):
-            tensor = file.read(name, block)
-            hash_into(self._digest, tensor)
-            out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
-        return self._checked(name, out)
-
-    def _checked(self, name: str, tensor: Tensor) -> Tensor:
-        if tensor.numel() and name not in self.not_finite:
-            low, high = tensor.aminmax()
+            hash_into(digest, tensor)
+            out = tensor if tensor.dtype == torch.float64 else tensor.float()
+        else:
+            out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
+            for dim, start, block in view.blocks(_BLOCK):
+                tensor = file.read(name, block)
+                hash_into(digest, tensor)
+                out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+        start = (view.offset - place.offset) // view.dtype.itemsize
+        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = digest.hexdigest()
+        if out.numel() and name not in self.not_finite:
+            low, high = out.aminmax()
             self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
-        return tensor
+        return out
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that was read."""
-        return self._digest.hexdigest()
+        """SHA-256 over all that was read, in whichever order."""
+        return hashlib.sha256(json.dumps(sorted(self._digests.items())).encode()).hexdigest()
 
     @property
     def bytes_read(self) -> int:
