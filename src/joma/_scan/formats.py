@@ -10,7 +10,7 @@ from typing import Any
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")  # what peft writes
+ADAPTER, SETTINGS = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"  # what peft writes
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
