@@ -32,8 +32,8 @@ class MeasuredCharges:
 @torch.no_grad()
 def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
-    if tensors.incomplete:
-        raise BadCheckpoint(tensors.incomplete)
+    if why := tensors.incomplete or tensors.no_model:
+        raise BadCheckpoint(why)
     model = model_of(tensors.config, len(tensors.names), head=True)
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")

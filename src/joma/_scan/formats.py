@@ -12,7 +12,7 @@ SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 ADAPTER, SETTINGS = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"  # what peft writes
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 _BESIDES = re.compile(  # what trainers write beside the weights
     r"(optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state).*|.*_optim_states"
@@ -70,6 +70,8 @@ def refusal(folder: Path) -> str | None:
             f"{folder.name} has Meta's format, a part of each matrix per file: convert it with transformers' "
             "convert_llama_weights_to_hf.py, or take the version in the hub's format"
         )
+    if any(_SHARD.fullmatch(Path(name).stem) and name.endswith(".gguf") for name in names):
+        return f"{folder.name} has GGUF in several parts: join them with `llama-gguf-split --merge FIRST OUT.gguf`"
     if any(_SHARD.fullmatch(Path(name).stem) and name.endswith((".safetensors", ".bin")) for name in names):
         return f"{folder.name} has shards of weights, but not their index ({' or '.join(INDEX)}): download it too"
     others = {

@@ -15,6 +15,7 @@ from torch import Tensor
 from joma._scan.entry import Entry, contiguous
 from joma._scan.files import TensorFile
 from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.gguf_file import GgufFile
 from joma._scan.guard import MAX_JSON, parsed
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 from joma._scan.sources import Source
@@ -41,6 +42,7 @@ class Tensors:
         adapter: the content of `adapter_config.json`, of a file of low-rank updates.
         updates: of a model with such an adapter, what that adds, as tensors.
         incomplete: why these are not the weights of a model, of an adapter without its base.
+        no_model: why no model can be built with them, though its matrices can be measured.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Tensors:
         self.config = _json(path) if (path := fetch("config.json")) else config
         self.adapter: dict[str, Any] | None = None
         self.updates: Tensors | None = None
-        self.incomplete = ""
+        self.incomplete = self.no_model = ""
         self._place = self._find(where) if source is None else self._all(source)  # tensor -> file
         self.names = list(self._place)
 
@@ -116,8 +118,19 @@ class Tensors:
             file = file or self._reader(name)
             if file is None:
                 raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = TensorFile(file)
+            self._files[name] = self._source(file)
         return self._files[name]
+
+    def _source(self, file: Reader) -> Source:
+        if file.suffix != ".gguf":
+            return TensorFile(file)
+        made = GgufFile(file)
+        self.config = made.config
+        self.no_model = (
+            f"a model is not built from GGUF: save it in the hub's format, AutoModel.from_pretrained(FOLDER, gguf_file="
+            f"{file.name!r}).save_pretrained(OUT), and scan that"
+        )
+        return made
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
