@@ -18,6 +18,7 @@ from joma._gauges.registry import get
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
+from joma._scan.budget import announced, parse_bytes
 from joma._scan.checkpoints import Checkpoint, find_checkpoints
 from joma._scan.measure import Request, Row, forget, measure_checkpoint
 from joma._watch.record import axes_of
@@ -43,6 +44,7 @@ def scan(
     length: int | None = None,
     pattern: str | None = None,
     keep: bool = False,
+    budget: str | int | None = None,
     workers: int = 1,
     engine: str = "processes",
     address: str | None = None,
@@ -68,6 +70,8 @@ def scan(
         length: of a sequence; 512 by default, or as many positions as the model has.
         pattern: regular expression of the tensors to take as lower MLP matrices; found by structure without.
         keep: keep what is downloaded from the hub; by default weights go once they are measured.
+        budget: bytes that may be transferred from the hub, as "20GB": more is refused before it begins. Each
+            checkpoint has an equal share of it.
         workers: checkpoints at a time.
         engine: "processes" (of this machine; one worker is this process itself) or "ray".
         address: of a Ray cluster; a local one is started without.
@@ -88,6 +92,7 @@ def scan(
         raise ValueError(
             f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
+    limit = None if budget is None else parse_bytes(budget)
     checkpoints = find_checkpoints(os.fspath(source), revisions)
     request = Request(tuple(names), pattern, data, tokens, length, keep)
     config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
@@ -113,6 +118,7 @@ def scan(
             report(done[0], total, what)
 
         say("")
+        request = announced(left, request, limit, say)
         with closing(_rows(left, request, workers, engine, address, say)) as rows:
             for row in rows:
                 _write(writer, row)
@@ -188,6 +194,8 @@ def _write(writer: RunWriter, row: Row) -> None:
         facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
+    if row.checkpoint.repo is not None:  # not in the row, which is the same to the bit whenever it is made
+        writer.note(transferred={**writer.info.get("transferred", {}), row.checkpoint.name: row.transferred})
     writer.write(
         row.checkpoint.step,
         {**row.measured, _SERVICE: row.bytes_read},
@@ -195,7 +203,6 @@ def _write(writer: RunWriter, row: Row) -> None:
         status=row.status,
         note=row.note or None,
         digest=row.digest or None,
-        transferred=row.transferred,
     )
 
 
@@ -232,11 +239,11 @@ class Scan:
         """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, transferred, note."""
         import pandas as pd
 
-        points = self._points()
+        points, transferred = self._points(), Run(self.path).info.get("transferred", {})
         same = _same(points)
         rows = [
             {"step": row["step"], "checkpoint": name, "status": row["status"], "same_as": same.get(name, ""),
-             "bytes_read": int(row["value"]), "transferred": row.get("transferred") or 0,
+             "bytes_read": int(row["value"]), "transferred": transferred.get(name, 0),
              "digest": row["digest"] or "", "note": row["note"] or ""}
             for name, row in points.items()
         ]  # fmt: skip
