@@ -68,7 +68,7 @@ def _parts(revision: Revision, request: Request) -> int:
         return sum(revision.weights().values())
     try:
         tensors = revision.tensors(ranges=True)
-        tensors.expect(views(tensors, planned(tensors, list(dict.fromkeys(g.part for g in gauges)), request.pattern)))
+        tensors.expect(views(tensors, planned(tensors, list(dict.fromkeys(g.part for g in gauges)), request.mlp)))
     except NotWhole:
         return sum(revision.weights().values())
     return revision.meter.spent + revision.meter.expected

@@ -6,17 +6,17 @@ are, in a record of its own (`pickles.py`). Files of before PyTorch 1.6 are no z
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from joma._scan.guard import parsed
 from joma._scan.pickles import Record, load, stored_tensors
 from joma._scan.reading import BadCheckpoint as BadCheckpoint
 from joma._scan.reading import LocalFile, Reader, Span, read_bytes
@@ -28,7 +28,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _FEW = 4096  # reads of a tensor
-_MAX_HEADER = 100 << 20  # as in the safetensors library
+_MAX_HEADER = 16 << 20  # bytes: 100,000 tensors and more
 _PADDING = 128  # bytes: what a record of a zip may have between its header and its data, usually
 
 
@@ -135,13 +135,14 @@ class TensorFile:
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
             raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
         try:
-            table = json.loads(read_bytes(self._reader, 8, length))
-            return dict(_entries(table, 8 + length))
+            entries = dict(_entries(parsed(read_bytes(self._reader, 8, length)), 8 + length))
+            _check_apart(entries)
+            return entries
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
 
     def _zip(self) -> dict[str, Entry]:
-        found = stored_tensors(self._reader)
+        found, self.note = stored_tensors(self._reader)
         if found is None:
             return self._keep()
         entries = {}
@@ -157,9 +158,12 @@ class TensorFile:
         return self._keep()
 
     def _keep(self) -> dict[str, Entry]:
-        loaded = load(self._reader.whole(), "cpu", self.name)
+        loaded, note = load(self._reader.whole(), "cpu", self.name)
+        for key, tensor in loaded.items():
+            if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+                raise BadCheckpoint(f"{self.name}: the tensor {key} repeats its numbers and is refused")
         self._tensors = {key: tensor.contiguous() for key, tensor in loaded.items()}
-        self.note = f"{self.name} is of an old format and was read whole"
+        self.note = "; ".join([f"{self.name} is of an old format and was read whole"] + [note] * bool(note))
         self.bytes_read += self.size
         return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
@@ -189,11 +193,11 @@ class TensorFile:
         if name in self._tensors or (gaps and entry != place):
             tensor = self._tensors[name] if name in self._tensors else self._read(name, place).contiguous()
             return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
-        if entry.end > self.size:
-            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
         return self._read(name, entry)
 
     def _read(self, name: str, entry: Entry) -> Tensor:
+        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:  # stride 0 repeats
+            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
         layout, begin, at = _Layout.of(entry), entry.offset + self._padding(name), 0
         flat = torch.empty(layout.bytes, dtype=torch.uint8)
         buffer = memoryview(flat.numpy())  # type: ignore[arg-type]
@@ -229,6 +233,14 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
         if end - begin != math.prod(shape) * dtype.itemsize or begin < 0 or min(shape, default=0) < 0:
             raise ValueError(f"{name} has {end - begin} bytes, but shape {shape}")
         yield name, Entry(dtype, shape, contiguous(shape), data + begin)
+
+
+def _check_apart(entries: Mapping[str, Entry]) -> None:
+    """Tensors of a safetensors file share no bytes; torch.save does that on purpose, for tied weights."""
+    filled = sorted((entry.offset, entry.end, name) for name, entry in entries.items() if entry.end > entry.offset)
+    for (_, end, name), (start, _, other) in pairwise(filled):
+        if start < end:
+            raise ValueError(f"{name} and {other} overlap")
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

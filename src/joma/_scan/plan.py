@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS
-from joma._scan.files import BadCheckpoint, Entry, contiguous
+from joma._scan.files import Entry, contiguous
+from joma._scan.formats import quantised
+from joma._scan.model import model_of
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 # what maps into the hidden neurons, and out of them, is called
@@ -44,11 +47,11 @@ class Piece:
         """The view, from the file, in float32."""
         entry = tensors.entry(self.tensor)
         if not entry.dtype.is_floating_point:
-            raise BadCheckpoint(
-                f"{self.tensor} is of type {entry.stored or entry.dtype}: quantised weights cannot be measured"
-            )
+            why = quantised(tensors.config, tensors.names) or "quantised weights cannot be measured"
+            raise BadCheckpoint(f"{self.tensor} is of type {entry.stored or entry.dtype}: {why}")
         if entry.dtype.itemsize == 1 and (scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")):
-            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): it cannot be measured without them")
+            why = quantised(tensors.config, tensors.names) or "it cannot be measured without them"
+            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): {why}")
         if entry.shape != self.shape:
             raise BadCheckpoint(
                 f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
@@ -80,13 +83,22 @@ class Planned:
 Plan = dict[str, list[Planned]]  # part -> matrices by layer
 
 
-def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> Plan:
+def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan:
     """The matrices of each part; a part that the checkpoint does not have is an error."""
+    try:
+        return _plan(tensors, parts, mlp)
+    except BadCheckpoint:
+        if (why := quantised(tensors.config, tensors.names)) is not None:
+            raise BadCheckpoint(why) from None
+        raise
+
+
+def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
     matrices_by_part: Plan = {}
-    model, skeleton = model_of(tensors.config), None
+    model, skeleton = model_of(tensors.config, len(tensors.names)), None
     for part in dict.fromkeys(parts):
-        if part == "mlp_in" and pattern is not None:
-            matrices_by_part[part] = _by_pattern(tensors, pattern)
+        if part == "mlp_in" and mlp is not None:
+            matrices_by_part[part] = _by_names(tensors, mlp)
             continue
         matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
         if not matrices:
@@ -95,7 +107,7 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
         if not matrices:
             raise BadCheckpoint(
                 f"no matrix found for {part!r} ({PARTS[part]}) among {len(tensors.names)} tensors"
-                + ("; name them with a pattern" if part == "mlp_in" else "")
+                + ("; name them with --mlp REGEX (mlp= in Python)" if part == "mlp_in" else "")
                 + (
                     "; heads, and fused projections, need a config.json of a family that is known"
                     if part in ("q", "k", "v", "qk")
@@ -104,33 +116,6 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
             )
         matrices_by_part[part] = matrices
     return matrices_by_part
-
-
-def model_of(config: dict[str, Any] | None, *, head: bool = False) -> nn.Module | None:
-    """The model on the meta device; None without a config, transformers, or a family that it knows by itself.
-
-    ``head``: as it was trained, with what the config's ``architectures`` has on top.
-    """
-    if config is None or not isinstance(kind := config.get("model_type"), str):
-        return None
-    try:
-        import transformers
-        from transformers import CONFIG_MAPPING, AutoModel
-    except ImportError:
-        return None
-    if kind not in CONFIG_MAPPING:
-        return None
-    try:
-        known, trained = CONFIG_MAPPING[kind].from_dict(config), (config.get("architectures") or [""])[0]
-        with torch.device("meta"):
-            model: nn.Module
-            if head and hasattr(transformers, trained):
-                model = getattr(transformers, trained)(known)
-            else:
-                model = AutoModel.from_config(known)
-    except Exception:  # a config that does not fit this version of transformers: the names will do
-        return None
-    return model
 
 
 def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
@@ -179,9 +164,9 @@ def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
     return match
 
 
-def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
+def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
     """The tensors whose names (with or without ``.weight``) match; a stack of matrices gives one row per matrix."""
-    expression = re.compile(pattern)
+    expression = re.compile(mlp)
     chosen = [n for n in tensors.names if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))]
     planned = []
     for name in sorted(chosen, key=_natural):
@@ -196,7 +181,7 @@ def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
             planned.append(Planned(title, (piece,), lambda views: views, 1))
     if not planned:
         some = ", ".join(sorted(tensors.names, key=_natural)[:8])
-        raise BadCheckpoint(f"no matrix matches the pattern {pattern!r}; there are {some}, …")
+        raise BadCheckpoint(f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …")
     return planned
 
 

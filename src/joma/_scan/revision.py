@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from joma._run.lock import take
 from joma._scan.files import BadCheckpoint
+from joma._scan.formats import INDEX, NAMES
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
 from joma._scan.ranges import HubFile, Meter, Place, resolved
 from joma._scan.reading import LocalFile, Reader
-from joma._scan.tensors import INDEX, NAMES, Tensors, shards_of
+from joma._scan.tensors import Tensors, shards_of
 
 T = TypeVar("T")
 
@@ -155,16 +156,8 @@ class Revision:
         return None
 
     def folder(self) -> Path:
-        """A folder with everything that transformers loads a model and its tokenizer from."""
-        files = {"config.json": self.fetch("config.json")}
-        if files["config.json"] is None:
-            raise BadCheckpoint(f"{self.repo} at {self.revision} has no config.json")
-        tensors = self.tensors()  # checks what the index names
-        for shard in tensors.shards(tensors.names):
-            if (path := self.fetch(shard)) is None:
-                raise BadCheckpoint(f"the shard {shard} that the index names is not there")
-            files[shard] = path
-        files |= {name: self.fetch(name) for name in (*TOKENIZER, *INDEX)}
+        """A folder with its config and tokenizer; weights are read through `tensors`."""
+        files = {name: self.fetch(name) for name in ("config.json", *TOKENIZER)}
         present = {name: path for name, path in files.items() if path is not None}
         places = {path.parents[len(Path(name).parts) - 1] for name, path in present.items()}
         if len(places) == 1:

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.files import BadCheckpoint, Entry, TensorFile, contiguous
-from joma._scan.reading import LocalFile, Reader
+from joma._scan.files import Entry, TensorFile, contiguous
+from joma._scan.formats import INDEX, NAMES, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.guard import MAX_JSON, parsed
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 
-# what a checkpoint's weights are called, in the order of preference
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
 View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
@@ -37,6 +34,7 @@ class Tensors:
     Attributes:
         names: of all tensors.
         config: the content of `config.json`, or None.
+        not_finite: the tensors in which NaN or infinities were read.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class Tensors:
         self._fetch, self._reader = fetch, reader or self._local
         self._files: dict[str, TensorFile] = {}
         self._digests: dict[str, str] = {}  # what was read -> its SHA-256
+        self.not_finite: list[str] = []
         self.config = _json(path) if (path := fetch("config.json")) else config
         self._place = self._find(where)  # tensor -> file
         self.names = list(self._place)
@@ -58,15 +57,20 @@ class Tensors:
         """A folder with weights in it, or a single file."""
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+        lone = None if has_weights(path) else lone_file(path)
+        if lone is None and not has_weights(path) and (why := refusal(path)):
+            raise BadCheckpoint(why)
 
         def fetch(name: str) -> Path | None:
+            if lone is not None and name == SINGLE[0]:
+                return lone
             return file if (file := path / name).is_file() else None
 
         return cls(fetch, str(path), _own_config(path))
 
     def _find(self, where: str) -> dict[str, str]:
         for name in NAMES:
-            if name in SINGLE:
+            if name not in INDEX:
                 if (file := self._reader(name)) is not None:
                     return dict.fromkeys(self._open(name, file).entries, name)
                 continue
@@ -77,7 +81,7 @@ class Tensors:
 
     def _local(self, name: str) -> Reader | None:
         path = self._fetch(name)
-        return None if path is None else LocalFile(path, path.name if name in SINGLE else name)
+        return None if path is None else LocalFile(path, path.name if name == SINGLE[0] else name)
 
     def _open(self, name: str, file: Reader | None = None) -> TensorFile:
         if name not in self._files:
@@ -126,6 +130,9 @@ class Tensors:
                 out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
         start = (view.offset - place.offset) // view.dtype.itemsize
         self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = digest.hexdigest()
+        if out.numel() and name not in self.not_finite:
+            low, high = out.aminmax()
+            self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
         return out
 
     @property
@@ -153,7 +160,8 @@ def _own_config(folder: Path) -> dict[str, Any] | None:
     info = folder.absolute().parent.parent / "run.json"
     if folder.parent.name != "checkpoints" or not info.is_file():
         return None
-    heads = _json(info).get("config", {}).get("heads")
+    config = _json(info).get("config")
+    heads = config.get("heads") if isinstance(config, dict) else None
     return {"num_attention_heads": heads} if isinstance(heads, int) else None
 
 
@@ -179,12 +187,10 @@ def hash_into(digest: Any, tensor: Tensor) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            return parsed(stream.read(MAX_JSON + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path.name} is no JSON object")
-    return content
 
 
 def _check_inside(shard: object, index: str) -> None:

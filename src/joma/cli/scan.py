@@ -30,8 +30,11 @@ def _scan(
     length: Annotated[
         int | None, typer.Option(help="Tokens of a sequence.  [default: 512, or what the model has]")
     ] = None,
-    pattern: Annotated[
+    mlp: Annotated[
         str | None, typer.Option(help="Regular expression that whole names of tensors match: the lower MLP matrices.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For attention gauges: a folder or id.  [default: the model's own]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/scan-…]")] = None,
     keep: Annotated[
@@ -69,8 +72,8 @@ def _scan(
 
         result = scan(
             source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            pattern=pattern, keep=keep, budget=budget, workers=workers, engine=engine, address=address, retry=retry,
-            overwrite=force, report=report,
+            mlp=mlp, tokenizer=tokenizer, keep=keep, budget=budget, workers=workers, engine=engine, address=address,
+            retry=retry, overwrite=force, report=report,
         )  # fmt: skip
     if _show(result, Console(highlight=False)):
         raise typer.Exit(1)
