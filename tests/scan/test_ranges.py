@@ -14,7 +14,9 @@ from tests.scan.models import lower, save, stable_rank
 
 import joma
 from joma._scan import ranges
+from joma._scan.budget import parse_bytes, show_bytes, transfer
 from joma._scan.checkpoints import Checkpoint
+from joma._scan.measure import Request
 from joma._scan.reading import BadCheckpoint, read_bytes
 from joma._scan.tensors import Tensors
 
@@ -202,6 +204,26 @@ def test_a_limit_is_kept_before_it_is_passed(server, files):
     assert "read whole" in whole.notes[0]
 
 
+def test_a_budget_is_announced_and_refused_beforehand(server):
+    said = []
+    scan = joma.scan(REPO, revisions="neox", report=lambda done, total, what: said.append(what))
+    transferred = int(scan.checkpoints().transferred[0])
+    each = transfer([Checkpoint("neox", 0, repo=REPO)], Request(("stable_rank",)))
+    assert each is not None
+    assert transferred <= each <= transferred + 8000  # config and index came when it was asked
+    assert f"to be transferred from the hub: about {show_bytes(each)}, 1 × {show_bytes(each)}" in said
+    with pytest.raises(ValueError, match=r"2 checkpoints of .* the budget is 100 kB: choose 1 of them \(--revisions"):
+        joma.scan(REPO, revisions="neox,neox2", budget="100kB")
+    assert joma.scan(REPO, revisions="neox", budget=str(transferred + 5000)).failed == []
+    missing = joma.scan(REPO, revisions="neox2", budget="1MB", report=lambda done, total, what: said.append(what))
+    assert "has no revision neox2" in missing.checkpoints().note[0]
+    assert "to be transferred from the hub: not known beforehand, 1 checkpoints" in said
+    assert [parse_bytes(text) for text in ("20GB", "1.5 MiB", 3e9, 7)] == [20 * 10**9, 3 << 19, 3 * 10**9, 7]
+    for wrong in ("20 apples", "", "-3GB", "0"):
+        with pytest.raises(ValueError, match="is no amount of bytes"):
+            parse_bytes(wrong)
+
+
 def test_a_token_is_for_the_hub_only(server, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._headers.get_token_to_send", lambda token: "secret")
     server.stored = True
@@ -217,3 +239,30 @@ def test_nothing_is_left_behind(server, tmp_path):
     joma.scan(REPO, revisions="neox", gauges="stable_rank,stable_rank.qk")
     assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []
     assert not Path(constants.HF_HUB_CACHE).exists()
+
+
+def test_interrupted_anywhere_and_started_again(server, files, tmp_path, monkeypatch):
+    """As a kill would: in the middle of a transfer, with nothing tidied up."""
+    server.revisions = {f"step{n}": files["neox"] for n in range(10)}
+    whole = joma.scan(REPO, tmp_path / "whole", revisions="all")
+    count, draw = ranges.Meter.count, random.Random(1)
+
+    def killed(meter, name, more):
+        if draw.random() < 0.2:
+            raise KeyboardInterrupt
+        count(meter, name, more)
+
+    interrupted = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Meter, "count", killed)
+        for _ in range(8):
+            try:
+                joma.scan(REPO, tmp_path / "run", revisions="all")
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted >= 4
+    resumed = joma.scan(REPO, tmp_path / "run", revisions="all")
+    assert sorted((resumed.path / "metrics.jsonl").read_text().splitlines()) == sorted(
+        (whole.path / "metrics.jsonl").read_text().splitlines()
+    )
+    assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []

@@ -40,10 +40,14 @@ class Checkpoint:
     note: str = ""  # for its row
 
     def revision(
-        self, report: hub.DownloadProgress | None = None, keep: bool = False, limit: int | None = None
+        self,
+        report: hub.DownloadProgress | None = None,
+        keep: bool = False,
+        limit: int | None = None,
+        dry: bool = False,
     ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit)
+        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit, dry)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joma._run.lock import take
+from joma._scan.formats import INDEX, NAMES
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
 from joma._scan.ranges import HubFile, Meter, Place, resolved
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
-from joma._scan.tensors import Tensors
+from joma._scan.tensors import Tensors, shards_of
 
 T = TypeVar("T")
+
+
+class NotWhole(BadCheckpoint):
+    """A whole file would have to be downloaded, which was not to be."""
 
 
 class Revision:
@@ -32,6 +37,7 @@ class Revision:
         report: called with the progress of each download.
         keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget` deletes.
         limit: bytes that may be transferred.
+        dry: never download a file of weights.
     """
 
     def __init__(
@@ -41,8 +47,9 @@ class Revision:
         report: DownloadProgress | None = None,
         keep: bool = False,
         limit: int | None = None,
+        dry: bool = False,
     ) -> None:
-        self.repo, self.revision, self.keep, self._report = repo, revision, keep, report
+        self.repo, self.revision, self.keep, self._report, self._dry = repo, revision, keep, report, dry
         self.temporary = downloads(repo, revision)
         self.meter = Meter(limit, report)
         self._lock: int | None = None
@@ -66,11 +73,24 @@ class Revision:
             return place
 
         def whole() -> Path:
+            if self._dry:
+                raise NotWhole(f"{name} of revision {self.revision} has to be downloaded whole")
             if (path := self.fetch(name)) is None:
                 raise BadCheckpoint(f"{name} of revision {self.revision} is not there any more")
             return path
 
         return self._asked(name, lambda: HubFile(name, resolve, whole, self.meter))
+
+    def weights(self) -> dict[str, int]:
+        """The files of weights, and the bytes that are not on this machine yet of each."""
+        for name in NAMES:
+            shards = [name]
+            if name in INDEX:
+                shards = shards_of(path, name) if (path := self.fetch(name)) else []
+            if shards and (first := self.reader(shards[0])) is not None:
+                rest = {shard: self.reader(shard) for shard in shards[1:]}
+                return {n: r.size if isinstance(r, HubFile) else 0 for n, r in ({shards[0]: first} | rest).items()}
+        raise BadCheckpoint(f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}")
 
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""

@@ -92,12 +92,7 @@ class Tensors:
                 continue
             if (path := self._fetch(name)) is None:
                 continue
-            index = _json(path).get("weight_map")
-            if not isinstance(index, dict) or not index:
-                raise BadCheckpoint(f"{name} has no weight_map")
-            for shard in set(index.values()):
-                _check_inside(shard, name)
-            return index
+            return weight_map(path, name)
         raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
     def _all(self, source: Source) -> dict[str, str]:
@@ -210,6 +205,21 @@ def _own_config(folder: Path) -> dict[str, Any] | None:
     config = _json(info).get("config")
     heads = config.get("heads") if isinstance(config, dict) else None
     return {"num_attention_heads": heads} if isinstance(heads, int) else None
+
+
+def weight_map(path: Path, name: str) -> dict[str, str]:
+    """Tensor -> shard, of an index; one that names files outside of the checkpoint is refused."""
+    index = _json(path).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise BadCheckpoint(f"{name} has no weight_map")
+    for shard in set(index.values()):
+        _check_inside(shard, name)
+    return index
+
+
+def shards_of(path: Path, name: str) -> list[str]:
+    """The shards that an index names."""
+    return sorted(set(weight_map(path, name).values()))
 
 
 def hash_into(digest: Any, tensor: Tensor) -> None:

@@ -43,6 +43,10 @@ def _scan(
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
     engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
@@ -53,6 +57,7 @@ def _scan(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from joma._scan.budget import TRANSFER
     from joma._scan.scan import scan
 
     folder = out or Path("runs") / f"scan-{_name(source)}"
@@ -64,12 +69,14 @@ def _scan(
         task = bars.add_task("", total=None)
 
         def report(done: int, total: int, what: str) -> None:
+            if what.startswith(TRANSFER):
+                bars.console.print(what, markup=False, highlight=False)
             bars.update(task, completed=done, total=total, description=what)
 
         result = scan(
             source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            mlp=mlp, tokenizer=tokenizer, base=base, keep=keep, workers=workers, engine=engine, address=address,
-            retry=retry, overwrite=force, report=report,
+            mlp=mlp, tokenizer=tokenizer, base=base, keep=keep, budget=budget, workers=workers, engine=engine,
+            address=address, retry=retry, overwrite=force, report=report,
         )  # fmt: skip
     if _show(result, Console(highlight=False)):
         raise typer.Exit(1)
