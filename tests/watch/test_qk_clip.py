@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.watch.models import VOCABULARY, HandWrittenGPT
 from torch import nn
 from torch.nn import functional
 
 import joma
-from tests.watch.models import VOCABULARY, HandWrittenGPT
 
 PAGE = Path(__file__).parents[2] / "docs" / "watch.md"
 
