@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from joma._scan.files import BadCheckpoint, TensorFile
-from joma._scan.reading import LocalFile, Stream
+from joma._scan.files import TensorFile
+from joma._scan.reading import BadCheckpoint, LocalFile, Stream
 from joma._scan.tensors import Tensors
 
 

@@ -13,7 +13,7 @@ from joma._charges.find import find
 from joma._charges.state import Layered, State, by_part, missing
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
-from joma._scan.files import contiguous
+from joma._scan.entry import contiguous
 from joma._scan.model import model_of
 from joma._scan.plan import Piece, matcher
 from joma._scan.reading import BadCheckpoint
@@ -32,6 +32,8 @@ class MeasuredCharges:
 @torch.no_grad()
 def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
+    if why := tensors.incomplete or tensors.no_model:
+        raise BadCheckpoint(why)
     model = model_of(tensors.config, len(tensors.names), head=True)
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")

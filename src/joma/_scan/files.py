@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma._scan.entry import Entry, contiguous
 from joma._scan.guard import parsed
 from joma._scan.pickles import Record, load, stored_tensors
 from joma._scan.reading import BadCheckpoint as BadCheckpoint
@@ -30,40 +31,6 @@ _DTYPES = {
 _FEW = 4096  # reads of a tensor
 _MAX_HEADER = 16 << 20  # bytes: 100,000 tensors and more
 _PADDING = 128  # bytes: what a record of a zip may have between its header and its data, usually
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor in a file: element ``i`` of dimension ``n`` lies ``stride[n]·i`` elements after ``offset`` (bytes)."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    stored: str = ""  # the type in the file, if it is none of PyTorch's: then this is its bytes
-
-    def view(self, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Entry:
-        """Of a contiguous tensor, the part that a view with this shape, stride and storage offset shows."""
-        return Entry(self.dtype, shape, stride, self.offset + start * self.dtype.itemsize)
-
-    def blocks(self, size: int) -> Iterator[tuple[int, int, Entry]]:
-        """Parts of about ``size`` bytes along the dimension that is outermost in the file: (dimension, start, part)."""
-        if not self.shape:
-            raise BadCheckpoint("a single number is no matrix")
-        dim = max(range(len(self.shape)), key=lambda n: self.stride[n])
-        rest = math.prod(self.shape[:dim] + self.shape[dim + 1 :]) * self.dtype.itemsize
-        step = max(1, size // max(1, rest))
-        for start in range(0, self.shape[dim], step):
-            shape = (*self.shape[:dim], min(step, self.shape[dim] - start), *self.shape[dim + 1 :])
-            yield dim, start, self.view(shape, self.stride, start * self.stride[dim])
-
-    @property
-    def end(self) -> int:
-        """The byte after the last one."""
-        if 0 in self.shape:
-            return self.offset
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-        return self.offset + (last + 1) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -241,8 +208,3 @@ def _check_apart(entries: Mapping[str, Entry]) -> None:
     for (_, end, name), (start, _, other) in pairwise(filled):
         if start < end:
             raise ValueError(f"{name} and {other} overlap")
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))

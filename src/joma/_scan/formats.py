@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+from joma._scan.reading import BadCheckpoint
 
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")  # what peft writes
+ADAPTER, SETTINGS = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"  # what peft writes
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 _BESIDES = re.compile(  # what trainers write beside the weights
     r"(optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state).*|.*_optim_states"
@@ -36,7 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder is a checkpoint by the names of its files."""
-    return any((folder / name).is_file() for name in NAMES)
+    return any((folder / name).is_file() for name in (*NAMES, ".metadata"))
 
 
 def lone_file(folder: Path) -> Path | None:
@@ -70,6 +72,8 @@ def refusal(folder: Path) -> str | None:
             f"{folder.name} has Meta's format, a part of each matrix per file: convert it with transformers' "
             "convert_llama_weights_to_hf.py, or take the version in the hub's format"
         )
+    if any(_SHARD.fullmatch(Path(name).stem) and name.endswith(".gguf") for name in names):
+        return f"{folder.name} has GGUF in several parts: join them with `llama-gguf-split --merge FIRST OUT.gguf`"
     if any(_SHARD.fullmatch(Path(name).stem) and name.endswith((".safetensors", ".bin")) for name in names):
         return f"{folder.name} has shards of weights, but not their index ({' or '.join(INDEX)}): download it too"
     others = {
@@ -79,6 +83,19 @@ def refusal(folder: Path) -> str | None:
     if kind := next((kind for name, kind in others.items() if name in names), None):
         return f"{folder.name} has weights of {kind} only: save them as safetensors first"
     return None
+
+
+def check_inside(shard: object, index: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+    """A shard is a file below the index, never one elsewhere."""
+    text = str(shard)
+    outside = any(
+        path.is_absolute() or path.drive or path.root or ".." in path.parts
+        for path in (PurePosixPath(text), PureWindowsPath(text))
+    )
+    if not isinstance(shard, str) or not text or outside:
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
+    if not text.endswith(suffixes):
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")
 
 
 _METHODS = {

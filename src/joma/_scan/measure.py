@@ -18,6 +18,7 @@ from joma._run.names import harmless
 from joma._scan.charges import measure_charges
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.hub import DownloadProgress
+from joma._scan.lora import with_base
 from joma._scan.plan import Plan, Planned, plan
 from joma._scan.reading import BadCheckpoint
 from joma._scan.revision import Revision
@@ -36,6 +37,7 @@ class Request:
     length: int | None = None
     keep: bool = False
     tokenizer: str | None = None
+    base: str | None = None
     limit: int | None = None  # bytes that may be transferred of one checkpoint
 
     @property
@@ -66,7 +68,7 @@ def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: Downloa
     revision = checkpoint.revision(report, request.keep, request.limit)
     try:
         gauges = get(request.gauges)
-        tensors = checkpoint_tensors(checkpoint, revision, ranges=request.ranges)
+        tensors = with_base(checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base)
         kinds = {
             "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.mlp),
             "charges": partial(_charges, row, tensors, [g for g in gauges if g.on == "charge"]),
@@ -126,14 +128,16 @@ def planned(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
 
 
 def _fits(matrices_by_part: Plan, tensors: Tensors) -> bool:
-    pieces = (piece for matrices in matrices_by_part.values() for matrix in matrices for piece in matrix.pieces)
-    return all(tensors.entry(piece.tensor).shape == piece.shape for piece in pieces)
+    every = [matrix for matrices in matrices_by_part.values() for matrix in matrices]
+    return all(p.tensor in t and t.entry(p.tensor).shape == p.shape for m in every
+               for t in [m.source(tensors)] for p in m.pieces)  # fmt: skip
 
 
 def views(tensors: Tensors, matrices_by_part: Plan) -> list[View]:
     """What will be read of the tensors."""
     every = (matrix for matrices in matrices_by_part.values() for matrix in matrices)
-    return list(dict.fromkeys((p.tensor, p.part(tensors)) for matrix in every for p in matrix.pieces))
+    return list(dict.fromkeys((p.tensor, p.part(tensors)) for matrix in every if not matrix.update
+                              for p in matrix.pieces))  # fmt: skip
 
 
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -> list[str]:

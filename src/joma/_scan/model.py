@@ -85,7 +85,7 @@ def model_of(config: dict[str, Any] | None, tensors: int, *, head: bool = False)
 def load_model(tensors: Tensors) -> Any:
     """The model of a checkpoint without its head, in evaluation mode and float32."""
     transformers_library()
-    if (why := quantised(tensors.config, tensors.names)) is not None:
+    if why := tensors.incomplete or tensors.no_model or quantised(tensors.config, tensors.names):
         raise BadCheckpoint(why)
     shape = model_of(tensors.config, len(tensors.names))
     if shape is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from joma._gauges.matrices import Matrix, find_matrices
-from joma._gauges.registry import PARTS
-from joma._scan.files import Entry, contiguous
+from joma._gauges.registry import PARTS, UPDATE
+from joma._scan.entry import Entry, contiguous
 from joma._scan.formats import quantised
 from joma._scan.model import model_of
 from joma._scan.reading import BadCheckpoint
@@ -74,10 +74,15 @@ class Planned:
     pieces: tuple[Piece, ...]
     finish: Callable[[list[Tensor]], list[Tensor]]
     heads: int
+    update: bool = False  # read what an adapter adds
 
     def read(self, tensors: Tensors) -> list[Tensor]:
         """One matrix, or one per head."""
-        return self.finish([piece.read(tensors) for piece in self.pieces])
+        return self.finish([piece.read(self.source(tensors)) for piece in self.pieces])
+
+    def source(self, tensors: Tensors) -> Tensors:
+        """Which tensors of a checkpoint it is read from."""
+        return tensors.updates if self.update and tensors.updates is not None else tensors
 
 
 Plan = dict[str, list[Planned]]  # part -> matrices by layer
@@ -94,9 +99,17 @@ def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan
 
 
 def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
+    if any(".lora_" in name for name in tensors.names):
+        raise BadCheckpoint("it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that")
     matrices_by_part: Plan = {}
-    model, skeleton = model_of(tensors.config, len(tensors.names)), None
-    for part in dict.fromkeys(parts):
+    parts = list(dict.fromkeys(parts))
+    if updates := [part for part in parts if part.endswith(UPDATE)]:
+        matrices_by_part |= _updates(tensors, updates, mlp)
+    rest = [part for part in parts if part not in updates]
+    if rest and tensors.incomplete:
+        raise BadCheckpoint(tensors.incomplete)
+    model, skeleton = model_of(tensors.config, len(tensors.names)) if rest else None, None
+    for part in rest:
         if part == "mlp_in" and mlp is not None:
             matrices_by_part[part] = _by_names(tensors, mlp)
             continue
@@ -115,6 +128,22 @@ def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
                 )
             )
         matrices_by_part[part] = matrices
+    return matrices_by_part
+
+
+def _updates(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
+    """What an adapter adds to the matrices of these parts; to those of them that it adds to."""
+    updates = tensors.updates
+    if updates is None:
+        raise BadCheckpoint(f"there is no LoRA adapter, whose updates {parts[0]!r} would be measured on")
+    matrices_by_part: Plan = {}
+    for part in parts:
+        whole = part.removesuffix(UPDATE)
+        base = _plan(updates if tensors.incomplete else tensors, [whole], mlp)[whole]
+        chosen = [m for m in base if all(piece.tensor in updates for piece in m.pieces)]
+        if not chosen:
+            raise BadCheckpoint(f"the adapter adds nothing to {whole!r} ({PARTS[whole]})")
+        matrices_by_part[part] = [replace(m, name=f"{m.name} (update)", update=True) for m in chosen]
     return matrices_by_part
 
 

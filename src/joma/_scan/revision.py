@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joma._run.lock import take
-from joma._scan.files import BadCheckpoint
 from joma._scan.formats import INDEX, NAMES
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
 from joma._scan.ranges import HubFile, Meter, Place, resolved
-from joma._scan.reading import LocalFile, Reader
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 from joma._scan.tensors import Tensors, shards_of
 
 T = TypeVar("T")

@@ -46,6 +46,7 @@ def scan(
     length: int | None = None,
     mlp: str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    base: str | os.PathLike[str] | None = None,
     keep: bool = False,
     budget: str | int | None = None,
     workers: int = 1,
@@ -73,6 +74,7 @@ def scan(
         length: of a sequence; 512 by default, or as many positions as the model has.
         mlp: regular expression of the tensors to take as lower MLP matrices; found by structure without.
         tokenizer: for attention gauges on a corpus: a folder or an id of the hub; the model's own by default.
+        base: the model that LoRA adapters add to: a folder or an id of the hub.
         keep: keep what is downloaded from the hub; by default weights go once they are measured.
         budget: bytes that may be transferred from the hub, as "20GB": more is refused before it begins. Each
             checkpoint has an equal share of it.
@@ -99,9 +101,11 @@ def scan(
     limit = None if budget is None else parse_bytes(budget)
     checkpoints = find_checkpoints(os.fspath(source), revisions)
     request = Request(
-        tuple(names), mlp, data, tokens, length, keep, None if tokenizer is None else os.fspath(tokenizer)
+        tuple(names), mlp, data, tokens, length, keep, None if tokenizer is None else os.fspath(tokenizer),
+        None if base is None else os.fspath(base),
     )  # fmt: skip
-    config: dict[str, Any] = {"model": harmless(os.fspath(source).rstrip("/")), "gauges": names, "mlp": mlp}
+    model = harmless(os.fspath(source).rstrip("/"))
+    config: dict[str, Any] = {"model": model, "gauges": names, "mlp": mlp, "base": request.base}
     if any(g.runs_model for g in chosen):
         config |= {"data": _named(data), "tokens": tokens, "length": length, "tokenizer": request.tokenizer}
     path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"

@@ -6,16 +6,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma._scan.files import Entry, TensorFile, contiguous
-from joma._scan.formats import INDEX, NAMES, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.dcp import METADATA, Dcp
+from joma._scan.entry import Entry, contiguous
+from joma._scan.files import TensorFile
+from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, check_inside, has_weights, lone_file, refusal
+from joma._scan.gguf_file import GgufFile
 from joma._scan.guard import MAX_JSON, parsed
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
+from joma._scan.sources import Source
 
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
@@ -30,11 +34,16 @@ class Tensors:
         where: for messages.
         config: what `config.json` would say, where there is none.
         reader: gives files of weights.
+        source: gives all tensors, instead of files.
 
     Attributes:
         names: of all tensors.
         config: the content of `config.json`, or None.
         not_finite: the tensors in which NaN or infinities were read.
+        adapter: the content of `adapter_config.json`, of a file of low-rank updates.
+        updates: of a model with such an adapter, what that adds, as tensors.
+        incomplete: why these are not the weights of a model, of an adapter without its base.
+        no_model: why no model can be built with them, though its matrices can be measured.
     """
 
     def __init__(
@@ -43,20 +52,28 @@ class Tensors:
         where: str,
         config: dict[str, Any] | None = None,
         reader: Callable[[str], Reader | None] | None = None,
+        source: Source | None = None,
     ) -> None:
         self._fetch, self._reader = fetch, reader or self._local
-        self._files: dict[str, TensorFile] = {}
+        self._files: dict[str, Source] = {}
         self._digests: dict[str, str] = {}  # what was read -> its SHA-256
         self.not_finite: list[str] = []
         self.config = _json(path) if (path := fetch("config.json")) else config
-        self._place = self._find(where)  # tensor -> file
+        self.adapter: dict[str, Any] | None = None
+        self.updates: Tensors | None = None
+        self.incomplete = self.no_model = ""
+        self._place = self._find(where) if source is None else self._all(source)  # tensor -> file
         self.names = list(self._place)
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
         """A folder with weights in it, or a single file."""
+        if path.is_file() and path.name in ADAPTER:
+            return cls(lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None, path.name)
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+        if not any((path / name).is_file() for name in NAMES) and (path / METADATA).is_file():
+            return cls(lambda name: _file(path / name), str(path), source=Dcp(path))
         lone = None if has_weights(path) else lone_file(path)
         if lone is None and not has_weights(path) and (why := refusal(path)):
             raise BadCheckpoint(why)
@@ -64,7 +81,7 @@ class Tensors:
         def fetch(name: str) -> Path | None:
             if lone is not None and name == SINGLE[0]:
                 return lone
-            return file if (file := path / name).is_file() else None
+            return _file(path / name)
 
         return cls(fetch, str(path), _own_config(path))
 
@@ -72,6 +89,8 @@ class Tensors:
         for name in NAMES:
             if name not in INDEX:
                 if (file := self._reader(name)) is not None:
+                    if name in ADAPTER:
+                        self.adapter = _json(path) if (path := self._fetch(SETTINGS)) else {}
                     return dict.fromkeys(self._open(name, file).entries, name)
                 continue
             if (path := self._fetch(name)) is None:
@@ -79,17 +98,37 @@ class Tensors:
             return weight_map(path, name)
         raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
+    def _all(self, source: Source) -> dict[str, str]:
+        self._files[""] = source
+        return dict.fromkeys(source.entries, "")
+
+    @classmethod
+    def of(cls, source: Source, config: dict[str, Any] | None) -> Tensors:
+        """The tensors of one source."""
+        return cls(lambda name: None, "", config, source=source)
+
     def _local(self, name: str) -> Reader | None:
         path = self._fetch(name)
         return None if path is None else LocalFile(path, path.name if name == SINGLE[0] else name)
 
-    def _open(self, name: str, file: Reader | None = None) -> TensorFile:
+    def _open(self, name: str, file: Reader | None = None) -> Source:
         if name not in self._files:
             file = file or self._reader(name)
             if file is None:
                 raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = TensorFile(file)
+            self._files[name] = self._source(file)
         return self._files[name]
+
+    def _source(self, file: Reader) -> Source:
+        if file.suffix != ".gguf":
+            return TensorFile(file)
+        made = GgufFile(file)
+        self.config = made.config
+        self.no_model = (
+            f"a model is not built from GGUF: save it in the hub's format, AutoModel.from_pretrained(FOLDER, gguf_file="
+            f"{file.name!r}).save_pretrained(OUT), and scan that"
+        )
+        return made
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -143,7 +182,9 @@ class Tensors:
     @property
     def digest(self) -> str:
         """SHA-256 over all that was read, in whichever order."""
-        return hashlib.sha256(json.dumps(sorted(self._digests.items())).encode()).hexdigest()
+        updates = {} if self.updates is None else self.updates._digests
+        every = [*self._digests.items(), *((f"update of {what}", digest) for what, digest in updates.items())]
+        return hashlib.sha256(json.dumps(sorted(every)).encode()).hexdigest()
 
     @property
     def bytes_read(self) -> int:
@@ -158,6 +199,10 @@ class Tensors:
     def shards(self, names: Iterable[str]) -> list[str]:
         """The files that hold these tensors."""
         return sorted({self._place[name] for name in names})
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _own_config(folder: Path) -> dict[str, Any] | None:
@@ -176,7 +221,7 @@ def weight_map(path: Path, name: str) -> dict[str, str]:
     if not isinstance(index, dict) or not index:
         raise BadCheckpoint(f"{name} has no weight_map")
     for shard in set(index.values()):
-        _check_inside(shard, name)
+        check_inside(shard, name)
     return index
 
 
@@ -196,16 +241,3 @@ def _json(path: Path) -> dict[str, Any]:
             return parsed(stream.read(MAX_JSON + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
-
-
-def _check_inside(shard: object, index: str) -> None:
-    """A shard is a file below the index, never one elsewhere."""
-    text = str(shard)
-    outside = any(
-        path.is_absolute() or path.drive or path.root or ".." in path.parts
-        for path in (PurePosixPath(text), PureWindowsPath(text))
-    )
-    if not isinstance(shard, str) or not text or outside:
-        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
-    if not text.endswith(SUFFIXES):
-        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")

@@ -36,6 +36,9 @@ def _scan(
     tokenizer: Annotated[
         str | None, typer.Option(help="For attention gauges: a folder or id.  [default: the model's own]")
     ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model that LoRA adapters add to: a folder or id.  [default: updates only]")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/scan-…]")] = None,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
@@ -72,8 +75,8 @@ def _scan(
 
         result = scan(
             source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            mlp=mlp, tokenizer=tokenizer, keep=keep, budget=budget, workers=workers, engine=engine, address=address,
-            retry=retry, overwrite=force, report=report,
+            mlp=mlp, tokenizer=tokenizer, base=base, keep=keep, budget=budget, workers=workers, engine=engine,
+            address=address, retry=retry, overwrite=force, report=report,
         )  # fmt: skip
     if _show(result, Console(highlight=False)):
         raise typer.Exit(1)
