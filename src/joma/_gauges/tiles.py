@@ -20,7 +20,9 @@ from joma._gauges.kernels import widened
 from joma._gauges.masks import count, first_seen, key_columns, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
-_NOTHING = -80.0  # exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
+_NOTHING = (
+    -80.0
+)  # exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
 _TINY = 1e-30  # probabilities below have fewer digits in float32, or none
 
 
