@@ -4,7 +4,8 @@
 w = v + ξu (Eqn. 60), over embeddings in which four words each are alike. In one of each pair of networks a tenth of the
 neurons hold two unrelated patterns, in the other none does. The others hold one pattern; or two queries whose words
 are alike (one concept, as months are); or fire at one common word, whatever it attends to. The text has common words,
-topics that fill one document and draw attention, and words of patterns without their query. Seeds below 100 are those that the rule was tried on.
+topics that fill one document and draw attention, and words of patterns without their query. Seeds below 100 are those
+that the rule was tried on.
 """
 
 from __future__ import annotations
@@ -92,9 +93,7 @@ class Block(nn.Module):
     def __init__(self, attention: Attention, w: Tensor) -> None:
         super().__init__()
         self.attention = attention
-        self.mlp = nn.Sequential(
-            nn.Linear(2 * D, len(w)), nn.ReLU(), nn.Linear(len(w), 2 * D, bias=False)
-        )
+        self.mlp = nn.Sequential(nn.Linear(2 * D, len(w)), nn.ReLU(), nn.Linear(len(w), 2 * D, bias=False))
         with torch.no_grad():
             self.mlp[0].weight.copy_(w)
             self.mlp[0].bias.fill_(-BIAS)

@@ -65,7 +65,7 @@ def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, modules[name]) for name in names]
 
 
-class Enough(Exception):  # noqa: N818
+class Enough(Exception):
     """A pass is over: all that was to be seen of it was seen. Raised by a source that has an ``until``."""
 
 

@@ -1,14 +1,15 @@
 """The patterns of a neuron: words that its contexts attend to more often than those of its layer.
 
-over-represented  k of a neuron's n focused contexts attend to a word, and a share q of all focused contexts of the layer:
-                  the word is over-represented if P[Binomial(n, q) ≥ k] × words ≤ ``ALPHA``, the exact tail, corrected
-                  (Bonferroni) for the words of the layer. Common words, which join any three contexts, are as common
-                  in the layer.
+over-represented  k of a neuron's n focused contexts attend to a word, and a share q of all focused contexts of the
+                  layer: the word is over-represented if P[Binomial(n, q) ≥ k] × words ≤ ``ALPHA``, the exact tail,
+                  corrected (Bonferroni) for the words of the layer. Common words, which join any three contexts, are as
+                  common in the layer.
 one concept       two over-represented words that one context attends to, or whose embeddings are alike
                   (`joma._inspect.similar`), belong together, directly or through others.
-pattern           such a group of words, if its contexts, those that attend to one of the words, are too many by the same
-                  test, corrected for words × neurons of the layer; and if they are ``SUPPORT`` or more, at ``PLACES``
-                  places of the text or more that are ``APART`` tokens apart: not one document that repeats itself.
+pattern           such a group of words, if its contexts, those that attend to one of the words, are too many by the
+                  same test, corrected for words × neurons of the layer; and if they are ``SUPPORT`` or more, at
+                  ``PLACES`` places of the text or more that are ``APART`` tokens apart: not one document that repeats
+                  itself.
 
 Two patterns of a neuron therefore share no context and no word, and none of their words are alike.
 """

@@ -5,9 +5,9 @@ masked    the places that a context attends to and that hold a word of the patte
 lowered   the activation at the query is lower with the pattern masked than in the control, in so many contexts that
           chance has P ≤ ``SIGN`` for it: an exact sign test over the pattern's strongest ``MASKED`` contexts.
 held      Eqn. 60, w = … + U_C v + ξ u_m, asks that w points to what the pattern brings. With x what the MLP is given at
-          the query, the pattern's direction is the mean of x − x(masked): U_C b, as far as the pattern is concerned; the
-          query's is the mean of x(masked) less that of all contexts looked at in the layer: u_m. The neuron holds the
-          pattern if cos(w, pattern) is positive and among the largest ``LARGEST`` share of the layer's neurons.
+          the query, the pattern's direction is the mean of x − x(masked): U_C b, as far as the pattern is concerned;
+          the query's is the mean of x(masked) less that of all contexts looked at in the layer: u_m. The neuron holds
+          the pattern if cos(w, pattern) is positive and among the largest ``LARGEST`` share of the layer's neurons.
           cos(w, query) is told beside it; by the paper it is negative, the implicit bias ξ < 0.
 
 In a gated MLP w is a row of the gate.
@@ -90,52 +90,52 @@ def mask(
         rng: draws the words that are put in place, and the places of the control.
     """
     pool = np.concatenate([c.tokens for q in questions for c in q.contexts]) if questions else np.empty(0, np.int32)
-    asked: list[tuple[int, Context, list[Any]]] = []  # question, context, its three windows
-    for n, question in enumerate(questions):
-        for context in question.contexts[:MASKED]:
-            if (windows := _windows(context, set(question.words), word, pool, rng)) is not None:
-                asked.append((n, context, windows))
-    if not asked:
+    asked = [  # question, context, its three windows
+        (n, context, windows)
+        for n, question in enumerate(questions)
+        for context in question.contexts[:MASKED]
+        if (windows := _windows(context, set(question.words), word, pool, rng)) is not None
+    ]
+    windows = [window for _, _, three in asked for window in three]
+    queries = [context.query for _, context, _ in asked for _ in range(3)]
+    neurons = [questions[n].neuron for n, _, _ in asked for _ in range(3)]
+    if not asked or (seen := _at_queries(model, layer, windows, queries, neurons)) is None:
         return [None] * len(questions)
-    neurons = [questions[n].neuron for n, _, _ in asked]
-    seen = _at_queries(
-        model, layer, [window for _, _, windows in asked for window in windows],
-        [c.query for _, c, _ in asked for _ in range(3)], [neuron for neuron in neurons for _ in range(3)],
-    )  # fmt: skip
-    if seen is None:
-        return [None] * len(questions)
-    values, inputs = seen[0].reshape(-1, 3), seen[1]  # whole, masked, control
-    if inputs is not None:
-        weights = _lower(model, layer)
-        inputs = inputs.reshape(len(values), 3, -1)
-        weights = weights / weights.norm(dim=1, keepdim=True).clamp(min=1e-30)
-        centre = inputs[:, 0].mean(dim=0)
-    answers: list[Masking | None] = []
-    for n, question in enumerate(questions):
-        rows = [i for i, (m, _, _) in enumerate(asked) if m == n]
-        if not rows:
-            answers.append(None)
-            continue
-        whole, masked, control = values[rows].T
-        lower = int((masked < control).sum())
-        base = max(float(whole.mean()), 1e-30)
-        facts: dict[str, Any] = {}
-        if inputs is not None:
-            some = inputs[rows]
-            cosines = weights @ _unit((some[:, 0] - some[:, 1]).mean(dim=0))
-            own = float(cosines[question.neuron])
-            to_query = float(weights[question.neuron] @ _unit(some[:, 1].mean(dim=0) - centre))
-            facts = {"pattern": own, "larger": float((cosines > own).float().mean()), "query": to_query}
-        p = _sign(lower, len(rows))
-        left, beside = float(masked.mean()) / base, float(control.mean()) / base
-        answers.append(Masking(len(rows), lower, p, left, beside, **facts))
-    return answers
+    values = seen[0].reshape(-1, 3)
+    directions = None if seen[1] is None else _Directions(seen[1].reshape(len(values), 3, -1), _lower(model, layer))
+    rows: list[list[int]] = [[] for _ in questions]
+    for row, (n, _, _) in enumerate(asked):
+        rows[n].append(row)
+    return [
+        _answer(values[some], {} if directions is None else directions(some, question.neuron)) if some else None
+        for question, some in zip(questions, rows, strict=True)
+    ]
 
 
-def _sign(lower: int, n: int) -> float:
+def _answer(values: np.ndarray[Any, Any], directions: dict[str, float]) -> Masking:
+    """From activations (n, 3): whole, masked, control."""
     from scipy.stats import binom
 
-    return float(binom.sf(lower - 1, n, 0.5))
+    whole, masked, control = values.T
+    lower, base = int((masked < control).sum()), max(float(whole.mean()), 1e-30)
+    p = float(binom.sf(lower - 1, len(values), 0.5))
+    return Masking(len(values), lower, p, float(masked.mean()) / base, float(control.mean()) / base, **directions)
+
+
+class _Directions:
+    """Projections of w on the directions of patterns and queries, given the MLP's inputs (n, 3, d) and rows w (h, d)."""
+
+    def __init__(self, inputs: Tensor, weights: Tensor) -> None:
+        self.inputs, self.centre = inputs, inputs[:, 0].mean(dim=0)
+        self.weights = weights / weights.norm(dim=1, keepdim=True).clamp(min=1e-30)
+
+    def __call__(self, rows: list[int], neuron: int) -> dict[str, float]:
+        """Those of one pattern, whose contexts these are."""
+        whole, masked = self.inputs[rows, 0], self.inputs[rows, 1]
+        cosines = self.weights @ _unit((whole - masked).mean(dim=0))
+        query = self.weights[neuron] @ _unit(masked.mean(dim=0) - self.centre)
+        larger = (cosines > cosines[neuron]).float().mean()
+        return {"pattern": float(cosines[neuron]), "larger": float(larger), "query": float(query)}
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context
 from joma._inspect.windows import short_name
 
 if TYPE_CHECKING:
-    from joma._inspect.superpose import Superposition
+    from joma._inspect.superposition import Superposition
 
 SHOWN = 4  # contexts of a pattern that are open to view; the others unfold
 

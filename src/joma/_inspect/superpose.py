@@ -25,6 +25,7 @@ from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+
 def superpose(
     model: str | os.PathLike[str] | nn.Module,
     data: str | os.PathLike[str] | Sequence[int] | np.ndarray[Any, Any],
@@ -116,7 +117,8 @@ def superpose(
     alike = similarity(input_embedding(net, sample[0]), strongest.values(), word)
     progress(0.9 * min(1.0, count / max(1, total)), "what is over-represented")
     found = _found(strongest, word, alike)
-    chosen = {n: sorted({m for layer, m in found if layer == n} | ({neuron} - {None})) for n in strongest}
+    asked = set() if neuron is None else {neuron}
+    chosen = {n: sorted({m for layer, m in found if layer == n} | asked) for n in strongest}
     held_out = _held_out(net, stream, chosen, contexts, length, done, count)
     progress(0.9, "the second half of the text, and masking")
     found = _replicated(found, held_out, word)

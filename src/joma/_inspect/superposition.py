@@ -95,9 +95,7 @@ class Superposition:
                 replicated = sum(group.replicated for group in groups)
                 tried = replicated < 2 or any(group.masking is not None for group in groups)
                 passed = float(sum(group.passes for group in groups)) if tried else math.nan
-                rows.append(
-                    (layer, neuron, len(groups), replicated, passed, second, len(fires), spread, strongest)
-                )
+                rows.append((layer, neuron, len(groups), replicated, passed, second, len(fires), spread, strongest))
         table = pd.DataFrame(rows, columns=["layer", "neuron", *COLUMNS])
         order = ["passed", "replicated", "patterns", "second", "layer", "neuron"]
         return table.sort_values(order, ascending=[False] * 4 + [True] * 2, ignore_index=True, na_position="last")
