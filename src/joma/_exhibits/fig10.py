@@ -38,11 +38,11 @@ STATES = {"trained": "trained", "untrained": "before training", "chance": "conte
 MERGED, FOUND = 200, 0.5  # pairs of neurons made one, and the share of them that must be found for "fails"
 RULE = (
     "a pattern is words that a neuron's strong contexts attend to more often than its layer's (exact binomial, "
-    "corrected for words and neurons), whose embeddings are unlike those of the neuron's other patterns; it passes if it "
-    "comes back on held-out text, if masking its words lowers the activation more than masking others, and if w points "
-    "to it more than 95 % of the layer's neurons do. A neuron with two that pass is superposed. Holds: every model has "
-    "such neurons, a larger share than in any deal of contexts at random and than before training. Fails: none has, "
-    f"though of neurons made one in pairs at least {FOUND:.0%} are found. Else not decided"
+    "corrected for words and neurons), whose embeddings are unlike those of the neuron's other patterns; it passes if "
+    "it comes back on held-out text, if masking its words lowers the activation more than masking others, and if w "
+    "points to it more than 95 % of the layer's neurons do. A neuron with two that pass is superposed. Holds: every "
+    "model has such neurons, a larger share than in any deal of contexts at random and than before training. Fails: "
+    f"none has, though of neurons made one in pairs at least {FOUND:.0%} are found. Else not decided"
 )
 WOULD_DECIDE = (
     f"a model and a text on which at least {FOUND:.0%} of the neurons made one in pairs are found: --preset laptop"
@@ -88,7 +88,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             by_chance = superposition.chance(settings["shuffles"], seed)
             by_both = fired_by_both(model, revision, superposition)
             power, pairs = superposition.power(MERGED, seed)
-            controls = {"chance": by_chance, "fired_by_both": by_both, "power": power, "pairs": pairs}
+            controls: dict[str, Any] = {"chance": by_chance, "fired_by_both": by_both, "power": power, "pairs": pairs}
             writer.write(0, controls, model=name, state=state)
             superposition.info["model"] = name
             examples[name] = as_json(superposition, superposition.top(EXAMPLES))
@@ -145,7 +145,7 @@ def judge(run: Run) -> Judgement:
             **share, "neurons": total, "superposed": superposed,
             "two patterns": {state: float(values.mean()) for state, values in several.items()},
             "two patterns by chance": {"mean": float(level.mean()), "largest": float(level.max())},
-            "merged neurons found": power, "pairs merged": int(pairs),
+            "merged neurons found": power if pairs else None, "pairs merged": int(pairs),
             "fired by A and B, by pair": paired.astype(int).tolist(), "by texts of two pairs": float(others.mean()),
         }  # fmt: skip
         if superposed and share["trained"] > max(float(level.max()), share["untrained"]):
@@ -156,17 +156,24 @@ def judge(run: Run) -> Judgement:
             f"{model}: {superposed} of {total:,} neurons have two or more patterns that pass all tests "
             f"({share['trained']:.1%}; {share['untrained']:.1%} before training); two patterns before these tests: "
             f"{several['trained'].mean():.1%}, with contexts dealt out at random {level.mean():.2%} (at most "
-            f"{level.max():.2%}); of {pairs:.0f} pairs of neurons made one, {power:.0%} are found; the texts A and B "
+            f"{level.max():.2%}); {_found(power, pairs)}; the texts A and B "
             f"of the figure's pairs both fire {', '.join(f'{count:.0f}' for count in paired)} neurons, texts of two "
             f"pairs {others.mean():.1f} in the mean"
         )
     verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
     first = numbers[next(iter(numbers))]
-    chance, found = first["two patterns by chance"]["mean"], first["merged neurons found"]
-    measured = f"superposed {first['trained']:.1%}, dealt {chance:.1%}, merged neurons found {found:.0%}"
+    chance = first["two patterns by chance"]["mean"]
+    measured = f"superposed {first['trained']:.1%}, {first['untrained']:.1%} untrained, {chance:.1%} dealt"
     would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
     paper = "4 neurons shown, 2 patterns each"
     return Judgement(verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED)
+
+
+def _found(power: float, pairs: float) -> str:
+    """What the merged neurons say."""
+    if not pairs:
+        return "there are no neurons with one pattern that could be made one"
+    return f"of {pairs:.0f} pairs of neurons made one, {power:.0%} are found"
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

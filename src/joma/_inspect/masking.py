@@ -123,7 +123,7 @@ def _answer(values: np.ndarray[Any, Any], directions: dict[str, float]) -> Maski
 
 
 class _Directions:
-    """Projections of w on the directions of patterns and queries, given the MLP's inputs (n, 3, d) and rows w (h, d)."""
+    """Projections of w on directions of patterns and queries, from the MLP's inputs (n, 3, d) and all rows w (h, d)."""
 
     def __init__(self, inputs: Tensor, weights: Tensor) -> None:
         self.inputs, self.centre = inputs, inputs[:, 0].mean(dim=0)

@@ -2,7 +2,7 @@
 
 replicated  on text that was not looked at when the pattern was found, the neuron's contexts attend to the pattern's
             words more often than the layer's did: the exact binomial tail, corrected for the patterns of the layer.
-passes      a pattern that is replicated, whose masking lowers the activation, and that w holds: `joma._inspect.masking`.
+passes      a pattern that replicates, whose masking lowers the activation, and that w holds: `joma._inspect.masking`.
 superposed  a neuron with two patterns that pass, if embeddings were compared: two that are unrelated, then.
 """
 

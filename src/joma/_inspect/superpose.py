@@ -40,6 +40,7 @@ def superpose(
     revision: str | None = None,
     device: str = "cpu",
     masked: int | None = 100,
+    untrained: bool = False,
     seed: int = 0,
     progress: Callable[[float, str], None] = lambda share, what: None,
 ) -> Superposition:
@@ -61,7 +62,8 @@ def superpose(
         revision: of a model on the hub.
         device: where to run.
         masked: neurons whose patterns are masked at most, the surest first; None for all.
-        seed: of the words that are put in place of masked ones.
+        untrained: a control: the same architecture with new weights.
+        seed: of the words that are put in place of masked ones, and of new weights.
         progress: called with the share of the corpus that is done.
 
     Returns:
@@ -81,6 +83,8 @@ def superpose(
     net, tokenizer = open_model(model, tokenizer, revision, text=is_text)
     if not is_model:
         net.to(device)
+    if untrained:
+        net = _untrained(net, seed)
     _check(net, wanted, neuron, length)
     count, total = 0, 0
 
@@ -127,7 +131,7 @@ def superpose(
         "model": type(net).__name__ if is_model else str(model), "revision": revision,
         "data": name, "tokens": count, "layers": list(strongest), "contexts": contexts, "length": length,
         "mlps": {n: upper_mlps(net)[n][0].rpartition(".")[0] for n in strongest},
-        "embeddings compared": alike is not None,
+        "embeddings_compared": alike is not None, "untrained": untrained,
     }  # fmt: skip
     return Superposition(strongest, word, info, found, held_out, alike)
 
@@ -202,6 +206,18 @@ def _masked(
         for (place, n), masking in zip(asked, mask(net, number, questions, word, rng), strict=True):
             result[place] = [replace(p, masking=masking) if m == n else p for m, p in enumerate(result[place])]
     return result
+
+
+def _untrained(net: nn.Module, seed: int) -> nn.Module:
+    """The same architecture with new weights."""
+    import torch
+
+    config = getattr(net, "config", None)
+    if config is None or not hasattr(net, "init_weights"):
+        raise ValueError(f"{type(net).__name__} has no config to be made anew from: give an untrained model instead")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return type(net)(config).to(next(net.parameters()).device).eval()
 
 
 def _check(net: nn.Module, layers: list[int] | None, neuron: int | None, length: int) -> None:

@@ -74,8 +74,8 @@ class Superposition:
     def frame(self) -> pd.DataFrame:
         """One row per neuron, those with the most patterns that pass all tests first.
 
-        Columns: layer, neuron; patterns, replicated (on held-out text), passed (all tests; not a number where masking
-        was not tried); second (the second pattern's strongest activation over the first's), contexts (that fire it),
+        Columns: layer, neuron; patterns, replicated (on held-out text), passed (all tests; not a number where two
+        replicate and a test was not made); second (the second pattern's strongest activation over the first's), contexts (that fire it),
         spread (those among them whose attention is spread), strongest (activation).
         """
         return self._frame.copy()
@@ -93,12 +93,26 @@ class Superposition:
                 spread = sum(not context.attended for context in fires)
                 strongest = fires[0].activation if fires else 0.0
                 replicated = sum(group.replicated for group in groups)
-                tried = replicated < 2 or any(group.masking is not None for group in groups)
+                tried = replicated < 2 or (self.alike is not None and any(group.masking for group in groups))
                 passed = float(sum(group.passes for group in groups)) if tried else math.nan
                 rows.append((layer, neuron, len(groups), replicated, passed, second, len(fires), spread, strongest))
         table = pd.DataFrame(rows, columns=["layer", "neuron", *COLUMNS])
         order = ["passed", "replicated", "patterns", "second", "layer", "neuron"]
         return table.sort_values(order, ascending=[False] * 4 + [True] * 2, ignore_index=True, na_position="last")
+
+    def counts(self) -> pd.DataFrame:
+        """One row per layer: neurons, and those with two patterns or more that were found, replicate, pass all tests.
+
+        Columns: layer, neurons, patterns, replicated, passed, untried (by one of the tests).
+        """
+        import pandas as pd
+
+        rows = [
+            {"layer": layer, "neurons": len(part), **{name: int((part[name] >= 2).sum()) for name in COLUMNS[:3]},
+             "untried": int(part.passed.isna().sum())}
+            for layer, part in self._frame.groupby("layer")
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
 
     def superposed(self, layer: int, neuron: int) -> bool:
         """Has it two patterns or more that pass all tests, and were they compared and found unrelated?"""
@@ -167,7 +181,7 @@ class Superposition:
                 held_out = merged(self._held_out(number, a), self._held_out(number, b))
                 count = sum(replication(g, held_out, self._tested[number])[0] <= ALPHA for g in groups)
                 found, tried = found + (count >= 2), tried + 1
-        return (found / tried if tried else math.nan), tried
+        return (found / tried if tried else 0.0), tried
 
     def _single(self, layer: int, neuron: int) -> bool:
         groups = self._patterns.get((layer, neuron), [])
