@@ -29,6 +29,7 @@ from joma._events.events import Hidden, ModuleBegins
 from joma._events.source import Enough, Source
 from joma._gauges.matrices import find_matrices, plain_name
 from joma._inspect.group import Context, Word, normalised
+from joma._inspect.layer import tail
 
 MASKED, SIGN, LARGEST = 8, 0.05, 0.05
 _WINDOWS = 32  # at a time
@@ -114,11 +115,9 @@ def mask(
 
 def _answer(values: np.ndarray[Any, Any], directions: dict[str, float]) -> Masking:
     """From activations (n, 3): whole, masked, control."""
-    from scipy.stats import binom
-
     whole, masked, control = values.T
     lower, base = int((masked < control).sum()), max(float(whole.mean()), 1e-30)
-    p = float(binom.sf(lower - 1, len(values), 0.5))
+    p = tail(lower, len(values), 1, 2)
     return Masking(len(values), lower, p, float(masked.mean()) / base, float(control.mean()) / base, **directions)
 
 

@@ -30,14 +30,16 @@ class Similarity:
     """
 
     def __init__(self, vectors: dict[str, np.ndarray[Any, Any]]) -> None:
-        names = list(vectors)
-        table = np.array([vectors[name] for name in names], dtype=np.float64).reshape(len(names), -1)
+        self._row = {name: n for n, name in enumerate(vectors)}
+        self._unit, self.bound = np.zeros((0, 0)), 1.0
+        if not vectors:
+            return
+        table = np.array(list(vectors.values()), dtype=np.float64)
         spread = table.std(axis=0)
         table = (table - table.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         norm = np.linalg.norm(table, axis=1, keepdims=True)
-        self._row = {name: n for n, name in enumerate(names)}
         self._unit = table / np.where(norm > 0, norm, 1.0)
-        some = self._unit[:: max(1, -(-len(names) // WORDS))]
+        some = self._unit[:: -(-len(table) // WORDS)]
         pairs = (some @ some.T)[np.triu_indices(len(some), 1)]
         self.bound = float(np.quantile(pairs, SIMILAR)) if len(pairs) else 1.0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma._data.pretrained import encode
+from joma._data.pretrained import check_tokens, encode
 from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import Word, contexts
@@ -160,7 +160,8 @@ def _held_out(
     device = next(net.parameters()).device
     wanted = {n: torch.tensor(neurons, device=device) for n, neurons in chosen.items() if neurons}
     if not wanted:
-        for windows in stream:  # nothing to look for; but its tokens are counted
+        for windows in stream:  # nothing to look for; but its tokens are checked and counted
+            check_tokens(net, windows)
             start += windows.numel()
             done(start)
         return {}

@@ -75,8 +75,8 @@ class Superposition:
         """One row per neuron, those with the most patterns that pass all tests first.
 
         Columns: layer, neuron; patterns, replicated (on held-out text), passed (all tests; not a number where two
-        replicate and a test was not made); second (the second pattern's strongest activation over the first's), contexts (that fire it),
-        spread (those among them whose attention is spread), strongest (activation).
+        replicate and a test was not made); second (the second pattern's strongest activation over the first's),
+        contexts (that fire it), spread (those among them whose attention is spread), strongest (activation).
         """
         return self._frame.copy()
 
