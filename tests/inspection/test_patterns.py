@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.planted import BIAS, CONTENT, LENGTH, XI, build
-from tests.inspection.planted import Planted, corpus
+from benchmarks.planted import BIAS, LENGTH, build
+from tests.inspection.planted import FIRST, QUERIES, SECOND, Planted, corpus
 from torch import nn
 
 import joma
 from joma._inspect.collect import collect
-from joma._inspect.group import Context
+from joma._inspect.group import Context, contexts
 from joma._inspect.layer import APART, Case, Layer, apart, tail
 from joma._inspect.masking import Question, mask
 from joma._inspect.page import page
@@ -162,32 +162,37 @@ def test_a_network_built_without_superposition_has_none():
     assert (found.frame().patterns == 1).sum() > 20  # single ones are there
 
 
-def test_masking_takes_the_pattern_away_and_w_points_to_it_as_equation_60_says(planted):
-    plan, network, found = planted
-    neuron = next(n for n in plan.superposed if found.superposed(0, n))
-    w = network.layers[0].mlp[0].weight[neuron].detach()
-    for pattern in found.patterns(0, neuron):
-        masking = pattern.masking
-        assert masking.lowers
-        assert masking.left < 0.3 < 0.8 < masking.control
+def test_masking_takes_the_pattern_away_and_w_points_to_it_as_equation_60_says():
+    network = Planted(sharpness=40.0)
+    strongest = collect(network, batches([corpus(300, 32, seed=0)], 32, 16), None, k=32, T=32)[0]
+    questions = []
+    for neuron, words in ((0, FIRST), (0, SECOND), (1, FIRST), (2, SECOND)):
+        there = [c for c in contexts(strongest, neuron) if c.tokens[c.query] == QUERIES[words == SECOND]]
+        questions.append(Question(neuron, [str(word) for word in words], there))
+    w = network.layers[0].mlp[0].weight.detach()
+    for question, masking in zip(questions, mask(network, 0, questions, str, np.random.default_rng(0)), strict=True):
+        assert (masking.contexts, masking.lower, masking.left) == (8, 8, 0.0)  # v·b = 0 is left, and ξ < 0
+        assert masking.control == pytest.approx(1.0, abs=0.01)
+        # the direction is U_C of two of three words, 1/3 each in the mean, less what uniform attention brings instead
+        words = w[question.neuron, list(map(int, question.words))]
+        assert words.tolist() == [1.0, 1.0, 1.0]
+        exact = 1 / (float(w[question.neuron].norm()) * math.sqrt(1 / 3 + 1 / 50))
+        assert masking.pattern == pytest.approx(exact, abs=0.06)
         assert masking.held
-        # U_C v: the direction that the pattern brings is that of its words, of which w has their share
-        words = network.embedding.weight[[int(word) for word in pattern.words]].sum(dim=0)
-        query = next(n for n in plan.neurons[neuron] if int(pattern.words[0]) in plan.patterns[n])
-        half = len(w) // 2
-        exact = float(w[:half] @ words / (w.norm() * words.norm()))
-        assert masking.pattern == pytest.approx(exact, abs=0.1)
-        # ξ < 0: w has −ξ times its strength along the query's embedding
-        assert float(w[half:] @ network.embedding.weight[CONTENT + query]) < -0.7 * XI
+    assert mask(network, 0, questions[2:], str, np.random.default_rng(0))[0].query == pytest.approx(
+        # u₁ − (u₁ + u₂)/2: half of −ξ, and fillers that w does not see
+        -0.3 / math.sqrt(3 + 0.09) / math.sqrt(2),
+        abs=0.06,
+    )
 
 
 def test_words_that_do_nothing_to_the_neuron_do_not_pass_by_masking(planted):
     plan, network, found = planted
     neuron = next(n for n, holds in enumerate(plan.neurons) if not holds and found.contexts(0, n))
-    contexts = [c for c in found.contexts(0, neuron) if c.attended][:8]
-    words = sorted({found.word(int(c.tokens[place])) for c in contexts for place in c.attended})
-    answer = mask(network, 0, [Question(neuron, words, contexts)], found.word, np.random.default_rng(0))[0]
-    assert contexts[0].activation == pytest.approx(1 - BIAS, abs=1e-4)  # w·u of the word itself
+    there = [c for c in found.contexts(0, neuron) if c.attended][:8]
+    words = sorted({found.word(int(c.tokens[place])) for c in there for place in c.attended})
+    answer = mask(network, 0, [Question(neuron, words, there)], found.word, np.random.default_rng(0))[0]
+    assert there[0].activation == pytest.approx(1 - BIAS, abs=1e-4)  # w·u of the word itself
     assert not answer.lowers
     assert (answer.left, answer.control) == pytest.approx((1.0, 1.0), abs=1e-4)
 

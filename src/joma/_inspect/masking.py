@@ -6,7 +6,7 @@ lowered   the activation at the query is lower with the pattern masked than in t
           chance has P ≤ ``SIGN`` for it: an exact sign test over the pattern's strongest ``MASKED`` contexts.
 held      Eqn. 60, w = … + U_C v + ξ u_m, asks that w points to what the pattern brings. With x what the MLP is given at
           the query, the pattern's direction is the mean of x − x(masked): U_C b, as far as the pattern is concerned;
-          the query's is the mean of x(masked) less that of all contexts looked at in the layer: u_m. The neuron holds
+          the query's is the mean of x(masked) less that over all patterns masked in the layer: u_m. The neuron holds
           the pattern if cos(w, pattern) is positive and among the largest ``LARGEST`` share of the layer's neurons.
           cos(w, query) is told beside it; by the paper it is negative, the implicit bias ξ < 0.
 
@@ -125,7 +125,7 @@ class _Directions:
     """Projections of w on directions of patterns and queries, from the MLP's inputs (n, 3, d) and all rows w (h, d)."""
 
     def __init__(self, inputs: Tensor, weights: Tensor) -> None:
-        self.inputs, self.centre = inputs, inputs[:, 0].mean(dim=0)
+        self.inputs, self.centre = inputs, inputs[:, 1].mean(dim=0)
         self.weights = weights / weights.norm(dim=1, keepdim=True).clamp(min=1e-30)
 
     def __call__(self, rows: list[int], neuron: int) -> dict[str, float]:
