@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pandas as pd
+
 from joma._exhibits._series import checkpoints, located, series
 from joma._exhibits._texts import fired_by_both
 from joma._exhibits.base import Experiment, Judgement, Progress, where
@@ -100,20 +102,16 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 def draw(run: Run) -> p.Chart:
     """Share of superposed neurons, with the controls; below, examples as in the paper's figure."""
     frame = run.frame()
-    counts = where(frame, gauge="passed")
-    counts = counts.assign(superposed=counts.value >= 2, what=counts.state.map(STATES))
-    shares = counts.groupby(["model", "what", "layer"], sort=False).superposed.mean().reset_index(name="share")
-    shares["place"] = shares.layer.map("layer {:.0f}".format)
     panels = []
-    for model in dict.fromkeys(shares.model):
+    for model in dict.fromkeys(where(frame, gauge="passed").model):
         level = where(frame, gauge="chance", model=model).value
-        bars = p.bars(
-            where(shares, model=model), p.x("place", kind="N", sort=None), p.y("share", "share of neurons", format="%"),
-            p.by("what", colours={"trained": "#d55e00", "before training": "#9ab8cc"}),
-            tip={"place": None, "what": None, "share": ".2%"}, chance=(float(level.mean()), float(level.std())),
-        )  # fmt: skip
-        note = "with two or more patterns that pass all tests; dashed: contexts dealt out at random, ± 2 sd"
-        panels.append(p.panel(f"{model}: superposed neurons", bars, note=note, size=(560, 190)))
+        chance = float(level.mean()), float(level.std())
+        note = "with a pattern: words that are over-represented among what their contexts attend to"
+        any_pattern = _bars(where(frame, gauge="patterns", model=model), 1)
+        panels.append(p.panel(f"{model}: neurons with a pattern", any_pattern, note=note, size=(560, 120)))
+        note = "with two or more that pass all tests; dashed: two or more with contexts dealt out at random, ± 2 sd"
+        superposed = _bars(where(frame, gauge="passed", model=model), 2, chance)
+        panels.append(p.panel(f"{model}: superposed neurons", superposed, note=note, size=(560, 120)))
     note = "layer/neuron; bold: what the query (framed) attends to; shade: the neuron's activation"
     for model, shown in json.loads((run.path / "examples.json").read_text())["models"].items():
         rows = {
@@ -121,8 +119,21 @@ def draw(run: Run) -> p.Chart:
             for neuron in shown["neurons"]
             for letter, pattern in zip("AB", neuron["patterns"], strict=False)
         }
-        panels.append(contexts(f"{model}: one neuron, two patterns (A and B)", note, rows))
+        panels.append(contexts(f"{model}: neurons and their patterns (A, B)", note, rows))
     return p.column(*panels)
+
+
+def _bars(counts: pd.DataFrame, least: int, chance: tuple[float, float] | None = None) -> p.Chart:
+    """The share of neurons with so many patterns, by layer and state."""
+    counts = counts.assign(enough=counts.value >= least, what=counts.state.map(STATES))
+    shares = counts.groupby(["what", "layer"], sort=False).enough.mean().reset_index(name="share")
+    shares["place"] = shares.layer.map("layer {:.0f}".format)
+    top = max(0.01, 1.05 * float(shares.share.max()), sum(chance or (0.0,)))
+    return p.bars(
+        shares, p.x("place", kind="N", sort=None), p.y("share", "share of neurons", format=".1%", domain=(0, top)),
+        p.by("what", colours={"trained": "#d55e00", "before training": "#9ab8cc"}),
+        tip={"place": None, "what": None, "share": ".2%"}, chance=chance,
+    )  # fmt: skip
 
 
 def judge(run: Run) -> Judgement:
