@@ -1,10 +1,12 @@
 """Planted trouble and healthy runs: what the alarms of a watch tell. python -m benchmarks.trouble
 
-Small GPTs on a text that goes round in sevens, one token in ten at random; 120 steps of AdamW, measured at every
-third. Trouble is planted at step 60, in 30 runs: learning rate × 50; queries and keys of a layer × 20; queries of a
-layer × 1.1 at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if an alert of
-level warning or critical comes at or after the planting. 60 runs are healthy: three models, four rates, five seeds; any
-such alert is false. The rules (`joma._watch.alarms`) and this script were fixed before it was run.
+Small GPTs on a text that repeats three words per sequence, one token in twenty at random, so that attention is needed;
+240 steps of AdamW, measured at every third. Trouble is planted at step 120, in 30 runs: learning rate × 50; queries and
+keys × 20; queries × 1.1 at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if
+an alert of level warning or critical comes at or after the planting, and as told in time if that is before the loss is
+10 % above that of the same run without trouble. 60 runs are healthy: three models, two lengths, four rates, five seeds;
+any such alert is false. The rules (`joma._watch.alarms`) and this script were set on seed 0 and fixed before the seeds
+from 300 on, which are scored, were run.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import joma
 
-STEPS, PLANTED, EVERY = 120, 60, 3
+STEPS, PLANTED, EVERY = 240, 120, 3
+LR, FIRST_SEED = 2e-3, 300
 GAUGES = ("entropy", "stable_rank", "max_logit", "massive_activation", "update_ratio")
 MODELS = ((2, 2, 32, 24), (3, 4, 32, 24), (2, 4, 48, 32))  # layers, heads, width, tokens
 Plant = Callable[[Any, torch.optim.Optimizer, int], None]  # called before each step
@@ -42,10 +45,10 @@ def made(shape: tuple[int, int, int, int], seed: int) -> Any:
 
 
 def text(generator: torch.Generator, tokens: int) -> Tensor:
-    """Tokens (4, T) that go round in sevens, one in ten of them at random."""
-    regular = (torch.arange(tokens) + torch.randint(61, (4, 1), generator=generator)) % 7
-    noise = torch.rand(4, tokens, generator=generator) < 0.1
-    return torch.where(noise, torch.randint(61, (4, tokens), generator=generator), regular)
+    """Tokens (16, T): three random ones per sequence, again and again, one token in twenty at random."""
+    words = torch.randint(61, (16, 3), generator=generator)
+    noise = torch.rand(16, tokens, generator=generator) < 0.05
+    return torch.where(noise, torch.randint(61, (16, tokens), generator=generator), words[:, torch.arange(tokens) % 3])
 
 
 def train(
@@ -76,20 +79,20 @@ def train(
 
 
 def faster(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Learning rate × 50 from step 60 on."""
+    """Learning rate × 50 from the planting on."""
     if step == PLANTED:
         for group in optimizer.param_groups:
             group["lr"] *= 50
 
 
 def sharper(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Queries and keys of the last layer × 20 at step 60."""
+    """Queries and keys of all layers × 20."""
     if step == PLANTED:
         _scale(model, 20.0, 2)
 
 
 def growing(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Queries of the last layer × 1.1 at every step from 60 on."""
+    """Queries of all layers × 1.1 at every step from the planting on."""
     if step >= PLANTED:
         _scale(model, 1.1, 1)
 
@@ -102,10 +105,11 @@ def too_fast(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
 @torch.no_grad()
 def _scale(model: Any, factor: float, parts: int) -> None:
     """Queries, and keys too if two parts are to be scaled."""
-    attention = model.transformer.h[-1].attn.c_attn
-    width = attention.weight.shape[0]
-    attention.weight[:, : parts * width].mul_(factor)
-    attention.bias[: parts * width].mul_(factor)
+    for block in model.transformer.h:
+        attention = block.attn.c_attn
+        width = attention.weight.shape[0]
+        attention.weight[:, : parts * width].mul_(factor)
+        attention.bias[: parts * width].mul_(factor)
 
 
 def worse(losses: list[float], healthy: list[float]) -> int:
@@ -123,9 +127,9 @@ def main() -> None:
     plants: dict[Plant, int] = {faster: 9, sharper: 9, growing: 6, too_fast: 6}
     for plant, count in plants.items():
         for n in range(count):
-            shape, seed = MODELS[n % 3], 100 + n
-            healthy = train(shape, 1e-3, seed, watched=False)[1]
-            alerts, losses = train(shape, 1e-3, seed, plant)
+            shape, seed = MODELS[n % 3], FIRST_SEED + n
+            healthy = train(shape, LR, seed, watched=False)[1]
+            alerts, losses = train(shape, LR, seed, plant)
             since = 1 if plant is too_fast else PLANTED
             first = next((alert for alert in alerts if alert.step >= since), None)
             rows.append(
@@ -137,16 +141,18 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     false = []
     for n in range(60):
-        shape, lr, seed = MODELS[n % 3], (3e-4, 1e-3, 2e-3, 4e-3)[n // 3 % 4], n // 12
+        (*model, tokens), lr = MODELS[n % 3], (5e-4, 1e-3, 2e-3, 4e-3)[n // 3 % 4]
+        shape, seed = (*model, tokens * (1 + n % 2)), FIRST_SEED + n // 12
         alerts, _ = train(shape, lr, seed)
         if alerts:
             false.append({"shape": shape, "lr": lr, "seed": seed, "alert": str(alerts[0]), "step": alerts[0].step})
             print(json.dumps(false[-1]), flush=True)
-    told, early = (
-        [row for row in rows if row["told"]],
-        [r for r in rows if r["told"] and r["step"] < r["loss worse at"]],
-    )
-    print(f"told: {len(told)} of {len(rows)} ({len(early)} before the loss was 10 % above the healthy run's)")
+    told = [row for row in rows if row["told"]]
+    first = [row for row in rows if row["plant"] in ("sharper", "growing")]  # here attention moves before the loss
+    early = [row for row in first if row["told"] and row["step"] < row["loss worse at"]]
+    harmless = sum(row["loss worse at"] > STEPS for row in rows)
+    print(f"told: {len(told)} of {len(rows)}; the loss never became 10 % worse in {harmless} of them")
+    print(f"told in time where queries or keys were scaled: {len(early)} of {len(first)}")
     print(f"false alarms: {len(false)} of 60 healthy runs")
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps({"planted": rows, "false": false}, indent=1), encoding="utf-8")

@@ -293,7 +293,7 @@ def test_without_a_network_the_message_says_so_and_names_the_way_out(monkeypatch
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", fails)
-    with pytest.raises(ValueError, match=r"'nobody/no-such-model' cannot be had from the hub.*give its folder"):
+    with pytest.raises(ValueError, match="no-such-model is not a folder here, and the hub cannot be reached"):
         joma.superpose("nobody/no-such-model", "pydoc")
 
 
@@ -311,7 +311,7 @@ def test_weights_that_carry_code_are_refused_and_nothing_is_executed(folder, tmp
     model, text = folder
     _neox().config.save_pretrained(tmp_path)
     torch.save({"embed_in.weight": _Touch(tmp_path / "executed")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="hold code or objects that are no tensors and are refused"):
+    with pytest.raises(ValueError, match="refused, nothing of it was executed"):
         joma.superpose(tmp_path, text, tokenizer=model)
     assert not (tmp_path / "executed").exists()
 

@@ -22,7 +22,8 @@ def test_pythia_has_154_checkpoints():
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("step1000", 1000), ("step-00000500", 500), ("checkpoint-12", 12), ("step1000-tokens4B", 1000), ("model_7", 7),
+    [("step1000", 1000), ("step-00000500", 500), ("checkpoint-12", 12), ("step1000-tokens4B", 1000),
+     ("epoch=3-step=1000", 1000), ("iter_0001000", 1000), ("1000", 1000),
      ("global_step30", 30), ("pythia-70m-step512", 512), ("main", None)],
 )  # fmt: skip
 def test_steps_in_names(name, step):
@@ -75,6 +76,9 @@ def test_files_and_single_models(tmp_path):
         (tmp_path / name).touch()
     assert [c.name for c in find_checkpoints(str(tmp_path))] == ["model-9.pt", "model-10.pt"]
     assert [c.step for c in find_checkpoints(str(tmp_path / "model-9.pt"))] == [9]
+    (tmp_path / "model-10.pt").unlink()  # alone, the number may be anything
+    (alone,) = find_checkpoints(str(tmp_path))
+    assert (alone.step, alone.note) == (0, "its step is not known: it stands at 0")
     (tmp_path / "pythia").mkdir()
     (tmp_path / "pythia/pytorch_model.bin").touch()
     assert [c.name for c in find_checkpoints(str(tmp_path / "pythia"))] == ["pythia"]
@@ -121,7 +125,9 @@ def touch(*folders: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "step"),
     [("ckpt_7b_step_1000", 1000), ("pythia-70m", None), ("olmo-1.4b", None), ("a3f09c6", None), ("1000000", 1000000),
-     ("e83d1f0c9b7a6d5e4f3c2b1a0f9e8d7c6b5a4f36", None), ("model10", 10), ("stage1-step2000-tokens9B", 2000)],
+     ("e83d1f0c9b7a6d5e4f3c2b1a0f9e8d7c6b5a4f36", None), ("model10", None),
+     ("smollm2", None), ("f_bnb4", None), ("model_7", None), ("footstep2", None),
+     ("stage1-step2000-tokens9B", 2000)],
 )  # fmt: skip
 def test_numbers_that_are_no_steps(name, step):
     assert step_of(name) == step

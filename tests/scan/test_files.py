@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from joma._scan.files import BadCheckpoint, TensorFile
+from joma._scan.files import TensorFile
+from joma._scan.reading import BadCheckpoint, LocalFile, Stream
 from joma._scan.tensors import Tensors
 
 
@@ -135,6 +136,33 @@ def test_what_has_no_offsets_is_read_whole_and_says_so(packing, tmp_path):
         assert "read whole" in opened.notes[0]
     else:  # PyTorch itself may refuse such a zip; it must never give wrong numbers
         assert torch.equal(opened.read("c.weight"), tensors["c.weight"].float())
+
+
+def test_a_zip_that_was_packed_again_is_read_where_its_records_are(tmp_path):
+    """Not stored as PyTorch aligns them: PyTorch itself, on the meta device, tells offsets that are wrong then."""
+    tensors = matrices(torch.float32)
+    torch.save(tensors, tmp_path / "torch.bin")
+    with zipfile.ZipFile(tmp_path / "torch.bin") as old, zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as new:
+        for item in reversed(old.infolist()):
+            new.writestr(item.filename, old.read(item))
+    opened = Tensors.open(tmp_path)
+    for name, tensor in tensors.items():
+        assert torch.equal(opened.read(name), tensor)
+    assert opened.bytes_read == sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 1000])
+def test_a_stream_reads_as_the_file_does(size, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 4)
+    stream, plain = Stream(LocalFile(path)), path.open("rb")
+    with plain:
+        for offset, whence in ((0, 0), (-10, 2), (100, 0), (5, 1), (0, 2)):
+            assert stream.seek(offset, whence) == plain.seek(offset, whence)
+            assert stream.read(size) == plain.read(size)
+            assert stream.tell() == plain.tell()
+    with pytest.raises(OSError, match="no byte -1"):
+        stream.seek(-1)
 
 
 class Bomb:

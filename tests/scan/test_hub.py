@@ -182,6 +182,8 @@ def test_the_model_is_put_together_from_the_cache_and_downloads(server, cache, r
 def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, downloads, tmp_path, monkeypatch):
     import joma._scan.scan as module
 
+    server.ranges = False  # with ranges there are no files to leave
+
     def killed(*args):
         raise KeyboardInterrupt
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, quiet, save, stable_rank
 
 import joma
-from joma._scan.files import BadCheckpoint
 from joma._scan.plan import plan
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 transformers = pytest.importorskip("transformers")
@@ -97,15 +97,15 @@ def test_stacked_experts_in_the_file(tmp_path):
     assert opened.bytes_read == experts[0].nbytes / 2
 
 
-def test_pattern(tmp_path):
+def test_lower_matrices_by_name(tmp_path):
     save("llama", tmp_path / "model")
     ups = [layer.mlp.up_proj.weight.detach() for layer in model("llama").model.layers]
-    got = values(tmp_path / "model", pattern=r".*\.up_proj")
+    got = values(tmp_path / "model", mlp=r".*\.up_proj")
     assert got == pytest.approx([stable_rank(w) for w in ups], rel=1e-4)
-    scan = joma.scan(str(tmp_path / "model"), pattern="nothing")
-    assert "no matrix matches the pattern 'nothing'" in scan.checkpoints().note[0]
+    scan = joma.scan(str(tmp_path / "model"), mlp="nothing")
+    assert "no matrix has a name that 'nothing' matches as a whole" in scan.checkpoints().note[0]
     with pytest.raises(ValueError, match="no regular expression"):
-        joma.scan(str(tmp_path / "model"), pattern="(")
+        joma.scan(str(tmp_path / "model"), mlp="(")
 
 
 def test_prefixes_may_differ(tmp_path):
@@ -243,17 +243,17 @@ def test_rows_do_not_depend_on_which_checkpoint_came_first(tmp_path):
 def test_weights_with_scales_and_of_unknown_types_are_refused(tmp_path):
     weights = {"layers.0.fc1.weight": torch.randn(8, 4), "layers.0.fc2.weight": torch.randn(4, 8)}
     eight = {name: w.to(torch.float8_e4m3fn) for name, w in weights.items()}
-    save_file(eight, tmp_path / "plain-0.safetensors")
-    save_file({**eight, "layers.0.fc1.weight_scale_inv": torch.ones(1, 1)}, tmp_path / "scaled-1.safetensors")
-    save_file(weights, tmp_path / "odd-2.safetensors")
-    data = (tmp_path / "odd-2.safetensors").read_bytes().replace(b'"F32","shape":[8,4]', b'"F9X","shape":[8,4]')
-    (tmp_path / "odd-2.safetensors").write_bytes(data)
-    table = joma.scan(str(tmp_path), pattern=r".*fc1").checkpoints()
+    save_file(eight, tmp_path / "model-0.safetensors")
+    save_file({**eight, "layers.0.fc1.weight_scale_inv": torch.ones(1, 1)}, tmp_path / "model-1.safetensors")
+    save_file(weights, tmp_path / "model-2.safetensors")
+    data = (tmp_path / "model-2.safetensors").read_bytes().replace(b'"F32","shape":[8,4]', b'"F9X","shape":[8,4]')
+    (tmp_path / "model-2.safetensors").write_bytes(data)
+    table = joma.scan(str(tmp_path), mlp=r".*fc1").checkpoints()
     assert table.status.tolist() == ["ok", "failed", "failed"]
     assert "is quantised with scales" in table.note[1]
-    odd = joma.scan(str(tmp_path / "odd-2.safetensors"))
+    odd = joma.scan(str(tmp_path / "model-2.safetensors"))
     assert odd.failed
-    opened = Tensors.open(tmp_path / "odd-2.safetensors")
+    opened = Tensors.open(tmp_path / "model-2.safetensors")
     assert opened.entry("layers.0.fc1.weight").stored == "F9X"
 
 
@@ -271,4 +271,4 @@ def test_an_index_that_names_a_tensor_of_an_unknown_type(tmp_path):
 def test_a_pattern_without_a_gauge_of_lower_matrices(tmp_path):
     save("neox", tmp_path / "model")
     with pytest.raises(ValueError, match=r"no gauge of those is asked for: stable_rank\.q"):
-        joma.scan(str(tmp_path / "model"), pattern=".*", gauges="stable_rank.q")
+        joma.scan(str(tmp_path / "model"), mlp=".*", gauges="stable_rank.q")

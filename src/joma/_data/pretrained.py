@@ -1,9 +1,8 @@
-"""A model of the hub's format and its tokenizer, from a folder or the hub; never code that a repository brings."""
+"""Tokenizers of the hub's format, from a folder or the hub; never code that a repository brings."""
 
 from __future__ import annotations
 
 import os
-import pickle  # for the name of its error; nothing is unpickled
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,42 +15,14 @@ _BYTES = ("ByT5", "Canine", "Perceiver")  # tokenizers that need none
 _ELSEWHERE = "name another place for it, --tokenizer FOLDER or ID (tokenizer= in Python)"
 
 
-def load(name: str | os.PathLike[str], revision: str | None = None) -> Any:
-    """The model without its head, in evaluation mode and float32.
-
-    Arguments:
-        name: a folder with config.json and weights (safetensors; .bin is read with weights_only), or an id of the hub.
-        revision: a branch, tag or commit of the hub.
-    """
-    source = _source(name, "config.json")
-    transformers = _transformers()
-    try:
-        with quiet():
-            model, loading = transformers.AutoModel.from_pretrained(
-                source, trust_remote_code=False, weights_only=True, dtype="float32", output_loading_info=True,
-                ignore_mismatched_sizes=True, **_where(source, revision),
-            )  # fmt: skip
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"the weights of {source} hold code or objects that are no tensors and are refused") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ValueError(_explained(source, "model", error)) from error
-    if loading["mismatched_keys"]:
-        tensor, got, wanted = next(iter(loading["mismatched_keys"]))
-        raise ValueError(f"{tensor} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")
-    if missing := sorted(key for key in loading["missing_keys"] if "pooler" not in key):  # which no gauge needs
-        raise ValueError(f"{source} lacks weights of the model: {', '.join(missing[:3])} ({len(missing)} in all)")
-    model.config.use_cache = False
-    return model.eval()
-
-
 def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
     """The tokenizer that belongs to a model."""
-    source = _source(name, "")
+    source = source_of(name)
     if Path(source).is_dir() and not has_tokenizer(Path(source)):
         raise ValueError(f"there is no tokenizer in {source}: {_ELSEWHERE}")  # transformers would make an empty one
     try:
         with quiet():
-            tokenizer = _transformers().AutoTokenizer.from_pretrained(
+            tokenizer = transformers_library().AutoTokenizer.from_pretrained(
                 source, trust_remote_code=False, **_where(source, revision)
             )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
@@ -98,16 +69,6 @@ def first_tokens(tokenizer: Any, blocks: Iterable[str], count: int) -> list[int]
     return tokens[:count]
 
 
-def check(name: str | os.PathLike[str], revision: str | None = None) -> None:
-    """Refuse what is not a model, by its config, before anything large is loaded."""
-    source = _source(name, "config.json")
-    try:
-        with quiet():
-            _transformers().AutoConfig.from_pretrained(source, trust_remote_code=False, **_where(source, revision))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(_explained(source, "model", error)) from error
-
-
 def _where(source: str, revision: str | None) -> dict[str, Any]:
     """Arguments of ``from_pretrained``: the revision, and the cache alone where the hub cannot be reached."""
     if Path(source).is_dir() or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
@@ -120,7 +81,8 @@ def _where(source: str, revision: str | None) -> dict[str, Any]:
     return {"revision": revision or "main"}
 
 
-def _source(name: str | os.PathLike[str], needed: str) -> str:
+def source_of(name: str | os.PathLike[str], needed: str = "") -> str:
+    """A folder, which must have the file ``needed``, or an id of the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         if needed and not (path / needed).is_file():
@@ -146,7 +108,8 @@ def _explained(source: str, what: str, error: Exception) -> str:
     )
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
+    """`transformers`, or how to get it."""
     try:
         import transformers
     except ImportError as error:

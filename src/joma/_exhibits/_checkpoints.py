@@ -10,7 +10,7 @@ from joma._run.curve import CHECKPOINTS, Curve, describe_all
 
 def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     """model, gauge, layer, step, value: means over heads; and per model, the checkpoints left out as copies."""
-    from joma._scan.scan import settled, without_copies
+    from joma._scan.copies import settled, without_copies
 
     frame, dropped = without_copies(settled(run.frame(), "model"), "model")
     return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped

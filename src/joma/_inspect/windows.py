@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joma._data.pretrained import check, load, load_tokenizer
+from joma._data.pretrained import load_tokenizer
 from joma._inspect.collect import LEAST
+from joma._scan.model import load_model, open_tensors
 
 
 def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:
@@ -40,14 +41,14 @@ def open_model(
         text: a tokenizer is needed.
     """
     if not isinstance(model, nn.Module):
-        check(model, revision)
+        tensors = open_tensors(model, revision)
         if tokenizer is None and text:
             tokenizer = load_tokenizer(model, revision)
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
     if text and tokenizer is None:
         raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
-    net = model if isinstance(model, nn.Module) else load(model, revision)
+    net = model if isinstance(model, nn.Module) else load_model(tensors)
     return getattr(net, "base_model", net), tokenizer
 
 

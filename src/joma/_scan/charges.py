@@ -13,8 +13,10 @@ from joma._charges.find import find
 from joma._charges.state import Layered, State, by_part, missing
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
-from joma._scan.files import BadCheckpoint, contiguous
-from joma._scan.plan import Piece, matcher, model_of
+from joma._scan.entry import contiguous
+from joma._scan.model import model_of
+from joma._scan.plan import Piece, matcher
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 
@@ -30,7 +32,9 @@ class MeasuredCharges:
 @torch.no_grad()
 def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
-    model = model_of(tensors.config, head=True)
+    if why := tensors.incomplete or tensors.no_model:
+        raise BadCheckpoint(why)
+    model = model_of(tensors.config, len(tensors.names), head=True)
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")
     charges = find(model)

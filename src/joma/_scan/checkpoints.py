@@ -11,24 +11,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joma._run.names import harmless
 from joma._scan import hub
-from joma._scan.tensors import NAMES, SUFFIXES, Tensors
+from joma._scan.formats import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
+from joma._scan.revision import Revision
+from joma._scan.steps import step_of, steps_of_files, trained_steps
+from joma._scan.tensors import Tensors
 
 LOG = 20
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_STEPS = (  # the first that a name matches; sizes as in 7b, 70m or 1.4b are no steps
-    re.compile(r"steps?[-_]?(\d+)", re.IGNORECASE),
-    re.compile(r"(?:checkpoint|ckpt|iter(?:ation)?)[-_]?(\d+)(?!\d|\.\d|[bm](?![a-z]))", re.IGNORECASE),
-)
-_NUMBER = re.compile(r"(?<![\d.])(\d+)(?!\d|\.\d|[bm](?![a-z]))", re.IGNORECASE)
-_COMMIT = re.compile(r"(?=\d*[a-f])[0-9a-f]{7,40}")
 _RANGE = re.compile(r"(?:step[-_]?)?(\d+)\.\.(?:step[-_]?)?(\d+)(?::(\d+))?")
 
 
@@ -42,28 +39,20 @@ class Checkpoint:
     repo: str | None = None
     note: str = ""  # for its row
 
-    def revision(self, report: hub.DownloadProgress | None = None, keep: bool = False) -> hub.Revision | None:
+    def revision(
+        self,
+        report: hub.DownloadProgress | None = None,
+        keep: bool = False,
+        limit: int | None = None,
+        dry: bool = False,
+    ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else hub.Revision(self.repo, self.name, report, keep)
+        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit, dry)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""
         assert self.path is not None
         return Tensors.open(Path(self.path))
-
-
-def step_of(name: str) -> int | None:
-    """The step in a name: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "model-1000.pt"."""
-    if (step := _labelled_step(name)) is not None or _COMMIT.fullmatch(name):
-        return step
-    numbers = _NUMBER.findall(name)
-    return int(numbers[-1]) if numbers else None
-
-
-def _labelled_step(name: str) -> int | None:
-    """The number in a name that stands after a word for it: "step", "checkpoint", "iter"."""
-    match = next((match for pattern in _STEPS if (match := pattern.search(name))), None)
-    return int(match[1]) if match else None
 
 
 def find_checkpoints(source: str, revisions: str | Sequence[str] | None = None) -> list[Checkpoint]:
@@ -112,57 +101,55 @@ def _in_folder(path: Path) -> list[Checkpoint]:
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise ValueError(f"{path} is no file of weights: their names end in {', '.join(SUFFIXES)}")
-        return [Checkpoint(path.name, step_of(path.stem) or 0, str(path))]
+        return [_alone(path, steps_of_files(weight_files(path.parent)).get(path, step_of(path.stem)))]
     if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # what joma train writes
         path = path / "checkpoints"
-    if _weights(path):
+    if has_weights(path):
         return _with_model(path)
-    inside = [
-        entry
-        for entry in path.iterdir()
-        if not entry.name.startswith(".")
-        and step_of(entry.name) is not None
-        and (entry.suffix in SUFFIXES if entry.is_file() else _labelled_step(entry.name) is not None or _weights(entry))
-    ]
-    if not inside:
-        raise ValueError(
-            f"no checkpoints in {path}: looked for {', '.join(NAMES)}, folders step-*/ or checkpoint-*/, and files "
-            f"with a number in their name that end in {', '.join(SUFFIXES)}"
-        )
-    checkpoints = [Checkpoint(e.name, step_of(e.stem if e.is_file() else e.name) or 0, str(e)) for e in inside]
+    steps = steps_of_files(weight_files(path)) | _steps_of_folders(path)
+    if steps:
+        return _in_order(steps)
+    if (file := lone_file(path)) is not None:
+        told = (step_of(path.name), trained_steps(path), step_of(file.stem))
+        return [_alone(path, next((step for step in told if step is not None), None))]
+    models = sorted(child.name for child in path.iterdir() if child.is_dir() and has_weights(child))
+    raise ValueError(
+        refusal(path)
+        or f"no checkpoints in {path}: looked for {', '.join(NAMES)}, folders step-*/ or checkpoint-*/, and files "
+        f"that differ in a number and end in {', '.join(SUFFIXES)}"
+        + (f". Its folders {_some(models)} are models whose names tell no step: give one of them" if models else "")
+    )
+
+
+def _steps_of_folders(path: Path) -> dict[Path, int]:
+    """Folders whose names tell their step, with weights in them or not: a row will say so."""
+    folders = [entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+    steps = {folder: step for folder in folders if (step := step_of(folder.name)) is not None}
+    return {folder: step for folder, step in steps.items() if not folder.name.isdecimal() or has_weights(folder)}
+
+
+def _in_order(steps: dict[Path, int]) -> list[Checkpoint]:
+    checkpoints = [Checkpoint(harmless(path.name), step, str(path)) for path, step in steps.items()]
     return sorted(checkpoints, key=lambda c: (c.step, c.name))
+
+
+def _alone(path: Path, step: int | None) -> Checkpoint:
+    note = "" if step is not None else "its step is not known: it stands at 0"
+    return Checkpoint(harmless(path.name), step or 0, str(path), note=note)
 
 
 def _with_model(path: Path) -> list[Checkpoint]:
     """A folder with a model in it; a Trainer also leaves checkpoints there, and the model is the last of them."""
-    inside = [
-        entry
-        for entry in path.iterdir()
-        if entry.is_dir() and _labelled_step(entry.name) is not None and _weights(entry)
-    ]
-    checkpoints = [Checkpoint(e.name, _labelled_step(e.name) or 0, str(e)) for e in inside]
-    checkpoints.sort(key=lambda c: (c.step, c.name))
-    if not checkpoints:
-        return [Checkpoint(path.name, step_of(path.name) or 0, str(path))]
-    step = _trained(path)
+    steps = {folder: step for folder, step in _steps_of_folders(path).items() if has_weights(folder)}
+    if not steps:
+        named = step_of(path.name)
+        return [_alone(path, trained_steps(path) if named is None else named)]
+    checkpoints, step = _in_order(steps), trained_steps(path)
     note = (
         "" if step is not None else "the model in the folder of the checkpoints; its step is not known, it is put last"
     )
     step = checkpoints[-1].step + 1 if step is None else step
-    return [*checkpoints, Checkpoint(path.name, step, str(path), note=note)]
-
-
-def _trained(folder: Path) -> int | None:
-    """How many steps a Trainer made."""
-    try:
-        step = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return step if isinstance(step, int) else None
-
-
-def _weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in NAMES)
+    return [*checkpoints, Checkpoint(harmless(path.name), step, str(path), note=note)]
 
 
 def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
@@ -188,7 +175,7 @@ def _choose(
         if available is not None:
             return available
         assert repo is not None
-        with_step = [(name, step) for name in hub.branches(repo) if (step := _labelled_step(name)) is not None]
+        with_step = [(name, step) for name in hub.branches(repo) if (step := step_of(name)) is not None]
         if not with_step:
             raise ValueError(f"no branch of {repo} has a step in its name: name the revisions one by one")
         return sorted(with_step, key=lambda item: item[1])

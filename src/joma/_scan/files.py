@@ -1,24 +1,26 @@
 """Where the tensors of one checkpoint file lie, and reading exactly their bytes.
 
 A safetensors file begins with a JSON table of offsets. A zip that `torch.save` wrote stores each tensor's bytes as they
-are: `torch.load` onto the meta device, which unpickles weights and nothing else, tells where without reading them.
-Files of before PyTorch 1.6 are no zips: they are read whole.
+are, in a record of its own (`pickles.py`). Files of before PyTorch 1.6 are no zips: they are read whole.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from joma._scan.entry import Entry, contiguous
+from joma._scan.guard import parsed
+from joma._scan.pickles import Record, load, stored_tensors
+from joma._scan.reading import BadCheckpoint as BadCheckpoint
+from joma._scan.reading import LocalFile, Reader, Span, read_bytes
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -27,45 +29,42 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _FEW = 4096  # reads of a tensor
-_MAX_HEADER = 100 << 20  # as in the safetensors library
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be read; the message is for its row."""
+_MAX_HEADER = 16 << 20  # bytes: 100,000 tensors and more
+_PADDING = 128  # bytes: what a record of a zip may have between its header and its data, usually
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One tensor in a file: element ``i`` of dimension ``n`` lies ``stride[n]·i`` elements after ``offset`` (bytes)."""
+class _Layout:
+    """How a view is read: in runs of bytes without gaps, or, where these are many and short, all from first to last."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    stored: str = ""  # the type in the file, if it is none of PyTorch's: then this is its bytes
+    order: list[int]  # of the dimensions, outermost in the file first
+    outer: list[tuple[int, int]]  # (length, stride in bytes) of those that a run does not span
+    run: int  # bytes
+    dense: bool
 
-    def view(self, shape: tuple[int, ...], stride: tuple[int, ...], start: int) -> Entry:
-        """Of a contiguous tensor, the part that a view with this shape, stride and storage offset shows."""
-        return Entry(self.dtype, shape, stride, self.offset + start * self.dtype.itemsize)
-
-    def blocks(self, size: int) -> Iterator[tuple[int, int, Entry]]:
-        """Parts of about ``size`` bytes along the dimension that is outermost in the file: (dimension, start, part)."""
-        if not self.shape:
-            raise BadCheckpoint("a single number is no matrix")
-        dim = max(range(len(self.shape)), key=lambda n: self.stride[n])
-        rest = math.prod(self.shape[:dim] + self.shape[dim + 1 :]) * self.dtype.itemsize
-        step = max(1, size // max(1, rest))
-        for start in range(0, self.shape[dim], step):
-            shape = (*self.shape[:dim], min(step, self.shape[dim] - start), *self.shape[dim + 1 :])
-            yield dim, start, self.view(shape, self.stride, start * self.stride[dim])
+    @classmethod
+    def of(cls, entry: Entry) -> _Layout:
+        order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])
+        size, run, inner = entry.dtype.itemsize, entry.dtype.itemsize, len(order)
+        if 0 in entry.shape:
+            return cls(order, [(0, 0)], size, False)
+        while inner and (entry.stride[order[inner - 1]] * size == run or entry.shape[order[inner - 1]] == 1):
+            inner -= 1
+            run *= entry.shape[order[inner]]
+        count, span = math.prod(entry.shape) * size, entry.end - entry.offset
+        if run < 64 and span <= 4 * count and count > _FEW * run:  # every second column, say
+            return cls(order, [], span, True)
+        return cls(order, [(entry.shape[n], entry.stride[n] * size) for n in order[:inner]], run, False)
 
     @property
-    def end(self) -> int:
-        """The byte after the last one."""
-        if 0 in self.shape:
-            return self.offset
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-        return self.offset + (last + 1) * self.dtype.itemsize
+    def bytes(self) -> int:
+        """Of all runs."""
+        return self.run * math.prod(length for length, _ in self.outer)
+
+    def runs(self) -> Iterator[Span]:
+        """Where each begins, and its length."""
+        for places in product(*(range(length) for length, _ in self.outer)):
+            yield sum(n * stride for n, (_, stride) in zip(places, self.outer, strict=True)), self.run
 
 
 class TensorFile:
@@ -77,19 +76,16 @@ class TensorFile:
         note: what is special about the file, for the row of the checkpoint.
     """
 
-    def __init__(self, path: Path, display: str | None = None) -> None:
-        self.path, self.name = path, display or path.name
+    def __init__(self, file: Path | Reader, display: str | None = None) -> None:
+        self._reader = reader = LocalFile(file, display) if isinstance(file, Path) else file
+        self.name, self.size = reader.name, reader.size
         self.bytes_read, self.note = 0, ""
         self._tensors: dict[str, Tensor] = {}
-        try:
-            self.size = path.stat().st_size
-            with path.open("rb") as stream:
-                magic = stream.read(4)
-        except OSError as error:
-            raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
-        if path.suffix == ".safetensors":
+        self._records: dict[str, Record] = {}  # of a zip: a tensor's offset is as if its record were not padded
+        self._shift: dict[Record, int] = {}  # and so far it is
+        if reader.suffix == ".safetensors":
             self.entries = self._safetensors()
-        elif magic == b"PK\x03\x04":
+        elif (magic := read_bytes(reader, 0, min(4, self.size))) == b"PK\x03\x04":
             self.entries = self._zip()
         else:
             self.entries = self._legacy(magic)
@@ -101,60 +97,60 @@ class TensorFile:
                 )
 
     def _safetensors(self) -> dict[str, Entry]:
-        head = _pread(self.path, 0, min(8, self.size))
+        head = read_bytes(self._reader, 0, min(8, self.size))
         length = int.from_bytes(head, "little")
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
             raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
         try:
-            table = json.loads(_pread(self.path, 8, length))
-            return dict(_entries(table, 8 + length))
+            entries = dict(_entries(parsed(read_bytes(self._reader, 8, length)), 8 + length))
+            _check_apart(entries)
+            return entries
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
 
     def _zip(self) -> dict[str, Entry]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                packed = any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist())
-        except zipfile.BadZipFile as error:
-            raise BadCheckpoint(f"{self.name} is cut off or no zip: {error}; download it again") from error
-        tensors = self._load("cpu" if packed else "meta")
+        found, self.note = stored_tensors(self._reader)
+        if found is None:
+            return self._keep()
         entries = {}
-        for key, tensor in tensors.items():
-            at = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
-            if packed or at is None:  # compressed, or of an older PyTorch: there are no offsets
-                return self._keep(tensors if packed else self._load("cpu"))
-            start = at + tensor.storage_offset() * tensor.dtype.itemsize
+        for key, (tensor, record) in found.items():
+            start = record.nominal + int(tensor.storage_offset()) * tensor.dtype.itemsize
             entries[key] = Entry(tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
+            self._records[key] = record
         return entries
 
     def _legacy(self, magic: bytes) -> dict[str, Entry]:
-        if self.path.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+        if self._reader.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
             raise BadCheckpoint(f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})")
-        return self._keep(self._load("cpu"))
+        return self._keep()
 
-    def _keep(self, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-        self._tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
-        self.note = f"{self.name} is of an old format and was read whole"
+    def _keep(self) -> dict[str, Entry]:
+        loaded, note = load(self._reader.whole(), "cpu", self.name)
+        for key, tensor in loaded.items():
+            if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+                raise BadCheckpoint(f"{self.name}: the tensor {key} repeats its numbers and is refused")
+        self._tensors = {key: tensor.contiguous() for key, tensor in loaded.items()}
+        self.note = "; ".join([f"{self.name} is of an old format and was read whole"] + [note] * bool(note))
         self.bytes_read += self.size
         return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
-    def _load(self, device: str) -> dict[str, Tensor]:
-        """The tensors, with weights_only: a pickle that holds anything else is refused before it is executed."""
-        import pickle
-
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
-                loaded = torch.load(self.path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            why = _first(error)
-            what = "it is damaged, or holds" if "operand" in why else "it holds"
-            raise BadCheckpoint(
-                f"{self.name} is refused, nothing of it was executed: {what} more than weights ({why})"
-            ) from None
-        except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-            raise BadCheckpoint(f"{self.name} is damaged or no PyTorch file ({_first(error)})") from error
-        return dict(_flat(loaded))
+    def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
+        """These parts of tensors will be read: of a file elsewhere, neighbours are then fetched together."""
+        if isinstance(self._reader, LocalFile):
+            return
+        spans: list[Span] = []
+        for name, view in views:
+            if name in self._tensors:
+                continue
+            place, record = self.entries[name], self._records.get(name)
+            view = view if place.stride == contiguous(place.shape) else place  # see `read`
+            runs = [(view.offset + start, view.offset + start + length) for start, length in _Layout.of(view).runs()]
+            if record is not None and runs:  # its header comes first, and what is behind is shifted
+                runs = [(begin, min(end + _PADDING, self.size)) for begin, end in runs]
+                near = runs[0][0] - record.header <= _FEW
+                runs = [(record.header, runs[0][1]), *runs[1:]] if near else [(record.header, record.nominal), *runs]
+            spans += runs
+        self._reader.expect(spans)
 
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
@@ -162,38 +158,32 @@ class TensorFile:
         entry = place if entry is None else entry
         gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
         if name in self._tensors or (gaps and entry != place):
-            tensor = self._tensors[name] if name in self._tensors else self._read(place).contiguous()
+            tensor = self._tensors[name] if name in self._tensors else self._read(name, place).contiguous()
             return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
-        if entry.end > self.size:
-            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
-        return self._read(entry)
+        return self._read(name, entry)
 
-    def _read(self, entry: Entry) -> Tensor:
-        order = sorted(range(len(entry.shape)), key=lambda n: -entry.stride[n])  # outermost in the file first
-        shape, stride = [entry.shape[n] for n in order], [entry.stride[n] for n in order]
-        size = entry.dtype.itemsize
-        flat = torch.empty(math.prod(shape) * size, dtype=torch.uint8)
-        if flat.numel():
-            inner, run = len(shape), 1  # the innermost dimensions that lie without gaps, and their elements
-            while inner and (stride[inner - 1] == run or shape[inner - 1] == 1):
-                inner -= 1
-                run *= shape[inner]
-            span = entry.end - entry.offset
-            dense = run * size < 64 and span <= 4 * flat.numel() and flat.numel() > _FEW * run * size
-            if dense:  # every second column, say: all between the first and the last, in one go
-                flat, inner, run = torch.empty(span, dtype=torch.uint8), 0, span // size
-            buffer, at = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
-            with self.path.open("rb", buffering=0) as stream:
-                if hasattr(os, "posix_fadvise"):  # the kernel reads ahead otherwise, up to twice of what is asked for
-                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                for start in _offsets(shape[:inner], stride[:inner]):
-                    _fill(stream.fileno(), buffer[at : at + run * size], entry.offset + start * size, self.name)
-                    at += run * size
-            self.bytes_read += at
-            if dense:
-                return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
-        back = [order.index(n) for n in range(len(order))]
+    def _read(self, name: str, entry: Entry) -> Tensor:
+        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:  # stride 0 repeats
+            raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
+        layout, begin, at = _Layout.of(entry), entry.offset + self._padding(name), 0
+        flat = torch.empty(layout.bytes, dtype=torch.uint8)
+        buffer = memoryview(flat.numpy())  # type: ignore[arg-type]
+        for start, length in layout.runs():
+            self._reader.fill(buffer[at : at + length], begin + start)
+            at += length
+        self.bytes_read += at
+        if layout.dense:
+            return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
+        shape, back = [entry.shape[n] for n in layout.order], [layout.order.index(n) for n in range(len(entry.shape))]
         return flat.view(entry.dtype).reshape(shape).permute(back)
+
+    def _padding(self, name: str) -> int:
+        """Bytes between the header of a tensor's record and its data, in a zip."""
+        if (record := self._records.get(name)) is None:
+            return 0
+        if record not in self._shift:
+            self._shift[record] = record.data(self._reader) - record.nominal
+        return self._shift[record]
 
 
 def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]:
@@ -212,57 +202,9 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
         yield name, Entry(dtype, shape, contiguous(shape), data + begin)
 
 
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-def _flat(loaded: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors of nested dicts by dotted names; the dict of weights of a training checkpoint loses its own name."""
-    if not isinstance(loaded, Mapping):
-        return
-    wrapped = [k for k in ("model", "state_dict", "model_state_dict") if isinstance(loaded.get(k), Mapping)]
-    if not prefix and wrapped and not any(isinstance(v, Tensor) for v in loaded.values()):
-        loaded = loaded[wrapped[0]]
-    for key, value in loaded.items():
-        if isinstance(value, Tensor):
-            yield f"{prefix}{key}", value.detach()
-        else:
-            yield from _flat(value, f"{prefix}{key}.")
-
-
-def _offsets(shape: list[int], stride: list[int]) -> Iterator[int]:
-    """Where each run begins, in elements."""
-    if not shape:
-        yield 0
-        return
-    for n in range(shape[0]):
-        for rest in _offsets(shape[1:], stride[1:]):
-            yield n * stride[0] + rest
-
-
-def _fill(descriptor: int, buffer: memoryview, offset: int, name: str) -> None:
-    """Positioned reads until the buffer is full."""
-    done = 0
-    while done < len(buffer):
-        got = os.preadv(descriptor, [buffer[done:]], offset + done)
-        if got == 0:
-            raise BadCheckpoint(f"{name} is cut off at byte {offset + done:,}; download it again")
-        done += got
-
-
-def _pread(path: Path, offset: int, length: int) -> bytes:
-    buffer = bytearray(length)
-    with path.open("rb", buffering=0) as stream:
-        _fill(stream.fileno(), memoryview(buffer), offset, path.name)
-    return bytes(buffer)
-
-
-def _first(error: BaseException) -> str:
-    """The part of a message that says what is wrong: PyTorch adds advice that would execute the file."""
-    text = str(error).strip()
-    for mark in ("WeightsUnpickler error:", "Unsupported"):
-        if mark in text:
-            text = mark.removesuffix(":") * (mark == "Unsupported") + text.split(mark, 1)[1]
-            break
-    return text.strip().split("\n")[0][:200] or type(error).__name__
+def _check_apart(entries: Mapping[str, Entry]) -> None:
+    """Tensors of a safetensors file share no bytes; torch.save does that on purpose, for tied weights."""
+    filled = sorted((entry.offset, entry.end, name) for name, entry in entries.items() if entry.end > entry.offset)
+    for (_, end, name), (start, _, other) in pairwise(filled):
+        if start < end:
+            raise ValueError(f"{name} and {other} overlap")

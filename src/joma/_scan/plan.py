@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from joma._gauges.matrices import Matrix, find_matrices
-from joma._gauges.registry import PARTS
-from joma._scan.files import BadCheckpoint, Entry, contiguous
+from joma._gauges.registry import PARTS, UPDATE
+from joma._scan.entry import Entry, contiguous
+from joma._scan.formats import quantised
+from joma._scan.model import model_of
+from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
 
 # what maps into the hidden neurons, and out of them, is called
@@ -44,19 +47,23 @@ class Piece:
         """The view, from the file, in float32."""
         entry = tensors.entry(self.tensor)
         if not entry.dtype.is_floating_point:
-            raise BadCheckpoint(
-                f"{self.tensor} is of type {entry.stored or entry.dtype}: quantised weights cannot be measured"
-            )
+            why = quantised(tensors.config, tensors.names) or "quantised weights cannot be measured"
+            raise BadCheckpoint(f"{self.tensor} is of type {entry.stored or entry.dtype}: {why}")
         if entry.dtype.itemsize == 1 and (scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")):
-            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): it cannot be measured without them")
+            why = quantised(tensors.config, tensors.names) or "it cannot be measured without them"
+            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): {why}")
         if entry.shape != self.shape:
             raise BadCheckpoint(
                 f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
                 "config.json, or by the checkpoints before it)"
             )
-        shape, stride, start = self.view
+        return tensors.read(self.tensor, self.part(tensors))
+
+    def part(self, tensors: Tensors) -> Entry | None:
+        """Where the view is in the file, None if it is the whole tensor."""
+        entry, (shape, stride, start) = tensors.entry(self.tensor), self.view
         is_full = shape == entry.shape and start == 0 and stride == contiguous(shape)
-        return tensors.read(self.tensor, None if is_full else entry.view(shape, stride, start))
+        return None if is_full else entry.view(shape, stride, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,22 +74,44 @@ class Planned:
     pieces: tuple[Piece, ...]
     finish: Callable[[list[Tensor]], list[Tensor]]
     heads: int
+    update: bool = False  # read what an adapter adds
 
     def read(self, tensors: Tensors) -> list[Tensor]:
         """One matrix, or one per head."""
-        return self.finish([piece.read(tensors) for piece in self.pieces])
+        return self.finish([piece.read(self.source(tensors)) for piece in self.pieces])
+
+    def source(self, tensors: Tensors) -> Tensors:
+        """Which tensors of a checkpoint it is read from."""
+        return tensors.updates if self.update and tensors.updates is not None else tensors
 
 
 Plan = dict[str, list[Planned]]  # part -> matrices by layer
 
 
-def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> Plan:
+def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan:
     """The matrices of each part; a part that the checkpoint does not have is an error."""
+    try:
+        return _plan(tensors, parts, mlp)
+    except BadCheckpoint:
+        if (why := quantised(tensors.config, tensors.names)) is not None:
+            raise BadCheckpoint(why) from None
+        raise
+
+
+def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
+    if any(".lora_" in name for name in tensors.names):
+        raise BadCheckpoint("it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that")
     matrices_by_part: Plan = {}
-    model, skeleton = model_of(tensors.config), None
-    for part in dict.fromkeys(parts):
-        if part == "mlp_in" and pattern is not None:
-            matrices_by_part[part] = _by_pattern(tensors, pattern)
+    parts = list(dict.fromkeys(parts))
+    if updates := [part for part in parts if part.endswith(UPDATE)]:
+        matrices_by_part |= _updates(tensors, updates, mlp)
+    rest = [part for part in parts if part not in updates]
+    if rest and tensors.incomplete:
+        raise BadCheckpoint(tensors.incomplete)
+    model, skeleton = model_of(tensors.config, len(tensors.names)) if rest else None, None
+    for part in rest:
+        if part == "mlp_in" and mlp is not None:
+            matrices_by_part[part] = _by_names(tensors, mlp)
             continue
         matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
         if not matrices:
@@ -91,7 +120,7 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
         if not matrices:
             raise BadCheckpoint(
                 f"no matrix found for {part!r} ({PARTS[part]}) among {len(tensors.names)} tensors"
-                + ("; name them with a pattern" if part == "mlp_in" else "")
+                + ("; name them with --mlp REGEX (mlp= in Python)" if part == "mlp_in" else "")
                 + (
                     "; heads, and fused projections, need a config.json of a family that is known"
                     if part in ("q", "k", "v", "qk")
@@ -102,31 +131,20 @@ def plan(tensors: Tensors, parts: Iterable[str], pattern: str | None = None) -> 
     return matrices_by_part
 
 
-def model_of(config: dict[str, Any] | None, *, head: bool = False) -> nn.Module | None:
-    """The model on the meta device; None without a config, transformers, or a family that it knows by itself.
-
-    ``head``: as it was trained, with what the config's ``architectures`` has on top.
-    """
-    if config is None or not isinstance(kind := config.get("model_type"), str):
-        return None
-    try:
-        import transformers
-        from transformers import CONFIG_MAPPING, AutoModel
-    except ImportError:
-        return None
-    if kind not in CONFIG_MAPPING:
-        return None
-    try:
-        known, trained = CONFIG_MAPPING[kind].from_dict(config), (config.get("architectures") or [""])[0]
-        with torch.device("meta"):
-            model: nn.Module
-            if head and hasattr(transformers, trained):
-                model = getattr(transformers, trained)(known)
-            else:
-                model = AutoModel.from_config(known)
-    except Exception:  # a config that does not fit this version of transformers: the names will do
-        return None
-    return model
+def _updates(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
+    """What an adapter adds to the matrices of these parts; to those of them that it adds to."""
+    updates = tensors.updates
+    if updates is None:
+        raise BadCheckpoint(f"there is no LoRA adapter, whose updates {parts[0]!r} would be measured on")
+    matrices_by_part: Plan = {}
+    for part in parts:
+        whole = part.removesuffix(UPDATE)
+        base = _plan(updates if tensors.incomplete else tensors, [whole], mlp)[whole]
+        chosen = [m for m in base if all(piece.tensor in updates for piece in m.pieces)]
+        if not chosen:
+            raise BadCheckpoint(f"the adapter adds nothing to {whole!r} ({PARTS[whole]})")
+        matrices_by_part[part] = [replace(m, name=f"{m.name} (update)", update=True) for m in chosen]
+    return matrices_by_part
 
 
 def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
@@ -175,9 +193,9 @@ def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
     return match
 
 
-def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
+def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
     """The tensors whose names (with or without ``.weight``) match; a stack of matrices gives one row per matrix."""
-    expression = re.compile(pattern)
+    expression = re.compile(mlp)
     chosen = [n for n in tensors.names if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))]
     planned = []
     for name in sorted(chosen, key=_natural):
@@ -192,7 +210,7 @@ def _by_pattern(tensors: Tensors, pattern: str) -> list[Planned]:
             planned.append(Planned(title, (piece,), lambda views: views, 1))
     if not planned:
         some = ", ".join(sorted(tensors.names, key=_natural)[:8])
-        raise BadCheckpoint(f"no matrix matches the pattern {pattern!r}; there are {some}, …")
+        raise BadCheckpoint(f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …")
     return planned
 
 

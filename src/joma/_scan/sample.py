@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from joma._data.corpora import texts
-from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load, load_tokenizer, quiet
+from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load_tokenizer, quiet
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import get
-from joma._scan.files import BadCheckpoint
-from joma._scan.tensors import hash_into
+from joma._scan.model import load_model
+from joma._scan.reading import BadCheckpoint
+from joma._scan.tensors import Tensors
 from joma._watch.inputs import check_model
 from joma._watch.measurement import Measurement
 from joma._watch.notices import Notices
@@ -38,17 +39,18 @@ class Measured:
     layers: list[str]
     heads: dict[str, list[int]]  # gauge -> how many heads each layer has
     notes: list[str]
-    digest: str  # of all weights, or "" if it was not asked for
+    not_numbers: bool  # whether some of them are NaN
 
 
 def measure_on_sample(
-    folders: Sequence[Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None, *, hashed: bool
+    tensors: Tensors, folders: Sequence[str | Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None
 ) -> Measured:
-    """Attention and hidden-state gauges of the model in ``folders[0]``; its tokenizer may be in another of them."""
+    """Attention and hidden-state gauges of a checkpoint; the tokenizer is that of the first of ``folders`` with one."""
     with quiet():
         if isinstance(data, (str, os.PathLike)):
             _with_tokenizer(folders)  # refuses a missing one before anything is loaded
-        model, positions = _load(folders[0])
+        model = load_model(tensors)
+        positions = _positions(model)
         if length is not None and length > positions:
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
         windows = sample(folders, data, tokens, min(LENGTH, positions) if length is None else length)
@@ -66,36 +68,24 @@ def measure_on_sample(
     layers = passes.layers
     seen = {name: passes.heads(name) for name in gauges}
     measurement = Measurement(0, values, dict.fromkeys(gauges, layers), seen, math.nan)
-    notes += [f"{name} of layer {n} ({module}) is NaN" for name, n, module in measurement.not_numbers()]
+    not_numbers = list(measurement.not_numbers())
+    notes += [f"{name} of layer {n} ({module}) is NaN" for name, n, module in not_numbers]
     heads = {name: passes.tally.widths() for name, value in values.items() if value.dim() == 2}
     lists = {name: value.tolist() for name, value in values.items()}
-    return Measured(lists, layers, heads, notes, _digest(model) if hashed else "")
+    return Measured(lists, layers, heads, notes, bool(not_numbers))
 
 
-def _load(folder: Path) -> tuple[Any, int]:
-    """The model, and how many positions it has."""
-    if not (folder / "config.json").is_file():
-        raise BadCheckpoint(
-            "attention gauges need the model itself: a folder with a config.json that transformers knows"
-        )
-    model = load(folder)
+def _positions(model: Any) -> int:
+    """How many positions a model has."""
     text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     positions = getattr(text, "max_position_embeddings", None)
-    return model, positions if isinstance(positions, int) and positions > 0 else 1 << 30
-
-
-def _digest(model: Any) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(value.shape)};".encode())
-        hash_into(digest, value)
-    return digest.hexdigest()
+    return positions if isinstance(positions, int) and positions > 0 else 1 << 30
 
 
 _samples: dict[tuple[Any, ...], Tensor] = {}
 
 
-def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tensor:
+def sample(folders: Sequence[str | Path], data: Any, tokens: int, length: int) -> Tensor:
     """Windows of token ids, (B, length), the same for every checkpoint: the start of the corpus' validation text.
 
     ``data`` is the name or path of a corpus, or the ids themselves.
@@ -120,20 +110,22 @@ def sample(folders: Sequence[Path], data: Any, tokens: int, length: int) -> Tens
     return _samples[key]
 
 
-def _with_tokenizer(folders: Sequence[Path]) -> Path:
-    """The first folder that has a tokenizer."""
+def _with_tokenizer(folders: Sequence[str | Path]) -> str | Path:
+    """The first folder that has a tokenizer; what is no folder is an id of the hub."""
     for folder in folders:
-        if has_tokenizer(folder):
+        if not Path(folder).is_dir() or has_tokenizer(Path(folder)):
             return folder
     raise BadCheckpoint(
         "no tokenizer with the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
-        "it; weight gauges do not"
+        "it, or named by --tokenizer FOLDER or ID (tokenizer= in Python); weight gauges do not"
     )
 
 
-def _state(folder: Path) -> tuple[Any, ...]:
+def _state(folder: str | Path) -> tuple[Any, ...]:
     """What the tokenizer's files are, by content: checkpoints of a series share one sample."""
     from joma._scan.hub import TOKENIZER
 
-    files = [folder / name for name in TOKENIZER if (folder / name).is_file()]
+    if not Path(folder).is_dir():
+        return (str(folder),)
+    files = [Path(folder) / name for name in TOKENIZER if (Path(folder) / name).is_file()]
     return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)

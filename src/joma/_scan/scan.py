@@ -18,7 +18,10 @@ from joma._gauges.registry import get
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
+from joma._run.names import harmless
+from joma._scan.budget import announced, parse_bytes
 from joma._scan.checkpoints import Checkpoint, find_checkpoints
+from joma._scan.copies import same_weights, settled
 from joma._scan.measure import Request, Row, forget, measure_checkpoint
 from joma._watch.record import axes_of
 
@@ -41,8 +44,11 @@ def scan(
     data: Any = "pydoc",
     tokens: int = 20_000,
     length: int | None = None,
-    pattern: str | None = None,
+    mlp: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    base: str | os.PathLike[str] | None = None,
     keep: bool = False,
+    budget: str | int | None = None,
     workers: int = 1,
     engine: str = "processes",
     address: str | None = None,
@@ -66,8 +72,12 @@ def scan(
         data: the sample for attention gauges: a corpus as for ``joma train``, or token ids.
         tokens: how many tokens of it.
         length: of a sequence; 512 by default, or as many positions as the model has.
-        pattern: regular expression of the tensors to take as lower MLP matrices; found by structure without.
+        mlp: regular expression of the tensors to take as lower MLP matrices; found by structure without.
+        tokenizer: for attention gauges on a corpus: a folder or an id of the hub; the model's own by default.
+        base: the model that LoRA adapters add to: a folder or an id of the hub.
         keep: keep what is downloaded from the hub; by default weights go once they are measured.
+        budget: bytes that may be transferred from the hub, as "20GB": more is refused before it begins. Each
+            checkpoint has an equal share of it.
         workers: checkpoints at a time.
         engine: "processes" (of this machine; one worker is this process itself) or "ray".
         address: of a Ray cluster; a local one is started without.
@@ -80,19 +90,24 @@ def scan(
     """
     names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
     chosen = get(names)
-    _check(names, tokens, length, pattern, workers)
+    _check(names, tokens, length, mlp, workers)
     if in_training := [g.name for g in chosen if g.needs_steps]:
         raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
     engine = check_engine(engine, address)
-    if pattern is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
+    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
         raise ValueError(
-            f"the pattern {pattern!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
+            f"mlp={mlp!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
+    limit = None if budget is None else parse_bytes(budget)
     checkpoints = find_checkpoints(os.fspath(source), revisions)
-    request = Request(tuple(names), pattern, data, tokens, length, keep)
-    config: dict[str, Any] = {"model": os.fspath(source).rstrip("/"), "gauges": names, "pattern": pattern}
+    request = Request(
+        tuple(names), mlp, data, tokens, length, keep, None if tokenizer is None else os.fspath(tokenizer),
+        None if base is None else os.fspath(base),
+    )  # fmt: skip
+    model = harmless(os.fspath(source).rstrip("/"))
+    config: dict[str, Any] = {"model": model, "gauges": names, "mlp": mlp, "base": request.base}
     if any(g.runs_model for g in chosen):
-        config |= {"data": _named(data), "tokens": tokens, "length": length}
+        config |= {"data": _named(data), "tokens": tokens, "length": length, "tokenizer": request.tokenizer}
     path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
     result = Scan(path, temporary=run is None)
     result.asked = [c.name for c in checkpoints]
@@ -113,6 +128,7 @@ def scan(
             report(done[0], total, what)
 
         say("")
+        request = announced(left, request, limit, say)
         with closing(_rows(left, request, workers, engine, address, say)) as rows:
             for row in rows:
                 _write(writer, row)
@@ -126,7 +142,7 @@ def scan(
     return result
 
 
-def _check(names: list[str], tokens: int, length: int | None, pattern: str | None, workers: int) -> None:
+def _check(names: list[str], tokens: int, length: int | None, mlp: str | None, workers: int) -> None:
     if not names:
         raise ValueError(f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}")
     if tokens < 1:
@@ -135,11 +151,11 @@ def _check(names: list[str], tokens: int, length: int | None, pattern: str | Non
         raise ValueError(f"length is {length}: attention needs at least 2 tokens")
     if workers < 1:
         raise ValueError(f"at least one worker is needed, got {workers}")
-    if pattern is not None:
+    if mlp is not None:
         try:
-            re.compile(pattern)
+            re.compile(mlp)
         except re.error as error:
-            raise ValueError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"mlp={mlp!r} is no regular expression: {error}") from None
 
 
 def _named(data: Any) -> str:
@@ -188,6 +204,8 @@ def _write(writer: RunWriter, row: Row) -> None:
         facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
+    if row.checkpoint.repo is not None:  # not in the row, which is the same to the bit whenever it is made
+        writer.note(transferred={**writer.info.get("transferred", {}), row.checkpoint.name: row.transferred})
     writer.write(
         row.checkpoint.step,
         {**row.measured, _SERVICE: row.bytes_read},
@@ -228,21 +246,22 @@ class Scan:
         return [name for name, status in self.status().items() if status != "ok"]
 
     def checkpoints(self) -> pd.DataFrame:
-        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, note."""
+        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, transferred, note."""
         import pandas as pd
 
-        points = self._points()
-        same = _same(points)
+        points, transferred = self._points(), Run(self.path).info.get("transferred", {})
+        same = same_weights(points)
         rows = [
             {"step": row["step"], "checkpoint": name, "status": row["status"], "same_as": same.get(name, ""),
-             "bytes_read": int(row["value"]), "digest": row["digest"] or "", "note": row["note"] or ""}
+             "bytes_read": int(row["value"]), "transferred": transferred.get(name, 0),
+             "digest": row["digest"] or "", "note": row["note"] or ""}
             for name, row in points.items()
         ]  # fmt: skip
         return pd.DataFrame(rows)
 
     def frame(self) -> pd.DataFrame:
         """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
-        table, same = Run(self.path).frame(), _same(self._points())
+        table, same = Run(self.path).frame(), same_weights(self._points())
         table = settled(table[table.gauge != _SERVICE])
         table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
@@ -261,30 +280,3 @@ class Scan:
 
     def _repr_html_(self) -> str:
         return self.checkpoints().drop(columns="digest").to_html(index=False)
-
-
-def settled(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """The table of a scan, or of several that ``columns`` tell apart, without what a retry has measured again."""
-    axes = [axis for axis in ("layer", "head") if axis in table]
-    return table.drop_duplicates([*columns, "step", "checkpoint", "gauge", *axes], keep="last")
-
-
-def _same(points: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Checkpoint -> the others of which exactly the same was read."""
-    groups: dict[str, list[str]] = {}
-    for name, row in points.items():
-        if row["digest"]:
-            groups.setdefault(row["digest"], []).append(name)
-    return {
-        name: ", ".join(n for n in names if n != name) for names in groups.values() if len(names) > 1 for name in names
-    }
-
-
-def without_copies(frame: pd.DataFrame, by: str) -> tuple[pd.DataFrame, dict[str, list[str]]]:
-    """The rows of checkpoints that do not have the weights of a later step, and the names of the others, per ``by``."""
-    points = frame.drop_duplicates([by, "checkpoint"]).sort_values("step", kind="stable")
-    copies = points[points.digest.notna() & points.duplicated([by, "digest"], keep="last")]
-    dropped = {str(name): list(rows.checkpoint) for name, rows in copies.groupby(by, sort=False)}
-    for name, checkpoints in dropped.items():
-        frame = frame[(frame[by] != name) | ~frame.checkpoint.isin(checkpoints)]
-    return frame, dropped

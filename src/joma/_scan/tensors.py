@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -11,65 +12,120 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.files import BadCheckpoint, Entry, TensorFile, contiguous
+from joma._scan.entry import Entry, contiguous
+from joma._scan.files import TensorFile
+from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.gguf_file import GgufFile
+from joma._scan.guard import MAX_JSON, parsed
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader
+from joma._scan.sources import Source
 
-# what a checkpoint's weights are called, in the order of preference
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1])
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
+View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
 
 
 class Tensors:
-    """Tensors of one checkpoint by name; a file is fetched and opened when a tensor in it is asked for.
+    """Tensors of one checkpoint by name; a file is opened when a tensor in it is asked for.
+
+    Arguments:
+        fetch: gives small files, and those of weights without ``reader``.
+        where: for messages.
+        config: what `config.json` would say, where there is none.
+        reader: gives files of weights.
+        source: gives all tensors, instead of files.
 
     Attributes:
         names: of all tensors.
         config: the content of `config.json`, or None.
+        not_finite: the tensors in which NaN or infinities were read.
+        adapter: the content of `adapter_config.json`, of a file of low-rank updates.
+        updates: of a model with such an adapter, what that adds, as tensors.
+        incomplete: why these are not the weights of a model, of an adapter without its base.
+        no_model: why no model can be built with them, though its matrices can be measured.
     """
 
-    def __init__(self, fetch: Fetch, where: str, config: dict[str, Any] | None = None) -> None:
-        self._fetch = fetch
-        self._files: dict[str, TensorFile] = {}
-        self._digest = hashlib.sha256()
+    def __init__(
+        self,
+        fetch: Fetch,
+        where: str,
+        config: dict[str, Any] | None = None,
+        reader: Callable[[str], Reader | None] | None = None,
+        source: Source | None = None,
+    ) -> None:
+        self._fetch, self._reader = fetch, reader or self._local
+        self._files: dict[str, Source] = {}
+        self._digests: dict[str, str] = {}  # what was read -> its SHA-256
+        self.not_finite: list[str] = []
         self.config = _json(path) if (path := fetch("config.json")) else config
-        self._place = self._find(where)  # tensor -> file
+        self.adapter: dict[str, Any] | None = None
+        self.updates: Tensors | None = None
+        self.incomplete = self.no_model = ""
+        self._place = self._find(where) if source is None else self._all(source)  # tensor -> file
         self.names = list(self._place)
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
         """A folder with weights in it, or a single file."""
+        if path.is_file() and path.name in ADAPTER:
+            return cls(lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None, path.name)
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+        lone = None if has_weights(path) else lone_file(path)
+        if lone is None and not has_weights(path) and (why := refusal(path)):
+            raise BadCheckpoint(why)
 
         def fetch(name: str) -> Path | None:
-            return file if (file := path / name).is_file() else None
+            if lone is not None and name == SINGLE[0]:
+                return lone
+            return _file(path / name)
 
         return cls(fetch, str(path), _own_config(path))
 
     def _find(self, where: str) -> dict[str, str]:
         for name in NAMES:
+            if name not in INDEX:
+                if (file := self._reader(name)) is not None:
+                    if name in ADAPTER:
+                        self.adapter = _json(path) if (path := self._fetch(SETTINGS)) else {}
+                    return dict.fromkeys(self._open(name, file).entries, name)
+                continue
             if (path := self._fetch(name)) is None:
                 continue
-            if name in SINGLE:
-                return dict.fromkeys(self._open(name, path).entries, name)
-            index = _json(path).get("weight_map")
-            if not isinstance(index, dict) or not index:
-                raise BadCheckpoint(f"{name} has no weight_map")
-            for shard in set(index.values()):
-                _check_inside(shard, name)
-            return index
+            return weight_map(path, name)
         raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
-    def _open(self, name: str, path: Path | None = None) -> TensorFile:
+    def _all(self, source: Source) -> dict[str, str]:
+        self._files[""] = source
+        return dict.fromkeys(source.entries, "")
+
+    @classmethod
+    def of(cls, source: Source, config: dict[str, Any] | None) -> Tensors:
+        """The tensors of one source."""
+        return cls(lambda name: None, "", config, source=source)
+
+    def _local(self, name: str) -> Reader | None:
+        path = self._fetch(name)
+        return None if path is None else LocalFile(path, path.name if name == SINGLE[0] else name)
+
+    def _open(self, name: str, file: Reader | None = None) -> Source:
         if name not in self._files:
-            path = path or self._fetch(name)
-            if path is None:
+            file = file or self._reader(name)
+            if file is None:
                 raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = TensorFile(path, path.name if name in SINGLE else name)
+            self._files[name] = self._source(file)
         return self._files[name]
+
+    def _source(self, file: Reader) -> Source:
+        if file.suffix != ".gguf":
+            return TensorFile(file)
+        made = GgufFile(file)
+        self.config = made.config
+        self.no_model = (
+            f"a model is not built from GGUF: save it in the hub's format, AutoModel.from_pretrained(FOLDER, gguf_file="
+            f"{file.name!r}).save_pretrained(OUT), and scan that"
+        )
+        return made
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -82,27 +138,45 @@ class Tensors:
             raise BadCheckpoint(f"the index says that {name} is in {self._place[name]}, but it is not")
         return file.entries[name]
 
+    def expect(self, views: Iterable[View]) -> int:
+        """These will be read, which lets neighbours be fetched together; the bytes that they have."""
+        by_file: dict[str, list[tuple[str, Entry]]] = {}
+        for name, view in views:
+            by_file.setdefault(self._place[name], []).append((name, view or self.entry(name)))
+        for file, inside in by_file.items():
+            self._open(file).expect(inside)
+        return sum(math.prod(view.shape) * view.dtype.itemsize for inside in by_file.values() for _, view in inside)
+
     def read(self, name: str, view: Entry | None = None) -> Tensor:
         """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
         place = self.entry(name)
         view = view or place
-        self._digest.update(f"{name} {view.shape} {view.dtype};".encode())
+        digest = hashlib.sha256()
         file = self._open(self._place[name])
+        file.expect([(name, view)])
         if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
             tensor = file.read(name, view)
-            hash_into(self._digest, tensor)
-            return tensor if tensor.dtype == torch.float64 else tensor.float()
-        out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
-        for dim, start, block in view.blocks(_BLOCK):
-            tensor = file.read(name, block)
-            hash_into(self._digest, tensor)
-            out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+            hash_into(digest, tensor)
+            out = tensor if tensor.dtype == torch.float64 else tensor.float()
+        else:
+            out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
+            for dim, start, block in view.blocks(_BLOCK):
+                tensor = file.read(name, block)
+                hash_into(digest, tensor)
+                out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
+        start = (view.offset - place.offset) // view.dtype.itemsize
+        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = digest.hexdigest()
+        if out.numel() and name not in self.not_finite:
+            low, high = out.aminmax()
+            self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
         return out
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that was read."""
-        return self._digest.hexdigest()
+        """SHA-256 over all that was read, in whichever order."""
+        updates = {} if self.updates is None else self.updates._digests
+        every = [*self._digests.items(), *((f"update of {what}", digest) for what, digest in updates.items())]
+        return hashlib.sha256(json.dumps(sorted(every)).encode()).hexdigest()
 
     @property
     def bytes_read(self) -> int:
@@ -119,13 +193,33 @@ class Tensors:
         return sorted({self._place[name] for name in names})
 
 
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
 def _own_config(folder: Path) -> dict[str, Any] | None:
     """Of a checkpoint of ``joma train``, how many heads there are; its names and shapes tell the rest."""
     info = folder.absolute().parent.parent / "run.json"
     if folder.parent.name != "checkpoints" or not info.is_file():
         return None
-    heads = _json(info).get("config", {}).get("heads")
+    config = _json(info).get("config")
+    heads = config.get("heads") if isinstance(config, dict) else None
     return {"num_attention_heads": heads} if isinstance(heads, int) else None
+
+
+def weight_map(path: Path, name: str) -> dict[str, str]:
+    """Tensor -> shard, of an index; one that names files outside of the checkpoint is refused."""
+    index = _json(path).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise BadCheckpoint(f"{name} has no weight_map")
+    for shard in set(index.values()):
+        _check_inside(shard, name)
+    return index
+
+
+def shards_of(path: Path, name: str) -> list[str]:
+    """The shards that an index names."""
+    return sorted(set(weight_map(path, name).values()))
 
 
 def hash_into(digest: Any, tensor: Tensor) -> None:
@@ -135,12 +229,10 @@ def hash_into(digest: Any, tensor: Tensor) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            return parsed(stream.read(MAX_JSON + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path.name} is no JSON object")
-    return content
 
 
 def _check_inside(shard: object, index: str) -> None:

@@ -5,7 +5,9 @@
                         better); one head alone may be sharp in health, so it is told of if most heads of its layer
                         are low too, or if the loss is worse than before. Or the layer's phase is `collapsed`
     logit growth        the largest logit of a head (its logsumexp, where `max_logit` is not measured) is above LOGIT
-                        and above GROWN times its first value, at two measurements in a row
+                        and above GROWN times its first value, at two measurements in a row; or, at two in a row, above
+                        STRONG and above SURGE times all that it was SUDDEN measurements ago or more, if that was
+                        above BEGUN: the first growth of a head that has done nothing yet is healthy
     massive activation  `massive_activation` is above MASSIVE and ONSET times its first value, at two in a row
     rank loss           `stable_rank` or `hidden_rank`, once above 2, is below RANK for PATIENCE measurements without a
                         new best loss since
@@ -31,6 +33,7 @@ from joma._watch.phases import LOW, PATIENCE, RECOVERED, Phase, Stuck, loss_fall
 from joma._watch.readings import ALL, SINK, LayerReading, Reading
 
 LOGIT, GROWN = 100.0, 2.0  # 100 is where QK-clip of Kimi K2 sets in
+STRONG, SURGE, SUDDEN, BEGUN = 15.0, 2.5, 6, 2.0  # a softmax is all but one-hot at differences of 15
 MASSIVE, ONSET = 1000.0, 10.0  # of Sun et al., "Massive activations in large language models" (2024)
 RANK, RANK_RECOVERED, RANK_FIRST = 1.1, 1.2, 2.0
 SPIKE, UPDATE, HISTORY = 10.0, 1e-3, 32
@@ -210,7 +213,9 @@ class Alarms:
         gauge = "max_logsumexp" if exact is None else "max_logit"
         for n, values in enumerate([layer.logsumexp for layer in reading.layers] if exact is None else exact):
             for head, value in enumerate(values):
-                if threshold := self._grown(f"{gauge}:{n}:{head}", value, LOGIT, GROWN):
+                place = f"{gauge}:{n}:{head}"
+                surged = self._surged(place, value)
+                if threshold := self._grown(place, value, LOGIT, GROWN) or surged:
                     yield "logit growth", n, head, gauge, value, threshold
 
     def _massive(self, reading: Reading) -> Iterator[_Wrong]:
@@ -226,6 +231,17 @@ class Alarms:
         threshold = max(level, factor * history.first)
         history.beyond = history.beyond + 1 if value > threshold else 0
         return threshold if history.beyond >= 2 else 0.0
+
+    def _surged(self, place: str, value: float) -> float:
+        """The threshold, if the last two values were above it: a level, and a multiple of all that were before."""
+        history = self._histories.setdefault(place, _History())
+        if math.isfinite(value):
+            history.recent = [*history.recent, value][-HISTORY:]
+        past = history.recent[:-SUDDEN]
+        if len(past) < PATIENCE or max(past) < BEGUN:
+            return 0.0
+        threshold = max(STRONG, SURGE * max(past))
+        return threshold if min(history.recent[-2:]) > threshold else 0.0
 
     def _ranks(self, reading: Reading) -> Iterator[_Wrong]:
         for gauge, layers in reading.gauges.items():

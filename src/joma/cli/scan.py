@@ -30,13 +30,23 @@ def _scan(
     length: Annotated[
         int | None, typer.Option(help="Tokens of a sequence.  [default: 512, or what the model has]")
     ] = None,
-    pattern: Annotated[
+    mlp: Annotated[
         str | None, typer.Option(help="Regular expression that whole names of tensors match: the lower MLP matrices.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For attention gauges: a folder or id.  [default: the model's own]")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model that LoRA adapters add to: a folder or id.  [default: updates only]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/scan-…]")] = None,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
     engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
@@ -47,6 +57,7 @@ def _scan(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from joma._scan.budget import TRANSFER
     from joma._scan.scan import scan
 
     folder = out or Path("runs") / f"scan-{_name(source)}"
@@ -58,12 +69,14 @@ def _scan(
         task = bars.add_task("", total=None)
 
         def report(done: int, total: int, what: str) -> None:
+            if what.startswith(TRANSFER):
+                bars.console.print(what, markup=False, highlight=False)
             bars.update(task, completed=done, total=total, description=what)
 
         result = scan(
             source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            pattern=pattern, keep=keep, workers=workers, engine=engine, address=address, retry=retry, overwrite=force,
-            report=report,
+            mlp=mlp, tokenizer=tokenizer, base=base, keep=keep, budget=budget, workers=workers, engine=engine,
+            address=address, retry=retry, overwrite=force, report=report,
         )  # fmt: skip
     if _show(result, Console(highlight=False)):
         raise typer.Exit(1)

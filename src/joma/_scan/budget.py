@@ -1,0 +1,86 @@
+"""What a scan of models on the hub will transfer, said and limited before it begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from joma._gauges.registry import get
+from joma._scan.checkpoints import Checkpoint
+from joma._scan.measure import Request, planned, views
+from joma._scan.reading import BadCheckpoint
+from joma._scan.revision import NotWhole, Revision
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+TRANSFER = "to be transferred from the hub: "  # how the line begins that says it
+_TRIES = 3  # checkpoints that are asked until one answers
+
+
+def parse_bytes(text: str | int) -> int:
+    """20_000_000_000 of "20GB", "20 GB" or 20e9; a ValueError if it is no amount."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", str(text).replace("_", ""), re.IGNORECASE)
+    if match is None or match[2].upper() not in _UNITS or (count := float(match[1]) * _UNITS[match[2].upper()]) < 1:
+        raise ValueError(f"{text!r} is no amount of bytes: give one as 500MB or 20GB")
+    return int(count)
+
+
+def show_bytes(count: float) -> str:
+    """In the unit that suits it."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def announced(
+    checkpoints: Sequence[Checkpoint], request: Request, budget: int | None, say: Callable[[str], None]
+) -> Request:
+    """The request with each checkpoint's share of the budget; what will be transferred is said, or refused."""
+    remote = [checkpoint for checkpoint in checkpoints if checkpoint.repo is not None]
+    if not remote:
+        return request
+    each, count = transfer(remote, request), len(remote)
+    if each is None:
+        say(f"{TRANSFER}not known beforehand, {count} checkpoints")
+    else:
+        say(f"{TRANSFER}about {show_bytes(count * each)}, {count} × {show_bytes(each)}")
+    return request if budget is None else replace(request, limit=_share(budget, each, count))
+
+
+def transfer(checkpoints: Sequence[Checkpoint], request: Request) -> int | None:
+    """Bytes that one of the checkpoints will take from the hub, by the first that tells; None if none of a few does."""
+    for checkpoint in checkpoints[:_TRIES]:
+        revision = checkpoint.revision(dry=True)
+        assert revision is not None
+        try:
+            return _parts(revision, request) if request.ranges else sum(revision.weights().values())
+        except BadCheckpoint:  # its row will say so
+            continue
+        finally:
+            revision.close()
+    return None
+
+
+def _parts(revision: Revision, request: Request) -> int:
+    gauges = get(request.gauges)
+    if any(gauge.on == "charge" for gauge in gauges):  # most of the model
+        return sum(revision.weights().values())
+    try:
+        tensors = revision.tensors(ranges=True)
+        tensors.expect(views(tensors, planned(tensors, list(dict.fromkeys(g.part for g in gauges)), request.mlp)))
+    except NotWhole:
+        return sum(revision.weights().values())
+    return revision.meter.spent + revision.meter.expected
+
+
+def _share(budget: int, each: int | None, count: int) -> int:
+    """The budget of one checkpoint of ``count``; refused if it is known not to suffice."""
+    if each is not None and each * count > budget:
+        fits = budget // max(each, 1)
+        raise ValueError(
+            f"{count} checkpoints of {show_bytes(each)} each are {show_bytes(each * count)}, and the budget is "
+            f"{show_bytes(budget)}: "
+            + (f"choose {fits} of them (--revisions log:{fits}), or give a larger one" if fits else "give a larger one")
+        )
+    return budget // count

@@ -1,0 +1,152 @@
+"""Formats as their own libraries write them, against the model that they were written from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.scan.models import LAYERS, D, H, lower, model, queries_and_keys, stable_rank
+
+import joma
+from joma._scan.gguf_file import GgufFile
+from joma._scan.reading import BadCheckpoint, LocalFile
+from joma._scan.tensors import Tensors
+
+pytest.importorskip("transformers")
+
+
+def measured(path, **options):
+    scan = joma.scan(str(path), **options)
+    assert scan.failed == [], scan.checkpoints().note[0]
+    return scan
+
+
+def value(path, **options):
+    return measured(path, **options).frame().value.tolist()
+
+
+# GGUF
+
+
+def llama_gguf(path, kind="F32", family="llama"):
+    """A model as llama.cpp's converter names and orders it; the matrices as they are after quantisation."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(H)
+    writer.add_head_count_kv(2)
+    writer.add_token_list([f"word {n}" for n in range(60)])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
+    quantised = gguf.GGMLQuantizationType[kind]
+    kept = {}
+    for name, tensor in model(family).state_dict().items():
+        data = tensor.float().numpy()
+        if data.ndim > 1 and kind != "F32" and data.shape[-1] % gguf.GGML_QUANT_SIZES[quantised][0] == 0:
+            packed = gguf.quants.quantize(data, quantised)
+            kept[name] = gguf.quants.dequantize(packed, quantised)
+            writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=quantised)
+        else:
+            kept[name] = data
+            writer.add_tensor(names.get_name(name, (".weight",)), data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {name: torch.from_numpy(np.array(data, dtype=np.float32)) for name, data in kept.items()}
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_gguf_is_measured_as_its_blocks_stand(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("joma._scan.gguf_file._BLOCK", 200)  # many blocks of rows
+    kept = llama_gguf(tmp_path / "model.gguf", kind)
+    gates = [kept[f"model.layers.{n}.mlp.gate_proj.weight"] for n in range(LAYERS)]
+    scan = measured(tmp_path)
+    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in gates], rel=1e-5)
+    assert scan.checkpoints().bytes_read[0] < (tmp_path / "model.gguf").stat().st_size
+    original = [stable_rank(w) for w in lower("llama")]
+    error = {"F32": 1e-5, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 1e-2}.get(kind, 0.3)  # the quantisation's own
+    assert scan.frame().value.tolist() == pytest.approx(original, rel=error)
+    if kind == "F32":
+        heads = value(tmp_path, gauges="spectral_norm.qk")
+        for layer, (q, k) in enumerate(queries_and_keys("llama")):
+            for head in range(H):
+                size, group = D // H, head * len(k) // len(q)
+                product = q[head * size :][:size].T.double() @ k[group * size :][:size].double()
+                norm = float(torch.linalg.svdvals(product)[0])
+                assert heads[layer * H + head] == pytest.approx(norm, rel=1e-5)
+
+
+def test_gguf_against_the_packages_own_reader(tmp_path):
+    """Random blocks of kinds that it reads and does not write; parts and whole tensors, and a stack of experts."""
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(0)
+    writer, kinds = gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), ("Q4_K", "Q6_K", "IQ4_XS", "Q2_K", "F32")
+    for n, name in enumerate(kinds):
+        kind = gguf.GGMLQuantizationType[name]
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = rng.integers(0, 64, (3, 5, 512 // block * size), dtype=np.uint8)
+        writer.add_tensor(f"blk.{n}.ffn_up_exps.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(LocalFile(tmp_path / "a.gguf"))
+    for n, theirs in enumerate(gguf.GGUFReader(tmp_path / "a.gguf").tensors):
+        truth = torch.from_numpy(np.array(gguf.quants.dequantize(np.array(theirs.data), theirs.tensor_type))).reshape(
+            3, 5, 512
+        )
+        name = f"layers.{n}.mlp.experts.up_proj"
+        assert torch.equal(file.read(name), truth)
+        before, entry = file.bytes_read, file.entries[name]
+        assert torch.equal(file.read(name, entry.view((5, 512), (512, 1), 5 * 512)), truth[1])
+        assert file.bytes_read - before == theirs.n_bytes // 3  # one expert of three
+        turned = truth.transpose(1, 2)[2, 3:9]
+        view = entry.view(tuple(turned.shape), turned.stride(), turned.storage_offset())
+        assert torch.equal(file.read(name, view), turned)
+
+
+def test_experts_in_gguf_and_what_a_model_is_needed_for(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    stacks = {"gate": torch.randn(4, 24, 16), "up": torch.randn(4, 24, 16), "down": torch.randn(4, 16, 24)}
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    for name, stack in stacks.items():
+        writer.add_tensor(f"blk.0.ffn_{name}_exps.weight", stack.numpy())
+    writer.add_tensor("blk.0.ffn_gate_inp.weight", torch.randn(4, 16).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert value(tmp_path / "a.gguf") == pytest.approx([stable_rank(w) for w in stacks["gate"]], rel=1e-5)
+    note = joma.scan(str(tmp_path / "a.gguf"), gauges="entropy", data=[1] * 40, length=8).checkpoints().note[0]
+    assert "from_pretrained(FOLDER, gguf_file='a.gguf')" in note
+
+
+def test_damaged_gguf(tmp_path):
+    pytest.importorskip("gguf")
+    llama_gguf(tmp_path / "good.gguf")
+    good = (tmp_path / "good.gguf").read_bytes()
+    array = good.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4
+    endless = (1 << 62).to_bytes(8, "little")
+    bad = {
+        "no GGUF": b"GGXX" + good[4:],
+        "version 77": good[:4] + (77).to_bytes(4, "little") + good[8:],
+        "claims to have": good[:8] + (1 << 60).to_bytes(8, "little") + good[16:],
+        "cut off": good[: len(good) // 2],
+        "cut off at": good[:100],
+        "an array of": good[: array + 4] + endless + good[array + 12 :],
+        "cut off at byte": good[:array]
+        + (0).to_bytes(4, "little")
+        + (1 << 62).to_bytes(8, "little")
+        + good[array + 12 :],
+    }
+    for words, content in bad.items():
+        (tmp_path / "bad.gguf").write_bytes(content)
+        with pytest.raises(BadCheckpoint, match=words):
+            Tensors.open(tmp_path / "bad.gguf")
+
+
+def test_parts_of_gguf(tmp_path):
+    for n in (1, 2):
+        (tmp_path / f"model-0000{n}-of-00002.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="llama-gguf-split --merge"):
+        joma.scan(str(tmp_path))
