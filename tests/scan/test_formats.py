@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import shutil
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -150,3 +156,102 @@ def test_parts_of_gguf(tmp_path):
         (tmp_path / f"model-0000{n}-of-00002.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="llama-gguf-split --merge"):
         joma.scan(str(tmp_path))
+
+
+# torch.distributed.checkpoint
+
+
+def write_shards(rank, folder, meeting):
+    """One of two processes, which writes its shards of every tensor."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    mesh, state = init_device_mesh("cpu", (2,)), model("neox").state_dict()
+    sharded = {n: distribute_tensor(w, mesh, [Shard(w.dim() - 1 if "4h" in n else 0)]) for n, w in state.items()}
+    moments = {name: {"exp_avg": weight * 0} for name, weight in sharded.items()}
+    dcp.save({"model": sharded, "optimizer": {"state": moments}, "step": 7}, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory):
+    """A model that two processes wrote, with the state of an optimiser."""
+    root = tmp_path_factory.mktemp("dcp")
+    model("neox")
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=write_shards, args=(n, root / "series/step-7", root / "meeting")) for n in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(200)
+        assert rank.exitcode == 0
+    model("neox").config.save_pretrained(root / "series/step-7")
+    return root / "series"
+
+
+def test_a_checkpoint_that_two_processes_wrote(distributed):
+    scan = measured(distributed, gauges="stable_rank,stable_rank.mlp_out,entropy", data=list(range(48)), length=16)
+    frame = scan.frame()
+    assert set(frame.step) == {7}
+    truth = [stable_rank(w) for w in lower("neox")]
+    assert frame[frame.gauge == "stable_rank"].value.tolist() == pytest.approx(truth, rel=1e-5)
+    outs = [stable_rank(layer.mlp.dense_4h_to_h.weight.detach()) for layer in model("neox").gpt_neox.layers]
+    assert frame[frame.gauge == "stable_rank.mlp_out"].value.tolist() == pytest.approx(outs, rel=1e-5)
+    opened = Tensors.open(distributed / "step-7")
+    assert len(list((distributed / "step-7").glob("*.distcp"))) == 2
+    for name, weight in model("neox").state_dict().items():
+        if weight.is_floating_point():
+            assert torch.equal(opened.read(name), weight.float())
+    assert not any("exp_avg" in name for name in opened.names)
+    (distributed / "step-7/config.json").rename(distributed / "config.json")  # by names and shapes alone
+    try:
+        assert value(distributed / "step-7") == pytest.approx(truth, rel=1e-5)
+    finally:
+        (distributed / "config.json").rename(distributed / "step-7/config.json")
+
+
+def test_damaged_checkpoints_of_two_processes(distributed, tmp_path):
+    def bad(change):
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+        shutil.copytree(distributed / "step-7", tmp_path / "bad")
+        change(tmp_path / "bad")
+        return joma.scan(str(tmp_path / "bad")).checkpoints().note[0]
+
+    table = (distributed / "step-7/.metadata").read_bytes()
+    name = b"__0_0.distcp"
+    assert name in table
+    assert "cannot be read" in bad(lambda f: (f / "__1_0.distcp").unlink())
+    assert "cut off" in bad(lambda f: os.truncate(f / "__0_0.distcp", 2000))
+    assert "damaged" in bad(lambda f: (f / ".metadata").write_bytes(table[:500]))
+    elsewhere = table.replace(name, b"../a.distcp\x00"[:12])
+    assert "outside of the checkpoint" in bad(lambda f: (f / ".metadata").write_bytes(elsewhere))
+    zeros = (distributed / "step-7/__0_0.distcp").stat().st_size
+    assert "no zip" in bad(lambda f: (f / "__0_0.distcp").write_bytes(bytes(zeros)))
+
+
+def test_the_table_of_chunks_runs_no_code_and_no_longer_than_it_should(tmp_path, monkeypatch):
+    monkeypatch.setattr("joma._scan.dcp._MOST", 10_000)
+
+    class Program:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    def table(content):
+        (tmp_path / ".metadata").write_bytes(content)
+        (tmp_path / "__0_0.distcp").write_bytes(bytes(100))
+        with pytest.raises(BadCheckpoint, match=r"damaged|no table") as error:
+            Tensors.open(tmp_path)
+        return str(error.value)
+
+    table(pickle.dumps(Program()))
+    table(pickle.dumps({"state_dict_metadata": Program()}))
+    table(b"cos\nsystem\n(S'touch executed'\ntR.")
+    assert "outside" in table(b"\x80\x04\x8c\x01aQ.")
+    assert "10,000 lists and objects" in table(b"\x80\x04" + b"]" * 20_000 + b".")
+    table(b"\x80\x04" + b"N" + b"r\xff\xff\xff\xff" + b".")  # a memo of four billion places
+    assert "plain" in table(b"\x80\x04})" + b"2\x86" * 200 + b"Ns.")  # a key whose hash takes 2^200 steps
+    assert not (tmp_path / "executed").exists()

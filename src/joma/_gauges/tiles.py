@@ -20,7 +20,7 @@ from joma._gauges.kernels import widened
 from joma._gauges.masks import count, first_seen, key_columns, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
-_LOWEST = -1e30  # in the place of −inf, where it is multiplied with a probability of 0
+_NOTHING = -80.0  # exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
 _TINY = 1e-30  # probabilities below have fewer digits in float32, or none
 
 
@@ -56,14 +56,7 @@ def stats_of_scores(
     out = torch.empty((4, len(q)), dtype=torch.float32, device=q.device)
     for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
         at_sink = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        if s.dtype != torch.float64:
-            out[:, rows] = combined(*_rest(s), at_sink)
-            continue
-        shift = s.amax(dim=-1)  # what a row has in common is taken away before digits are
-        shift = torch.where(shift == -math.inf, at_sink, shift)
-        shift = torch.where(shift == -math.inf, 0.0, shift)
-        out[:, rows] = combined(*_rest((s - shift[:, None]).float()), (at_sink - shift).float())
-        out[1, rows] += shift
+        out[:, rows] = combined(*_rest(s, kind=torch.float32), at_sink)
     return out
 
 
@@ -117,16 +110,19 @@ def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
     return at_sink
 
 
-def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Entropy and logsumexp (rows,) of scores s (rows, keys); ``p``: all of one factor times exp(s).
+def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Entropy and logsumexp (rows,) of scores s (rows, keys); where no key is seen, 0 and −inf.
 
-    Where no key is seen, 0 and −inf.
+    Arguments:
+        p: all of one factor times exp(s).
+        kind: a narrower type than that of the scores, for what is left when a row's largest is taken away.
     """
     if not s.shape[-1]:
         return s.new_zeros(len(s)), s.new_full((len(s),), -math.inf)
     largest = s.amax(dim=-1)
-    largest = torch.where(largest == -math.inf, 0.0, largest)
-    d = (s - largest[:, None]).clamp_(min=_LOWEST)
+    empty = largest == -math.inf
+    largest = torch.where(empty, 0.0, largest)
+    d = below(s, largest, kind or s.dtype)
     top = None if p is None else p.amax(dim=-1)
     if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
         p = d.exp()
@@ -136,9 +132,13 @@ def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
         p = p.to(d.dtype)
         total = p.sum(dim=-1)
         logarithm = (total / top).log()
-    empty = total == 0
     entropy = logarithm - torch.linalg.vecdot(p, d) / total
     return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm)
+
+
+def below(s: Tensor, largest: Tensor, kind: torch.dtype) -> Tensor:
+    """Scores (rows, keys) less the largest of their rows, in this type, fit for `exp`."""
+    return torch.sub(s, largest[:, None], out=s.new_empty(s.shape, dtype=kind)).clamp_(min=_NOTHING)
 
 
 def stats_of_softmax(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+from joma._scan.reading import BadCheckpoint
 
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
@@ -36,7 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder is a checkpoint by the names of its files."""
-    return any((folder / name).is_file() for name in NAMES)
+    return any((folder / name).is_file() for name in (*NAMES, ".metadata"))
 
 
 def lone_file(folder: Path) -> Path | None:
@@ -81,6 +83,19 @@ def refusal(folder: Path) -> str | None:
     if kind := next((kind for name, kind in others.items() if name in names), None):
         return f"{folder.name} has weights of {kind} only: save them as safetensors first"
     return None
+
+
+def check_inside(shard: object, index: str, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+    """A shard is a file below the index, never one elsewhere."""
+    text = str(shard)
+    outside = any(
+        path.is_absolute() or path.drive or path.root or ".." in path.parts
+        for path in (PurePosixPath(text), PureWindowsPath(text))
+    )
+    if not isinstance(shard, str) or not text or outside:
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
+    if not text.endswith(suffixes):
+        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")
 
 
 _METHODS = {

@@ -101,20 +101,40 @@ def _base(name: str) -> str:
 
 def load(file: Path | io.BytesIO, device: str, name: str) -> tuple[dict[str, Tensor], str]:
     """The tensors, with weights_only, and a note on what else there is: nothing of that is executed or kept."""
-    try:
-        with warnings.catch_warnings(), stand_ins(file) as besides:
-            warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
-            loaded = torch.load(file, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise BadCheckpoint(f"{name} is refused, nothing of it was executed: {_refused(error)}") from None
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise BadCheckpoint(f"{name} is damaged or no PyTorch file ({_first(error)})") from None
+    loaded, besides = _loaded(file, device, name)
     try:
         tensors = dict(_flat(loaded))
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{name} is refused: {error}") from None
     some = ", ".join(besides[:3]) + (f" and {len(besides) - 3} more" if len(besides) > 3 else "")
     return tensors, f"{name} has more than weights ({some}), which was passed over" if besides else ""
+
+
+def _loaded(file: Path | io.BytesIO, device: str, name: str) -> tuple[Any, list[str]]:
+    """What was saved, and the names of what has stand-ins."""
+    try:
+        with warnings.catch_warnings(), stand_ins(file) as besides:
+            warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
+            return torch.load(file, map_location=device, weights_only=True), besides
+    except pickle.UnpicklingError as error:
+        raise BadCheckpoint(f"{name} is refused, nothing of it was executed: {_refused(error)}") from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise BadCheckpoint(f"{name} is damaged or no PyTorch file ({_first(error)})") from None
+
+
+def load_tensor(data: bytes, name: str) -> Tensor:
+    """The one tensor that was saved, of bytes in memory."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            check_zip(archive.infolist(), len(data), name)
+    except BadCheckpoint:
+        raise
+    except Exception as error:  # zipfile has many ways to fail
+        raise BadCheckpoint(f"{name} is cut off or no zip: {error}") from None
+    loaded, _ = _loaded(io.BytesIO(data), "cpu", name)
+    if not isinstance(loaded, Tensor) or loaded.numel() * loaded.itemsize > len(data):
+        raise BadCheckpoint(f"{name} is no tensor that its {len(data):,} bytes can hold")
+    return loaded.detach()
 
 
 def _flat(loaded: Any) -> Iterator[tuple[str, Tensor]]:

@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from joma._scan.dcp import METADATA, Dcp
 from joma._scan.entry import Entry, contiguous
 from joma._scan.files import TensorFile
-from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, SUFFIXES, has_weights, lone_file, refusal
+from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, check_inside, has_weights, lone_file, refusal
 from joma._scan.gguf_file import GgufFile
 from joma._scan.guard import MAX_JSON, parsed
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
@@ -71,6 +72,8 @@ class Tensors:
             return cls(lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None, path.name)
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
+        if not any((path / name).is_file() for name in NAMES) and (path / METADATA).is_file():
+            return cls(lambda name: _file(path / name), str(path), source=Dcp(path))
         lone = None if has_weights(path) else lone_file(path)
         if lone is None and not has_weights(path) and (why := refusal(path)):
             raise BadCheckpoint(why)
@@ -171,6 +174,11 @@ class Tensors:
             self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
         return out
 
+    def stored(self, name: str, view: Entry | None = None) -> Tensor:
+        """A tensor as it is in the file, or a part of it."""
+        self.entry(name)
+        return self._open(self._place[name]).read(name, view)
+
     @property
     def digest(self) -> str:
         """SHA-256 over all that was read, in whichever order."""
@@ -213,7 +221,7 @@ def weight_map(path: Path, name: str) -> dict[str, str]:
     if not isinstance(index, dict) or not index:
         raise BadCheckpoint(f"{name} has no weight_map")
     for shard in set(index.values()):
-        _check_inside(shard, name)
+        check_inside(shard, name)
     return index
 
 
@@ -233,16 +241,3 @@ def _json(path: Path) -> dict[str, Any]:
             return parsed(stream.read(MAX_JSON + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error
-
-
-def _check_inside(shard: object, index: str) -> None:
-    """A shard is a file below the index, never one elsewhere."""
-    text = str(shard)
-    outside = any(
-        path.is_absolute() or path.drive or path.root or ".." in path.parts
-        for path in (PurePosixPath(text), PureWindowsPath(text))
-    )
-    if not isinstance(shard, str) or not text or outside:
-        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
-    if not text.endswith(SUFFIXES):
-        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")

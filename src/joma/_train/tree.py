@@ -108,17 +108,22 @@ def attention_over_uniform(model: HierarchyTransformer, x: Tensor, tokens: int) 
 
 
 def measures(
-    model: HierarchyTransformer, samples: HBLTSamples, x: Tensor, kinship: Kinship, order: NDArray[np.intp] | None
+    lifts: list[NDArray[np.float64]],
+    activations: list[NDArray[np.float64]],
+    samples: HBLTSamples,
+    kinship: Kinship,
+    order: NDArray[np.intp] | None,
 ) -> dict[str, Any]:
-    """All gauges; ``order`` permutes the samples of the latents, as ``kinship`` has the tokens permuted."""
-    lifts = attention_over_uniform(model, x, samples.tree.tokens.size)
+    """All gauges of a model's attention over uniform and maximal activations, per block.
+
+    ``order`` permutes the samples of the latents, as ``kinship`` has the tokens permuted.
+    """
     out: dict[str, Any] = {}
     for kin in KINSHIP:
         mask = getattr(kinship, kin)
         if mask.any():
             out[f"attention_{kin}"] = [float(np.nanmean(lift[mask])) for lift in lifts]
     out["competition"] = [_competition(lift, kinship) for lift in lifts]
-    activations = maximal_activations(model, x.numpy())
     names = ("alpha", "beta")[-len(samples.latents) :]
     for name, latents, block in zip(reversed(names), reversed(samples.latents), range(2), strict=False):
         y = latents if order is None else latents[order]
@@ -155,8 +160,9 @@ def follow(
         if step % settings.every == 0 or step == settings.steps:
             with torch.no_grad():
                 right = (model(x_test).argmax(dim=1).numpy() == test.classes).mean()
-            yield step, "tree", {**measures(model, test, x_test, Kinship.of(tree), None), "accuracy": float(right)}
-            yield step, "permuted", measures(model, test, x_test, *shuffled)
+            seen = attention_over_uniform(model, x_test, M), maximal_activations(model, x_test.numpy())
+            yield step, "tree", {**measures(*seen, test, Kinship.of(tree), None), "accuracy": float(right)}
+            yield step, "permuted", measures(*seen, test, *shuffled)
         if step == settings.steps:
             return
         batch = tree.sample(settings.batch, int(rng.integers(2**31)))

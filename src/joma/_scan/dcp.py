@@ -1,0 +1,213 @@
+"""Checkpoints of `torch.distributed.checkpoint` (DCP): a table of chunks, `.metadata`, and files that hold them.
+
+The table is a pickle, and PyTorch's own reader unpickles it with all that it asks for. Here every class that it names
+becomes an inert record: nothing is imported, nothing is called. Each chunk is a small file of `torch.save`, which is
+loaded with ``weights_only``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma._scan.formats import check_inside
+from joma._scan.pickles import load_tensor
+from joma._scan.reading import BadCheckpoint, LocalFile, read_bytes
+from joma._scan.sources import WorkedOut, virtual
+
+METADATA = ".metadata"
+_MOST = 3_000_000  # lists, dicts and tuples, of 64 bytes or so each; 300,000 chunks have as many
+_MAKERS = frozenset(
+    code[0] for code in (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.MARK, pickle.TUPLE1,
+                         pickle.TUPLE2, pickle.TUPLE3, pickle.NEWOBJ, pickle.REDUCE)
+)  # fmt: skip
+_LARGEST = 256 << 20  # bytes of the table
+_WEIGHTS = ("model", "state_dict", "model_state_dict", "module")
+_OPTIMISER = re.compile(r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)")
+
+
+class Record:
+    """Stands for an object of a class that the table names: its state."""
+
+    state: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        """Kept as it is."""
+        self.state = state
+
+    def get(self, name: str, place: int = -1) -> Any:
+        """A field by its name, or by its place where the state is a tuple; None without."""
+        if isinstance(self.state, tuple):
+            return self.state[place] if 0 <= place < len(self.state) else None
+        return self.state.get(name) if isinstance(self.state, dict) else None
+
+
+class _Size:
+    """Stands for `torch.Size`."""
+
+    def __new__(cls, sizes: Any = ()) -> Any:
+        return tuple(sizes) if isinstance(sizes, (tuple, list)) else ()
+
+
+class _Steps(dict[int, Any]):
+    """The unpickler's table of instructions, which counts those that make something."""
+
+    made = 0
+
+    def __getitem__(self, key: int) -> Any:
+        if key in _MAKERS:
+            self.made += 1
+            if self.made > _MOST:
+                raise pickle.UnpicklingError(f"it has more than {_MOST:,} lists and objects")
+        return super().__getitem__(key)
+
+
+class _Unpickler(pickle._Unpickler):  # in Python: that in C makes room for any number that a file names
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.dispatch = _Steps(pickle._Unpickler.dispatch)  # type: ignore[misc]
+        for code in (pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS, pickle.FROZENSET):
+            self.dispatch[code[0]] = _keys_checked(code[0])
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A type of numbers, a size, or a class of records."""
+        if (module, name) == ("torch", "Size"):
+            return _Size
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
+            return kind
+        return type(name.rpartition(".")[2], (Record,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        """There is nothing outside."""
+        raise pickle.UnpicklingError("it refers to something outside")
+
+
+def _keys_checked(code: int) -> Any:
+    """The instruction, once keys are plain: to hash tuples of tuples of tuples may take for ever."""
+
+    def run(unpickler: Any) -> None:
+        if any(isinstance(item, (tuple, frozenset)) for item in unpickler.stack if code != pickle.SETITEMS[0]):
+            raise pickle.UnpicklingError("a key is no plain value")
+        if code == pickle.SETITEMS[0] and any(isinstance(key, (tuple, frozenset)) for key in unpickler.stack[::2]):
+            raise pickle.UnpicklingError("a key is no plain value")
+        pickle._Unpickler.dispatch[code](unpickler)
+
+    return run
+
+
+class Dcp(WorkedOut):
+    """The weights in a folder that `torch.distributed.checkpoint` wrote; what belongs to optimisers is left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._read = folder, 0
+        self._files: dict[str, LocalFile] = {}
+        try:
+            table = _table(folder / METADATA)
+            self._chunks = dict(_chunks(table))
+            places = dict(_places(table))
+        except BadCheckpoint:
+            raise
+        except Exception as error:  # a damaged pickle can fail in any way
+            why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise BadCheckpoint(f"{METADATA} of {folder.name} is damaged or no table of chunks: {why}") from None
+        self._places = places
+        room = sum(file.stat().st_size for file in folder.glob("*.distcp"))
+        names = {name: _short(name, list(self._chunks)) for name in self._chunks}
+        self._full = {short: name for name, short in names.items() if short is not None}
+        self.entries = {}
+        for short, name in self._full.items():
+            dtype, shape, _ = self._chunks[name]
+            if math.prod(shape) * dtype.itemsize > room:
+                raise BadCheckpoint(f"{folder.name} is cut off: {name} of shape {shape} is more than its files hold")
+            self.entries[short] = virtual(shape)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of chunks."""
+        return self._read
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor, put together from its chunks."""
+        full = self._full[name]
+        dtype, shape, chunks = self._chunks[full]
+        out = torch.full(shape, math.nan)  # what no chunk covers is told
+        for number, (offsets, sizes) in enumerate(chunks):
+            place = self._places.get((full, offsets)) or self._places.get((full, number))
+            if place is None:
+                raise BadCheckpoint(f"{self.folder.name} does not say where a part of {full} is")
+            part = self._part(full, *place)
+            if tuple(part.shape) != sizes or part.dtype != dtype:
+                raise BadCheckpoint(f"{self.folder.name}: a part of {full} has shape {tuple(part.shape)}, not {sizes}")
+            out[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part.float()
+        return out
+
+    def _part(self, name: str, file: str, offset: int, length: int) -> Tensor:
+        if file not in self._files:
+            check_inside(file, METADATA, (".distcp",))
+            self._files[file] = LocalFile(self.folder / file, file)
+        reader = self._files[file]
+        if not 0 <= offset <= offset + length <= reader.size:
+            raise BadCheckpoint(
+                f"{file} is cut off: {name} ends at byte {offset + length:,}, the file at {reader.size:,}"
+            )
+        self._read += length
+        return load_tensor(read_bytes(reader, offset, length), f"{name} in {file}")
+
+
+def _table(path: Path) -> Record:
+    if (size := path.stat().st_size) > _LARGEST:
+        raise BadCheckpoint(f"{METADATA} has {size:,} bytes, more than {_LARGEST:,}: refused")
+    table = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    if not isinstance(table, Record) or not isinstance(table.get("state_dict_metadata"), dict):
+        raise BadCheckpoint(f"{METADATA} is no table of chunks")
+    return table
+
+
+def _chunks(table: Record) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...], list[Any]]]]:
+    """Floating-point tensors: type, shape, and (offsets, sizes) of each chunk."""
+    for name, item in table.get("state_dict_metadata").items():
+        properties = item.get("properties") if isinstance(item, Record) else None
+        dtype = properties.get("dtype", 0) if isinstance(properties, Record) else None
+        if not isinstance(name, str) or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            continue
+        shape = _sizes(item.get("size"))
+        chunks = [(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes"))) for chunk in item.get("chunks")]
+        for offsets, sizes in chunks:
+            if len(offsets) != len(shape) or any(o + n > m for o, n, m in zip(offsets, sizes, shape, strict=True)):
+                raise BadCheckpoint(f"{METADATA}: a part of {name} lies outside of its shape {shape}")
+        yield name, (dtype, shape, chunks)
+
+
+def _places(table: Record) -> Iterator[tuple[tuple[str, Any], tuple[str, int, int]]]:
+    """(Name, offsets of a chunk), or (name, number of a chunk) -> file, first byte, bytes."""
+    for index, info in table.get("storage_data").items():
+        if info.get("transform_descriptors"):
+            raise BadCheckpoint(f"its parts are compressed ({info.get('transform_descriptors')}): save it without")
+        place = str(info.get("relative_path")), int(info.get("offset")), int(info.get("length"))
+        offset = index.get("offset")
+        yield (str(index.get("fqn")), index.get("index") if offset is None else _sizes(offset)), place
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    sizes = tuple(value)
+    if len(sizes) > 16 or any(not isinstance(n, int) or not 0 <= n < 1 << 48 for n in sizes):
+        raise BadCheckpoint(f"{METADATA} is damaged: {sizes[:16]} is no shape")
+    return sizes
+
+
+def _short(name: str, names: list[str]) -> str | None:
+    """A weight's name without that of the dict of weights; None of what is no weight."""
+    if _OPTIMISER.fullmatch(name):
+        return None
+    front = next((f"{w}." for w in _WEIGHTS if any(other.startswith(f"{w}.") for other in names)), "")
+    return name.removeprefix(front) if name.startswith(front) else None
