@@ -55,11 +55,11 @@ def stats_of_scores(
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
         sink: the key that is one, or one per query (Tq or 1, 1).
     """
-    out = torch.empty((4, len(q)), dtype=torch.float32, device=q.device)
+    nonsink, others, at_sink = torch.empty((3, len(q)), dtype=q.dtype, device=q.device)
     for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
-        at_sink = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        out[:, rows] = combined(*_rest(s, kind=torch.float32), at_sink)
-    return out
+        at_sink[rows] = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
+        nonsink[rows], others[rows] = _rest(s, kind=torch.float32)
+    return combined(nonsink, others, at_sink).float()
 
 
 def tiles(
@@ -159,7 +159,8 @@ def stats_of_softmax(
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
     exact = probabilities is None and scores.device.type in ("cpu", "cuda")  # then nobody waits: as exact as it goes
-    out = torch.empty((4, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
+    kind = torch.float64 if exact or scores.dtype == torch.float64 else torch.float32
+    nonsink, others, *at_sinks = torch.empty((3 + (learned is not None), N, Tq), dtype=kind, device=scores.device)
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
     keys = key_columns(learned)
@@ -168,28 +169,26 @@ def stats_of_softmax(
     rows = max(1, min(Tq, _TILE // columns))
     parts = [(n, slice(begin, begin + rows)) for n in range(N) for begin in range(0, Tq, rows)]
 
-    def read(n: int, part: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
-        s = scores[n, part]
-        s = s.double() if exact else s.float() if torch.finfo(s.dtype).bits < 32 else s
-        return s, () if learned is None else (s[:, learned],)
-
     for n, part in parts:  # the first key is the sink, mostly
-        s, learned_score = read(n, part)
+        s = scores[n, part].to(kind)
+        if learned is not None:
+            at_sinks[1][n, part] = s[:, learned]
         seen = ~(s <= lowest)  # what is not a number is not masked: it must show
         if not bool(seen[:, start].all()):
             first[n, part] = first_seen(seen[:, keys].contiguous())
         visible[n, part] = count(seen)
         p = None if probabilities is None else probabilities[n, part, after]
-        out[:, n, part] = combined(*_rest(s[:, after], p), s[:, start], *learned_score)  # as low as can be: no share
+        nonsink[n, part], others[n, part] = _rest(s[:, after], p)
+        at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
     sink = sinks(first, columns - (learned is not None))
-    if sink is None:
-        return out, visible
     for n, part in parts:
+        if sink is None:
+            break
         at = sink[n] if sink.shape[1] == 1 else sink[n, part]
         if not bool(at.any()):
             continue
-        s, learned_score = read(n, part)
-        others = s[:, keys].masked_fill(s[:, keys] <= lowest, -math.inf)
-        at_sink = _taken(others, at)
-        out[:, n, part] = combined(*_rest(others), at_sink, *learned_score)
-    return out, visible
+        s = scores[n, part, keys].to(kind)
+        s = s.masked_fill(s <= lowest, -math.inf)
+        at_sinks[0][n, part] = _taken(s, at)
+        nonsink[n, part], others[n, part] = _rest(s)
+    return combined(nonsink, others, *at_sinks), visible
