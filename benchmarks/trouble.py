@@ -5,8 +5,9 @@ Small GPTs on a text that repeats three words per sequence, one token in twenty 
 keys × 20; queries × 1.1 at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if
 an alert of level warning or critical comes at or after the planting, and as told in time if that is before the loss is
 10 % above that of the same run without trouble. 60 runs are healthy: three models, two lengths, four rates, five seeds;
-any such alert is false. The rules (`joma._watch.alarms`) and this script were set on seed 0 and fixed before the seeds
-from 300 on, which are scored, were run.
+any such alert is false. The rules (`joma._watch.alarms`) were set on seed 0 and on those from 300 on (30 of 30 told, 11
+of 15 in time, none false, before leaps were told at once), and fixed before those from 400 on, which are scored, were
+run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import joma
 
 STEPS, PLANTED, EVERY = 240, 120, 3
-LR, FIRST_SEED = 2e-3, 300
+LR, FIRST_SEED = 2e-3, 400
 GAUGES = ("entropy", "stable_rank", "max_logit", "massive_activation", "update_ratio")
 MODELS = ((2, 2, 32, 24), (3, 4, 32, 24), (2, 4, 48, 32))  # layers, heads, width, tokens
 Plant = Callable[[Any, torch.optim.Optimizer, int], None]  # called before each step

@@ -146,7 +146,12 @@ def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
 
 def test_what_public_functions_return_is_in_the_reference(site):
     text = (site / "api/joma.html").read_text()
-    for name in ("_watch.watch.Watch", "_watch.phases.Phase", "_scan.scan.Scan", "_inspect.superpose.Superposition"):
+    for name in (
+        "_watch.watch.Watch",
+        "_watch.phases.Phase",
+        "_scan.scan.Scan",
+        "_inspect.superposition.Superposition",
+    ):
         assert f'id="joma.{name}"' in text
 
 

@@ -19,7 +19,7 @@ CHANGES = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 MODULES = ("joma", "joma.theory", "joma.theory.isotropic", "joma.theory.claims", "joma.integrations")
 MODULES += ("joma.integrations.transformers", "joma.integrations.lightning", "joma.nn")
 RETURNED = ("joma._watch.watch.Watch", "joma._watch.phases.Phase", "joma._scan.scan.Scan")  # by public functions
-RETURNED += ("joma._inspect.superpose.Superposition", "joma._run.Run")
+RETURNED += ("joma._inspect.superposition.Superposition", "joma._run.Run")
 
 
 def public(value: type) -> list[str]:

@@ -189,23 +189,37 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     assert all(shown["neurons"] for shown in examples.values())
     assert {"superpose-one.html", "superpose-two.html"} <= {file.name for file in path.iterdir()}
     svg = (path / "figure.svg").read_text()
-    assert all(f"some/{name}: one neuron, two patterns" in svg for name in ("one", "two"))
+    assert all(f"some/{name}: superposed neurons" in svg for name in ("one", "two"))
 
 
-@pytest.mark.parametrize(("trained", "by_chance"), [(0.2, 0.05), (0.05, 0.1), (0.0, 0.1)])
-def test_the_judge_of_figure_10_compares_with_chance_and_decides_nothing(tmp_path, trained, by_chance):
+@pytest.mark.parametrize(
+    ("trained", "untrained", "by_chance", "power", "verdict"),
+    [
+        (0.2, 0.0, 0.05, 0.9, "holds"),
+        (0.2, 0.0, 0.05, 0.1, "holds"),
+        (0.05, 0.0, 0.1, 0.9, "not decided here"),  # dealt contexts have more
+        (0.05, 0.05, 0.01, 0.9, "not decided here"),  # as many before training
+        (0.0, 0.0, 0.01, 0.9, "fails"),
+        (0.0, 0.0, 0.01, 0.4, "not decided here"),  # two neurons made one are not found, either
+    ],
+)
+def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
+    tmp_path, trained, untrained, by_chance, power, verdict
+):
     with RunWriter.create(tmp_path, kind="exhibit", config={}, axes=fig10.AXES) as writer:
-        counts = np.where(np.arange(100) < 100 * trained, 2, 1)
-        writer.write(0, {"patterns": counts}, model="m", state="trained", layer=0)
-        writer.write(0, {"patterns": np.zeros(100)}, model="m", state="untrained", layer=0)
+        for state, share in (("trained", trained), ("untrained", untrained)):
+            counts = np.where(np.arange(100) < 100 * share, 2.0, np.arange(100) % 2)
+            counts[-1] = np.nan if state == "trained" else 0.0  # not tried
+            writer.write(0, {"patterns": np.ones(100), "passed": counts}, model="m", state=state, layer=0)
         chances, pairs = by_chance + np.array([-0.01, 0.0, 0.01]), np.diag([4, 3, 2, 1]) + 1
-        writer.write(0, {"chance": chances, "fired_by_both": pairs}, model="m", state="trained")
+        controls = {"chance": chances, "fired_by_both": pairs, "power": power, "pairs": 200}
+        writer.write(0, controls, model="m", state="trained")
     found = fig10.judge(Run(tmp_path))
-    assert found.verdict == "not decided here"
-    assert "dealt out at random" in found.would_decide
+    assert found.verdict == verdict
+    assert ("made one in pairs" in found.would_decide) == (verdict == "not decided here")
     assert found.numbers["m"]["superposed"] == round(100 * trained)
     assert "both fire 5, 4, 3, 2 neurons, texts of two pairs 1.0" in found.summary
-    assert found.numbers["m"]["by chance"] == pytest.approx(by_chance)
+    assert found.numbers["m"]["two patterns by chance"]["mean"] == pytest.approx(by_chance)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`joma.superpose`: a planted superposition is found, the bounded top-k is the true one, bad input is told."""
+"""`joma.superpose`: the bounded top-k is the true one, activations are those of the model, bad input is told."""
 
 from __future__ import annotations
 
@@ -13,40 +13,19 @@ from typer.testing import CliRunner
 
 import joma
 from joma._inspect.collect import LEAST, Strongest, collect, context_keys
-from joma._inspect.group import Context, attended, patterns
+from joma._inspect.group import attended
 from joma._inspect.windows import batches
-
-
-def _words(groups):
-    return [set(map(int, group.words)) for group in groups]
-
-
-def test_a_planted_neuron_with_two_patterns_is_found_with_both_and_the_others_have_one():
-    found = joma.superpose(Planted(), corpus(300, 32, seed=0), length=32)
-    two = _words(found.patterns(0, 0))
-    assert sorted(two, key=min) == [set(FIRST), set(SECOND)]
-    assert _words(found.patterns(0, 1)) == [set(FIRST)]
-    assert _words(found.patterns(0, 2)) == [set(SECOND)]
-    table = found.frame()
-    assert (table.layer[0], table.neuron[0], table.patterns[0]) == (0, 0, 2)
-    assert table.set_index("neuron").patterns.loc[3:].eq(0).all()  # neurons with w = 0 never fire
-    assert table.second[0] == pytest.approx(1.0, abs=0.1)  # both patterns are equally strong
 
 
 def test_activations_of_the_planted_neuron_are_the_papers_formula():
     found = joma.superpose(Planted(sharpness=40.0), corpus(60, 32, seed=1), length=32)
-    assert len(found.contexts(0, 0)) == 32
+    assert len(found.contexts(0, 0)) > 20
     for context in found.contexts(0, 0):
         # all attention is on the pattern: v·b − ξ = 1 − 0.3
         assert context.activation == pytest.approx(0.7, abs=1e-4)
         on_pattern = [n for n, token in enumerate(context.tokens[: context.query]) if token in (*FIRST, *SECOND)]
         assert sum(context.mass[n] for n in on_pattern) == pytest.approx(1.0, abs=2e-3)
         assert set(context.attended) == set(on_pattern)
-
-
-def test_with_uniform_attention_there_is_no_pattern():
-    found = joma.superpose(Planted(sharpness=0.0), corpus(200, 32, seed=0), length=32)
-    assert (found.frame().patterns == 0).all()
 
 
 def _brute_force(activations, tokens, k):
@@ -140,7 +119,7 @@ def test_neurons_of_a_family_are_its_activation_after_the_gate(name):
     model, formula = _family(name)
     model.eval()
     tokens = np.random.default_rng(2).integers(0, 50, (5, 12))
-    found = collect(model, batches([tokens.reshape(-1)], 12, 5), [0], k=2, T=12)[0]
+    found = collect(model, batches([tokens.reshape(-1)], 12, 5), {0: None}, k=2, T=12)[0]
     inputs = []
     mlp = {
         "bert": lambda: model.encoder.layer[0].intermediate, "llama": lambda: model.layers[0].mlp,
@@ -198,18 +177,6 @@ def test_attended_are_the_fewest_keys_with_half_of_what_is_neither_sink_nor_quer
     mass[3, [5, 9]] = 0.11, 0.09
     mass[4, [5, 9]] = 0.1, 0.1  # one of them is not more than half
     assert attended(mass, np.full(5, 39)) == [[5, 9], [], [], [5], [5, 9]]
-
-
-def test_patterns_are_connected_components_of_shared_words():
-    def context(n, *words):
-        return Context(1.0 - n / 10, n, 9, np.array(words), list(range(len(words))), np.array([]), np.array([]))
-
-    names = {1: " The", 2: "the", 3: "cat", 4: "x", 5: "y", 6: "z", 7: "pair"}
-    sets = [(1, 3), (2,), (3,), (4, 5), (5, 6), (6,), (7,), (7,), ()]
-    found = patterns([context(n, *words) for n, words in enumerate(sets)], names.__getitem__)
-    assert [set(group.words) for group in found] == [{"the", "cat"}, {"x", "y", "z"}]
-    # connected through others; two contexts are too few; spread attention belongs to none
-    assert [[c.position for c in group.contexts] for group in found] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_non_finite_activations_are_left_out():

@@ -135,6 +135,25 @@ def test_logit_growth():
     assert (alert.head, alert.step, alert.threshold) == (1, 11, 120.0)  # twice the first value
 
 
+def of_logits(values):
+    return told([Reading(n, 2.0, [], {"max_logit": [[x]]}) for n, x in enumerate(values, 1)])
+
+
+def test_logits_that_surge_are_told_below_a_hundred():
+    calm = [5.0, 6.0] * 6
+    (alert,) = of_logits([*calm, 8.0, 11.0, 14.0, 18.0, 22.0, 26.0])
+    assert (alert.step, alert.threshold) == (17, 15.0)  # the second above 2.5 · 6; past is what was six before or more
+    assert of_logits([*calm, 20.0, *calm]) == []  # one odd batch
+    assert of_logits([*calm, *(6.0 * 1.05**n for n in range(30))]) == []  # growth that takes its time
+    assert of_logits([0.5] * 12 + [8.0, 12.0, 18.0, 20.0]) == []  # a head that begins
+
+
+def test_a_leap_of_logits_is_told_at_once():
+    (alert,) = of_logits([5.0, 6.0, 6.0, 300.0])
+    assert (alert.step, alert.threshold) == (4, 100.0)
+    assert of_logits([300.0]) == []  # nothing is known before it
+
+
 def test_massive_activations():
     (alert,) = told(gauges([{"massive_activation": x} for x in [20.0] * 5 + [3000.0, 20.0] + [2000.0] * 5]))
     assert (alert.kind, alert.step, alert.level) == ("massive activation", 9, "notice")

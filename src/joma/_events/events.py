@@ -348,6 +348,11 @@ class BlockInput(Event):
     @cached_property
     def distinct(self) -> Tensor:
         """States (n, d) of real tokens: one per distinct token if the model was given tokens; at most 1,024."""
+        return self.states.detach().flatten(0, 1)[self.distinct_places]
+
+    @cached_property
+    def distinct_places(self) -> Tensor:
+        """Where these are (n,), among the B × T tokens of the pass one after the other."""
         B, T, _ = self.states.shape
         keep = torch.ones(B, T, dtype=torch.bool, device=self.device)
         keep = keep if self.real is None else self.real[:, 0].expand(B, T)
@@ -357,8 +362,7 @@ class BlockInput(Event):
             first = torch.ones_like(order.values, dtype=torch.bool)
             first[1:] = order.values[1:] != order.values[:-1]
             index = index[order.indices[first].sort().values]
-        step = max(1, -(-len(index) // _MAX_TOKENS))
-        return self.states.detach().flatten(0, 1)[index[::step]]
+        return index[:: max(1, -(-len(index) // _MAX_TOKENS))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -65,6 +65,10 @@ def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, modules[name]) for name in names]
 
 
+class Enough(Exception):
+    """A pass is over: all that was to be seen of it was seen. Raised by a source that has an ``until``."""
+
+
 class Source:
     """Events of a model's passes, for observers that want them.
 
@@ -79,10 +83,13 @@ class Source:
         running: modules that are running now, the outermost first.
         guard: decides which attention becomes an event.
         replays: is a part of the model compiled, so that passes are made once more to be seen?
+        until: stop a pass, by `Enough`, when the hidden neurons of this layer were seen; a compiled model goes on.
     """
 
-    def __init__(self, model: nn.Module, observers: Sequence[Observer], padding: Padding | None = None) -> None:
-        self.model, self.padding = model, padding
+    def __init__(
+        self, model: nn.Module, observers: Sequence[Observer], padding: Padding | None = None, until: int | None = None
+    ) -> None:
+        self.model, self.padding, self.until = model, padding, until
         self.names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
         self.problems: dict[str, Exception] = {}
         self.refusal: str | None = None
@@ -204,6 +211,8 @@ class Source:
             if (layer := self._mlps.get(module)) is not None:
                 with self.guarded():
                     self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
+                if layer == self.until and not self.replays:
+                    raise Enough
             output = call()
             if entry.held:
                 with self.guarded(entry):

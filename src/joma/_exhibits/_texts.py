@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joma._inspect.superpose import Superposition
+    from joma._inspect.superposition import Superposition
 
 # (A, B) of each group, as printed: the first two were read by Pythia-160M, the other two by Pythia-70M
 PAIRS = (
@@ -50,9 +50,11 @@ def fired_by_both(model: str | Path, revision: str | None, corpus: Superposition
     A text fires a neuron if it excites it at least `FIRES` as much as the strongest context in the corpus does. The
     pairs off the diagonal are the control: texts that the paper does not pair.
     """
+    import torch
+
     from joma._data.pretrained import encode
+    from joma._inspect.collect import collect
     from joma._inspect.group import FIRES
-    from joma._inspect.superpose import superpose
     from joma._inspect.windows import open_model
 
     net, tokenizer = open_model(model, None, revision, text=True)
@@ -60,7 +62,7 @@ def fired_by_both(model: str | Path, revision: str | None, corpus: Superposition
 
     def fired(text: str) -> dict[int, Any]:
         tokens = encode(tokenizer, text)
-        peaks = superpose(net, tokens, contexts=2, length=len(tokens)).strongest  # one window
+        peaks = collect(net, [torch.tensor([tokens])], None, 2, len(tokens))  # one window
         return {n: (p.value.amax(dim=1) >= FIRES * strongest[n]) & (strongest[n] > 0) for n, p in peaks.items()}
 
     first, second = ([fired(pair[n]) for pair in PAIRS] for n in (0, 1))

@@ -1,16 +1,19 @@
 """Figure 10: one neuron, several unrelated patterns.
 
-For every neuron of the lower MLPs the strongest contexts in a corpus, grouped by the words that the query attends to
-(`joma.superpose`). Two controls: the network before training, and contexts dealt out at random to the neurons of a
-layer, which shows how many neurons would have two patterns by chance. The eight texts that the figure prints are read,
-too (`joma._exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; the
-others read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
+For every neuron of the lower MLPs the strongest contexts in a corpus, the words that are over-represented among what
+they attend to, and the tests that these have to pass (`joma.superpose`). Three controls: the network before training;
+contexts dealt out at random to the neurons of a layer, which shows how many neurons would have two patterns by chance;
+and pairs of neurons made one, which must be found. The eight texts that the figure prints are read, too
+(`joma._exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; the others
+read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import pandas as pd
 
 from joma._exhibits._series import checkpoints, located, series
 from joma._exhibits._texts import fired_by_both
@@ -30,18 +33,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "shuffles": 20,
     },
 }
-AXES = {"patterns": ["neuron"], "chance": ["shuffle"], "fired_by_both": ["a", "b"]}
+AXES = {"patterns": ["neuron"], "passed": ["neuron"], "chance": ["shuffle"], "fired_by_both": ["a", "b"]}
 REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub
 EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
+MERGED, FOUND = 200, 0.5  # pairs of neurons made one, and the share of them that must be found for "fails"
 RULE = (
-    "a pattern is 3 or more strong contexts that attend to common words; a neuron is superposed if it has 2 or more "
-    "patterns, which share no attended word. The count is given beside that before training and that with contexts "
-    "dealt out at random, and decides nothing: chance alone gives as many such neurons as a trained model has, since "
-    "unrelated contexts share common words"
+    "a pattern is words that a neuron's strong contexts attend to more often than its layer's (exact binomial, "
+    "corrected for words and neurons), whose embeddings are unlike those of the neuron's other patterns; it passes if "
+    "it comes back on held-out text, if masking its words lowers the activation more than masking others, and if w "
+    "points to it more than 95 % of the layer's neurons do. A neuron with two that pass is superposed. Holds: every "
+    "model has such neurons, a larger share than in any deal of contexts at random and than before training. Fails: "
+    f"none has, though of neurons made one in pairs at least {FOUND:.0%} are found. Else not decided"
 )
-WOULD_DECIDE = "a count of superposed neurons that is zero, but for chance, where contexts are dealt out at random"
-REVISED = "more neurons than by chance, by 2 sd, was called holds, and some neurons holds under"
+WOULD_DECIDE = (
+    f"a model and a text on which at least {FOUND:.0%} of the neurons made one in pairs are found: --preset laptop"
+)
+REVISED = "three contexts that attend to a common word were a pattern; chance made as many, and nothing was decided"
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -65,16 +73,25 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             progress(share + (1 - share) * (n + 0.8 * done) / len(sources), f"{STATES[state]}: {what}")
 
         superposition = superpose(
-            model, settings["data"], tokens=settings["tokens"], revision=revision, progress=report
+            model,
+            settings["data"],
+            tokens=settings["tokens"],
+            revision=revision,
+            masked=None,
+            seed=seed,
+            progress=report,
         )
         table = superposition.frame()
         for layer in superposition.strongest:
-            counts = table[table.layer == layer].sort_values("neuron").patterns.to_numpy()
-            writer.write(0, {"patterns": counts}, model=name, state=state, layer=layer)
+            part = table[table.layer == layer].sort_values("neuron")
+            counts = {test: part[test].to_numpy() for test in ("patterns", "passed")}
+            writer.write(0, counts, model=name, state=state, layer=layer)
         if state == "trained":
             by_chance = superposition.chance(settings["shuffles"], seed)
             by_both = fired_by_both(model, revision, superposition)
-            writer.write(0, {"chance": by_chance, "fired_by_both": by_both}, model=name, state=state)
+            power, pairs = superposition.power(MERGED, seed)
+            controls: dict[str, Any] = {"chance": by_chance, "fired_by_both": by_both, "power": power, "pairs": pairs}
+            writer.write(0, controls, model=name, state=state)
             superposition.info["model"] = name
             examples[name] = as_json(superposition, superposition.top(EXAMPLES))
             short = name.rpartition("/")[2].replace(" ", "-")
@@ -83,22 +100,18 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def draw(run: Run) -> p.Chart:
-    """Share of neurons by number of patterns, with the controls; below, examples as in the paper's figure."""
+    """Share of superposed neurons, with the controls; below, examples as in the paper's figure."""
     frame = run.frame()
-    counts = where(frame, gauge="patterns")
-    counts = counts.assign(superposed=counts.value >= 2, what=counts.state.map(STATES))
-    shares = counts.groupby(["model", "what", "layer"], sort=False).superposed.mean().reset_index(name="share")
-    shares["place"] = shares.layer.map("layer {:.0f}".format)
     panels = []
-    for model in dict.fromkeys(shares.model):
+    for model in dict.fromkeys(where(frame, gauge="passed").model):
         level = where(frame, gauge="chance", model=model).value
-        bars = p.bars(
-            where(shares, model=model), p.x("place", kind="N", sort=None), p.y("share", "share of neurons", format="%"),
-            p.by("what", colours={"trained": "#d55e00", "before training": "#9ab8cc"}),
-            tip={"place": None, "what": None, "share": ".2%"}, chance=(float(level.mean()), float(level.std())),
-        )  # fmt: skip
-        note = "with two or more unrelated patterns; dashed: contexts dealt out at random, ± 2 sd"
-        panels.append(p.panel(f"{model}: superposed neurons", bars, note=note, size=(560, 190)))
+        chance = float(level.mean()), float(level.std())
+        note = "with a pattern: words that are over-represented among what their contexts attend to"
+        any_pattern = _bars(where(frame, gauge="patterns", model=model), 1)
+        panels.append(p.panel(f"{model}: neurons with a pattern", any_pattern, note=note, size=(560, 120)))
+        note = "with two or more that pass all tests; dashed: two or more with contexts dealt out at random, ± 2 sd"
+        superposed = _bars(where(frame, gauge="passed", model=model), 2, chance)
+        panels.append(p.panel(f"{model}: superposed neurons", superposed, note=note, size=(560, 120)))
     note = "layer/neuron; bold: what the query (framed) attends to; shade: the neuron's activation"
     for model, shown in json.loads((run.path / "examples.json").read_text())["models"].items():
         rows = {
@@ -106,40 +119,72 @@ def draw(run: Run) -> p.Chart:
             for neuron in shown["neurons"]
             for letter, pattern in zip("AB", neuron["patterns"], strict=False)
         }
-        panels.append(contexts(f"{model}: one neuron, two patterns (A and B)", note, rows))
+        panels.append(contexts(f"{model}: neurons and their patterns (A, B)", note, rows))
     return p.column(*panels)
 
 
+def _bars(counts: pd.DataFrame, least: int, chance: tuple[float, float] | None = None) -> p.Chart:
+    """The share of neurons with so many patterns, by layer and state."""
+    counts = counts.assign(enough=counts.value >= least, what=counts.state.map(STATES))
+    shares = counts.groupby(["what", "layer"], sort=False).enough.mean().reset_index(name="share")
+    shares["place"] = shares.layer.map("layer {:.0f}".format)
+    top = max(0.01, 1.05 * float(shares.share.max()), sum(chance or (0.0,)))
+    return p.bars(
+        shares, p.x("place", kind="N", sort=None), p.y("share", "share of neurons", format=".1%", domain=(0, top)),
+        p.by("what", colours={"trained": "#d55e00", "before training": "#9ab8cc"}),
+        tip={"place": None, "what": None, "share": ".2%"}, chance=chance,
+    )  # fmt: skip
+
+
 def judge(run: Run) -> Judgement:
-    """The count beside chance and beside the untrained model; by RULE it decides nothing."""
+    """The count beside chance, beside the untrained model and beside merged neurons; by RULE."""
     frame = run.frame()
-    patterns = where(frame, gauge="patterns")
     numbers: dict[str, Any] = {}
-    parts = []
-    for model in dict.fromkeys(patterns.model):
-        counts = {state: where(patterns, model=model, state=state).value for state in ("trained", "untrained")}
-        share = {state: float((values >= 2).mean()) for state, values in counts.items()}
+    parts, verdicts = [], set()
+    for model in dict.fromkeys(where(frame, gauge="passed").model):
+        share, several = {}, {}
+        for state in ("trained", "untrained"):
+            several[state] = where(frame, gauge="patterns", model=model, state=state).value >= 2
+            share[state] = float((where(frame, gauge="passed", model=model, state=state).value >= 2).mean())
         level = where(frame, gauge="chance", model=model).value
-        mean, sd, trained = float(level.mean()), float(level.std()), counts["trained"]
-        superposed = int((trained >= 2).sum())
+        power, pairs = (float(where(frame, gauge=g, model=model).value.iloc[0]) for g in ("power", "pairs"))
         both = where(frame, gauge="fired_by_both", model=model)
         paired, others = (both[(both.a == both.b) == same].value for same in (True, False))
+        total = len(several["trained"])
+        superposed = round(share["trained"] * total)
         numbers[model] = {
-            **share, "by chance": mean, "sd": sd, "neurons": len(trained), "superposed": superposed,
-            "most patterns": int(trained.max()), "fired by A and B, by pair": paired.astype(int).tolist(),
-            "by texts of two pairs": float(others.mean()),
+            **share, "neurons": total, "superposed": superposed,
+            "two patterns": {state: float(values.mean()) for state, values in several.items()},
+            "two patterns by chance": {"mean": float(level.mean()), "largest": float(level.max())},
+            "merged neurons found": power if pairs else None, "pairs merged": int(pairs),
+            "fired by A and B, by pair": paired.astype(int).tolist(), "by texts of two pairs": float(others.mean()),
         }  # fmt: skip
+        if superposed and share["trained"] > max(float(level.max()), share["untrained"]):
+            verdicts.add(Verdict.HOLDS)
+        else:
+            verdicts.add(Verdict.FAILS if not superposed and power >= FOUND else Verdict.UNDECIDED)
         parts.append(
-            f"{model}: {superposed} of {len(trained):,} neurons have two or more patterns ({share['trained']:.1%}; "
-            f"{share['untrained']:.1%} before training, {mean:.1%} ± {sd:.1%} by chance); the texts A and B "
+            f"{model}: {superposed} of {total:,} neurons have two or more patterns that pass all tests "
+            f"({share['trained']:.1%}; {share['untrained']:.1%} before training); two patterns before these tests: "
+            f"{several['trained'].mean():.1%}, with contexts dealt out at random {level.mean():.2%} (at most "
+            f"{level.max():.2%}); {_found(power, pairs)}; the texts A and B "
             f"of the figure's pairs both fire {', '.join(f'{count:.0f}' for count in paired)} neurons, texts of two "
             f"pairs {others.mean():.1f} in the mean"
         )
-    text = "; ".join(parts)
+    verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
     first = numbers[next(iter(numbers))]
-    measured = f"superposed {first['trained']:.1%}, chance {first['by chance']:.1%}"
+    chance = first["two patterns by chance"]["mean"]
+    measured = f"superposed {first['trained']:.1%}, {first['untrained']:.1%} untrained, {chance:.1%} dealt"
+    would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
     paper = "4 neurons shown, 2 patterns each"
-    return Judgement(Verdict.UNDECIDED, RULE, text, numbers, measured, paper, WOULD_DECIDE, REVISED)
+    return Judgement(verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED)
+
+
+def _found(power: float, pairs: float) -> str:
+    """What the merged neurons say."""
+    if not pairs:
+        return "there are no neurons with one pattern that could be made one"
+    return f"of {pairs:.0f} pairs of neurons made one, {power:.0%} are found"
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

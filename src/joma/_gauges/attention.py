@@ -324,17 +324,17 @@ class _Work:
         """(4, b, h, Tq) through one fused call; large scores in float64, on a CPU."""
         wide = self.q.device.type == "cpu"
         if wide and self.guess():  # saves the call in float32
-            return self._by_kernel(torch.float64, others)[0]
-        out, largest = self._by_kernel(torch.float32, others)
+            return self.in_tiles(wide=True)
+        out, largest = self._by_kernel(others)
         large = largest > _LARGE  # (b, h)
         if wide and bool(large.any()):
             for b, h in large.nonzero().tolist():
                 out[:, b, h] = self._head(b, h, wide=True)
         return out
 
-    def _by_kernel(self, kind: torch.dtype, others: _Others | None) -> tuple[Tensor, Tensor]:
-        """The statistics, computed in this type, and the largest |logsumexp| of each head, (b, h)."""
-        q, k = self.q.to(kind), self.k.to(kind)
+    def _by_kernel(self, others: _Others | None) -> tuple[Tensor, Tensor]:
+        """The statistics, computed in float32, and the largest |logsumexp| of each head, (b, h)."""
+        q, k = self.q.float(), self.k.float()
         # without a mask the sink is key 0, and the keys after it are seen as all were: causally, by later queries
         first = 0 if others is not None or not self.is_causal else 1
         rest = k if others is not None else k[:, :, 1:]
@@ -342,10 +342,10 @@ class _Work:
         lse = q.new_full(q.shape[:3], -math.inf)
         nonsink = torch.zeros_like(lse)
         if rest.shape[2] and q.shape[2] > first:
-            queries, additive = q[:, :, first:], None if others is None else others.additive.to(kind)
+            queries, additive = q[:, :, first:], None if others is None else others.additive.float()
             attended, logsumexp = fused_attention(queries, rest - centre, additive, self.is_causal, self.scale)
-            lse[:, :, first:] = logsumexp.to(kind)
-            nonsink[:, :, first:] = logsumexp.to(kind) - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+            lse[:, :, first:] = logsumexp
+            nonsink[:, :, first:] = logsumexp - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
         sinks = self._sink_keys(k) - centre
         if sinks.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
             at_sink, shift = (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from joma._gauges.attention import checked_inputs, default_scale, visible_keys
 from joma._gauges.kernels import fused_attention, groups, key_heads, part_of, widened
 from joma._gauges.masks import Mask, key_columns
-from joma._gauges.tiles import tiles
+from joma._gauges.tiles import below, tiles
 
 _SHARP = 2.0**16  # β: ln n/β is 2e-4 at a million keys; 2¹³ would leave 1e-3 at 3,600
 _WIDTH = 1e-3  # the widest certificate, relative to max(1, |max|), that is not computed again
@@ -324,7 +324,7 @@ class EagerLogits(Logits):
         for b in range(B):
             for h in range(H):
                 s = self.scores[b, h]
-                s = s.clone() if s.dtype in (torch.float32, torch.float64) else s.float()
+                s = s if s.dtype in (torch.float32, torch.float64) else s.float()
                 _add_received(mass[b, h], s, s.amax(dim=-1), weights[b, h], None)
         return mass[..., self._keys]
 
@@ -337,15 +337,15 @@ class EagerLogits(Logits):
 
 
 def _add_received(mass: Tensor, s: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None) -> None:
-    """Add Σ weights · softmax of rows s (rows, keys), which are spoilt, to mass (keys,); ``top`` is their maximum."""
+    """Add Σ weights · softmax of rows s (rows, keys) to mass (keys,); ``top`` is their maximum."""
     if learned is not None:
         top = torch.maximum(top, learned)
     top = torch.where(top == -math.inf, 0.0, top)
-    e = s.sub_(top[:, None]).exp_()
+    e = below(s, top, s.dtype).exp_()
     total = e.sum(dim=-1)
     if learned is not None:
         total = total + (learned - top).exp()
-    # a row that sees nothing has no weight; its sum is 0
+    # a row that sees nothing has no weight
     mass += (torch.where(weights > 0, weights / total, 0.0).to(e.dtype) @ e).to(mass.dtype)
 
 

@@ -20,7 +20,9 @@ from joma._gauges.kernels import widened
 from joma._gauges.masks import count, first_seen, key_columns, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
-_LOWEST = -1e30  # in the place of −inf, where it is multiplied with a probability of 0
+_NOTHING = (
+    -80.0
+)  # exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
 _TINY = 1e-30  # probabilities below have fewer digits in float32, or none
 
 
@@ -53,18 +55,11 @@ def stats_of_scores(
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
         sink: the key that is one, or one per query (Tq or 1, 1).
     """
-    out = torch.empty((4, len(q)), dtype=torch.float32, device=q.device)
+    nonsink, others, at_sink = torch.empty((3, len(q)), dtype=q.dtype, device=q.device)
     for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
-        at_sink = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        if s.dtype != torch.float64:
-            out[:, rows] = combined(*_rest(s), at_sink)
-            continue
-        shift = s.amax(dim=-1)  # what a row has in common is taken away before digits are
-        shift = torch.where(shift == -math.inf, at_sink, shift)
-        shift = torch.where(shift == -math.inf, 0.0, shift)
-        out[:, rows] = combined(*_rest((s - shift[:, None]).float()), (at_sink - shift).float())
-        out[1, rows] += shift
-    return out
+        at_sink[rows] = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
+        nonsink[rows], others[rows] = _rest(s, kind=torch.float32)
+    return combined(nonsink, others, at_sink).float()
 
 
 def tiles(
@@ -117,16 +112,19 @@ def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
     return at_sink
 
 
-def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Entropy and logsumexp (rows,) of scores s (rows, keys); ``p``: all of one factor times exp(s).
+def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Entropy and logsumexp (rows,) of scores s (rows, keys); where no key is seen, 0 and −inf.
 
-    Where no key is seen, 0 and −inf.
+    Arguments:
+        p: all of one factor times exp(s).
+        kind: a narrower type than that of the scores, for what is left when a row's largest is taken away.
     """
     if not s.shape[-1]:
         return s.new_zeros(len(s)), s.new_full((len(s),), -math.inf)
     largest = s.amax(dim=-1)
-    largest = torch.where(largest == -math.inf, 0.0, largest)
-    d = (s - largest[:, None]).clamp_(min=_LOWEST)
+    empty = largest == -math.inf
+    largest = torch.where(empty, 0.0, largest)
+    d = below(s, largest, kind or s.dtype)
     top = None if p is None else p.amax(dim=-1)
     if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
         p = d.exp()
@@ -136,9 +134,13 @@ def _rest(s: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
         p = p.to(d.dtype)
         total = p.sum(dim=-1)
         logarithm = (total / top).log()
-    empty = total == 0
     entropy = logarithm - torch.linalg.vecdot(p, d) / total
     return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm)
+
+
+def below(s: Tensor, largest: Tensor, kind: torch.dtype) -> Tensor:
+    """Scores (rows, keys) less the largest of their rows, in this type, fit for `exp`."""
+    return torch.sub(s, largest[:, None], out=s.new_empty(s.shape, dtype=kind)).clamp_(min=_NOTHING)
 
 
 def stats_of_softmax(
@@ -157,7 +159,8 @@ def stats_of_softmax(
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
     exact = probabilities is None and scores.device.type in ("cpu", "cuda")  # then nobody waits: as exact as it goes
-    out = torch.empty((4, N, Tq), dtype=torch.float64 if exact else torch.float32, device=scores.device)
+    kind = torch.float64 if exact or scores.dtype == torch.float64 else torch.float32
+    nonsink, others, *at_sinks = torch.empty((3 + (learned is not None), N, Tq), dtype=kind, device=scores.device)
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
     keys = key_columns(learned)
@@ -166,28 +169,26 @@ def stats_of_softmax(
     rows = max(1, min(Tq, _TILE // columns))
     parts = [(n, slice(begin, begin + rows)) for n in range(N) for begin in range(0, Tq, rows)]
 
-    def read(n: int, part: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
-        s = scores[n, part]
-        s = s.double() if exact else s.float() if torch.finfo(s.dtype).bits < 32 else s
-        return s, () if learned is None else (s[:, learned],)
-
     for n, part in parts:  # the first key is the sink, mostly
-        s, learned_score = read(n, part)
+        s = scores[n, part].to(kind)
+        if learned is not None:
+            at_sinks[1][n, part] = s[:, learned]
         seen = ~(s <= lowest)  # what is not a number is not masked: it must show
         if not bool(seen[:, start].all()):
             first[n, part] = first_seen(seen[:, keys].contiguous())
         visible[n, part] = count(seen)
         p = None if probabilities is None else probabilities[n, part, after]
-        out[:, n, part] = combined(*_rest(s[:, after], p), s[:, start], *learned_score)  # as low as can be: no share
+        nonsink[n, part], others[n, part] = _rest(s[:, after], p)
+        at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
     sink = sinks(first, columns - (learned is not None))
-    if sink is None:
-        return out, visible
     for n, part in parts:
+        if sink is None:
+            break
         at = sink[n] if sink.shape[1] == 1 else sink[n, part]
         if not bool(at.any()):
             continue
-        s, learned_score = read(n, part)
-        others = s[:, keys].masked_fill(s[:, keys] <= lowest, -math.inf)
-        at_sink = _taken(others, at)
-        out[:, n, part] = combined(*_rest(others), at_sink, *learned_score)
-    return out, visible
+        s = scores[n, part, keys].to(kind)
+        s = s.masked_fill(s <= lowest, -math.inf)
+        at_sinks[0][n, part] = _taken(s, at)
+        nonsink[n, part], others[n, part] = _rest(s)
+    return combined(nonsink, others, *at_sinks), visible

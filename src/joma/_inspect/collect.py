@@ -9,13 +9,15 @@ only get stronger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from joma._data.pretrained import check_tokens
-from joma._events.source import Source
+from joma._events.source import Enough, Source
 from joma._inspect.seen import Neurons, Rows
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
@@ -99,32 +101,40 @@ def context_keys(tokens: Tensor) -> Tensor:
 
 
 def collect(
-    model: nn.Module, batches: Iterable[Tensor], layers: list[int] | None, k: int, T: int,
-    done: Callable[[int], None] = lambda tokens: None,
+    model: nn.Module, batches: Iterable[Tensor], neurons: Mapping[int, Tensor | None] | None, k: int, T: int,
+    done: Callable[[int], None] = lambda tokens: None, start: int = 0,
 ) -> dict[int, Strongest]:  # fmt: skip
     """Run the model over all batches of windows (B, ≤ T) and keep the k strongest contexts of each neuron.
+
+    A pass ends with the last layer that is wanted: what comes after it runs once, in the first pass.
 
     Arguments:
         model: called with the tokens as its only argument; without its head, which is not needed.
         batches: windows of consecutive tokens, all of a batch of the same length.
-        layers: which MLPs; None for all.
+        neurons: layer -> which of its neurons (n,), None for all of them; None for all layers.
         k: contexts per neuron.
         T: the longest window.
         done: called with the number of tokens after each batch.
+        start: the place in the corpus where the first batch begins.
     """
     device = next(model.parameters()).device
     strongest: dict[int, Strongest] = {}
     windows: dict[str, Tensor] = {}  # of the batch that is running
+    calls: Counter[int] = Counter()  # of each layer's MLP in the first pass
 
     def on_neurons(layer: int, activations: Tensor, rows: Rows) -> None:
-        if layers is not None and layer not in layers:
-            return
+        if neurons is not None:
+            calls[layer] += 1
+            if layer not in neurons:
+                return
+            chosen = neurons[layer]
+            activations = activations if chosen is None else activations[..., chosen]
         if layer not in strongest:
             strongest[layer] = Strongest(activations.shape[2], k, T, device)
         strongest[layer].add(activations, windows["tokens"], windows["keys"], windows["start"], rows)
 
     source = Source(model, [Neurons(on_neurons)])
-    count = 0
+    count = start
     training = model.training
     model.eval()
     try:
@@ -133,10 +143,14 @@ def collect(
                 B, length = tokens.shape
                 check_tokens(model, tokens)
                 tokens = tokens.to(device)
-                start = count + length * torch.arange(B, device=device)
-                windows |= {"tokens": tokens, "keys": context_keys(tokens), "start": start}
-                model(tokens)
+                first = count + length * torch.arange(B, device=device)
+                windows |= {"tokens": tokens, "keys": context_keys(tokens), "start": first}
+                with suppress(Enough):
+                    model(tokens)
                 source.raise_problems()
+                last = max(neurons or (), default=None)
+                if last is not None and calls[last] == 1:  # not in ALBERT, whose layers share one MLP
+                    source.until = last
                 count += B * length
                 done(count)
     finally:

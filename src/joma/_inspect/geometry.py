@@ -1,7 +1,8 @@
 """How orthogonal are the representations of different tokens, at the input of each layer? (The slides' check.)
 
 A representation is what a block is given for a token: one for each distinct token of a sample, at its first place.
-Raw cosines say how far the vectors are from orthogonal; centred ones leave out what all of them have in common.
+Raw cosines say how far the vectors are from orthogonal; centred ones leave out what all of them have in common. Both
+are also taken without what is far out of proportion (`joma._inspect.outliers`), which else decides them alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joma._gauges.embedding import Coherence, centred, embedding_coherence, random_cosine
+from joma._inspect.outliers import Outliers, find_outliers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     Model = str | os.PathLike[str] | nn.Module
 
 QUANTILES = (0.5, 0.9, 0.99)
-KINDS = ("raw", "centred")
+KINDS = {"raw": "raw", "centred": "centred", "raw, no outliers": "raw_inner", "centred, no outliers": "centred_inner"}
 ALMOST = 2.0  # almost orthogonal: the mean |cos| is at most so many times that of random vectors
 SAMPLE, LENGTH = 4096, 64  # tokens of a text that are taken, in windows of so many
 
@@ -37,10 +39,14 @@ class Geometry:
     Attributes:
         layers: names of the modules whose input it is.
         states: (tokens, d) for each layer; rows are the same tokens in all of them.
+        tokens: (tokens,) their numbers; None if the model was not given tokens.
+        positions: (tokens,) their places in their windows; None if they are not known.
     """
 
     layers: list[str]
     states: list[Tensor]
+    tokens: Tensor | None = None
+    positions: Tensor | None = None
 
     @property
     def dimension(self) -> int:
@@ -62,6 +68,44 @@ class Geometry:
         """The same without the tokens' common mean."""
         return [embedding_coherence(centred(x)) for x in self.states]
 
+    @cached_property
+    def outliers(self) -> list[Outliers]:
+        """Dimensions and tokens that are far out of proportion, by layer."""
+        return [find_outliers(x, self.positions) for x in self.states]
+
+    @cached_property
+    def raw_inner(self) -> list[Coherence]:
+        """|cos| without outlier dimensions, outlier tokens and the first token of windows."""
+        return [embedding_coherence(found.inner(x)) for x, found in zip(self.states, self.outliers, strict=True)]
+
+    @cached_property
+    def centred_inner(self) -> list[Coherence]:
+        """The same, and without the common mean of what is left."""
+        pairs = zip(self.states, self.outliers, strict=True)
+        return [embedding_coherence(centred(found.inner(x))) for x, found in pairs]
+
+    def outlier_frame(self) -> pd.DataFrame:
+        """One row per layer.
+
+        Columns: layer, module; dimensions (outliers, the largest first), variance (the share of the variance over
+        tokens that they hold); tokens (numbers of outlier tokens, the largest first; rows of ``states`` where numbers
+        are not known), norm (the largest norm of a token, over the median); first (the median norm of the first tokens
+        of windows, over that of the others; not a number where there are none), first_cosine (mean |cos| among them).
+        """
+        import pandas as pd
+
+        rows = []
+        for n, (x, found) in enumerate(zip(self.states, self.outliers, strict=True)):
+            named = found.tokens if self.tokens is None else [int(self.tokens[row]) for row in found.tokens]
+            rows.append(
+                {
+                    "layer": n, "module": self.layers[n], "dimensions": found.dimensions, "variance": found.variance,
+                    "tokens": named, "norm": found.norm, "first": found.first,
+                    "first_cosine": embedding_coherence(x[found.at_first]).mean,
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
     def between(self, *, centre: bool = False) -> np.ndarray[Any, Any]:
         """(L, L) mean cosine between a token at the input of layer i and the same token at that of layer j."""
         import torch
@@ -76,17 +120,20 @@ class Geometry:
         return [c.mean <= ALMOST * self.random for c in (self.centred if centre else self.raw)]
 
     def frame(self) -> pd.DataFrame:
-        """One row per layer and kind (raw, centred): mean, signed_mean, rms, quantiles, maximum (coherence), random."""
+        """One row per layer and kind: mean, signed_mean, rms, quantiles, maximum (coherence), random.
+
+        Kinds: raw, centred, and both with ", no outliers": without outlier dimensions and tokens, position 0 apart.
+        """
         import pandas as pd
 
         rows = [
             {
                 "layer": n, "module": self.layers[n], "kind": kind, "mean": c.mean, "signed_mean": c.signed_mean,
                 "rms": c.rms, **{f"q{100 * q:g}": c.quantile(q) for q in QUANTILES}, "maximum": c.maximum,
-                "random": self.random, "tokens": c.rows, "dimension": c.dimension,
+                "random": random_cosine(c.dimension), "tokens": c.rows, "dimension": c.dimension,
             }
-            for kind in KINDS
-            for n, c in enumerate(getattr(self, kind))
+            for kind, name in KINDS.items()
+            for n, c in enumerate(getattr(self, name))
         ]  # fmt: skip
         return pd.DataFrame(rows)
 
@@ -213,4 +260,6 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
     counts = sorted({len(states) for states in inputs.states.values()})
     if len(counts) > 1 or counts[0] < 2:
         raise ValueError(f"layers were given {counts} different tokens: they cannot be compared")
-    return Geometry([name for name, _ in inputs.states], list(inputs.states.values()))
+    first = next(iter(inputs.states))  # the same tokens in all layers
+    layers = [name for name, _ in inputs.states]
+    return Geometry(layers, list(inputs.states.values()), inputs.tokens.get(first), inputs.positions[first])

@@ -1,19 +1,18 @@
-"""From a neuron's contexts to its patterns, by rules that are fixed:
+"""What fires a neuron, and what it attends to there:
 
 fires      a context fires the neuron if it is positive and at least ``FIRES`` of the neuron's strongest.
 attended   of the query's attention, averaged over heads, the mass on the first token of the window (the usual sink) and
            on the query itself is left out. Attended are the fewest keys that hold more than ``HALF`` of the rest. Where
            that takes more than ``MOST`` keys, or more than a quarter of those there are, attention is spread, and the
            context says nothing about patterns.
-pattern    contexts belong together if they attend to a common word (the token's text without spaces around it, in
-           lower case), directly or through others: connected components. A component is a pattern if ``SUPPORT``
-           different contexts speak for it. Two patterns of a neuron therefore share no attended word.
+word       the token's text without spaces around it, in lower case.
+
+Which of these words make a pattern is decided in `joma._inspect.layer`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from joma._inspect.collect import Strongest
 
-FIRES, HALF, MOST, SUPPORT = 0.5, 0.5, 8, 3
+FIRES, HALF, MOST = 0.5, 0.5, 8
 Array = NDArray[np.floating[Any]]
 Word = Callable[[int], str]  # a token's number -> its text
 
@@ -38,19 +37,6 @@ class Context:
     attended: list[int]  # places in the window, by falling attention; empty where attention is spread
     mass: Array  # attention of the query on each token of the window
     along: Array  # the neuron's activation along the window
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Contexts that attend to common words, and those words, the most frequent first."""
-
-    words: list[str]
-    contexts: list[Context]
-
-    @property
-    def strongest(self) -> float:
-        """The largest activation."""
-        return max(context.activation for context in self.contexts)
 
 
 def attended(mass: Array, query: NDArray[np.integer[Any]]) -> list[list[int]]:
@@ -88,28 +74,6 @@ def contexts(kept: Strongest, neuron: int) -> list[Context]:
         )
         for n, slot in enumerate(order)
     ]  # fmt: skip
-
-
-def patterns(contexts: Sequence[Context], word: Word) -> list[Pattern]:
-    """The patterns among contexts, the one with the strongest context first."""
-    words = [attended_words(context, word) for context in contexts]
-    groups = []
-    for members in grouped(words):
-        count = Counter(name for n in members for name in words[n])
-        names = sorted(count, key=lambda name: (-count[name], name))
-        groups.append(Pattern(names, [contexts[n] for n in members]))
-    return sorted(groups, key=lambda pattern: -pattern.strongest)
-
-
-def grouped(words: Sequence[set[str]]) -> list[list[int]]:
-    """Numbers of the contexts of each pattern, given the attended words of the contexts: connected components."""
-    parts: list[tuple[set[str], list[int]]] = []
-    for n, names in enumerate(words):
-        if names:
-            joined = [part for part in parts if not part[0].isdisjoint(names)]
-            parts = [part for part in parts if part[0].isdisjoint(names)]
-            parts.append((names.union(*(others for others, _ in joined)), [*(m for _, ms in joined for m in ms), n]))
-    return [sorted(members) for _, members in parts if len(members) >= SUPPORT]
 
 
 def attended_words(context: Context, word: Word) -> set[str]:

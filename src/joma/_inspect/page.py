@@ -1,15 +1,18 @@
-"""The page of a superposition: patterns and contexts of the chosen neurons, attended tokens in bold; and its JSON."""
+"""The page of a superposition: patterns of the chosen neurons, their tests and contexts; and its JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from joma._inspect.group import FIRES, HALF, MOST, SUPPORT, Context
+from joma._inspect.group import Context
+from joma._inspect.superposition import RULES
 from joma._inspect.windows import short_name
 
 if TYPE_CHECKING:
-    from joma._inspect.superpose import Superposition
+    from joma._inspect.patterns import Pattern
+    from joma._inspect.superposition import Superposition
 
 SHOWN = 4  # contexts of a pattern that are open to view; the others unfold
 
@@ -18,19 +21,34 @@ def as_json(superposition: Superposition, chosen: Sequence[tuple[int, int]]) -> 
     """The same as the page, for programs."""
     return {
         **superposition.info,
-        "rules": {"fires": FIRES, "share_of_attention": HALF, "most_attended": MOST, "support": SUPPORT},
+        "rules": RULES,
         "neurons": [
             {
                 "layer": layer,
                 "neuron": neuron,
+                "superposed": superposition.superposed(layer, neuron),
                 "patterns": [
-                    {"words": pattern.words, "contexts": [_context_json(superposition, c) for c in pattern.contexts]}
-                    for pattern in superposition.patterns(layer, neuron)
+                    _pattern_json(superposition, pattern) for pattern in superposition.patterns(layer, neuron)
                 ],
                 "others": [_context_json(superposition, c) for c in _others(superposition, layer, neuron)],
             }
             for layer, neuron in chosen
         ],
+    }
+
+
+def _pattern_json(superposition: Superposition, pattern: Pattern) -> dict[str, Any]:
+    held_out = pattern.held_out
+    return {
+        "words": pattern.words,
+        "p": pattern.p,
+        "places": pattern.places,
+        "expected": pattern.expected,
+        "held_out": None if held_out is None else [_context_json(superposition, c) for c in held_out],
+        "replication": pattern.replication,
+        "masking": None if pattern.masking is None else asdict(pattern.masking),
+        "passes": pattern.passes,
+        "contexts": [_context_json(superposition, c) for c in pattern.contexts],
     }
 
 
@@ -56,34 +74,70 @@ def page(superposition: Superposition, chosen: Sequence[tuple[int, int]]) -> str
     """One self-contained HTML page; Jinja escapes all text of the corpus."""
     from jinja2 import Environment, PackageLoader
 
-    counts = superposition.frame().patterns.value_counts().sort_index(ascending=False).to_dict()
     environment = Environment(
         loader=PackageLoader("joma._inspect"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("superposition.html").render(
-        info=superposition.info, model=short_name(superposition.info["model"]), counts=counts, SHOWN=SHOWN,
-        FIRES=FIRES, HALF=HALF, MOST=MOST, SUPPORT=SUPPORT,
+        info=superposition.info, model=short_name(superposition.info["model"]), SHOWN=SHOWN, RULES=RULES,
+        layers=superposition.counts().to_dict("records"), controls=superposition.info.get("controls", []),
+        compared=superposition.alike is not None,
         neurons=[_neuron(superposition, layer, neuron) for layer, neuron in chosen],
     )  # fmt: skip
 
 
 def _neuron(superposition: Superposition, layer: int, neuron: int) -> dict[str, Any]:
     strongest = max((c.activation for c in superposition.contexts(layer, neuron)), default=0.0)
-    patterns = [
+    patterns = superposition.patterns(layer, neuron)
+    shown = [
         {
             "words": [_visible(word) for word in p.words],
+            "tests": list(tests(p)),
+            "passes": p.passes,
             "contexts": [_context(superposition, c, strongest) for c in p.contexts],
+            "held_out": [_context(superposition, c, strongest) for c in p.held_out or []],
         }
-        for p in superposition.patterns(layer, neuron)
+        for p in patterns
     ]
     others = [_context(superposition, c, strongest) for c in _others(superposition, layer, neuron)]
-    return {
-        "layer": layer,
-        "neuron": neuron,
-        "strongest": f"{strongest:.3g}",
-        "patterns": patterns,
-        "others": others,
-    }
+    count = len(patterns)
+    title = {0: "no pattern", 1: "1 pattern"}.get(count, f"{count} patterns")
+    if superposition.superposed(layer, neuron):
+        title = f"superposed, {sum(p.passes for p in patterns)} unrelated patterns that pass all tests"
+    return {"layer": layer, "neuron": neuron, "strongest": f"{strongest:.3g}", "title": title, "patterns": shown,
+            "others": others}  # fmt: skip
+
+
+def tests(pattern: Pattern) -> Iterator[tuple[bool | None, str]]:
+    """Of each test: was it passed (None: not tried), and the numbers."""
+    count = len(pattern.contexts)
+    yield (
+        True,
+        (f"{count} contexts at {pattern.places} places, {pattern.expected:.1%} of the layer's (p = {pattern.p:.1g})"),
+    )
+    if pattern.replication is None or pattern.held_out is None:
+        yield None, "no held-out text"
+    else:
+        yield pattern.replicated, f"{len(pattern.held_out)} on held-out text (p = {pattern.replication:.1g})"
+    if (masking := pattern.masking) is None:
+        yield None, "masking not tried"
+        return
+    yield (
+        masking.lowers,
+        (
+            f"masking its words leaves {masking.left:.0%} of the activation, masking others {masking.control:.0%}; "
+            f"lower in {masking.lower} of {masking.contexts}"
+        ),
+    )
+    if masking.pattern is None or masking.larger is None or masking.query is None:
+        yield None, "the MLP's lower matrix was not found"
+    else:
+        yield (
+            masking.held,
+            (
+                f"cos(w, pattern) = {masking.pattern:.2f}, larger in {masking.larger:.1%} of the layer's neurons; "
+                f"cos(w, query) = {masking.query:.2f}"
+            ),
+        )
 
 
 def _context(superposition: Superposition, context: Context, strongest: float) -> dict[str, Any]:

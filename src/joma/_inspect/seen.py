@@ -52,8 +52,14 @@ class BlockInputs:
 
     def __init__(self) -> None:
         self.states: dict[Place, Tensor] = {}  # (tokens, d), by attention
+        self.tokens: dict[Place, Tensor] = {}  # (tokens,) their numbers, where the model was given tokens
+        self.positions: dict[Place, Tensor] = {}  # (tokens,) their places in their windows
 
     def observe(self, event: BlockInput) -> None:
         """The first time that it is seen."""
         if event.place not in self.states:
+            places = event.distinct_places
             self.states[event.place] = event.distinct.cpu()
+            self.positions[event.place] = (places % event.states.shape[1]).cpu()
+            if event.tokens is not None:
+                self.tokens[event.place] = event.tokens.flatten()[places].cpu()

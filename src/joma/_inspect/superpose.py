@@ -1,151 +1,29 @@
-"""`joma.superpose`: the unrelated patterns that fire each neuron of a model's MLPs (Figure 10)."""
+"""`joma.superpose`: find the patterns that fire each neuron of a model's MLPs (Figure 10), and test them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma._data.pretrained import encode
+from joma._data.pretrained import check_tokens, encode
 from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
-from joma._inspect.group import (
-    FIRES,
-    HALF,
-    MOST,
-    SUPPORT,
-    Context,
-    Pattern,
-    Word,
-    attended_words,
-    contexts,
-    grouped,
-    patterns,
-)  # fmt: skip
+from joma._inspect.group import Word, contexts
+from joma._inspect.layer import Layer, cases
+from joma._inspect.masking import Question, mask
+from joma._inspect.patterns import Pattern, replication
+from joma._inspect.similar import Similarity, input_embedding, similarity
+from joma._inspect.superposition import Found, HeldOut, Superposition
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from torch import nn
-
-RULES = {"fires": FIRES, "share_of_attention": HALF, "most_attended": MOST, "support": SUPPORT, "least": LEAST}
-
-
-class Superposition:
-    """What fires the neurons of a model.
-
-    Attributes:
-        strongest: layer -> its neurons' strongest contexts.
-        info: where they come from: model, data, tokens, names of the MLPs.
-    """
-
-    def __init__(self, strongest: dict[int, Strongest], word: Word, info: dict[str, Any]) -> None:
-        self.strongest, self.info = strongest, info
-        self.word: Word = cache(word)
-
-    def contexts(self, layer: int, neuron: int) -> list[Context]:
-        """The contexts that fire a neuron, the strongest first."""
-        return contexts(self.strongest[layer], self._checked(layer, neuron))
-
-    def patterns(self, layer: int, neuron: int) -> list[Pattern]:
-        """The patterns of a neuron: groups of contexts that share no attended word with each other."""
-        return patterns(self.contexts(layer, neuron), self.word)
-
-    def frame(self) -> pd.DataFrame:
-        """One row per neuron, the most patterns first; equal ones by how strong the second pattern is.
-
-        Columns: layer, neuron, patterns, second (the second pattern's strongest activation over the first's),
-        contexts (that fire it), spread (those among them whose attention is spread), strongest (activation).
-        """
-        return self._frame.copy()
-
-    @cached_property
-    def _frame(self) -> pd.DataFrame:
-        import pandas as pd
-
-        rows = []
-        for layer, kept in self.strongest.items():
-            for neuron in range(len(kept.value)):
-                fires = contexts(kept, neuron)
-                groups = patterns(fires, self.word)
-                second = groups[1].strongest / groups[0].strongest if len(groups) > 1 else 0.0
-                spread = sum(not context.attended for context in fires)
-                strongest = fires[0].activation if fires else 0.0
-                rows.append((layer, neuron, len(groups), second, len(fires), spread, strongest))
-        columns = ["layer", "neuron", "patterns", "second", "contexts", "spread", "strongest"]
-        table = pd.DataFrame(rows, columns=columns)
-        return table.sort_values(
-            ["patterns", "second", "layer", "neuron"], ascending=[False, False, True, True], ignore_index=True
-        )
-
-    def save(
-        self, run: str | os.PathLike[str], *, neuron: int | None = None, top: int = 20, force: bool = False
-    ) -> Path:
-        """Write a run folder: counts for all neurons, page and JSON for the ``top`` neurons, or for one of them."""
-        from joma._inspect.page import as_json, page
-        from joma._run import RunWriter, staged, write_atomic, write_json
-
-        chosen = self.top(top, neuron)
-        path = Path(run)
-        with staged(path, overwrite=force) as folder:
-            axes = {name: ["neuron"] for name in ("patterns", "contexts", "strongest")}
-            config = {key: value for key, value in self.info.items() if key != "mlps"}
-            packages = ("joma", "torch", "transformers")
-            with RunWriter.create(folder, kind="superpose", config=config, axes=axes, packages=packages) as writer:
-                writer.note(mlps=self.info["mlps"], rules=RULES)
-                for layer in self.strongest:
-                    part = self._frame[self._frame.layer == layer].sort_values("neuron")
-                    writer.write(0, {name: part[name].to_numpy() for name in axes}, layer=layer)
-                write_json(folder / "superpose.json", as_json(self, chosen))
-                write_atomic(folder / "superpose.html", page(self, chosen))
-        return path
-
-    def top(self, count: int = 20, neuron: int | None = None) -> list[tuple[int, int]]:
-        """(layer, neuron) of those with the most patterns; or the neuron of that number in each layer there is."""
-        if neuron is not None:
-            return [(layer, self._checked(layer, neuron)) for layer in self.strongest]
-        if count < 1:
-            raise ValueError(f"top is {count}: at least one neuron is to be shown")
-        chosen = self._frame.head(count)
-        return list(zip(chosen.layer.tolist(), chosen.neuron.tolist(), strict=True))
-
-    def chance(self, shuffles: int, seed: int = 0) -> list[float]:
-        """The share of neurons with two or more patterns when contexts are dealt out at random, once per shuffle.
-
-        Each neuron gets as many contexts as it has, of any neurons of its layer.
-        """
-        rng = np.random.default_rng(seed)
-        layers = []
-        for layer, strongest in self.strongest.items():
-            neurons = [self.contexts(layer, neuron) for neuron in range(len(strongest.value))]
-            pool = [(c.position, attended_words(c, self.word)) for contexts in neurons for c in contexts]
-            layers.append(([len(contexts) for contexts in neurons], pool))
-        shares = []
-        for _ in range(shuffles):
-            superposed = total = 0
-            for sizes, pool in layers:
-                order, start = rng.permutation(len(pool)), 0
-                for size in sizes:
-                    dealt = dict(pool[n] for n in order[start : start + size])  # a place in the text counts once
-                    superposed += len(grouped(list(dealt.values()))) >= 2
-                    start, total = start + size, total + 1
-            shares.append(superposed / max(1, total))
-        return shares
-
-    def _checked(self, layer: int, neuron: int) -> int:
-        if layer not in self.strongest:
-            raise ValueError(f"layer {layer} was not measured; there are {', '.join(map(str, self.strongest))}")
-        size = len(self.strongest[layer].value)
-        if not 0 <= neuron < size:
-            raise ValueError(f"there is no neuron {neuron} in layer {layer}: it has {size}, 0 to {size - 1}")
-        return neuron
-
-    def __repr__(self) -> str:
-        return f"Superposition({self.info['model']!r} on {self.info['data']!r}, layers {list(self.strongest)})"
+    from torch import Tensor, nn
 
 
 def superpose(
@@ -161,9 +39,15 @@ def superpose(
     tokenizer: Any = None,
     revision: str | None = None,
     device: str = "cpu",
+    masked: int | None = 100,
+    untrained: bool = False,
+    seed: int = 0,
     progress: Callable[[float, str], None] = lambda share, what: None,
 ) -> Superposition:
-    """Find what fires each neuron of a model's lower MLPs, in one pass over a corpus.
+    """Find what fires each neuron of a model's lower MLPs, in one pass over a corpus, and test the patterns found.
+
+    Patterns are found in the first half of the text; they have to come back in the second. Of neurons with two that do,
+    the words of each pattern are masked.
 
     Arguments:
         model: a folder in the hub's format, an id of the hub, or a model that is called with tokens (B, T).
@@ -177,10 +61,13 @@ def superpose(
         tokenizer: of the model by default; an object, a folder or an id of the hub.
         revision: of a model on the hub.
         device: where to run.
+        masked: neurons whose patterns are masked at most, the surest first; None for all.
+        untrained: a control: the same architecture with new weights.
+        seed: of the words that are put in place of masked ones, and of new weights.
         progress: called with the share of the corpus that is done.
 
     Returns:
-        The strongest contexts of every neuron, grouped into patterns.
+        The strongest contexts of every neuron, their patterns, and what the tests say of these.
     """
     import torch
 
@@ -196,35 +83,142 @@ def superpose(
     net, tokenizer = open_model(model, tokenizer, revision, text=is_text)
     if not is_model:
         net.to(device)
+    if untrained:
+        net = _untrained(net, seed)
     _check(net, wanted, neuron, length)
-    share, count = 0.0, 0
+    count, total = 0, 0
 
-    def read(done: float) -> None:
-        nonlocal share
-        share = done
+    def expect(number: int) -> None:
+        nonlocal total
+        total = min(tokens or number, number)
 
     def done(number: int) -> None:
         nonlocal count
         count = number
-        part = number / tokens if tokens else 0.0
-        progress(min(1.0, max(share, part)), f"{number:,} tokens")
+        progress(0.9 * min(1.0, number / max(1, total)), f"{number:,} tokens")
 
     if is_text:
-        blocks: Any = encoded(text, lambda block: encode(tokenizer, block), read)
+        blocks: Any = encoded(text, lambda block: encode(tokenizer, block), expect)
     else:
         array = np.asarray(data)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError(f"tokens must be whole numbers (n,); got {array.dtype} of shape {array.shape}")
-        tokens = min(tokens or len(array), len(array))
+        expect(len(array))
         blocks = (array[n : n + (1 << 16)] for n in range(0, len(array), 1 << 16))
     stream = not_empty(batches(blocks, length, batch, tokens), str(name))
-    strongest = collect(net, stream, wanted, contexts, length, done)
+    sample: list[Tensor] = []
+
+    def first_half() -> Iterator[Tensor]:
+        for windows in stream:
+            sample[:] = [windows]
+            yield windows
+            if 2 * count >= total:
+                return
+
+    every = None if wanted is None else dict.fromkeys(wanted)
+    strongest = collect(net, first_half(), every, contexts, length, done)
+    word = cache(_word(tokenizer))
+    alike = similarity(input_embedding(net, sample[0]), strongest.values(), word)
+    progress(0.9 * min(1.0, count / max(1, total)), "what is over-represented")
+    found = _found(strongest, word, alike)
+    asked = set() if neuron is None else {neuron}
+    chosen = {n: sorted({m for layer, m in found if layer == n} | asked) for n in strongest}
+    held_out = _held_out(net, stream, chosen, contexts, length, done, count)
+    progress(0.9, "the second half of the text, and masking")
+    found = _replicated(found, held_out, word)
+    found = _masked(net, found, word, masked, neuron, np.random.default_rng(seed))
     info = {
         "model": type(net).__name__ if is_model else str(model), "revision": revision,
         "data": name, "tokens": count, "layers": list(strongest), "contexts": contexts, "length": length,
         "mlps": {n: upper_mlps(net)[n][0].rpartition(".")[0] for n in strongest},
+        "embeddings_compared": alike is not None, "untrained": untrained,
     }  # fmt: skip
-    return Superposition(strongest, _word(tokenizer), info)
+    return Superposition(strongest, word, info, found, held_out, alike)
+
+
+def _found(strongest: dict[int, Strongest], word: Word, alike: Similarity | None) -> Found:
+    """The patterns of all neurons that have one."""
+    found: Found = {}
+    for number, kept in strongest.items():
+        layer = Layer.of(kept, word)
+        for neuron, some in enumerate(layer.neurons):
+            if groups := layer.groups(some, alike):
+                there = contexts(kept, neuron)
+                found[number, neuron] = [
+                    Pattern(g.words, [there[n] for n in g.members], g.p, g.places, g.expected) for g in groups
+                ]
+    return found
+
+
+def _held_out(
+    net: nn.Module, stream: Iterator[Tensor], chosen: dict[int, list[int]], k: int, T: int,
+    done: Callable[[int], None], start: int,
+) -> dict[int, HeldOut]:  # fmt: skip
+    """The strongest contexts of these neurons in what is left of the text."""
+    import torch
+
+    device = next(net.parameters()).device
+    wanted = {n: torch.tensor(neurons, device=device) for n, neurons in chosen.items() if neurons}
+    if not wanted:
+        for windows in stream:  # nothing to look for; but its tokens are checked and counted
+            check_tokens(net, windows)
+            start += windows.numel()
+            done(start)
+        return {}
+    kept = collect(net, stream, wanted, k, T, done, start)
+    return {n: HeldOut({neuron: row for row, neuron in enumerate(chosen[n])}, rows) for n, rows in kept.items()}
+
+
+def _replicated(found: Found, held_out: dict[int, HeldOut], word: Word) -> Found:
+    """The same patterns, with what the held-out text says of them."""
+    result: Found = {}
+    for (number, neuron), groups in found.items():
+        if number not in held_out:
+            result[number, neuron] = groups
+            continue
+        kept, row = held_out[number].kept, held_out[number].rows[neuron]
+        there, some = contexts(kept, row), cases(kept, row, word)
+        tested = sum(len(patterns) for (n, _), patterns in found.items() if n == number)
+        result[number, neuron] = []
+        for group in groups:
+            p, members = replication(group, some, tested)
+            result[number, neuron].append(replace(group, held_out=[there[n] for n in members], replication=p))
+    return result
+
+
+def _masked(
+    net: nn.Module, found: Found, word: Word, most: int | None, neuron: int | None, rng: np.random.Generator
+) -> Found:
+    """The same patterns, masked where two of a neuron replicate: of so many neurons, the surest first."""
+
+    def second(place: tuple[int, int]) -> float:
+        return sorted(p.replication for p in found[place] if p.replication is not None)[1]
+
+    several = sorted((p for p in found if sum(x.replicated for x in found[p]) >= 2), key=second)
+    chosen = several[:most] + [place for place in found if place[1] == neuron and place not in several[:most]]
+    result = dict(found)
+    for number in sorted({layer for layer, _ in chosen}):
+        asked = [(place, n) for place in chosen if place[0] == number for n in range(len(found[place]))]
+        questions = []
+        for place, n in asked:
+            pattern = found[place][n]
+            there = sorted([*pattern.contexts, *(pattern.held_out or [])], key=lambda c: -c.activation)
+            questions.append(Question(place[1], pattern.words, there))
+        for (place, n), masking in zip(asked, mask(net, number, questions, word, rng), strict=True):
+            result[place] = [replace(p, masking=masking) if m == n else p for m, p in enumerate(result[place])]
+    return result
+
+
+def _untrained(net: nn.Module, seed: int) -> nn.Module:
+    """The same architecture with new weights."""
+    import torch
+
+    config = getattr(net, "config", None)
+    if config is None or not hasattr(net, "init_weights"):
+        raise ValueError(f"{type(net).__name__} has no config to be made anew from: give an untrained model instead")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return type(net)(config).to(next(net.parameters()).device).eval()
 
 
 def _check(net: nn.Module, layers: list[int] | None, neuron: int | None, length: int) -> None:

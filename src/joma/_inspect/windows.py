@@ -81,13 +81,14 @@ def batches(
         yield torch.from_numpy(rest[None, complete:].copy())
 
 
-def encoded(text: Any, encode: Callable[[str], list[int]], read: Callable[[float], None]) -> Iterator[Any]:
-    """The tokens of a `Text`, a block at a time; ``read`` is called with the share of the bytes taken."""
-    total, taken = max(1, text.size()), 0
+def encoded(text: Any, encode: Callable[[str], list[int]], expect: Callable[[int], None]) -> Iterator[Any]:
+    """The tokens of a `Text`, a block at a time; ``expect`` is told how many there will be, by the blocks so far."""
+    total, taken, count = max(1, text.size()), 0, 0
     for block in text.blocks():
-        taken += len(block.encode())
-        yield np.array(encode(block), dtype=np.int64)
-        read(min(1.0, taken / total))
+        tokens = np.array(encode(block), dtype=np.int64)
+        taken, count = taken + len(block.encode()), count + len(tokens)
+        expect(max(count, round(count * total / max(1, taken))))
+        yield tokens
 
 
 def not_empty(stream: Iterator[Tensor], where: str) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ such a folder is all that is ever deleted: in the hub's cache, models may share 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -91,6 +92,24 @@ class Revision:
                 rest = {shard: self.reader(shard) for shard in shards[1:]}
                 return {n: r.size if isinstance(r, HubFile) else 0 for n, r in ({shards[0]: first} | rest).items()}
         raise BadCheckpoint(f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}")
+
+    def hashes(self) -> dict[str, tuple[int, str]]:
+        """Sizes and hashes of all files, by what the hub lists, or of those in its cache without a connection."""
+        hf = library()
+        if hf.constants.HF_HUB_OFFLINE:
+            known = {name: path for name in NAMES if isinstance(path := self._known(name), Path)}
+            for name in set(INDEX) & set(known):
+                shards = shards_of(known[name], name)
+                known |= {shard: path for shard in shards if isinstance(path := self._known(shard), Path)}
+            return {name: (path.stat().st_size, _sha256(path)) for name, path in known.items()}
+
+        def ask() -> dict[str, tuple[int, str]]:
+            self._pinned = self._pinned or self._commit() or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
+            tree = hf.HfApi().list_repo_tree(self.repo, revision=self._pinned)
+            files = [item for item in tree if isinstance(item, hf.hf_api.RepoFile)]
+            return {f.path: (f.size, f.lfs.sha256 if f.lfs is not None else f.blob_id) for f in files}
+
+        return self._asked("the list of files", ask) or {}
 
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""
@@ -181,7 +200,7 @@ class Revision:
     def forget(self) -> None:
         """Delete the folder of this revision, unless another scan is reading it: then that one will."""
         self.close()
-        if not self.temporary.is_dir():
+        if not self.temporary.is_dir() and not _lock_file(self.temporary).exists():
             return
         lock = _locked(self.temporary, shared=False)
         if lock is not None:
@@ -227,3 +246,8 @@ def _locked(folder: Path, *, shared: bool) -> int | None:
     """The lock of a folder: shared by its readers, or of one who would delete from it, None if it has readers."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     return take(_lock_file(folder), shared=shared, wait=shared)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

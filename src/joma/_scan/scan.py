@@ -122,6 +122,8 @@ def scan(
     with writer:
         known = result.status()
         left = [c for c in checkpoints if c.name not in known or (retry and known[c.name] != "ok")]
+        for checkpoint in set(checkpoints) - set(left):  # a kill may have come between its row and this
+            forget(checkpoint, request)
         done, total = [len(checkpoints) - len(left)], len(checkpoints)
 
         def say(what: str) -> None:

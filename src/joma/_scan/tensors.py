@@ -176,6 +176,11 @@ class Tensors:
             self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
         return out
 
+    def stored(self, name: str, view: Entry | None = None) -> Tensor:
+        """A tensor as it is in the file, or a part of it."""
+        self.entry(name)
+        return self._open(self._place[name]).read(name, view)
+
     @property
     def digest(self) -> str:
         """SHA-256 over all that was read, in whichever order."""

@@ -7,7 +7,8 @@
     logit growth        the largest logit of a head (its logsumexp, where `max_logit` is not measured) is above LOGIT
                         and above GROWN times its first value, at two measurements in a row; or, at two in a row, above
                         STRONG and above SURGE times all that it was SUDDEN measurements ago or more, if that was
-                        above BEGUN: the first growth of a head that has done nothing yet is healthy
+                        above BEGUN: the first growth of a head that has done nothing yet is healthy; or, at once,
+                        above LOGIT and LEAP times all that it was
     massive activation  `massive_activation` is above MASSIVE and ONSET times its first value, at two in a row
     rank loss           `stable_rank` or `hidden_rank`, once above 2, is below RANK for PATIENCE measurements without a
                         new best loss since
@@ -34,6 +35,7 @@ from joma._watch.readings import ALL, SINK, LayerReading, Reading
 
 LOGIT, GROWN = 100.0, 2.0  # 100 is where QK-clip of Kimi K2 sets in
 STRONG, SURGE, SUDDEN, BEGUN = 15.0, 2.5, 6, 2.0  # a softmax is all but one-hot at differences of 15
+LEAP = 10.0  # no batch is as odd as that
 MASSIVE, ONSET = 1000.0, 10.0  # of Sun et al., "Massive activations in large language models" (2024)
 RANK, RANK_RECOVERED, RANK_FIRST = 1.1, 1.2, 2.0
 SPIKE, UPDATE, HISTORY = 10.0, 1e-3, 32
@@ -233,10 +235,14 @@ class Alarms:
         return threshold if history.beyond >= 2 else 0.0
 
     def _surged(self, place: str, value: float) -> float:
-        """The threshold, if the last two values were above it: a level, and a multiple of all that were before."""
+        """The threshold, if the last two values, or the last by far, were above it: a multiple of all before."""
         history = self._histories.setdefault(place, _History())
-        if math.isfinite(value):
-            history.recent = [*history.recent, value][-HISTORY:]
+        if not math.isfinite(value):
+            return 0.0
+        leap = max(LOGIT, LEAP * max(history.recent, default=math.inf))
+        history.recent = [*history.recent, value][-HISTORY:]
+        if value > leap:
+            return leap
         past = history.recent[:-SUDDEN]
         if len(past) < PATIENCE or max(past) < BEGUN:
             return 0.0

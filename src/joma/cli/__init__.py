@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from joma.cli import claims, gauges, plot, report, reproduce, scan, simulate, status, superpose, train
+from joma.cli import audit, claims, gauges, plot, report, reproduce, scan, simulate, status, superpose, train
 
 app = typer.Typer(
     name="joma",
@@ -36,7 +36,7 @@ def _root(
     pass
 
 
-for command in (claims, simulate, plot, status, gauges, reproduce, train, superpose, scan, report):
+for command in (claims, simulate, plot, status, gauges, reproduce, train, superpose, scan, audit, report):
     command.register(app)
 
 

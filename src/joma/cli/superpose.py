@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from joma._inspect.superposition import Superposition
 
 
 def _superpose(
@@ -13,7 +17,7 @@ def _superpose(
     data: Annotated[str, typer.Option(help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME.")],
     layer: Annotated[int | None, typer.Option(help="One MLP, counted from 0.  [default: all]")] = None,
     neuron: Annotated[int | None, typer.Option(help="Show this neuron.")] = None,
-    top: Annotated[int, typer.Option(help="Show so many neurons, those with the most patterns.")] = 20,
+    top: Annotated[int, typer.Option(help="Show so many neurons, those that pass most tests.")] = 20,
     tokens: Annotated[int | None, typer.Option(help="Read so many tokens.  [default: the whole corpus]")] = None,
     contexts: Annotated[int, typer.Option(help="Contexts kept for each neuron.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens a window.")] = 64,
@@ -21,10 +25,14 @@ def _superpose(
     tokenizer: Annotated[str | None, typer.Option(help="A folder or id.  [default: the model's]")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    masked: Annotated[int, typer.Option(help="Mask the patterns of so many neurons, the surest first.")] = 100,
+    untrained: Annotated[bool, typer.Option("--untrained", help="A control: the model with new weights.")] = False,
+    shuffles: Annotated[int, typer.Option(help="Deal contexts out at random so often.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random in masking and dealing.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/superpose-MODEL]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
 ) -> None:
-    """Find the unrelated patterns that fire one neuron: a page with their contexts, and JSON (Figure 10)."""
+    """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -41,25 +49,50 @@ def _superpose(
         task = bars.add_task("loading the model", total=1.0)
         superposition = superpose(
             model, data, layer=layer, neuron=neuron, tokens=tokens, contexts=contexts, length=length, batch=batch,
-            tokenizer=tokenizer, revision=revision, device=device,
+            tokenizer=tokenizer, revision=revision, device=device, masked=masked,
+            untrained=untrained, seed=seed,
             progress=lambda share, what: bars.update(task, completed=share, description=what),
         )  # fmt: skip
-        bars.update(task, completed=1.0, description="grouping contexts into patterns")
+        bars.update(task, completed=1.0, description="the controls, and the page")
+        superposition.info["controls"] = list(_controls(superposition, shuffles, seed))
         superposition.save(path, neuron=neuron, top=top, force=force)
     table = superposition.frame()
     console = Console(highlight=False)
-    several = int((table.patterns >= 2).sum())
+    counts = superposition.counts()
+    several = {name: int(counts[name].sum()) for name in ("patterns", "replicated", "passed", "untried")}
     console.print(
-        f"{superposition.info['tokens']:,} tokens, {len(table):,} neurons; {several:,} with two or more patterns"
+        f"{superposition.info['tokens']:,} tokens, {len(table):,} neurons; {several['patterns']:,} with two or more "
+        f"patterns, {several['replicated']:,} on held-out text too"
     )
+    if superposition.alike is None:
+        console.print("whether they are unrelated was not tested: the model has no input embedding to compare words by")
+    else:
+        untried = f"; {several['untried']:,} were not masked, see --masked" if several["untried"] else ""
+        console.print(f"{several['passed']:,} pass all tests{untried}")
+    for line in superposition.info["controls"]:
+        console.print(line, soft_wrap=True)
     for chosen in superposition.top(min(top, 5), neuron):
         groups = superposition.patterns(*chosen)
-        console.print(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns", style="bold")
+        passed = sum(group.passes for group in groups)
+        unrelated = f", {passed} unrelated that pass all tests" if superposition.superposed(*chosen) else ""
+        console.print(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns{unrelated}", style="bold")
         for group in groups[:3]:
             words = ", ".join(repr(word) for word in group.words[:6])
             console.print(f"  {len(group.contexts)} contexts attend to {words}", markup=False, soft_wrap=True)
     page = f"page: {path}/superpose.html  (also superpose.json, run.json)"
     console.print(page, soft_wrap=True, markup=False)
+
+
+def _controls(superposition: Superposition, shuffles: int, seed: int) -> Iterator[str]:
+    """What the controls say, a sentence each."""
+    if shuffles:
+        shares = superposition.chance(shuffles, seed)
+        yield f"contexts dealt out at random: {sum(shares) / shuffles:.2%} of the neurons have two patterns or more"
+    found, pairs = superposition.power(seed=seed)
+    if pairs:
+        yield f"{pairs} pairs of neurons made one: {found:.0%} are found, by two patterns on held-out text too"
+    else:
+        yield "no layer has two neurons with one pattern each, which could be made one to be found"
 
 
 def register(app: typer.Typer) -> None:

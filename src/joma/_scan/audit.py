@@ -1,0 +1,123 @@
+"""`joma.audit`: is a series of checkpoints what its names say?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from joma._run.names import harmless
+from joma._scan.checkpoints import find_checkpoints
+from joma._scan.facts import Facts, Level, Samples, as_json, gather, relative_change
+from joma._scan.faults import Fault, find_faults
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from joma._figures import Chart
+
+AuditProgress = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found; made by `joma.audit`.
+
+    Attributes:
+        source: the series.
+        level: how much of it was read.
+        faults: what is wrong, `Fault`s with ``kind``, ``checkpoints``, ``text`` and ``tensors``.
+    """
+
+    source: str
+    level: str
+    faults: tuple[Fault, ...]
+    _facts: tuple[Facts, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.faults
+
+    def checkpoints(self) -> pd.DataFrame:
+        """One row per checkpoint: step, checkpoint, files, tensors, bytes, change (median), transferred, faults."""
+        import pandas as pd
+
+        rows = []
+        for facts in self._facts:
+            changes = pd.Series(facts.change, dtype=float)
+            kinds = [fault.kind for fault in self.faults if facts.name in fault.checkpoints]
+            rows.append(
+                {"step": facts.step, "checkpoint": facts.name, "files": len(facts.files), "tensors": len(facts.tensors),
+                 "bytes": sum(file.size for file in facts.files.values()), "change": changes.median(),
+                 "transferred": facts.transferred, "faults": ", ".join(dict.fromkeys(kinds))}
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def changes(self) -> pd.DataFrame:
+        """One row per tensor and checkpoint: step, checkpoint, tensor, file, relative change since the one before."""
+        import pandas as pd
+
+        columns = ["step", "checkpoint", "tensor", "file", "change"]
+        rows = [
+            (f.step, f.name, name, f.tensors[name].file, change)
+            for f in self._facts
+            for name, change in f.change.items()
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def draw(self) -> Chart:
+        """The change between neighbours over the steps, one line per tensor, faults marked."""
+        from joma._figures.audit import draw
+
+        at = [(name, fault.kind) for fault in self.faults for name in fault.checkpoints]
+        return draw(self.changes(), self.checkpoints(), at, self.source)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain data: faults, and per checkpoint its files and tensors with their digests."""
+        faults = [fault.as_json() for fault in self.faults]
+        return {"source": self.source, "level": self.level, "faults": faults, "checkpoints": as_json(list(self._facts))}
+
+    def __repr__(self) -> str:
+        return f"Audit({self.source!r}, {self.level}: {len(self._facts)} checkpoints, {len(self.faults)} faults)"
+
+
+def audit(
+    source: str | os.PathLike[str],
+    *,
+    revisions: str | Sequence[str] | None = None,
+    level: str = "slices",
+    report: AuditProgress = lambda done, total, what: None,
+) -> Audit:
+    """Check a series of checkpoints: duplicates, wrong shards, swapped steps, damaged and missing tensors.
+
+    Arguments:
+        source: as for `joma.scan`: a folder of checkpoints, or the id of a model on the hub.
+        revisions: which of them, as for `joma.scan`; all that have a step by default.
+        level: "hashes" (of the hub no byte of a weight is transferred), "slices" (64 kB per tensor) or "full".
+        report: called with the progress: checkpoints done, in all, and what is being done.
+
+    Returns:
+        The audit: `faults`, `checkpoints()` its table, `changes()` between neighbours, `draw()` their picture.
+    """
+    if level not in list(Level):
+        raise ValueError(f"there is no level {level!r}: give one of {', '.join(Level)}")
+    name = os.fspath(source)
+    remote = not os.path.exists(os.path.expanduser(name))
+    checkpoints = find_checkpoints(name, "all" if revisions is None and remote else revisions)
+    if len(checkpoints) < 2:
+        raise ValueError(f"{name} has one checkpoint only: an audit compares those of a series")
+    checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    series: list[Facts] = []
+    before: list[Samples] = []  # of the last two that could be read
+    for n, checkpoint in enumerate(checkpoints):
+        report(n, len(checkpoints), checkpoint.name)
+        facts, samples = gather(checkpoint, Level(level))
+        if samples and not facts.problem:
+            facts.change = relative_change(samples, before[-1]) if before else {}
+            facts.change2 = relative_change(samples, before[-2]) if len(before) > 1 else {}
+            before = [*before[-1:], samples]
+        series.append(facts)
+    report(len(checkpoints), len(checkpoints), "")
+    return Audit(harmless(name), level, tuple(find_faults(series)), tuple(series))
