@@ -85,6 +85,8 @@ def model_of(config: dict[str, Any] | None, tensors: int, *, head: bool = False)
 def load_model(tensors: Tensors) -> Any:
     """The model of a checkpoint without its head, in evaluation mode and float32."""
     transformers_library()
+    if tensors.adapter is not None or any(".lora_" in name for name in tensors.names):
+        raise BadCheckpoint("it has the matrices of a LoRA adapter: save model.merge_and_unload(), and give that")
     if why := tensors.incomplete or tensors.no_model or quantised(tensors.config, tensors.names):
         raise BadCheckpoint(why)
     shape = model_of(tensors.config, len(tensors.names))

@@ -43,11 +43,12 @@ for command in (claims, simulate, plot, status, gauges, reproduce, train, superp
 def main() -> None:
     """Entry point: errors are for the user, without a traceback."""
     from joma._run import RunError
+    from joma._run.names import harmless
 
     try:
         app()
     except (ValueError, TypeError, RunError, OSError) as error:
-        print(f"joma: {error}", file=sys.stderr)
+        print("\n".join(harmless(line) for line in f"joma: {error}".splitlines()), file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # Ctrl-C, as Typer passes it on
