@@ -126,7 +126,8 @@ def quantised(config: Mapping[str, Any] | None, names: Iterable[str]) -> str | N
     if method is None:
         return None
     way = (
-        "AutoModel.from_pretrained(…).dequantize().save_pretrained(FOLDER) and scan that, or scan the original"
+        "AutoModel.from_pretrained(…).dequantize().save_pretrained(FOLDER, save_original_format=False) and scan that, "
+        "or scan the original"
         if method in _TO_FULL
         else "scan the original model, from which it was made"
     )

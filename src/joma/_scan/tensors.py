@@ -127,8 +127,8 @@ class Tensors:
         made = GgufFile(file)
         self.config = made.config
         self.no_model = (
-            f"a model is not built from GGUF: save it in the hub's format, AutoModel.from_pretrained(FOLDER, gguf_file="
-            f"{file.name!r}).save_pretrained(OUT), and scan that"
+            f"no model is built from GGUF ({file.name}), only its matrices are measured: for this, scan the original, "
+            "in the hub's format"
         )
         return made
 
