@@ -79,6 +79,24 @@ def queries_and_keys(family: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(q.detach(), k.detach()) for q, k in found]
 
 
+def values_and_outputs(family: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(W_V, W_O) per layer, rows of W_V and columns of W_O by head, by the family's own conventions."""
+    m = model(family)
+    if family == "neox":
+        layers = [layer.attention for layer in m.gpt_neox.layers]
+        found = [(a.query_key_value.weight.view(H, 3, D // H, D)[:, 2].reshape(D, D), a.dense.weight) for a in layers]
+    elif family == "gpt2":
+        found = [(b.attn.c_attn.weight.T.split(D)[2], b.attn.c_proj.weight.T) for b in m.transformer.h]
+    elif family == "llama":
+        found = [(layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight) for layer in m.model.layers]
+    elif family == "bert":
+        layers = [layer.attention for layer in m.bert.encoder.layer]
+        found = [(a.self.value.weight, a.output.dense.weight) for a in layers]
+    else:
+        raise ValueError(family)
+    return [(v.detach(), o.detach()) for v, o in found]
+
+
 def stable_rank(w: torch.Tensor) -> float:
     """By LAPACK, in float64."""
     sigma = np.linalg.svd(w.double().numpy(), compute_uv=False)

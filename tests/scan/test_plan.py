@@ -7,7 +7,18 @@ import math
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.scan.models import FAMILIES, D, H, lower, model, queries_and_keys, quiet, save, stable_rank
+from tests.scan.models import (
+    FAMILIES,
+    D,
+    H,
+    lower,
+    model,
+    queries_and_keys,
+    quiet,
+    save,
+    stable_rank,
+    values_and_outputs,
+)
 
 import joma
 from joma._scan.plan import plan
@@ -71,6 +82,20 @@ def test_projections_and_their_product_a_head(family, tmp_path):
             norm = float(torch.linalg.svdvals(product)[0])
             got = rows[(rows.gauge == "spectral_norm.qk") & (rows["head"] == head)].value.item()
             assert got == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["neox", "gpt2", "llama", "bert"])
+def test_values_and_outputs_a_head(family, tmp_path):
+    save(family, tmp_path / "model")
+    frame = joma.scan(str(tmp_path / "model"), gauges="stable_rank.vo,spectral_norm.vo").frame()
+    size = D // H
+    for layer, (v, o) in enumerate(values_and_outputs(family)):
+        for head in range(H):
+            group = head * len(v) // D  # grouped-query heads share values
+            product = o[:, head * size :][:, :size].double() @ v[group * size :][:size].double()
+            rows = frame[(frame.layer == layer) & (frame["head"] == head)].set_index("gauge").value
+            assert rows["stable_rank.vo"] == pytest.approx(stable_rank(product), rel=1e-4)
+            assert rows["spectral_norm.vo"] == pytest.approx(float(torch.linalg.svdvals(product)[0]), rel=1e-4)
 
 
 def test_a_part_of_a_fused_tensor_costs_a_part_of_it(tmp_path):

@@ -158,6 +158,14 @@ def test_a_state_without_a_clock_gives_none():
     assert math.isnan(w.tau[0])
 
 
+def test_a_state_of_another_version_is_refused():
+    with joma.watch(encoder(), every=1, gauges="stable_rank") as w:
+        old = {**w.state_dict(), "phases": []}
+        del old["alarms"]
+        with pytest.raises(ValueError, match="it lacks alarms"):
+            w.load_state_dict(old)
+
+
 def test_groups_of_one_rate_are_one_number_until_they_come_apart():
     model = encoder()
     matrices = [p for p in model.parameters() if p.dim() > 1]

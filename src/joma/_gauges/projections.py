@@ -28,7 +28,7 @@ _FUSED = (
 
 
 def projections(model: nn.Module, part: str) -> list[Matrix]:
-    """q, k, v, o or W_Q W_Kᵀ of every attention module that has them under a known name."""
+    """q, k, v, o, W_Q W_Kᵀ or W_O W_V of every attention module that has them under a known name."""
     matrices = (_projection(model, name, module, part) for name, module in _attentions(model))
     return [matrix for matrix in matrices if matrix is not None]
 
@@ -81,6 +81,8 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
             lambda views: _cores(flat(views[0]), flat(views[1]), *heads),
             heads[0],
         )
+    if part == "vo":
+        return _values_and_outputs(model, name, module, title)
     if _child(module, "q") is not None and _child(module, part) is None:
         return None
     child = _child(module, part)
@@ -89,6 +91,24 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
         whole_update = update
         update = lambda: [split_fused(module, part, whole(whole_update()[0]))]  # noqa: E731
     return Matrix(title, lambda: [_project(module, part)], update=update)
+
+
+def _values_and_outputs(model: nn.Module, name: str, module: nn.Module, title: str) -> Matrix | None:
+    """W_O W_V per head, where the output projection takes what the heads give one after the other, and no more."""
+    heads, o = _heads(module), _output(model, name, module)
+    separate = _child(module, "q") is not None
+    if heads is None or o is None or (separate and _child(module, "v") is None):
+        return None
+    with torch.no_grad():
+        rows, columns = flat(_project(module, "v")).shape[0], weight_of(o).shape[-1]
+    if rows * heads[0] != columns * heads[1]:
+        return None
+    return Matrix(
+        title,
+        lambda: [weight_of(o).mT, _project(module, "v")],
+        lambda views: _cores(flat(views[0]), flat(views[1]), *heads),
+        heads[0],
+    )
 
 
 def _update(module: nn.Module | None) -> Callable[[], list[Tensor]] | None:
@@ -191,7 +211,8 @@ def _heads(module: nn.Module) -> tuple[int, int] | None:
 def _cores(q: Tensor, k: Tensor, H: int, Hk: int) -> list[Tensor]:
     """For each head a small matrix with the singular values of W_Qᵀ W_K (d × d, of rank head size at most).
 
-    With W_Qᵀ = Q₁R₁ and W_Kᵀ = Q₂R₂ (columns of Q orthonormal) it is Q₁ (R₁R₂ᵀ) Q₂ᵀ.
+    So, too, of W_O W_V, with W_Oᵀ in place of W_Q. With W_Qᵀ = Q₁R₁ and W_Kᵀ = Q₂R₂ (columns of Q orthonormal) it is
+    Q₁ (R₁R₂ᵀ) Q₂ᵀ.
     """
     qs, ks = (whole(x).detach().float().unflatten(0, (n, -1)) for x, n in ((q, H), (k, Hk)))
     Rq, Rk = (torch.linalg.qr(x.mT, mode="r").R for x in (qs, ks))

@@ -41,9 +41,11 @@ PARTS = {
     "v": "value projection",
     "o": "output projection of attention",
     "qk": "W_Q W_Kᵀ per head",
+    "vo": "W_O W_V per head",
 }
+PRODUCTS = ("qk", "vo")  # of projections: one value per head
 UPDATE = "_update"  # as in "stable_rank.q_update": what LoRA adds to a matrix
-PARTS |= {f"{part}{UPDATE}": f"LoRA's update of it: {what}" for part, what in PARTS.items() if part != "qk"}
+PARTS |= {f"{part}{UPDATE}": f"LoRA's update of it: {what}" for part, what in PARTS.items() if part not in PRODUCTS}
 # kinds of charges, as in "charge.vo"; the first by default
 CHARGES = {
     "qk": "queries against keys, per head",
@@ -53,7 +55,7 @@ CHARGES = {
     "stream": "all that is written to the residual stream",
 }
 # products, and what LoRA adds, have no gradient of their own
-_PARAMETERS = {part: what for part, what in PARTS.items() if part != "qk" and not part.endswith(UPDATE)}
+_PARAMETERS = {part: what for part, what in PARTS.items() if part not in PRODUCTS and not part.endswith(UPDATE)}
 _PARTS_ON: dict[On, dict[str, str]] = {
     "attention": {}, "keys": {}, "hidden": {}, "stream": {}, "neurons": {}, "router": {}, "block": {},
     "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
@@ -80,7 +82,7 @@ class Gauge:
     @property
     def per_head(self) -> bool:
         """Has it one value per head of each layer?"""
-        products = {"weight": ("qk",), "charge": ("qk", "vo")}
+        products = {"weight": PRODUCTS, "charge": PRODUCTS}
         return self.on in IN_ATTENTION or self.part in products.get(self.on, ())
 
     @property

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from joma._scan.checkpoints import Checkpoint
-from joma._scan.files import Entry, contiguous
+from joma._scan.entry import Entry, contiguous
 from joma._scan.formats import INDEX, NAMES, has_weights, lone_file
 from joma._scan.measure import checkpoint_tensors
 from joma._scan.reading import BadCheckpoint

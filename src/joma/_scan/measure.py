@@ -158,9 +158,9 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -
                     for name, value in measured.items():
                         table[name][layer][head] = value
             for g in chosen:
-                values[g.name] = table[g.name] if part == "qk" else [by_head[0] for by_head in table[g.name]]
+                values[g.name] = table[g.name] if g.per_head else [by_head[0] for by_head in table[g.name]]
                 row.layers[g.name] = [matrix.name for matrix in matrices]
-                row.heads |= {g.name: [matrix.heads for matrix in matrices]} if part == "qk" else {}
+                row.heads |= {g.name: [matrix.heads for matrix in matrices]} if g.per_head else {}
     row.measured |= values
     row.digest = tensors.digest
     return notes

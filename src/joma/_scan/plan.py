@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from joma._gauges.matrices import Matrix, find_matrices
-from joma._gauges.registry import PARTS, UPDATE
+from joma._gauges.registry import PARTS, PRODUCTS, UPDATE
 from joma._scan.entry import Entry, contiguous
 from joma._scan.formats import quantised
 from joma._scan.model import model_of
@@ -123,7 +123,7 @@ def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
                 + ("; name them with --mlp REGEX (mlp= in Python)" if part == "mlp_in" else "")
                 + (
                     "; heads, and fused projections, need a config.json of a family that is known"
-                    if part in ("q", "k", "v", "qk")
+                    if part in ("q", "k", "v", *PRODUCTS)
                     else ""
                 )
             )
@@ -238,7 +238,10 @@ def _skeleton(tensors: Tensors) -> nn.Module:
     root = nn.Module()
     with torch.device("meta"):
         for name in sorted(entries, key=lambda name: _order(name, entries[name], transposed)):
-            _plant(root, name.split("."), entries[name].shape, transposed, config)
+            try:
+                _plant(root, name.split("."), entries[name].shape, transposed, config)
+            except (KeyError, AttributeError, TypeError, ValueError):  # as "a" and "a.b", or "forward"
+                raise BadCheckpoint(f"{name!r} is no name that a tensor of a model can have") from None
     return root
 
 

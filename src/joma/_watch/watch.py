@@ -305,7 +305,9 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Go on from a `state_dict`; one of another version of joma is an error, and nothing is changed."""
+        if missing := [key for key in self.state_dict() if key not in (*state, "charges", "clock")]:
+            raise ValueError(f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}")
         self._schedule.restore(state)
         self._loaded = True
         self._alarms = Alarms.restored(state["alarms"])

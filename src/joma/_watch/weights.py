@@ -53,7 +53,7 @@ class Weights:
 
     def axes(self) -> dict[str, list[str]]:
         """Gauge -> the axes of its values."""
-        inner = {g.name: ["head"] if g.part == "qk" else [] for g in self.gauges}
+        inner = {g.name: ["head"] if g.per_head else [] for g in self.gauges}
         inner |= {g.name: ["expert"] for g in self.gauges if any(len(row) > 1 for row in self._rows[g.part])}
         return {name: ["layer", *more] for name, more in inner.items()}
 

@@ -125,7 +125,10 @@ class Deferred:
         )  # fmt: skip
         self._open = True
         if self._state is not None:
-            self._watch.load_state_dict(self._state)
+            try:
+                self._watch.load_state_dict(self._state)
+            except ValueError as error:
+                warnings.warn(f"joma: {error}; its phases and alarms begin anew", stacklevel=2)
             self._state = None
 
     def _end(self, error: BaseException | None = None) -> None:
