@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import io
+import json
 import multiprocessing
 import os
+import pathlib
 import pickle
 import shutil
 import warnings
@@ -11,7 +16,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tests.scan.models import LAYERS, D, H, lower, model, queries_and_keys, stable_rank
+from safetensors.torch import save_file
+from tests.scan.models import LAYERS, D, H, lower, model, queries_and_keys, save, stable_rank
 
 import joma
 from joma._scan.gguf_file import GgufFile
@@ -234,7 +240,7 @@ def test_damaged_checkpoints_of_two_processes(distributed, tmp_path):
 
 
 def test_the_table_of_chunks_runs_no_code_and_no_longer_than_it_should(tmp_path, monkeypatch):
-    monkeypatch.setattr("joma._scan.dcp._MOST", 10_000)
+    monkeypatch.setattr("joma._scan.inert._MOST", 10_000)
 
     class Program:
         def __reduce__(self):
@@ -250,8 +256,154 @@ def test_the_table_of_chunks_runs_no_code_and_no_longer_than_it_should(tmp_path,
     table(pickle.dumps(Program()))
     table(pickle.dumps({"state_dict_metadata": Program()}))
     table(b"cos\nsystem\n(S'touch executed'\ntR.")
-    assert "outside" in table(b"\x80\x04\x8c\x01aQ.")
     assert "10,000 lists and objects" in table(b"\x80\x04" + b"]" * 20_000 + b".")
     table(b"\x80\x04" + b"N" + b"r\xff\xff\xff\xff" + b".")  # a memo of four billion places
     assert "plain" in table(b"\x80\x04})" + b"2\x86" * 200 + b"Ns.")  # a key whose hash takes 2^200 steps
     assert not (tmp_path / "executed").exists()
+
+
+# files of trainers
+
+
+class Settings:
+    """Of a user's own: its class cannot be imported where the file is read."""
+
+    def __init__(self):
+        self.width = 8
+
+
+def test_a_checkpoint_of_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    truth = lower("neox")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, **settings):
+            super().__init__()
+            self.save_hyperparameters()
+            self.net = copy.deepcopy(model("neox"))
+
+        def training_step(self, batch, index):
+            return self.net(input_ids=batch).logits.sum() * 0
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.0)
+
+    made = Module(args=argparse.Namespace(path=pathlib.Path("here")), settings=Settings(), table={"a": {1, 2}})
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+        "enable_checkpointing": False,
+    }
+    trainer = lightning.Trainer(max_steps=2, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(made, torch.utils.data.DataLoader(torch.randint(0, 60, (4, 8))))
+    trainer.save_checkpoint(tmp_path / "checkpoints/epoch=0-step=2.ckpt")
+    scan = measured(tmp_path / "checkpoints")
+    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in truth], rel=1e-5)
+    assert set(scan.frame().step) == {2}
+    assert "argparse.Namespace" in scan.checkpoints().note[0]
+    assert not any("exp_avg" in name for name in Tensors.open(tmp_path / "checkpoints/epoch=0-step=2.ckpt").names)
+
+
+def megatron(path, weights):
+    """As Megatron writes it: arguments, versions, random states and an optimiser beside nested dicts of weights."""
+    path.parent.mkdir(parents=True)
+    args = argparse.Namespace(save=pathlib.PurePosixPath("here"), dtype=torch.float16, settings=Settings())
+    random = [np.random.RandomState(0).get_state()]
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": 1000, "rng_state": random,
+             "model": {"language_model": {"encoder": {**weights, "final_norm._extra_state": io.BytesIO(b"x")}}},
+             "optimizer": {"optimizer": {"state": {0: {"exp_avg": torch.ones(8, 8)}}}}}  # fmt: skip
+    torch.save(state, path)
+
+
+def test_a_checkpoint_of_megatron(tmp_path):
+    weights = {f"layers.{n}.mlp.{name}.weight": torch.randn(shape) for n in range(2)
+               for name, shape in (("dense_h_to_4h", (32, 8)), ("dense_4h_to_h", (8, 32)))}  # fmt: skip
+    megatron(tmp_path / "iter_0001000/mp_rank_00/model_optim_rng.pt", weights)
+    scan = measured(tmp_path)
+    truth = [stable_rank(weights[f"layers.{n}.mlp.dense_h_to_4h.weight"]) for n in range(2)]
+    assert scan.frame().value.tolist() == pytest.approx(truth, rel=1e-5)
+    assert set(scan.frame().step) == {1000}
+    assert "which was passed over" in scan.checkpoints().note[0]
+    megatron(tmp_path / "iter_0001000/mp_rank_01/model_optim_rng.pt", weights)
+    note = joma.scan(str(tmp_path)).checkpoints().note[0]
+    assert "a Megatron checkpoint in 2 parts" in note
+
+
+def test_a_lone_file_of_weights_and_plain_state_dicts(tmp_path):
+    weights = {"0.weight": torch.randn(8, 4), "2.weight": torch.randn(4, 8)}
+    (tmp_path / "one").mkdir()
+    save_file(weights, tmp_path / "one/anything.safetensors")
+    torch.save({}, tmp_path / "one/optimizer.pt")
+    torch.save({}, tmp_path / "one/rng_state_0.pth")
+    torch.save({}, tmp_path / "one/rng_state_1.pth")
+    assert value(tmp_path / "one", mlp=r"0\.weight") == pytest.approx([stable_rank(weights["0.weight"])], rel=1e-5)
+    (tmp_path / "two").mkdir()
+    torch.save(weights, tmp_path / "two/consolidated.00.pth")
+    assert value(tmp_path / "two", mlp="0") == pytest.approx([stable_rank(weights["0.weight"])], rel=1e-5)
+    torch.save(weights, tmp_path / "two/consolidated.01.pth")
+    with pytest.raises(ValueError, match="Meta's format, a part of each matrix per file"):
+        joma.scan(str(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (["global_step10/mp_rank_00_model_states.pt", "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+          "zero_to_fp32.py", "latest"], "zero_to_fp32.py"),
+        (["zero_pp_rank_0_mp_rank_00_optim_states.pt"], "zero_to_fp32.py"),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], "not their index"),
+        (["tf_model.h5"], "TensorFlow"), (["flax_model.msgpack"], "Flax"), (["_CHECKPOINT_METADATA"], "Orbax"),
+        (["common.pt", "metadata.json"], "zarr"),
+    ],
+)  # fmt: skip
+def test_other_formats_are_named_with_the_way_out(files, why, tmp_path):
+    for name in files:
+        (tmp_path / "model/checkpoint-5" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "model/checkpoint-5" / name).write_bytes(b"x")
+    assert why in joma.scan(str(tmp_path / "model")).checkpoints().note[0]
+
+
+QUANTISED = {  # as the tools name their tensors
+    "GPTQ": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16, "g_idx": torch.int32},
+    "AWQ": {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16},
+    "bitsandbytes": {"weight": torch.uint8, "weight.absmax": torch.uint8, "weight.quant_map": torch.float32,
+                     "weight.quant_state.bitsandbytes__nf4": torch.uint8},
+    "bitsandbytes 8": {"weight": torch.int8, "SCB": torch.float32, "weight_format": torch.uint8},
+    "compressed-tensors": {"weight_packed": torch.int32, "weight_scale": torch.float16, "weight_shape": torch.int64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [True, False])
+@pytest.mark.parametrize("method", list(QUANTISED))
+def test_quantised_weights_are_refused_by_name(method, config, tmp_path):
+    save("llama", tmp_path / "model")
+    state = {name: w for name, w in model("llama").state_dict().items() if "proj" not in name}
+    for n in range(LAYERS):
+        for module in ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+            for part, dtype in QUANTISED[method].items():
+                state[f"model.layers.{n}.{module}.{part}"] = torch.ones(8, 8).to(dtype)
+    state = {name: w.clone() for name, w in state.items()}
+    save_file(state, tmp_path / "model/model.safetensors")
+    if config:
+        settings = json.loads((tmp_path / "model/config.json").read_text())
+        settings["quantization_config"] = {"quant_method": method.split()[0].lower()}
+        (tmp_path / "model/config.json").write_text(json.dumps(settings))
+    else:
+        (tmp_path / "model/config.json").unlink()
+    note = joma.scan(str(tmp_path / "model")).checkpoints().note[0]
+    assert "quantised" in note
+    assert method.split()[0] in note
+    assert "scan the original" in note or "dequantize()" in note
+
+
+def test_mxfp4_is_refused_by_name_and_what_is_not_quantised_is_measured(tmp_path):
+    state = {"model.layers.0.self_attn.q_proj.weight": torch.randn(8, 8),
+             "model.layers.0.mlp.experts.gate_up_proj_blocks": torch.ones(2, 16, 4, 16, dtype=torch.uint8),
+             "model.layers.0.mlp.experts.gate_up_proj_scales": torch.ones(2, 16, 4, dtype=torch.uint8)}  # fmt: skip
+    save_file(state, tmp_path / "model.safetensors")
+    assert "(MXFP4)" in joma.scan(str(tmp_path)).checkpoints().note[0]
+    expected = stable_rank(state["model.layers.0.self_attn.q_proj.weight"])
+    assert value(tmp_path, gauges="stable_rank.q") == pytest.approx([expected], rel=1e-5)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,90 +18,15 @@ import torch
 from torch import Tensor
 
 from joma._scan.formats import check_inside
+from joma._scan.inert import Record, inert
 from joma._scan.pickles import load_tensor
 from joma._scan.reading import BadCheckpoint, LocalFile, read_bytes
 from joma._scan.sources import WorkedOut, virtual
 
 METADATA = ".metadata"
-_MOST = 3_000_000  # lists, dicts and tuples, of 64 bytes or so each; 300,000 chunks have as many
-_MAKERS = frozenset(
-    code[0] for code in (pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET, pickle.MARK, pickle.TUPLE1,
-                         pickle.TUPLE2, pickle.TUPLE3, pickle.NEWOBJ, pickle.REDUCE)
-)  # fmt: skip
 _LARGEST = 256 << 20  # bytes of the table
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module")
 _OPTIMISER = re.compile(r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)")
-
-
-class Record:
-    """Stands for an object of a class that the table names: its state."""
-
-    state: Any = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None:
-        """Kept as it is."""
-        self.state = state
-
-    def get(self, name: str, place: int = -1) -> Any:
-        """A field by its name, or by its place where the state is a tuple; None without."""
-        if isinstance(self.state, tuple):
-            return self.state[place] if 0 <= place < len(self.state) else None
-        return self.state.get(name) if isinstance(self.state, dict) else None
-
-
-class _Size:
-    """Stands for `torch.Size`."""
-
-    def __new__(cls, sizes: Any = ()) -> Any:
-        return tuple(sizes) if isinstance(sizes, (tuple, list)) else ()
-
-
-class _Steps(dict[int, Any]):
-    """The unpickler's table of instructions, which counts those that make something."""
-
-    made = 0
-
-    def __getitem__(self, key: int) -> Any:
-        if key in _MAKERS:
-            self.made += 1
-            if self.made > _MOST:
-                raise pickle.UnpicklingError(f"it has more than {_MOST:,} lists and objects")
-        return super().__getitem__(key)
-
-
-class _Unpickler(pickle._Unpickler):  # in Python: that in C makes room for any number that a file names
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.dispatch = _Steps(pickle._Unpickler.dispatch)  # type: ignore[misc]
-        for code in (pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS, pickle.FROZENSET):
-            self.dispatch[code[0]] = _keys_checked(code[0])
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A type of numbers, a size, or a class of records."""
-        if (module, name) == ("torch", "Size"):
-            return _Size
-        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
-            return kind
-        return type(name.rpartition(".")[2], (Record,), {})
-
-    def persistent_load(self, pid: Any) -> Any:
-        """There is nothing outside."""
-        raise pickle.UnpicklingError("it refers to something outside")
-
-
-def _keys_checked(code: int) -> Any:
-    """The instruction, once keys are plain: to hash tuples of tuples of tuples may take for ever."""
-
-    def run(unpickler: Any) -> None:
-        if any(isinstance(item, (tuple, frozenset)) for item in unpickler.stack if code != pickle.SETITEMS[0]):
-            raise pickle.UnpicklingError("a key is no plain value")
-        if code == pickle.SETITEMS[0] and any(isinstance(key, (tuple, frozenset)) for key in unpickler.stack[::2]):
-            raise pickle.UnpicklingError("a key is no plain value")
-        pickle._Unpickler.dispatch[code](unpickler)
-
-    return run
 
 
 class Dcp(WorkedOut):
@@ -167,7 +91,7 @@ class Dcp(WorkedOut):
 def _table(path: Path) -> Record:
     if (size := path.stat().st_size) > _LARGEST:
         raise BadCheckpoint(f"{METADATA} has {size:,} bytes, more than {_LARGEST:,}: refused")
-    table = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    table = inert(io.BytesIO(path.read_bytes()))
     if not isinstance(table, Record) or not isinstance(table.get("state_dict_metadata"), dict):
         raise BadCheckpoint(f"{METADATA} is no table of chunks")
     return table

@@ -17,9 +17,10 @@ NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 _BESIDES = re.compile(  # what trainers write beside the weights
-    r"(optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state).*|.*_optim_states"
+    r"(optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state).*|.*_optim_states|common"
 )
 _SHARD = re.compile(r".*\d+-of-\d+|consolidated\.\d+")
+_MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
 _ZERO = re.compile(r".*(mp_rank_\d+_model_states|_optim_states)\.pt")
 
 
@@ -42,9 +43,11 @@ def has_weights(folder: Path) -> bool:
 
 
 def lone_file(folder: Path) -> Path | None:
-    """The one file of weights in a folder, whatever it is called; Meta's `consolidated.00.pth` counts as one."""
+    """The one file of weights in a folder, whatever it is called; also Meta's and Megatron's where it is one part."""
     parts = sorted(folder.glob("consolidated.*.pth"))
-    files = weight_files(folder) + (parts if len(parts) == 1 else [])
+    ranks = [rank for rank in folder.glob("mp_rank_*") if rank.is_dir()]
+    megatron = [file for name in _MEGATRON if len(ranks) == 1 and (file := ranks[0] / name).is_file()]
+    files = weight_files(folder) + (parts if len(parts) == 1 else []) + megatron
     return files[0] if len(files) == 1 else None
 
 

@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from joma._scan.guard import check_zip
+from joma._scan.inert import Refused, inert
 from joma._scan.reading import BadCheckpoint, Reader, Stream, read_bytes
 from joma._scan.standins import StandIn, stand_ins
 
 _SMALL = ("data.pkl", "version", "byteorder")  # the records that are read to know what the others hold
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # what weights are called in a training checkpoint
 _MOST, _LONGEST = 200_000, 2000  # tensors and dicts of a file; characters of a name
+_LEGACY = 5  # pickles at the head of a file of before PyTorch 1.6
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _HEADER = 30  # bytes of a record's header, before its name
 
@@ -112,6 +114,7 @@ def load(file: Path | io.BytesIO, device: str, name: str) -> tuple[dict[str, Ten
 
 def _loaded(file: Path | io.BytesIO, device: str, name: str) -> tuple[Any, list[str]]:
     """What was saved, and the names of what has stand-ins."""
+    _rehearse(file, name)
     try:
         with warnings.catch_warnings(), stand_ins(file) as besides:
             warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
@@ -120,6 +123,27 @@ def _loaded(file: Path | io.BytesIO, device: str, name: str) -> tuple[Any, list[
         raise BadCheckpoint(f"{name} is refused, nothing of it was executed: {_refused(error)}") from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise BadCheckpoint(f"{name} is damaged or no PyTorch file ({_first(error)})") from None
+
+
+def _rehearse(file: Path | io.BytesIO, name: str) -> None:
+    """Refuse a pickle that would take PyTorch's loader too long, or too much memory."""
+    try:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                for item in archive.infolist():
+                    if _base(item.filename) == "data.pkl":
+                        inert(io.BytesIO(archive.read(item)))
+        elif isinstance(file, Path):
+            with file.open("rb") as stream:
+                for _ in range(_LEGACY):
+                    inert(stream)
+    except (Refused, MemoryError, RecursionError) as error:
+        raise BadCheckpoint(f"{name} is refused: {error or type(error).__name__}") from None
+    except Exception:  # damaged: PyTorch will say so
+        pass
+    finally:
+        if isinstance(file, io.BytesIO):
+            file.seek(0)
 
 
 def load_tensor(data: bytes, name: str) -> Tensor:

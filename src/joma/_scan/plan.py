@@ -263,7 +263,10 @@ def _skeleton(tensors: Tensors) -> nn.Module:
     root = nn.Module()
     with torch.device("meta"):
         for name in sorted(entries, key=lambda name: _order(name, entries[name], transposed)):
-            _plant(root, name.split("."), entries[name].shape, transposed, config)
+            try:
+                _plant(root, name.split("."), entries[name].shape, transposed, config)
+            except (KeyError, AttributeError, TypeError, ValueError):  # as "a" and "a.b", or "forward"
+                raise BadCheckpoint(f"{name!r} is no name that a tensor of a model can have") from None
     return root
 
 

@@ -94,7 +94,9 @@ class Tensors:
                 if (file := self._reader(name)) is not None:
                     if name in ADAPTER:
                         self.adapter = _json(path) if (path := self._fetch(SETTINGS)) else {}
-                    return dict.fromkeys(self._open(name, file).entries, name)
+                    if not (entries := self._open(name, file).entries):
+                        raise BadCheckpoint(f"{file.name} holds no tensors")
+                    return dict.fromkeys(entries, name)
                 continue
             if (path := self._fetch(name)) is None:
                 continue
