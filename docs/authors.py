@@ -126,8 +126,8 @@ def by_chance(table: pd.DataFrame) -> str:
     outside = 2 * stats.t.sf(2 / (1 / known.runs + 1 / known.seeds) ** 0.5, known.seeds - 1)
     return (
         f"{int((~known.within).sum())} of {len(known)} rows lie outside. {outside.sum():.1f} would be expected to if "
-        "our runs were further seeds of theirs: a standard deviation of two or three seeds is itself uncertain, and one "
-        "run is compared with a mean (Student's t; layers of one run are not independent)."
+        "our runs were further seeds of theirs: a standard deviation of two or three seeds is itself uncertain, and "
+        "one run is compared with a mean (Student's t; layers of one run are not independent)."
     )
 
 
