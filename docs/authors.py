@@ -22,6 +22,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
 from joma._run import Run
 from joma._train.settings import Settings
@@ -119,6 +120,17 @@ def by_order(out: Path) -> str:
     )
 
 
+def by_chance(table: pd.DataFrame) -> str:
+    """How many rows would lie outside if our runs were drawn as theirs: Student's t, with their few seeds."""
+    known = table[table.seeds > 1]
+    outside = 2 * stats.t.sf(2 / (1 / known.runs + 1 / known.seeds) ** 0.5, known.seeds - 1)
+    return (
+        f"{int((~known.within).sum())} of {len(known)} rows lie outside. {outside.sum():.1f} would be expected to if "
+        "our runs were further seeds of theirs: a standard deviation of two or three seeds is itself uncertain, and "
+        "one run is compared with a mean (Student's t; layers of one run are not independent)."
+    )
+
+
 def page(table: pd.DataFrame, runs: int, total: int, orders: str) -> str:
     """The page, in Markdown."""
     lines = [
@@ -131,6 +143,7 @@ def page(table: pd.DataFrame, runs: int, total: int, orders: str) -> str:
         f"than twice the standard deviation of their seeds, or {ONE_SEED:g} nats where they have one. The order of the "
         "training articles and the drawn dropout masks differ from theirs.",
         "",
+        *([by_chance(table), ""] if len(table) else []),
         *([orders, ""] if orders else []),
         "| layers | lr | step | layer | joma | runs | authors | sd | |",
         "|---|---|---|---|---|---|---|---|---|",

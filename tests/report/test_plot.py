@@ -61,6 +61,29 @@ def panels(chart):
     return found
 
 
+def test_on_the_clock_curves_stand_at_the_sums_of_learning_rates(tmp_path):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    rates = [0.5, 0.25, 0.125, 0.0625]
+    with joma.watch(
+        model, tmp_path / "run", every=1, gauges=("stable_rank", "stable_rank.q"), optimizer=optimizer
+    ) as w:
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            model(torch.randn(1, 3, 8)).sum().backward()
+            optimizer.step()
+            w.step()
+    (layer,) = panels(figure.draw(Run(tmp_path / "run"), clock=True))["stable rank"]
+    assert layer["encoding"]["x"]["title"].startswith("τ")
+    assert layer["rows"].step.tolist() == pytest.approx(np.cumsum(rates))
+    write_run(tmp_path / "plain", [1, 2])
+    with pytest.raises(RunError, match="no learning rates, and so no clock"):
+        plot(tmp_path / "plain", clock=True)
+    simulate("two-tokens", tmp_path / "theory", t_end=0.1, times=3)
+    with pytest.raises(RunError, match="kind 'simulate', which has no optimiser"):
+        plot(tmp_path / "theory", clock=True)
+
+
 def test_lines_are_means_over_heads_with_the_names_of_modules(tmp_path):
     drawn = panels(figure.draw(write_run(tmp_path / "run", [1, 2, 3])))
     assert list(drawn) == ["attention entropy (nats)", "stable rank", "loss"]

@@ -107,6 +107,20 @@ def test_types_shapes_repeats_and_states(tmp_path):
     assert "b.weight is float16 (64, 8), and float32 (64, 8) in most" in found.faults[1].text
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, on a group of one process
+def test_distributed_checkpoints(tmp_path):
+    from torch.distributed import checkpoint
+
+    for n in range(5):
+        moved = {name: t + 0.01 * n for name, t in state(100).items()}
+        checkpoint.save(moved, checkpoint_id=tmp_path / f"series/step-{n}", no_dist=True)
+    assert joma.audit(tmp_path / "series", level="full").ok
+    shutil.rmtree(tmp_path / "series/step-1")
+    shutil.copytree(tmp_path / "series/step-4", tmp_path / "series/step-1")
+    for level in ("hashes", "full"):
+        assert ("identical", ("step-1", "step-4")) in kinds(joma.audit(tmp_path / "series", level=level))
+
+
 def test_tied_constant_and_frozen_tensors_are_no_faults(tmp_path):
     states = []
     for n in range(6):

@@ -21,6 +21,8 @@ from tests.scan.models import (
 )
 
 import joma
+from joma._gauges.registry import PARTS, UPDATE
+from joma._scan import plan as planning
 from joma._scan.plan import plan
 from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
@@ -96,6 +98,32 @@ def test_values_and_outputs_a_head(family, tmp_path):
             rows = frame[(frame.layer == layer) & (frame["head"] == head)].set_index("gauge").value
             assert rows["stable_rank.vo"] == pytest.approx(stable_rank(product), rel=1e-4)
             assert rows["spectral_norm.vo"] == pytest.approx(float(torch.linalg.svdvals(product)[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["neox", "gpt2", "llama", "bert", "opt"])
+@pytest.mark.parametrize("how", ["safetensors", "sharded"])
+def test_usual_families_are_planned_without_their_model_as_with_it(family, how, tmp_path, monkeypatch):
+    """And not if the file is not what its config says: then the model decides."""
+    parts = [part for part in PARTS if not part.endswith(UPDATE)]
+    save(family, tmp_path / "model", how)
+    tensors = Tensors.open(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "model_of", None)  # it is not asked
+        quick = plan(tensors, parts)
+    monkeypatch.setattr(planning, "_USUAL", ())
+    assert planning._usual(tensors, parts) is None
+    slow = plan(tensors, parts)
+    for part in parts:
+        assert [m.pieces for m in quick[part]] == [m.pieces for m in slow[part]]
+        assert [m.heads for m in quick[part]] == [m.heads for m in slow[part]]
+        for a, b in zip(quick[part], slow[part], strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a.read(tensors), b.read(tensors), strict=True))
+    monkeypatch.undo()
+    wide = "ffn_dim" if family == "opt" else "n_inner" if family == "gpt2" else "intermediate_size"
+    for key in (wide, "n_layer" if family == "gpt2" else "num_hidden_layers"):
+        other = Tensors.open(tmp_path / "model")
+        other.config = {**tensors.config, key: tensors.config[key] + 1}
+        assert planning._usual(other, ["mlp_in"]) is None
 
 
 def test_a_part_of_a_fused_tensor_costs_a_part_of_it(tmp_path):

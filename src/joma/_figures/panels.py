@@ -137,6 +137,12 @@ def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
     return alt.X("step:Q", title="step", scale=scale, axis=axis)
 
 
+def clock_axis() -> alt.X:
+    """The optimiser's clock, under which runs at different rates can be compared."""
+    axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy", labelFlush=False)
+    return alt.X("step:Q", title="τ, sum of learning rates", scale=alt.Scale(type="linear", nice=False), axis=axis)
+
+
 # marks
 
 

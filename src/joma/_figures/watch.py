@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from joma._figures.panels import DEPTH, FEW, by_layer, step_axis
+from joma._figures.panels import DEPTH, FEW, by_layer, clock_axis, step_axis
 from joma._figures.style import INK, Chart
 from joma._run import Run, RunError
 
@@ -27,15 +27,23 @@ SHAPES = {"dense": "circle", "sparsifying": "triangle-down", "bouncing": "triang
 ALARM = "#d40000"  # of a collapse; other phases differ by shape alone, since colour is depth
 
 
-def draw(run: Run) -> Chart:
-    """A panel for each gauge that has layers, and one for the loss; steps over more than two decades on a log axis."""
+def draw(run: Run, clock: bool = False) -> Chart:
+    """A panel for each gauge that has layers, and one for the loss; steps over more than two decades on a log axis.
+
+    Arguments:
+        run: of a watch, a training or a scan.
+        clock: over τ, the sum of learning rates, in the place of steps.
+    """
     info, frame = run.info, run.frame()
     if frame.empty:
         raise RunError(f"{run.path} has no measurements yet; the first comes after the first step")
+    heading = _heading(run, frame)
+    if clock:
+        frame = _on_the_clock(run, frame)
     axes = [axis for axis in ("layer", "head", "expert") if axis in frame]
     frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of steps that were run twice
     means = _means(frame, info) if "layer" in frame else {}
-    x = step_axis(frame.step, scan=info["kind"] == "scan")
+    x = clock_axis() if clock else step_axis(frame.step, scan=info["kind"] == "scan")
     layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
     colour = _colour(set(layers.values()))
     changes = _changes(frame, info)
@@ -51,7 +59,17 @@ def draw(run: Run) -> Chart:
     if not panels:
         raise RunError(f"{run.path} has nothing to draw: neither a gauge with layers nor a loss")
     wide = 2 if len(panels) in (2, 4) else 3
-    return alt.concat(*panels, columns=wide, spacing=24, title=_heading(run, frame))
+    return alt.concat(*panels, columns=wide, spacing=24, title=heading)
+
+
+def _on_the_clock(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """With τ in the place of steps."""
+    if "tau" not in frame or frame.tau.isna().all():
+        raise RunError(
+            f"{run.path} has no learning rates, and so no clock: watch with joma.watch(model, optimizer=…), or tell "
+            "each step's rate with w.step(lr=…)"
+        )
+    return frame[frame.tau.notna()].assign(step=lambda rows: rows.tau)
 
 
 def _means(frame: pd.DataFrame, info: dict[str, Any]) -> dict[str, pd.DataFrame]:
@@ -122,7 +140,7 @@ def _changes(frame: pd.DataFrame, info: dict[str, Any]) -> pd.DataFrame:
     for layer in sorted(set(rows.layer)) if len(rows) and names else []:
         of_layer = rows[rows.layer == layer]
         codes, steps = of_layer.value.to_numpy(), of_layer.step.to_numpy()
-        changes += [(int(steps[n]), int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
+        changes += [(steps[n], int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
     return pd.DataFrame(changes, columns=["step", "layer", "phase"])
 
 
@@ -131,7 +149,8 @@ def _marks(changes: pd.DataFrame, table: pd.DataFrame, x: alt.X) -> alt.Chart:
     few = table.layer.max() < FEW
     at = changes.merge(table, on=["step", "layer"], how="left")
     parts = zip(at.layer, at.module, at.phase, at.step, strict=True)
-    at["label"] = [f"layer {n}: {module}: {phase} at step {step}" for n, module, phase, step in parts]
+    what = "step" if x["title"] == "step" else "τ ="
+    at["label"] = [f"layer {n}: {module}: {phase} at {what} {step:.10g}" for n, module, phase, step in parts]
     phases = [phase for phase in SHAPES if phase in set(at.phase)]
     phases += sorted(set(at.phase) - set(phases))
     fill = alt.Scale(domain=phases, range=[ALARM if phase == "collapsed" else INK for phase in phases])
@@ -145,7 +164,7 @@ def _marks(changes: pd.DataFrame, table: pd.DataFrame, x: alt.X) -> alt.Chart:
             alt.Fill("phase:N", title="phase begins", scale=fill),
             alt.Shape("phase:N", title="phase begins", scale=shape),
             description="label:N",
-            tooltip=["phase", "step", "layer", "module"],
+            tooltip=["phase", alt.Tooltip("step:Q", title=x["title"]), "layer", "module"],
         )
     )
 

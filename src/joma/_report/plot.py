@@ -13,31 +13,44 @@ if TYPE_CHECKING:
     from joma._figures import Chart
 
 
-def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Draw the run in ``path`` and save its figure into ``out``, by default the run folder; returns that folder."""
+def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, clock: bool = False) -> Path:
+    """Draw a run.
+
+    Arguments:
+        path: the run folder.
+        out: the folder for the figure, by default the run folder.
+        clock: draw over τ, the sum of learning rates, in the place of steps.
+
+    Returns:
+        The folder that the figure is in.
+    """
     from joma import _figures
 
-    drawn = chart(Run(path))
+    drawn = chart(Run(path), clock)
     folder = Path(path if out is None else out)
     folder.mkdir(parents=True, exist_ok=True)
     _figures.save(drawn, folder)
     return folder
 
 
-def chart(run: Run) -> Chart:
-    """The figure of a run, by its kind."""
+def chart(run: Run, clock: bool = False) -> Chart:
+    """The figure of a run, by its kind; over τ in the place of steps, where it was trained."""
     kind = str(run.info["kind"])
     if kind not in _DRAW:
         raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
     if next(run.rows(), None) is None:
         raise RunError(f"{run.path} has no measurements yet (status: {run.info['status']})")
+    if clock:
+        if _DRAW[kind] is not _watch:
+            raise RunError(f"{run.path} is a run of kind {kind!r}, which has no optimiser and so no clock")
+        return _watch(run, clock)
     return _DRAW[kind](run)
 
 
-def _watch(run: Run) -> Chart:
+def _watch(run: Run, clock: bool = False) -> Chart:
     from joma._figures import watch
 
-    return watch.draw(run)
+    return watch.draw(run, clock)
 
 
 def _simulation(run: Run) -> Chart:

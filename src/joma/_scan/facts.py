@@ -126,6 +126,10 @@ def _files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> d
             return {}
         here = {file.name: file for file in folder.iterdir() if file.is_file()}
         listed, fetch = {name: partial(_hashed, file) for name, file in here.items()}, here.get
+    chunks = [name for name in listed if name.endswith(".distcp")]  # of torch.distributed.checkpoint
+    if chunks and not any(name in listed for name in NAMES):
+        facts.files = {name: listed[name]() for name in sorted(chunks)}
+        return {}
     for name in NAMES:
         if name not in listed:
             continue

@@ -31,6 +31,8 @@ _IN = re.compile(
 _OUT = re.compile(
     r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj", re.IGNORECASE
 )
+# families of which the model itself tells nothing else: it is not built, since transformers takes seconds to import
+_USUAL = ("bert", "gpt2", "gpt_neox", "llama", "opt")
 _SCALES = ("_scale", "_scale_inv", "_scales")
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE)
 
@@ -108,11 +110,13 @@ def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
     rest = [part for part in parts if part not in updates]
     if rest and tensors.incomplete:
         raise BadCheckpoint(tensors.incomplete)
+    if "mlp_in" in rest and mlp is not None:
+        matrices_by_part["mlp_in"] = _by_names(tensors, mlp)
+        rest.remove("mlp_in")
+    if rest and (usual := _usual(tensors, rest)) is not None:
+        return matrices_by_part | usual
     model, skeleton = model_of(tensors.config, len(tensors.names)) if rest else None, None
     for part in rest:
-        if part == "mlp_in" and mlp is not None:
-            matrices_by_part[part] = _by_names(tensors, mlp)
-            continue
         matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
         if not matrices:
             skeleton = _skeleton(tensors) if skeleton is None else skeleton
@@ -127,6 +131,27 @@ def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
                     else ""
                 )
             )
+        matrices_by_part[part] = matrices
+    return matrices_by_part
+
+
+def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
+    """The plan of a checkpoint of a usual family by names and shapes, if they are as its config says, else None."""
+    config = tensors.config or {}
+    if config.get("model_type") not in _USUAL or not tensors.at_hand:
+        return None
+    layers, width = (
+        config.get("num_hidden_layers", config.get("n_layer")),
+        config.get("hidden_size", config.get("n_embd")),
+    )
+    inner = next((config[key] for key in ("ffn_dim", "n_inner", "intermediate_size") if config.get(key)), None)
+    sizes = {"mlp_in": {inner, width}, "mlp_out": {inner, width}}
+    skeleton, matrices_by_part = _skeleton(tensors), Plan()
+    for part in parts:
+        matrices = _traced(find_matrices(skeleton, part), skeleton, tensors) or []
+        shapes = [set(piece.shape) for matrix in matrices for piece in matrix.pieces]
+        if len(matrices) != layers or not all(sizes.get(part, {width}) <= shape for shape in shapes):
+            return None
         matrices_by_part[part] = matrices
     return matrices_by_part
 

@@ -58,7 +58,9 @@ class Revision:
 
     def tensors(self, *, ranges: bool = False) -> Tensors:
         """Its tensors; of a shard, what is needed is read when a tensor in it is, or all of it is downloaded."""
-        return Tensors(self.fetch, f"{self.repo} at {self.revision}", reader=self.reader if ranges else None)
+        tensors = Tensors(self.fetch, f"{self.repo} at {self.revision}", reader=self.reader if ranges else None)
+        tensors.elsewhere = True
+        return tensors
 
     def reader(self, name: str) -> Reader | None:
         """A file of weights, None if the revision does not have it: a local one if it is there, else by ranges."""

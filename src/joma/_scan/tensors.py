@@ -44,7 +44,10 @@ class Tensors:
         updates: of a model with such an adapter, what that adds, as tensors.
         incomplete: why these are not the weights of a model, of an adapter without its base.
         no_model: why no model can be built with them, though its matrices can be measured.
+        elsewhere: whether files may have to be fetched.
     """
+
+    elsewhere = False
 
     def __init__(
         self,
@@ -131,6 +134,11 @@ class Tensors:
             "in the hub's format"
         )
         return made
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the shapes of all tensors cost next to nothing to know: not those of many files elsewhere."""
+        return not self.elsewhere or len(set(self._place.values())) == 1
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
