@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits._series import checkpoints, located, series
+from joma._exhibits._superposed import FOUND, judged
 from joma._exhibits._texts import fired_by_both
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
@@ -37,7 +38,7 @@ AXES = {"patterns": ["neuron"], "passed": ["neuron"], "chance": ["shuffle"], "fi
 REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub
 EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
-MERGED, FOUND = 200, 0.5  # pairs of neurons made one, and the share of them that must be found for "fails"
+MERGED = 200  # pairs of neurons made one
 RULE = (
     "a pattern is words that a neuron's strong contexts attend to more often than its layer's (exact binomial, "
     "corrected for words and neurons), whose embeddings are unlike those of the neuron's other patterns; it passes if "
@@ -142,35 +143,9 @@ def judge(run: Run) -> Judgement:
     numbers: dict[str, Any] = {}
     parts, verdicts = [], set()
     for model in dict.fromkeys(where(frame, gauge="passed").model):
-        share, several = {}, {}
-        for state in ("trained", "untrained"):
-            several[state] = where(frame, gauge="patterns", model=model, state=state).value >= 2
-            share[state] = float((where(frame, gauge="passed", model=model, state=state).value >= 2).mean())
-        level = where(frame, gauge="chance", model=model).value
-        power, pairs = (float(where(frame, gauge=g, model=model).value.iloc[0]) for g in ("power", "pairs"))
-        both = where(frame, gauge="fired_by_both", model=model)
-        paired, others = (both[(both.a == both.b) == same].value for same in (True, False))
-        total = len(several["trained"])
-        superposed = round(share["trained"] * total)
-        numbers[model] = {
-            **share, "neurons": total, "superposed": superposed,
-            "two patterns": {state: float(values.mean()) for state, values in several.items()},
-            "two patterns by chance": {"mean": float(level.mean()), "largest": float(level.max())},
-            "merged neurons found": power if pairs else None, "pairs merged": int(pairs),
-            "fired by A and B, by pair": paired.astype(int).tolist(), "by texts of two pairs": float(others.mean()),
-        }  # fmt: skip
-        if superposed and share["trained"] > max(float(level.max()), share["untrained"]):
-            verdicts.add(Verdict.HOLDS)
-        else:
-            verdicts.add(Verdict.FAILS if not superposed and power >= FOUND else Verdict.UNDECIDED)
-        parts.append(
-            f"{model}: {superposed} of {total:,} neurons have two or more patterns that pass all tests "
-            f"({share['trained']:.1%}; {share['untrained']:.1%} before training); two patterns before these tests: "
-            f"{several['trained'].mean():.1%}, with contexts dealt out at random {level.mean():.2%} (at most "
-            f"{level.max():.2%}); {_found(power, pairs)}; the texts A and B "
-            f"of the figure's pairs both fire {', '.join(f'{count:.0f}' for count in paired)} neurons, texts of two "
-            f"pairs {others.mean():.1f} in the mean"
-        )
+        numbers[model], verdict, sentence = judged(frame, model)
+        verdicts.add(verdict)
+        parts.append(sentence)
     verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
     first = numbers[next(iter(numbers))]
     chance = first["two patterns by chance"]["mean"]
@@ -178,13 +153,6 @@ def judge(run: Run) -> Judgement:
     would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
     paper = "4 neurons shown, 2 patterns each"
     return Judgement(verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED)
-
-
-def _found(power: float, pairs: float) -> str:
-    """What the merged neurons say."""
-    if not pairs:
-        return "there are no neurons with one pattern that could be made one"
-    return f"of {pairs:.0f} pairs of neurons made one, {power:.0%} are found"
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
