@@ -82,7 +82,7 @@ ITEMS = (
     laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
     laptop("foretold", 30, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
     laptop("assumptions", 30, "two models, 6,000 steps on WikiText-2"),
-    laptop("hierarchy", 60, "two and three layers, 20 seeds of 2,000 steps"),
+    laptop("hierarchy", 30, "two and three layers, 8 seeds of 2,000 steps"),
     laptop("contrast", 45, "20 seeds per cell; six language models of 1,200 steps on WikiText-2"),
     Item(
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",

@@ -25,7 +25,7 @@ from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"seeds": 6, "rho": 0.9, "layers": [2], "width": 32, "steps": 200, "every": 25, "lr": 1e-3},
-    "laptop": {"seeds": 20, "rho": 0.9, "layers": [2, 3], "width": 64, "steps": 2000, "every": 50, "lr": 1e-3},
+    "laptop": {"seeds": 8, "rho": 0.9, "layers": [2, 3], "width": 64, "steps": 2000, "every": 50, "lr": 1e-3},
     "paper": {"seeds": 20, "rho": 0.9, "layers": [2, 3], "width": 1024, "steps": 10_000, "every": 50, "lr": 1e-4},
 }
 ENOUGH = 6  # trainings: six of six in order have an interval above ½, five of five have not
