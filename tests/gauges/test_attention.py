@@ -397,3 +397,22 @@ def test_packed_documents_by_their_bounds_are_those_of_the_block_diagonal_mask(c
     for arguments, message in (({"attn_mask": keep}, "not both"), ({"cu_seqlens": bounds[:-2]}, "must rise from 0")):
         with pytest.raises(ValueError, match=message):
             attention_stats(q, k, **{"cu_seqlens": bounds, "enable_gqa": True} | arguments)
+
+
+def test_nested_tensors_are_packed_documents():
+    generator = torch.Generator().manual_seed(0)
+    lengths = (3, 1, 7)
+    q, k = ([torch.randn(n, h, 8, generator=generator) for n in lengths] for h in (4, 2))
+    nested = [torch.nested.nested_tensor(x, layout=torch.jagged).transpose(1, 2) for x in (q, k)]
+    stats = attention_stats(*nested, is_causal=True, enable_gqa=True)
+    alone = [attention_stats(a.transpose(0, 1), b.transpose(0, 1), is_causal=True, enable_gqa=True)
+             for a, b in zip(q, k, strict=True)]  # fmt: skip
+    for name in ("entropy", "logsumexp", "sink_mass", "nonsink_entropy"):
+        expected = torch.cat([getattr(part, name) for part in alone], dim=-1)
+        torch.testing.assert_close(getattr(stats, name), expected)
+    shorter = torch.nested.nested_tensor(k[:2], layout=torch.jagged).transpose(1, 2)
+    for keys, message in ((nested[1].transpose(1, 2).values(), "must both be"), (shorter, "the same lengths")):
+        with pytest.raises(ValueError, match=message):
+            attention_stats(nested[0], keys, enable_gqa=True)
+    with pytest.raises(ValueError, match="not both"):
+        attention_stats(*nested, cu_seqlens=torch.tensor([0, 3, 4, 11]))

@@ -44,6 +44,14 @@ def test_a_healthy_series_is_not_accused(level, healthy):
     table = result.checkpoints()
     assert table.step.tolist() == [0, 1, 2, 4, 8, 16, 24, 32, 40]
     assert table.change.notna().sum() == (0 if level == "hashes" else 8)
+    assert ("level slices" in result.not_judged) == (level == "hashes")
+
+
+def test_it_is_said_that_too_few_checkpoints_cannot_be_judged(tmp_path):
+    folder = written(tmp_path / "series", [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(3)])
+    result = joma.audit(folder)
+    assert result.ok
+    assert result.not_judged == "how one step follows another: that takes 4 checkpoints, here are 3"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

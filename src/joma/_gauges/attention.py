@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -116,16 +116,31 @@ def attention_stats(
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
         cu_seqlens: of packed documents, without a mask: q is (tokens, H, d), k (tokens, Hk, d), and document n has the
             tokens from cu_seqlens[n] to cu_seqlens[n + 1], as in ``flash_attn_varlen_func``. Statistics are those of
-            each document alone, (1, H, tokens).
+            each document alone, (1, H, tokens). Nested tensors (B, H, jagged, d) are packed documents, too.
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
     """
+    if q.is_nested or k.is_nested:
+        if cu_seqlens is not None:
+            raise ValueError("give nested tensors or cu_seqlens, not both: nested tensors have their own")
+        q, k, cu_seqlens = _unnested(q, k)
     if cu_seqlens is not None:
         if attn_mask is not None:
             raise ValueError("give attn_mask or cu_seqlens, not both: packed documents see their own tokens only")
         return _packed(q, k, cu_seqlens, is_causal, scale, enable_gqa, softcap)
     return stats_with_mask(q, k, attn_mask, is_causal, scale, enable_gqa, softcap=softcap)
+
+
+def _unnested(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nested q (B, H, jagged, d) and k (B, Hk, jagged, d) as packed documents, and where these begin and end."""
+    if not (q.is_nested and k.is_nested and q.layout == k.layout == torch.jagged and q.dim() == k.dim() == 4):
+        raise ValueError("nested q and k must both be (B, heads, jagged, d) in the layout torch.jagged")
+    by_token: list[Any] = [x.detach().transpose(1, 2) for x in (q, k)]  # (B, jagged, heads, d)
+    bounds, of_keys = (x.offsets() for x in by_token)
+    if not torch.equal(bounds, of_keys):
+        raise ValueError("nested q and k must have the same lengths: documents that attend to themselves")
+    return by_token[0].values(), by_token[1].values(), bounds
 
 
 def _packed(

@@ -11,6 +11,7 @@ from joma._run.names import harmless
 from joma._scan.checkpoints import find_checkpoints
 from joma._scan.facts import Facts, Level, Samples, as_json, gather, relative_change
 from joma._scan.faults import Fault, find_faults
+from joma._scan.fit import FEWEST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,15 @@ class Audit:
     def ok(self) -> bool:
         """Whether nothing was found."""
         return not self.faults
+
+    @property
+    def not_judged(self) -> str:
+        """What could not be judged, and why; "" if nothing."""
+        if self.level == "hashes":
+            return "what the files hold, and so how one step follows another: level slices reads a part of each tensor"
+        if len(self._facts) < FEWEST:
+            return f"how one step follows another: that takes {FEWEST} checkpoints, here are {len(self._facts)}"
+        return ""
 
     def checkpoints(self) -> pd.DataFrame:
         """One row per checkpoint: step, checkpoint, files, tensors, bytes, change (median), transferred, faults."""
@@ -77,7 +87,10 @@ class Audit:
     def as_json(self) -> dict[str, Any]:
         """Everything as plain data: faults, and per checkpoint its files and tensors with their digests."""
         faults = [fault.as_json() for fault in self.faults]
-        return {"source": self.source, "level": self.level, "faults": faults, "checkpoints": as_json(list(self._facts))}
+        return {
+            "source": self.source, "level": self.level, "faults": faults, "not_judged": self.not_judged,
+            "checkpoints": as_json(list(self._facts)),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Audit({self.source!r}, {self.level}: {len(self._facts)} checkpoints, {len(self.faults)} faults)"

@@ -25,6 +25,7 @@ from joma._scan.facts import Facts
 _FAR = 6.0  # robust standard deviations
 _STEP, _SHARD, _TENSOR, _END = math.log(1.6), math.log(2.5), math.log(4.0), math.log(8.0)  # and at least so much more
 _JITTER = math.log(2.1)  # more is no training, whatever the other checkpoints do
+FEWEST = 4  # checkpoints: of fewer it cannot be said what is usual
 _LEAST = 256  # numbers: of smaller tensors nothing can be said
 
 
@@ -40,7 +41,7 @@ class Misfit:
 def misfits(series: Sequence[Facts]) -> list[Misfit]:
     """The checkpoints of a series, in the order of steps, that do not fit to their neighbours."""
     names = _matrices(series)
-    if len(series) < 4 or not names:
+    if len(series) < FEWEST or not names:
         return []
     detour = _detours(series, names)  # (matrices, checkpoints), logarithms
     with np.errstate(all="ignore"):

@@ -83,6 +83,8 @@ def _show(result: Audit, console: Console) -> None:
     moved = show_bytes(int(points.transferred.sum()))
     many = f"{len(points)} checkpoints by {result.level}, {moved} transferred"
     console.print(f"{many}: {len(result.faults) or 'no'} fault{'s' * (len(result.faults) != 1)} found")
+    if result.not_judged:
+        console.print(f"not judged: {result.not_judged}", soft_wrap=True, markup=False)
 
 
 def register(app: typer.Typer) -> None:
