@@ -28,7 +28,7 @@ class GPT(HandWrittenGPT):
         return self.head(x)
 
 
-def train(rate, clip, steps=64):
+def train(rate, clip, steps=80):
     """Alerts, mean entropy at the end and the mean of the last ten losses, on words that come back after three."""
     torch.manual_seed(0)
     model = GPT()
