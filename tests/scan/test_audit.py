@@ -52,6 +52,9 @@ def test_it_is_said_that_too_few_checkpoints_cannot_be_judged(tmp_path):
     result = joma.audit(folder)
     assert result.ok
     assert result.not_judged == "how one step follows another: that takes 4 checkpoints, here are 3"
+    (folder / "step-3").mkdir()
+    (folder / "step-3/model.safetensors").write_bytes(b"cut off")
+    assert joma.audit(folder).not_judged == result.not_judged  # what cannot be read does not count
 
 
 @pytest.mark.parametrize("fault", FAULTS)

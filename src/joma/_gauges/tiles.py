@@ -181,9 +181,9 @@ def stats_of_softmax(
         nonsink[n, part], others[n, part] = _rest(s[:, after], p)
         at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
     sink = sinks(first, columns - (learned is not None))
+    if sink is None:
+        return combined(nonsink, others, *at_sinks), visible
     for n, part in parts:
-        if sink is None:
-            break
         at = sink[n] if sink.shape[1] == 1 else sink[n, part]
         if not bool(at.any()):
             continue

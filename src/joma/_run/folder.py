@@ -6,6 +6,7 @@ wrote; no other folder is ever replaced or removed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -34,6 +35,12 @@ class RunInUse(RunError):
 
 class RunNotFound(RunError, FileNotFoundError):
     """The folder is not a run."""
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, read in parts."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:

@@ -46,8 +46,9 @@ class Audit:
         """What could not be judged, and why; "" if nothing."""
         if self.level == "hashes":
             return "what the files hold, and so how one step follows another: level slices reads a part of each tensor"
-        if len(self._facts) < FEWEST:
-            return f"how one step follows another: that takes {FEWEST} checkpoints, here are {len(self._facts)}"
+        readable = sum(not facts.problem for facts in self._facts)
+        if readable < FEWEST:
+            return f"how one step follows another: that takes {FEWEST} checkpoints, here are {readable}"
         return ""
 
     def checkpoints(self) -> pd.DataFrame:

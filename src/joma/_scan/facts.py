@@ -201,8 +201,9 @@ def relative_change(samples: Samples, before: Samples) -> dict[str, float]:
         then = before.get(name)
         if then is None or then.shape != now.shape:
             continue
-        size = (float(now.double().norm()) + float(then.double().norm())) / 2
-        change = float((now.double() - then.double()).norm())
+        now, then = now.double(), then.double()
+        size = (float(now.norm()) + float(then.norm())) / 2
+        change = float((now - then).norm())
         if math.isfinite(size) and math.isfinite(change):
             changes[name] = change / size if size else 0.0
     return changes

@@ -6,13 +6,13 @@ such a folder is all that is ever deleted: in the hub's cache, models may share 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from joma._run.folder import file_hash
 from joma._run.lock import take
 from joma._scan.formats import INDEX, NAMES
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
@@ -103,7 +103,7 @@ class Revision:
             for name in set(INDEX) & set(known):
                 shards = shards_of(known[name], name)
                 known |= {shard: path for shard in shards if isinstance(path := self._known(shard), Path)}
-            return {name: (path.stat().st_size, _sha256(path)) for name, path in known.items()}
+            return {name: (path.stat().st_size, file_hash(path)) for name, path in known.items()}
 
         def ask() -> dict[str, tuple[int, str]]:
             self._pinned = self._pinned or self._commit() or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
@@ -248,8 +248,3 @@ def _locked(folder: Path, *, shared: bool) -> int | None:
     """The lock of a folder: shared by its readers, or of one who would delete from it, None if it has readers."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     return take(_lock_file(folder), shared=shared, wait=shared)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from joma._data.corpora import texts
 from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load_tokenizer, quiet
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import get
+from joma._run.folder import file_hash
 from joma._scan.model import load_model
 from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
@@ -128,4 +128,4 @@ def _state(folder: str | Path) -> tuple[Any, ...]:
     if not Path(folder).is_dir():
         return (str(folder),)
     files = [Path(folder) / name for name in TOKENIZER if (Path(folder) / name).is_file()]
-    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return tuple(map(file_hash, files))

@@ -7,7 +7,6 @@ state.json          step, offset in metrics.jsonl, phases, and the hashes of bot
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from joma._run import staged, write_json
+from joma._run.folder import file_hash
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILES = ("model.safetensors", "state.safetensors")
@@ -56,7 +56,7 @@ def save(run: Path, checkpoint: SavedState) -> None:
     with staged(target) as fresh:
         for name, tensors in zip(_FILES, (checkpoint.model, checkpoint.state), strict=True):
             save_file({key: value.detach().contiguous() for key, value in tensors.items()}, fresh / name)
-        hashes = {name: _hash(fresh / name) for name in _FILES}
+        hashes = {name: file_hash(fresh / name) for name in _FILES}
         write_json(
             fresh / "state.json",
             {"step": checkpoint.step, "offset": checkpoint.offset, "sha256": hashes, **checkpoint.facts},
@@ -80,7 +80,7 @@ def load(run: Path, step: int) -> SavedState:
     path = folder(run, step)
     facts = json.loads((path / "state.json").read_text())
     for name in _FILES:
-        if _hash(path / name) != facts["sha256"][name]:
+        if file_hash(path / name) != facts["sha256"][name]:
             raise ValueError(f"{name} is not what was written")
     model, state = (load_file(path / name) for name in _FILES)
     return SavedState(facts["step"], facts["offset"], model, state, facts)
@@ -95,8 +95,3 @@ def prune(run: Path, keep: int, every: int | None) -> None:
 def _surplus(saved: Iterable[int], keep: int, every: int | None) -> list[int]:
     older = sorted(saved)[:-keep] if keep > 0 else sorted(saved)
     return [step for step in older if not every or step % every]
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
