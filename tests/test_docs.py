@@ -1,9 +1,9 @@
 """The documentation builds without warnings and without a network, what it shows runs, and its index is complete."""
 
+import contextlib
 import importlib
 import inspect
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,13 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from benchmarks.report import browser, until
+from tests.snippets import agrees, execute, snippets
 from typer.testing import CliRunner
 
 import joma
+from joma import Run
 from joma._exhibits import EXHIBITS, reproduce
 from joma._exhibits.index import remove as remove_exhibit
 from joma._gauges.registry import gauges, remove
-from joma.cli import app
+from joma._run.writer import RunWriter
+from joma.cli import app, demo
 from joma.theory import claims as registry
 from joma.theory.claims import check, claims, get
 from joma.theory.claims.mutation import mutate
@@ -64,6 +68,26 @@ def test_pages_fetch_nothing_from_elsewhere(site):
         for tag in re.findall(r"<(?:link|script|img|iframe|source|video)\b[^>]*>", text):
             assert not re.search(r'(?:src|href)="(?:https?:)?//', tag), f"{page.name}: {tag}"
     assert not re.search(r"(?:url\(|@import)\s*[\"']?https?:", (site / "style.css").read_text())
+
+
+SEARCH = """
+const input = document.querySelector("[data-md-component=search-query]");
+input.focus();
+input.value = arguments[0];
+input.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
+"""
+
+
+def test_search_works_on_pages_opened_from_disk(site, browser_paths):
+    with browser(*browser_paths) as driver:
+        for page in ("index.html", "api/joma.html"):  # the addresses of scripts differ
+            driver.get((site / page).as_uri())
+            until(driver, "document.querySelector('[data-md-component=search-query]')")
+            driver.execute_script(SEARCH, "superposition")
+            until(driver, "document.querySelectorAll('.md-search-result__item a').length > 3")
+            found = driver.execute_script("return document.querySelector('.md-search-result__item a').href")
+            assert found.startswith("file:")
+            assert Path(found.removeprefix("file://").split("?")[0].split("#")[0]).is_file()
 
 
 def test_formulas_are_mathml(site):
@@ -132,6 +156,9 @@ def test_every_picture_has_a_command_that_makes_it():
     made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
     made |= {"watch.png", "simulate.png"} | {"rows.png", "spectra.png", "collapse.png", "dataflow.svg", "imports.svg"}
     made |= {"wikitext.png", "wikitext-hot.png"}  # docs/wikitext.py
+    made |= {"tensorboard.png"}  # docs/loggers.py
+    made |= {"demo.png", "page.png"}  # docs/make_figures.py demo
+    made |= {"foresight.png"}  # docs/foresight.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
     assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
 
@@ -166,23 +193,58 @@ def blocks(page, kind):
     return re.findall(rf'```{kind}(?: title="([^"]*)")?\n(.*?)```', (DOCS / page).read_text(), flags=re.S)
 
 
+@pytest.mark.timeout(600)  # fifteen seconds of one core, and more than it looks on a busy machine
 @pytest.mark.parametrize("page", ["getting-started.md", "simulate.md"])
-def test_code_and_commands_of_a_guide_run(page, tmp_path, monkeypatch):
+def test_code_and_commands_of_a_guide_run_and_print_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = {}
-    for _, block in blocks(page, "python"):
-        exec(block, scope)
-    commands = [line[2:] for _, block in blocks(page, "console") for line in block.splitlines()]
-    assert commands
-    for command in commands:
-        program, *words = shlex.split(command)
-        assert program == "joma"
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, (command, done.output)
+    found = snippets((DOCS / page).read_text())
+    assert {snippet.kind for snippet in found} == {"python", "console"}
+    for snippet in found:
+        if snippet.commands == ["joma demo"]:  # benchmarks/demo.py runs it as it is: tests/test_demo.py
+            continue
+        execute(snippet, scope)
     if page == "getting-started.md":
         assert (scope["joint"].z - scope["folded"].z).__abs__().max() < 1e-6
-        assert (tmp_path / "runs/first/figure.png").exists()
+        assert (tmp_path / "runs/mine/figure.png").exists()
         assert (tmp_path / "runs/paper/fig3/verdict.json").exists()
+
+
+def test_the_examples_of_loggers_log_what_the_run_has(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    examples = dict(blocks("loggers.md", "python"))
+    exec(examples["tensorboard_example.py"].replace("range(1, 301)", "range(1, 13)"), {})
+    events = EventAccumulator("runs/tensorboard").Reload()
+    frame = joma.Run("runs/logged").frame()
+    entropy = frame[(frame.gauge == "entropy") & (frame.layer == 1)].groupby("step").value.mean()
+    logged = {event.step: event.value for event in events.Scalars("joma/entropy/layer_01")}
+    assert logged == pytest.approx(entropy.to_dict(), rel=1e-6)
+    assert list(logged) == [1, 5, 10]
+
+    class Logger(contextlib.nullcontext):
+        rows, summary = {}, {}
+
+        def log(self, numbers, step):
+            self.rows[step] = numbers
+
+    logger = Logger()
+    logger.enter_result = logger
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda project: logger))
+    exec(examples["wandb_example.py"].replace("range(1, 61)", "range(1, 8)"), {})
+    assert list(logger.rows) == list(range(1, 8))
+    assert {"loss", "joma/tau", "joma/entropy/layer_00"} <= set(logger.rows[5])
+    assert set(logger.rows[6]) == {"loss"}
+    assert logger.summary["phases"] == ["dense", "dense"]
+
+
+def test_what_the_guide_says_of_the_demo_is_what_it_says(tmp_path):
+    (shown,) = [s.printed for s in snippets((DOCS / "getting-started.md").read_text()) if s.commands == ["joma demo"]]
+    with RunWriter.create(tmp_path, kind="train", config={}, axes={"entropy": ["layer"]}) as writer:
+        for n, entropy in enumerate([2.6] * 5 + [1.5] * 5 + [2.1] * 5):
+            writer.write(10 * n, {"entropy": [entropy], "loss": 7.2 - n / 5})
+    assert agrees("\n".join([*demo.story(Run(tmp_path)), "page: runs/demo/report.html", demo._NEXT]), shown)
 
 
 @pytest.mark.parametrize("page", ["laws.md", "charges.md"])

@@ -1,47 +1,27 @@
-"""Every command and every Python block of the README runs, and what it prints of itself is true."""
+"""Every command and every Python block of the README runs and prints what it says, and its numbers are true."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.snippets import agrees, execute, snippets
+
+from joma._exhibits.recorded import FOLDER, recorded
+from joma.cli import demo
+from joma.theory.claims import Kind, claims
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.S)
-COMMANDS = [line[2:] for kind, block in BLOCKS if kind == "console" for line in block.splitlines() if line[:2] == "$ "]
-PYTHON = [block for kind, block in BLOCKS if kind == "python"]
-
-
-STEPS = [
-    step
-    for kind, block in BLOCKS
-    for step in (
-        [block] if kind == "python" else [line for line in block.splitlines() if line.startswith("$ joma")]
-        if kind == "console" else []
-    )
-]  # fmt: skip
-
-# one process for all: importing torch takes longer than most commands
-SCRIPT = """
-import shlex, sys
-from joma.cli import main
-space = {{"__name__": "__main__"}}
-for step in {steps!r}:
-    if not step.startswith("$ "):
-        exec(compile(step, "README", "exec"), space)
-        continue
-    print(step, flush=True)
-    sys.argv = shlex.split(step[2:])
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            sys.exit(f"{{step}}: {{end.code}}")
-"""
+SNIPPETS = snippets(TEXT)
+TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.M)
+FOUND = TEXT[TEXT.index("## What we found") : TEXT.index("## How it compares")]
 
 
 def run(command, cwd):
@@ -53,29 +33,35 @@ def run(command, cwd):
     return done.stdout
 
 
+def test_it_is_short():
+    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.S | re.M)
+    prose = prose.replace(TABLE.search(prose, prose.index("## What we found"))[0], "")  # the one table of results
+    prose = re.sub(r"(!?\[[^\]]*\])\([^)]*\)", r"\1", prose)  # addresses are not read
+    assert len(re.findall(r"\w[\w'’.-]*", prose)) <= 750
+
+
 def test_there_is_something_to_run():
-    assert {"make reproduce", "make test", "joma claims"} <= set(COMMANDS)
-    assert len(PYTHON) >= 2
+    commands = {command for snippet in SNIPPETS if snippet.kind == "console" for command in snippet.commands}
+    assert {"make reproduce", "make test", "joma demo"} <= commands
+    assert [snippet for snippet in SNIPPETS if snippet.kind == "python" and snippet.printed]
 
 
-def smaller(command):
-    """The same command with fewer steps and words, where it trains; tests/theory checks all claims."""
-    if command == "$ joma claims":
-        return f"{command} L6 L7 L8"
-    if not command.startswith("$ joma train "):
-        return command
-    return re.sub(r"--steps \d+", "--steps 10", command) + " --vocabulary 500"
+def test_what_a_block_prints_is_compared():
+    (block,) = snippets("```python\nprint(1 / 3)\n```\n\nIt prints (1 s):\n\n```text\n0.33…\n```\n")
+    assert execute(block, {}).startswith("0.333")
+    assert not agrees("0.25\n", "0.33…\n")
+    with pytest.raises(AssertionError, match="prints"):
+        execute(replace(block, code="print(1 / 4)\n"), {})
 
 
-@pytest.mark.timeout(600)  # half a minute of one core, and more than it looks on a busy machine
-def test_python_blocks_and_joma_commands(tmp_path):
-    # in the order of the README: each may use what those before it wrote
-    steps = [smaller(step) for step in STEPS]
-    out = run([sys.executable, "-c", SCRIPT.format(steps=steps)], tmp_path)
-    assert "done (201, 6, 4)" in out
-    said = re.split(r"^\$ .*\n", out, flags=re.M)[1:]
-    assert len(said) == sum(step.startswith("$ ") for step in steps)
-    assert all(said)  # each says something
+@pytest.mark.timeout(600)  # ten seconds of one core, and more than it looks on a busy machine
+def test_python_blocks_and_joma_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "SETTINGS", replace(demo.SETTINGS, vocabulary=200, width=16, hidden=16, steps=6))
+    scope = {"__name__": "__main__"}
+    for snippet in SNIPPETS:  # in the order of the README: each may use what those before it wrote
+        if not snippet.code.startswith("$ make"):
+            assert execute(snippet, scope)
 
 
 def test_make_reproduce(tmp_path):
@@ -84,10 +70,11 @@ def test_make_reproduce(tmp_path):
     chosen = ("folding", "fig3")
     make = f"make -o {sys.prefix}/.ready VENV={sys.prefix} OUT={tmp_path}/out REPORT={tmp_path}/report.html"
     out = run(f"{make} 'EXHIBITS={' '.join(chosen)}' reproduce", ROOT)
-    shown = dict(re.findall(r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under)?|fails) \|", TEXT, flags=re.M))
+    rows = (ROOT / "docs/results.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under)?|fails) \|", rows, flags=re.M))
     assert set(chosen) <= set(shown)
     for id in chosen:
-        assert re.search(rf"^{id}\s+{shown[id]}\b", out, flags=re.M), f"the README says {id}: {shown[id]}"
+        assert re.search(rf"^{id}\s+{shown[id]}\b", out, flags=re.M), f"docs/results.md says {id}: {shown[id]}"
     assert (tmp_path / "report.html").stat().st_size > 50_000
 
 
@@ -106,3 +93,35 @@ def test_every_picture_and_page_it_points_to_is_there():
     missing = [target for target in targets if not target.startswith("http") and not (ROOT / target).exists()]
     assert targets
     assert missing == []
+    sizes = {name: (ROOT / f"docs/figures/{name}.png").stat().st_size for name in ("demo", "page")}
+    assert sizes["demo"] <= 150_000
+    assert sizes["page"] <= 200_000
+
+
+def test_it_counts_the_claims_as_they_are():
+    kinds = Counter(claim.kind for claim in claims())
+    assert f"{kinds[Kind.PRINTED]} hold as printed, {kinds[Kind.WRONG]} are wrong as printed" in FOUND
+    assert f"{kinds[Kind.UNSAID]} need a condition" in FOUND
+
+
+@pytest.mark.parametrize(
+    ("exhibit", "pattern"),
+    [
+        ("folding", r"differs by ≤ (\S+) .*?; (\S+) by"),
+        ("softmax", r"sums drift by (\S+)"),
+        ("hierarchy", r"attention in (\d+ of \d+) trainings, latents in (\d+ of \d+)"),
+        ("fig4", r"rebound .*?\| ([\d., ]+) nats .*?joint flow ([\d., ]+)\)"),
+        ("parameterised", r"misses \| ([\d.]+ to [\d.]+) .*?drifts by (\S+)"),
+    ],
+)
+def test_numbers_of_the_results_are_those_recorded(exhibit, pattern):
+    summary = recorded(exhibit).judgement.summary
+    for number in re.search(pattern, FOUND).groups():
+        assert number in summary, (number, summary)
+
+
+def test_numbers_of_the_forecast_are_those_recorded():
+    pooled = json.loads((FOLDER / "foresight.json").read_text())["foresight.json"]["pooled"]
+    names = ("top layer, nats", "validation loss", "top layer, nats, same step", "validation loss, same step")
+    numbers = re.search(r"entropy to (\S+) nats, validation loss to (\S+) \(same step: (\S+), (\S+)\)", FOUND).groups()
+    assert list(numbers) == [f"{pooled[name]:.2f}" for name in names]

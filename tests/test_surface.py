@@ -6,13 +6,16 @@ commands with their options.
 
 import importlib
 import inspect
+import pydoc
 import re
 from pathlib import Path
 
 import typer
 
+import joma
 from joma._exhibits import get, reproduce
 from joma._train.simulate import simulate
+from joma.cli import app
 
 HERE = Path(__file__).parent
 CHANGES = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -47,8 +50,6 @@ def surface() -> dict[str, list[str]]:
     for path in RETURNED:
         module, _, name = path.rpartition(".")
         lines[name] = [f".{member}" for member in public(getattr(importlib.import_module(module), name))]
-    from joma.cli import app
-
     for name, command in typer.main.get_command(app).commands.items():
         lines |= options(f"joma {name}", command)
     return lines
@@ -95,6 +96,31 @@ def test_no_public_name_parameter_member_command_or_option_is_lost():
         if part not in now.get(name, parts) and not is_explained(name, part)
     ]
     assert lost == []
+
+
+def callables():
+    """Public functions, classes, and the public methods of classes, by their full names."""
+    for module in MODULES:
+        loaded = importlib.import_module(module)
+        for name in loaded.__all__:
+            value = getattr(loaded, name)
+            if callable(value):
+                yield f"{module}.{name}", value
+            for member in public(value) if isinstance(value, type) else ():
+                if inspect.isfunction(method := inspect.getattr_static(value, member, None)):
+                    yield f"{module}.{name}.{member}", method
+
+
+def test_signatures_are_readable():
+    """No `<function <lambda> at 0x…>` as a default."""
+    assert [name for name, value in callables() if " at 0x" in str(inspect.signature(value))] == []
+
+
+def test_python_has_the_verbs_of_the_command_line():
+    commands = {info.name for info in app.registered_commands} - {"claims", "demo", "doctor", "gauges", "status"}
+    assert commands <= set(joma.__all__)
+    text = pydoc.render_doc(joma, renderer=pydoc.plaintext)
+    assert all(f"\n    {verb}(" in text for verb in ("watch", "plot", "simulate", "reproduce", "report"))
 
 
 def test_no_file_that_a_command_wrote_is_lost(tmp_path):

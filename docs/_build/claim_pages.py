@@ -1,4 +1,4 @@
-"""docs/claims.md, docs/errata.md and the README's table of claims, made from the results of all claims."""
+"""docs/claims.md and docs/errata.md, made from the results of all claims."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def full_table(results: list[Result]) -> str:
         "# Claims",
         "",
         "Made by `make figures` from `joma claims`. Every check must also reject its control, a deliberately wrong "
-        "variant of the statement, and all mutants of it that the claim declares (`make mutate`).",
+        "variant of the statement, and all mutants of it that the claim declares (`make mutate`). The kind says what a "
+        "claim is about: a statement that holds *as printed*, a formula that is *wrong as printed*, a *condition left "
+        "unsaid*, or an *extension of ours*; the [errata](errata.md) keep the last three apart.",
+        "",
+        *short_table(results),
         "",
     ]
     for r in results:
@@ -102,10 +106,10 @@ def _entry(r: Result) -> list[str]:
     return [*lines, f"**Decides.** {decides}.", ""]
 
 
-def short_table(results: list[Result]) -> str:
-    """The README's table."""
-    lines = ["| claim | statement | verdict | kind | error / tolerance |", "|---|---|---|---|--:|"]
+def short_table(results: list[Result]) -> list[str]:
+    """One line per claim."""
+    lines = ["| claim | verdict | kind | error / tolerance |", "|---|---|---|--:|"]
     for r in results:
         numbers = f"{r.value:.2g} / {r.claim.tolerance:.2g}"
-        lines.append(f"| `{r.id}` | {cell(r.claim.statement)} | {r.verdict} | {r.claim.kind} | {numbers} |")
-    return "\n".join(lines)
+        lines.append(f"| [`{r.id}`](#{r.id}) | {r.verdict} | {r.claim.kind} | {numbers} |")
+    return lines

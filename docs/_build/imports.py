@@ -46,7 +46,7 @@ def places(arrows: nx.DiGraph) -> dict[str, tuple[float, float]]:
     for number, row in reversed(list(enumerate(rows))):
         wanted = []
         for n, room in enumerate(row):
-            below = [at[other][0] for other in arrows[room]]
+            below = sorted(at[other][0] for other in arrows[room])  # sums of one order: the same bits in every process
             wanted.append(sum(below) / len(below) if below else n * (W + GAP) * 1.35)
         apart = list(wanted)
         for n in range(1, len(row)):

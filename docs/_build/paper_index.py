@@ -84,8 +84,8 @@ SECTIONS: dict[str, list[Row]] = {
     ],
     "Section 6: experiments": [
         Row("Figure 6", "attention entropy of language models in training", "joma.watch", "", "fig6"),
-        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.scan joma.attention_stats joma.stable_rank", "", "fig7"),
-        Row("Figure 8", "learning rates", "joma.watch", "", "fig8"),
+        Row("Figure 7", "attention and stable rank of OPT and Pythia over checkpoints", "joma.scan joma.attention_stats joma.stable_rank", "", "fig7 sinks"),
+        Row("Figure 8", "learning rates", "joma.watch joma.forecast", "", "fig8 clock"),
         Row("Table 1", "hidden nodes and latents", "joma._train.ncorr joma._train.hierarchy", "", "table1"),
         Row("Correlation and complexity", "it goes down a bit as N_ch and N_l grow", "joma._train.ncorr", "S6.table_trend", "table1"),
         Row("Large learning rates", "attention becomes extremely sparse", "joma.watch", "", "fig8"),

@@ -1,6 +1,26 @@
 """joma: the training dynamics of Transformers (Tian et al., JoMA, ICLR 2024).
 
-The public API, loaded on first use so that ``import joma`` stays fast.
+Measure, in training and on checkpoints:
+
+    joma.watch(model, run="runs/mine")      gauges, phases and alerts of a model while it trains
+    joma.scan(checkpoints)                  gauges over a series of checkpoints
+    joma.audit(checkpoints)                 copies, wrong shards, swapped steps and damage in such a series
+    joma.charges(model)                     the conserved quantities of a model's weights
+    joma.superpose(model, data)             neurons that several patterns fire
+    joma.plot(run), joma.report(runs)       pictures and pages of what was measured
+    joma.Run(path).frame()                  all numbers of a run, as a table
+    joma.gauges(), @joma.gauge              what can be measured; a gauge of one's own
+
+The theory, and the paper:
+
+    joma.simulate(task)                     integrate the joint dynamics of a task of one's own
+    joma.theory                             flows, first integrals, closed forms, and all claims, checked
+    joma.reproduce("fig3")                  the paper's figures, with a verdict for each
+    joma.nn, joma.integrations              a block without attention parameters; watches for trainers
+
+Statistics of tensors: `attention_stats`, `stable_rank`, `effective_rank`, `embedding_coherence`, …
+
+Everything is loaded on first use, so that ``import joma`` stays fast. ``joma --help`` has the same verbs.
 """
 
 from __future__ import annotations
@@ -29,10 +49,15 @@ _API = {
     "embedding_series": "joma._inspect.geometry",
     "exhibit": "joma._exhibits.index",
     "exhibits": "joma._exhibits.index",
+    "forecast": "joma._forecast.forecast",
     "gauge": "joma._gauges.registry",
     "gauges": "joma._gauges.registry",
     "max_logit": "joma._gauges.logits",
+    "plot": "joma._report.plot",
+    "report": "joma._report.runs",
+    "reproduce": "joma._report.reproduce",
     "scan": "joma._scan.scan",
+    "simulate": "joma._train.simulate",
     "spectral_norm": "joma._gauges.rank",
     "stable_rank": "joma._gauges.rank",
     "superpose": "joma._inspect.superpose",
@@ -58,12 +83,17 @@ __all__ = [
     "embedding_series",
     "exhibit",
     "exhibits",
+    "forecast",
     "gauge",
     "gauges",
     "integrations",
     "max_logit",
     "nn",
+    "plot",
+    "report",
+    "reproduce",
     "scan",
+    "simulate",
     "spectral_norm",
     "stable_rank",
     "superpose",

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joma._data import text as text_module
-from joma._data.cache import cache_folder, write_tokens
+from joma._data.cache import write_tokens
 from joma._data.corpora import Corpus, corpus
+from joma._data.folders import cache_folder
 from joma._data.text import Span, Text
 from joma._data.tokens import UNKNOWN, Words, narrowest, split_words
 from joma._train.windows import epoch, streams, window

@@ -65,7 +65,7 @@ def contrasted(folder, bounced):
     ("bounced", "verdict"),
     [
         (lambda kind, activation: 0 if activation == "linear" else 18, "holds"),
-        (lambda kind, activation: 18 if kind == "targets 32" else 0, "holds under"),
+        (lambda kind, activation: 18 if kind == "targets 32" else 0, "holds under a condition"),
         (lambda kind, activation: 18 if kind != "targets 32" else 0, "fails"),  # linear nodes bounce as often
         (lambda kind, activation: 0, "fails"),
     ],
@@ -113,7 +113,11 @@ def test_halfway_is_the_first_step_beyond_the_middle():
 
 @pytest.mark.parametrize(
     ("cosines", "verdict"),
-    [({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, "holds"), ({"layerwise": 0.9}, "holds under"), ({}, "fails")],
+    [
+        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, "holds"),
+        ({"layerwise": 0.9}, "holds under a condition"),
+        ({}, "fails"),
+    ],
 )
 def test_the_judge_of_the_assumptions(tmp_path, cosines, verdict):
     with RunWriter.create(tmp_path / "run", kind="exhibit", config={"settings": {"data": "wikitext-2"}}) as writer:

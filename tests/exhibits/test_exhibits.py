@@ -15,11 +15,11 @@ from joma._run import RunError, RunWriter
 from joma.theory.association import association_time
 
 EXPECTED = {
-    "folding": "holds under",
+    "folding": "holds under a condition",
     "fig2": "holds as corrected",
     "fig3": "holds",
-    "fig4": "holds under",
-    "fig9": "holds under",
+    "fig4": "holds under a condition",
+    "fig9": "holds under a condition",
     "fig5": "holds",
     "cdag": "not decided here",
     "table1": "not decided here",
@@ -114,7 +114,7 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
     ("gains", "settings", "verdict"),
     [
         ((0.1, 0.1), {}, "holds"),
-        ((0.1, 0.0), {}, "holds under"),
+        ((0.1, 0.0), {}, "holds under a condition"),
         ((0.0, 0.0), {}, "reproduces; does not discriminate"),
         ((-0.6, -0.6), {}, "fails"),
         ((0.1, 0.1), {"d": 64}, "not decided here"),
@@ -193,7 +193,8 @@ def test_the_judge_of_figure_5_names_the_part_of_the_grid(made, tmp_path):
 
     verdict = changed(made, tmp_path / "b", "fig5", "association", but_for_one_cell_of_one_draw)
     assert verdict.verdict == "holds"  # the cell is not the endpoint
-    assert changed(made, tmp_path / "c", "fig5", "association", but_for_the_endpoint).verdict == "holds under"
+    other = changed(made, tmp_path / "c", "fig5", "association", but_for_the_endpoint)
+    assert other.verdict == "holds under a condition"
     assert "scale 1–12 at level 50.0%; 1–4, 6–12 at level 90.0%;" in verdict.summary
     assert verdict.numbers["cells in order"][fig5.grid.PAPER] == "47 of 48"
 
@@ -242,7 +243,7 @@ def test_the_judge_of_graphs_names_the_levels(made, tmp_path, missing):
     verdict = cdag.judge(doctored(made["cdag"].path, tmp_path / "many", cdag.AXES, one, copies=5))
     good = [level for level, row in verdict.numbers["tanh"]["levels"].items() if row["good"]]
     assert good == {None: ["90%", "95%", "97%"], "order": ["90%", "97%"], "held": ["90%", "95%"]}[missing]
-    assert verdict.verdict == ("holds under" if missing else "holds")
+    assert verdict.verdict == ("holds under a condition" if missing else "holds")
     assert f"means {' or '.join(good)} of" in verdict.summary
 
 

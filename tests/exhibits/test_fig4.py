@@ -51,7 +51,7 @@ def changed(rows, path, change):
 
 def test_the_judge_tells_m_and_follows_the_term_and_the_curves(rows, tmp_path):
     made = fig4.judge(changed(rows, tmp_path / "made", lambda r: r["value"]))
-    assert made.verdict == "holds under"
+    assert made.verdict == "holds under a condition"
     assert made.measured.startswith("M = 10: ")
     assert made.numbers["rebound by ε"]["joint"][0.16] > 0.5 * made.numbers["rebound by ε"]["joint"][1.0]
     assert all(made.numbers["joint"][name] >= made.numbers["eqn6"][name] for name in ("depth", "rebound"))

@@ -40,8 +40,8 @@ def rising(steps, gauges=("stable_rank", "entropy")):
     ("bottom", "top", "verdict"),
     [
         (DROP, BOUNCE, "holds"),
-        (BOUNCE, BOUNCE, "holds under"),
-        (FLAT, BOUNCE, "holds under"),
+        (BOUNCE, BOUNCE, "holds under a condition"),
+        (FLAT, BOUNCE, "holds under a condition"),
         (DROP, DROP, "fails"),
         (DROP, FLAT, "fails"),
         (DROP, FLAT + 30 * (np.arange(len(STEPS)) == 7), "fails"),  # one odd checkpoint is no bounce
@@ -66,7 +66,7 @@ def test_judge(bottom, top, verdict, tmp_path):
     ("layers", "verdict"),
     [
         ([DROP, DROP, FLAT, FLAT, BOUNCE, BOUNCE], "holds"),
-        ([DROP, FLAT, FLAT, FLAT, BOUNCE, BOUNCE], "holds under"),  # one of two bottom layers is not most of them
+        ([DROP, FLAT, FLAT, FLAT, BOUNCE, BOUNCE], "holds under a condition"),  # one of two is not most of them
         ([DROP, DROP, FLAT, FLAT, DROP, BOUNCE], "fails"),
         ([DROP, DROP, BOUNCE, FLAT, DROP, BOUNCE, BOUNCE, FLAT, BOUNCE], "holds"),  # two of three are
     ],

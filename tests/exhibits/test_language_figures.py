@@ -75,9 +75,9 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     ("bottom", "top", "single", "verdict"),
     [
         (LOW, GOOD, GOOD, "holds"),
-        (GOOD, LOW, GOOD, "holds under"),  # the bottom layer is not suppressed
-        (GOOD - 0.05, GOOD, GOOD, "holds under"),  # below the top one, but by less than the margin
-        (LOW, DIP, GOOD, "holds under"),
+        (GOOD, LOW, GOOD, "holds under a condition"),  # the bottom layer is not suppressed
+        (GOOD - 0.05, GOOD, GOOD, "holds under a condition"),  # below the top one, but by less than the margin
+        (LOW, DIP, GOOD, "holds under a condition"),
         (LOW, DIP, DIP, "fails"),
     ],
 )
@@ -120,7 +120,7 @@ def test_exhibits_have_one_thread_and_their_settings_say_so():
         ((6.0, 5.0, 7.0), DIP, "holds"),
         ((4.9, 5.0, 7.0), DIP, "fails"),
         ((6.0, 5.0, 4.0), DIP, "fails"),
-        ((6.0, 5.0, 7.0), shape(2.6, 1.0), "holds under"),  # sparse, but no collapse at the largest rate
+        ((6.0, 5.0, 7.0), shape(2.6, 1.0), "holds under a condition"),  # sparse, but no collapse at the largest rate
     ],
 )
 def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
@@ -142,12 +142,13 @@ def test_figure_8_judges_every_depth(tmp_path):
     losses = {(1, 1e-3): 5.0, (1, 1e-2): 6.0, (2, 1e-3): 4.5, (2, 1e-2): 5.5}
     run = made_up(tmp_path / "run", settings, curves, losses)
     said = fig8.judge(run)
-    assert said.verdict == "holds under"
+    assert said.verdict == "holds under a condition"
     assert said.numbers["depths whose best run matches"] == [1, 2]
     assert said.numbers["depths that collapse at the largest rate"] == [1]
     drawn = json.dumps(fig8.draw(run).to_dict())
-    assert "1 layer, lr 0.001" in drawn
-    assert "2 layers, lr 0.01" in drawn
+    assert "1 layer" in drawn
+    assert "2 layers" in drawn
+    assert "lr 0.01: 5.500" in drawn  # the loss of each rate beside its curve
 
 
 def test_curves_are_means_over_seeds_and_a_collapse_is_that_of_most(tmp_path):

@@ -47,8 +47,8 @@ def test_half_of_the_fall_is_told_after_the_peak():
     ("gradient", "weight", "verdict"),
     [
         (fall(20, 2, 80), fall(20, 10, 200), "holds"),
-        (fall(20, 2, 250), fall(20, 10, 100), "holds under"),  # lower, but later
-        (fall(20, 9, 80), fall(20, 10, 200), "holds under"),  # earlier, but hardly lower
+        (fall(20, 2, 250), fall(20, 10, 100), "holds under a condition"),  # lower, but later
+        (fall(20, 9, 80), fall(20, 10, 200), "holds under a condition"),  # earlier, but hardly lower
         (fall(20, 9, 250), fall(20, 10, 100), "fails"),
     ],
 )

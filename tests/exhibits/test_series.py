@@ -226,8 +226,8 @@ def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
     ("raw", "centred", "verdict"),
     [
         ([0.1, 0.2], [0.1, 0.1], "holds"),
-        ([0.3, 0.9], [0.2, 0.2], "holds under"),
-        ([0.1, 0.9], [0.1, 0.5], "holds under"),
+        ([0.3, 0.9], [0.2, 0.2], "holds under a condition"),
+        ([0.1, 0.9], [0.1, 0.5], "holds under a condition"),
         ([0.3, 0.3], [0.1, 0.3], "fails"),
     ],
 )

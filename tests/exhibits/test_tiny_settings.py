@@ -115,7 +115,7 @@ def test_the_frozen_limit_is_what_a_stepper_finds_and_its_judge_can_say_no(made,
 
 def test_one_node_for_two_queries_as_stated_and_judged(made, tmp_path):
     found = twoqueries.judge(made["twoqueries"])
-    assert found.verdict == "holds under"
+    assert found.verdict == "holds under a condition"
     assert found.numbers["exp, cosine 0.3, with the residual connection"]["apart"] > 0.01  # no longer told apart
     for n, (gauge, value) in enumerate({"apart": 1e-3, "separated": 0.9, "xi": 0.1}.items()):
         folder = tmp_path / str(n)
@@ -200,7 +200,7 @@ def test_realtext_follows_the_law_and_learns(made, tmp_path):
     )
     assert realtext.judge(off).verdict == "fails"
     blind = doctored(made["realtext"], realtext, tmp_path / "b", lambda r: 0.0 if r["gauge"] == "nc" else r["value"])
-    assert realtext.judge(blind).verdict == "holds under"
+    assert realtext.judge(blind).verdict == "holds under a condition"
 
 
 def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_not_choose(made, tmp_path):
@@ -227,7 +227,7 @@ def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_no
         return 0.95 if row["gauge"] == "frequency" else perfect(row)
 
     other = foretold.judge(doctored(run, foretold, tmp_path / "beaten", beaten))
-    assert (other.numbers["winner"], str(other.verdict)) == ("frequency", "holds under")
+    assert (other.numbers["winner"], str(other.verdict)) == ("frequency", "holds under a condition")
 
 
 def test_block_is_exact_where_it_should_be_and_its_judge_sees_where_it_is_not(made, tmp_path):

@@ -30,13 +30,14 @@ def test_every_built_in_gauge_measures_what_it_is_registered_on():
         "hidden": (torch.randn(30, 10), ()),
         "gradient": (torch.randn(40, 10), ()),
         "update": (torch.randn(40, 10), ()),
+        "change": (torch.randn(40, 10), ()),
         "charge": (SimpleNamespace(**dict.fromkeys(("balance", "drift", "residual"), torch.zeros(3))), (3,)),
         "block": (BlockMotion({}, {}), ()),
     }
     assert {"entropy", "sink_mass", "stable_rank", "coherence"} <= set(gauges())
     for entry in gauges().values():
         argument, shape = given[entry.on]
-        matrix = entry.on in ("weight", "gradient", "update")
+        matrix = entry.on in ("weight", "gradient", "update", "change")
         value = entry.measure(argument) if matrix else entry.function(argument)
         assert np.shape(value) == shape
         assert entry.help.endswith(".")

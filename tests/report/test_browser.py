@@ -239,17 +239,18 @@ ITEM = """const found = [];
   return found.map(([x, y]) => [r.x + pad.left + left + x, r.y + pad.top + top + y]);"""
 
 
-def wake(driver, chart):
-    """Move the pointer to a figure: its points to hover over are drawn."""
+def point(driver, chart, across=0.8, down=0.4):
+    """Move the pointer to a place of a figure; the place."""
     driver.execute_script(
         "document.getElementById(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", chart
     )
     x, y = driver.execute_script(
-        "const r = document.querySelector('#' + arguments[0] + ' canvas').getBoundingClientRect(); return [r.x + r.width - 300, r.y + 90]",
-        chart,
-    )
+        "const r = document.querySelector('#' + arguments[0] + ' canvas').getBoundingClientRect();"
+        "return [r.x + arguments[1] * r.width, r.y + arguments[2] * r.height]",
+        chart, across, down,
+    )  # fmt: skip
     mouse(driver, "mouseMoved", x, y)
-    until(driver, "document.getElementById(arguments[0]).dataset.alive === 'true'", chart)
+    return x, y
 
 
 def mouse(driver, kind, x, y, **more):
@@ -266,7 +267,7 @@ LINES = """const found = [];
 
 def test_a_series_can_be_turned_off_by_legend_and_by_button(driver, paper):
     show(driver, paper)
-    wake(driver, "fig3-chart")
+    point(driver, "fig3-chart")
     assert driver.execute_script(LINES) == [1, 1, 1, 1]
     x, y = driver.execute_script(ITEM, "fig3-chart")[0]
     mouse(driver, "mouseMoved", x, y)
@@ -291,7 +292,7 @@ def test_what_is_switched_off_stays_off_when_the_figure_is_drawn_again(driver, p
         assert driver.execute_script(f"return {PRESSED}") == "true,true,false,true"
         assert driver.execute_script(LINES) == [1, 1, 0, 1]
 
-    wake(driver, "fig3-chart")
+    point(driver, "fig3-chart")
     still_off()
     driver.execute_script("document.getElementById('theme').click()")
     until(driver, "document.documentElement.dataset.drawn === 'dark'")
@@ -322,21 +323,25 @@ def test_a_chosen_layer_stays_chosen_when_the_figure_is_drawn_again(driver, runs
     assert errors(driver) == []
 
 
-def test_hovering_shows_values_and_ctrl_scroll_zooms(driver, paper):
+def test_hovering_shows_all_curves_at_that_step_and_ctrl_scroll_zooms(driver, paper):
     show(driver, paper)
-    wake(driver, "fig3-chart")
-    box = "const r = document.querySelector('#fig3-chart canvas').getBoundingClientRect(); return [r.x, r.y, r.width, r.height]"
-    left, top, width, _ = driver.execute_script(box)
-    for x in (left + width - 300, left + width - 280):
-        mouse(driver, "mouseMoved", x, top + 120)
-    text = until(driver, "document.querySelector('#vg-tooltip-element.visible')?.textContent")
-    assert "component" in text
-    assert "value" in text
+    place = point(driver, "fig3-chart")
+    shown = until(driver, "document.querySelector('#fig3-chart .tip:not([hidden])')?.innerText")
+    at = int(re.match(r"batches [^\n]* ([\d,]+)\n", shown)[1].replace(",", ""))
+    rows = {int(n): float(value) for n, value in re.findall(r"component (\d+)\s+([-\d.]+)", shown)}
+    frame = Run(paper.parent / "fig3").frame("v0")
+    table = frame.pivot_table(index="step", columns="token", values="value")
+    expected = table.loc[table.index[np.abs(table.index - at).argmin()], list(rows)]
+    assert sorted(rows) == [0, 1, 2, 3]
+    np.testing.assert_allclose(list(rows.values()), expected, rtol=1e-3)  # four digits
+    mouse(driver, "mouseMoved", 2, 2)
+    assert driver.execute_script("return document.querySelector('#fig3-chart .tip').hidden")
+    point(driver, "fig3-chart")  # a wheel is where the pointer is
     zoom = "Object.keys(joma.views.get('fig3-chart').getState({signals: n => n.startsWith('zoom')}).signals).find(n => n.endsWith('_step'))"
     before = driver.execute_script(f"return joma.views.get('fig3-chart').signal({zoom})")
     driver.execute_script("""const c = document.querySelector('#fig3-chart canvas');
       c.dispatchEvent(new WheelEvent('wheel', {ctrlKey: true, deltaY: -300, clientX: arguments[0], clientY: arguments[1],
-        bubbles: true, cancelable: true}))""", left + width - 280, top + 120)  # fmt: skip
+        bubbles: true, cancelable: true}))""", *place)  # fmt: skip
     low, high = until(driver, f"joma.views.get('fig3-chart').signal({zoom})")
     assert before is None
     assert 0 < high - low < 2000  # of 2,000 batches
@@ -351,8 +356,8 @@ def test_files_come_out_of_the_page(driver, paper):
     get = """const done = arguments[1]; unpack(arguments[0]).then(r => r.arrayBuffer()).then(b => {
       let s = ''; for (const x of new Uint8Array(b)) s += String.fromCharCode(x); done(btoa(s)); })"""
     table = base64.b64decode(driver.execute_async_script(get, "fig4-csv")).decode()
-    assert table == Run(paper.parent / "fig4").frame().to_csv(index=False)
-    stored = {"svg": "figure.svg", "pdf": "figure.pdf"}
+    assert table == Run(paper.parent / "fig4").frame().to_csv(index=False, float_format="%.7g")
+    stored = {"svg": "figure.svg"}
     for ending, name in stored.items():
         assert (
             base64.b64decode(driver.execute_async_script(get, f"fig4-{ending}"))
@@ -367,7 +372,7 @@ def test_runs_are_drawn_over_each_other_and_hostile_names_are_text(driver, runs)
     painted = driver.execute_script(PAINTED)
     assert len(painted) == 3
     assert all(colours > 5 and marks > 0 for _, colours, marks in painted), painted
-    assert driver.execute_script("return document.images.length") == 0
+    assert driver.execute_script("return [...document.images].filter(i => !i.dataset.picture).length") == 0
     headings = driver.execute_script("return [...document.querySelectorAll('h2')].map(h => h.textContent)")
     assert HOSTILE in headings
     values = "return joma.views.get('comparison-chart').data(Object.keys(joma.views.get('comparison-chart').getState({data: () => true}).data)[0]).length"
@@ -376,3 +381,148 @@ def test_runs_are_drawn_over_each_other_and_hostile_names_are_text(driver, runs)
       s.dispatchEvent(new Event('change', {bubbles: true})); s.dispatchEvent(new Event('input', {bubbles: true}));""")
     until(driver, "joma.views.get('comparison-chart').signal('layer_shown') === 'layer 1'")
     assert errors(driver) == []
+
+
+def test_a_figure_is_switched_between_steps_and_the_clock(driver, runs):
+    show(driver, runs)
+    title = """const found = new Set();
+      const visit = (item) => { for (const m of item.items || []) {
+        if (m.role === 'axis-title' && m.items[0].angle === 0) found.add(m.items[0].text);
+        for (const below of m.items || []) visit(below); } };
+      joma.views.get('comparison-chart').scenegraph().root.items.forEach(visit); return [...found];"""
+    pressed = (
+        "return document.querySelector('[data-over=comparison-chart][aria-pressed=true]').dataset.clock + "
+        "document.querySelectorAll('[data-over=comparison-chart][aria-pressed=true]').length"
+    )
+    assert driver.execute_script(title) == ["step"]
+    for clock, shown in (("tau", "τ, sum of learning rates"), ("step", "step")):
+        driver.execute_script("joma.old = joma.views.get('comparison-chart')")
+        driver.execute_script(f"document.querySelector('[data-over=comparison-chart][data-clock={clock}]').click()")
+        until(driver, "joma.views.get('comparison-chart') !== joma.old")
+        assert driver.execute_script(title) == [shown]
+        assert driver.execute_script(pressed) == f"{clock}1"
+    assert errors(driver) == []
+
+
+def mobile(driver, page, width, *, drawn=True):
+    """Open a page at a width, and wait until all is drawn or do not."""
+    if drawn:
+        show(driver, page, width=width)
+        return
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get("about:blank")
+    driver.get(page.as_uri())
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_findings_are_the_first_that_is_seen(driver, paper, width):
+    mobile(driver, paper, width)
+    bottom = "return document.querySelector('.findings dd:nth-of-type(2)').getBoundingClientRect().bottom"
+    assert driver.execute_script(bottom) <= 900
+    order = driver.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert order[:3] == ["findings", "explorer", "fig3"]
+
+
+def test_links_land_where_they_should_while_figures_are_drawn(driver, paper):
+    for id in ("claims", "fig4", "claim-T4.order"):
+        mobile(driver, paper, 390, drawn=False)
+        driver.execute_script("document.querySelector(`a[href='#${arguments[0]}']`).click()", id)
+        until(driver, "window.joma && joma.drawn")
+        top = "return document.getElementById(arguments[0]).getBoundingClientRect().top"
+        assert abs(driver.execute_script(top, id)) <= 50, id
+    assert errors(driver) == []
+
+
+CUT = """const wide = [];
+  for (const e of document.querySelectorAll('main *')) {
+    if (e.closest('.scroll, .chart, svg, math, pre, code, .formulas, thead, details:not([open])') || !e.getClientRects().length) continue;
+    const r = e.getBoundingClientRect();
+    if (r.right > innerWidth + 1 || r.left < -1) wide.push(e.tagName + '.' + e.className);
+  }
+  for (const box of document.querySelectorAll('.chart')) {
+    if (box.querySelector('canvas').offsetWidth > box.clientWidth) wide.push(box.id);
+  }
+  return wide;"""
+OVERLAP = """const blocks = [...document.querySelectorAll('main > section, main > header')].map(e => e.getBoundingClientRect());
+  return blocks.slice(1).filter((r, n) => r.top < blocks[n].bottom - 1).length;"""
+# words of a figure that stand over each other: axis labels and titles of its panels
+WORDS = """const found = [];
+  const visit = (mark, x, y) => { for (const item of mark.items) {
+    if (mark.marktype === 'group') { for (const below of item.items) visit(below, x + (item.x || 0), y + (item.y || 0)); continue; }
+    if (mark.marktype !== 'text' || !item.text || item.opacity === 0 || !/title|legend-label/.test(mark.role)) continue;
+    const b = item.bounds; found.push([x + b.x1, y + b.y1, x + b.x2, y + b.y2, String(item.text)]); } };
+  visit(joma.views.get(arguments[0]).scenegraph().root, 0, 0);
+  return found;"""
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_nothing_is_cut_and_nothing_stands_over_another(driver, paper, width):
+    mobile(driver, paper, width)
+    assert driver.execute_script(CUT) == []
+    assert driver.execute_script(OVERLAP) == 0
+    for chart in ("fig3-chart", "fig4-chart"):
+        words = driver.execute_script(WORDS, chart)
+        assert words
+        for (a, b, c, d, one), (e, f, g, h, other) in itertools.combinations(words, 2):
+            across, down = min(c, g) - max(a, e), min(d, h) - max(b, f)
+            assert across <= 2 or down <= 2, (chart, one, other)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_curves_can_be_seen_and_verdicts_told_apart(driver, paper, scheme):
+    show(driver, paper, scheme=scheme)
+    strokes = driver.execute_script("""const found = new Set();
+      const visit = (mark) => { for (const item of mark.items) {
+        if (mark.marktype === 'line' && item.stroke && (item.opacity ?? 1) === 1) found.add(item.stroke);
+        if (mark.marktype === 'group') item.items.forEach(visit); } };
+      for (const view of joma.views.values()) visit(view.scenegraph().root);
+      const context = document.createElement('canvas').getContext('2d');
+      return [...found].map(s => { context.fillStyle = s; context.fillRect(0, 0, 1, 1);
+        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); })""")
+    back = [255, 255, 255] if scheme == "light" else [15, 20, 25]
+    assert len(strokes) > 8
+    for stroke in strokes:
+        low, high = sorted((luminance(stroke), luminance(back)))
+        assert (high + 0.05) / (low + 0.05) >= 3, stroke
+    names = ["good", "corrected", "condition", "indistinct", "bad", "neutral"]
+    marks = driver.execute_script(
+        """return arguments[0].map(name => { const e = document.createElement('span');
+      e.className = 'dot ' + name; document.querySelector('nav').append(e);
+      const colour = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number); e.remove(); return colour; })""",
+        names,
+    )
+    for seen in (np.eye(3), PROTAN, DEUTAN):
+        for (one, a), (other, b) in itertools.combinations(zip(names, marks, strict=True), 2):
+            assert np.linalg.norm(lab(seen, a) - lab(seen, b)) > 15, (one, other)
+
+
+# what readers without one kind of cone see of linear light (Machado, Oliveira and Fernandes, 2009)
+PROTAN = np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]])
+DEUTAN = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]])
+
+
+def lab(seen, colour):
+    """CIE L*a*b* (D65) of an sRGB colour as it is seen."""
+    channel = np.array(colour[:3]) / 255
+    linear = seen @ np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(np.clip(to_xyz @ linear, 0, None) / [0.95047, 1.0, 1.08883])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_on_paper_figures_are_their_pictures_and_nothing_is_wider_than_the_page(driver, paper):
+    show(driver, paper, scheme="dark")
+    until(driver, "joma.pictured")
+    printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
+    assert 2 <= len(pages) <= 11  # two exhibits and all claims: thirty exhibits stay below thirty pages
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                           {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False})  # fmt: skip
+    sizes = """return [...document.querySelectorAll('figure .picture')].map(i => [i.complete && i.naturalWidth > 0,
+      i.getBoundingClientRect().width, i.parentElement.querySelector('.chart').getBoundingClientRect().height])"""
+    assert all(there and 100 < width <= 703 and canvas == 0 for there, width, canvas in driver.execute_script(sizes))
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 703
+    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

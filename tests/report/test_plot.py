@@ -75,7 +75,8 @@ def test_on_the_clock_curves_stand_at_the_sums_of_learning_rates(tmp_path):
             w.step()
     (layer,) = panels(figure.draw(Run(tmp_path / "run"), clock=True))["stable rank"]
     assert layer["encoding"]["x"]["title"].startswith("τ")
-    assert layer["rows"].step.tolist() == pytest.approx(np.cumsum(rates))
+    assert layer["rows"].tau.tolist() == pytest.approx(np.cumsum(rates))
+    assert layer["rows"].step.tolist() == [1, 2, 3, 4]
     write_run(tmp_path / "plain", [1, 2])
     with pytest.raises(RunError, match="no learning rates, and so no clock"):
         plot(tmp_path / "plain", clock=True)
@@ -91,7 +92,7 @@ def test_lines_are_means_over_heads_with_the_names_of_modules(tmp_path):
     rows = lines["rows"].sort_values(["layer", "step"])
     assert rows.value.tolist() == [s + 10 * layer + 0.5 for layer in range(3) for s in (1, 2, 3)]
     assert rows.module.unique().tolist() == ["h.0.attn", "h.1.attn", "h.2.attn"]
-    assert {t["field"] for t in lines["encoding"]["tooltip"]} == {"layer", "module"}
+    assert {t["field"] for t in lines["encoding"]["tooltip"]} == {"layer", "module", "step"}
     assert drawn["stable rank"][0]["rows"].module.unique().tolist() == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
     assert drawn["loss"][0]["rows"].value.tolist() == [1.0, 1 / 2, 1 / 3]
 
@@ -120,12 +121,23 @@ def test_without_a_change_of_phase_there_are_no_marks(tmp_path):
     assert [len(layers) for layers in drawn.values()] == [1, 1, 1]
 
 
-def test_gauges_with_unlike_numbers_of_layers_are_coloured_by_relative_depth(tmp_path):
+def test_a_layer_has_one_colour_in_all_gauges_however_many_layers_they_have(tmp_path):
     drawn = panels(figure.draw(write_run(tmp_path / "run", [1, 2], layers=3, matrices=5)))
-    for title in ("attention entropy (nats)", "stable rank"):
-        rows = drawn[title][0]["rows"]
-        assert drawn[title][0]["encoding"]["color"]["field"] == "depth"
-        assert (rows.depth.min(), rows.depth.max()) == (0, 1)
+    colours = [drawn[title][0]["encoding"]["color"] for title in ("attention entropy (nats)", "stable rank")]
+    assert colours[0] == colours[1]
+    assert colours[0]["type"] == "ordinal"
+    assert colours[0]["scale"]["domain"] == [0, 1, 2, 3, 4]
+
+
+def test_entropy_starts_at_zero_and_uniform_attention_is_drawn_where_it_is_known(tmp_path):
+    drawn = panels(figure.draw(write_run(tmp_path / "run", [1, 2])))
+    assert drawn["attention entropy (nats)"][0]["encoding"]["y"]["scale"]["zero"]
+    assert not drawn["stable rank"][0]["encoding"]["y"]["scale"]["zero"]
+    assert figure.uniform_levels({"kind": "watch", "config": {"length": 35}}) == {}
+    levels = figure.uniform_levels({"kind": "train", "config": {"length": 35}})
+    assert levels["entropy"] == pytest.approx(np.log(np.arange(1, 36)).mean())  # ln(T!)/T
+    assert figure.uniform_levels({"kind": "watch", "config": {}, "uniform": [2.0, None, 2.0]})["entropy"] == 2.0
+    assert figure.uniform_levels({"kind": "watch", "config": {}, "uniform": [2.0, 1.0]}) == {}
 
 
 def test_a_long_run_of_a_deep_model_is_thinned_but_keeps_its_ends_and_its_marks(tmp_path):

@@ -28,7 +28,8 @@ from joma._figures.interactive import interactive
 from joma._jobs import InProcess
 from joma._report.claims import group_of
 from joma._report.document import MOST_OF_ALL
-from joma._report.page import write_report
+from joma._report.findings import Shown, findings
+from joma._report.page import sentence, write_report
 from joma._report.plot import plot
 from joma._report.runs import collect, report
 from joma._report.typeset import formula, markdown_table, typeset
@@ -37,8 +38,9 @@ from joma._run.curve import ENTROPY
 from joma.cli import app, main
 from joma.theory import claims as registry
 from joma.theory.claims import Claim, claims
+from joma.theory.verdict import Verdict
 
-from .pages import HOSTILE, watch_run
+from .pages import HOSTILE, results, watch_run
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,8 @@ def test_hostile_names_stay_text(page):
     tags = Tags(page)
     assert not tags.wrong
     assert not tags.open
-    assert not [attributes for tag, attributes in tags.tags if tag == "img" or "onerror" in attributes]
+    assert not [attributes for tag, attributes in tags.tags if "onerror" in attributes]
+    assert all("data-picture" in attributes for tag, attributes in tags.tags if tag == "img")  # and no other images
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in page
 
 
@@ -143,7 +146,6 @@ def test_the_page_refers_to_nothing_outside(page):
 def test_embedded_files_are_the_run(page, runs):
     rows = pd.read_csv(pd.io.common.BytesIO(unpacked(page, "plain-csv")))
     pd.testing.assert_frame_equal(rows, Run(runs[1]).frame(), check_dtype=False)
-    assert unpacked(page, "plain-pdf").startswith(b"%PDF")
     assert ET.fromstring(unpacked(page, "plain-svg")).tag.endswith("svg")
 
 
@@ -269,7 +271,9 @@ def test_runs_of_one_exhibit_and_of_awkward_names_have_ids_of_their_own(tmp_path
     assert len(found) == len(set(found))
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert len(headings) == len(set(headings))
-    assert {f"Figure 3: growth of the components ({name}/fig3)" for name in ("one", "two")} <= set(headings)
+    assert {f"A few components keep growing while most saturate ({name}/fig3)" for name in ("one", "two")} <= set(
+        headings
+    )
     links = re.findall(r'<li><span[^>]*></span><a href="#([^"]*)"', text)
     assert set(links) <= set(found)
     assert len(links) == 9  # runs, over each other, and each
@@ -280,13 +284,12 @@ def test_pictures_of_a_run_are_taken_if_they_are_newer_than_its_numbers(tmp_path
     (path / "figure.svg").write_text('<svg height="7"></svg>')
     text = report([path], tmp_path / "page.html").read_text()
     assert unpacked(text, "run-svg") == b'<svg height="7"></svg>'
-    assert 'href="run/figure.pdf"' in text
+    assert 'href="run/figure.svg"' in text
     later = (path / "figure.svg").stat().st_mtime + 10
     os.utime(path / "metrics.jsonl", (later, later))  # as after more steps
     text = report([path], tmp_path / "page.html").read_text()
     assert unpacked(text, "run-svg") != b'<svg height="7"></svg>'
-    assert "figure.pdf" not in text
-    assert unpacked(text, "run-pdf").startswith(b"%PDF")
+    assert 'href="run/figure.svg"' not in text
 
 
 def test_of_many_runs_there_is_one_figure_and_links(tmp_path, monkeypatch):
@@ -340,7 +343,7 @@ def test_what_has_no_room_is_left_out_or_linked(tmp_path, monkeypatch, room):
 
 
 def test_everything_that_can_be_embedded_stays_under_15_mb(page):
-    embedded = sum(map(len, re.findall(r'<script type="text/plain"[^>]*>([^<]*)<', page)))
+    embedded = sum(map(len, re.findall(r'<script type="text/plain" id="(?!vega")[^>]*>([^<]*)<', page)))
     assert len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6  # and the claims take less than half a megabyte
 
 
@@ -397,7 +400,7 @@ def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monke
     for name in ("report.html", "again.html"):
         text = (made / name).read_text()
         assert "ValueError: no &lt;luck&gt;" in text
-        assert 'class="badge good"' not in text
+        assert "This run" not in text  # the record of a longer run stays, marked as such
         assert 'class="chart"' not in text
     monkeypatch.undo()
     assert capsys.readouterr().out.count("ValueError: no <luck>") == 1
@@ -444,7 +447,11 @@ def test_interaction_is_added_to_a_copy_with_names_that_are_used_once():
     names = [param["name"] for param in params]
     assert len(names) == len(set(names))
     assert sum(name.startswith("zoom") for name in names) == 3  # one a view
-    assert sum(name.startswith("hover") for name in names) == 3
+    curves = live["usermeta"]["curves"]
+    assert len(curves) == 3
+    assert {unit["name"] for unit in units(live) if unit["mark"]["type"] == "line"} == set(curves)
+    assert all((about["x"]["field"], about["y"]["field"], about["series"]) == ("x", "y", ["layer"])
+               for about in curves.values())  # fmt: skip
     assert [vars(s)["values"] for s in series] == [[0, 1]]  # the colour scale is shared by all
     lines = [unit for unit in units(live) if unit["mark"]["type"] == "line"]
     assert all(unit["encoding"]["opacity"]["condition"]["param"] == series[0].name for unit in lines)
@@ -465,12 +472,58 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     (outcome.path / "verdict.json").write_text(json.dumps(stored | said))
     text = write_report(tmp_path, [exhibit], None, preset="quick", seed=0).read_text()
     assert "What would decide it: a &lt;larger&gt; model." in text
-    assert '<span class="badge neutral">not decided here</span>' in text
-    assert "<b>0 exhibits</b> decided" in text
-    assert "<b>1</b> not decided here" in text
+    assert f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">' in text
+    assert "Not decided here: Figure 3: growth of the components</h2>" in text
+    assert '1 exhibit not decided at these settings: <a href="#fig3">Figure 3</a>' in text
     assert "Changed after a look at results: it was judged." in text
     assert "--seed 100" in text
     broken = stored | {"verdict": "not decided here"}
     (outcome.path / "verdict.json").write_text(json.dumps(broken))
     with pytest.raises(ValueError, match="say what would decide"):
         write_report(tmp_path, [exhibit], None, preset="quick", seed=0)
+
+
+def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
+    fig3, fig9 = get(["fig3", "fig9"])
+    checked = results()  # the verdicts take turns
+    n = sum(r.verdict is Verdict.HOLDS for r in checked)
+    text = findings(
+        [Shown(fig3, "fig3", Verdict.HOLDS, "It <holds>"), Shown(fig9, "fig9", Verdict.FAILS, "No")], checked, None
+    )
+    assert f'{n} claims and 1 exhibit hold: <a href="#fig3">It &lt;holds&gt;</a>.' in text
+    fails = sum(r.verdict is Verdict.FAILS for r in checked)
+    assert f'{fails} claims and 1 exhibit fail: <a href="#fig9">No</a>.' in text
+    assert text.count('class="mark ') == len(checked) + 2
+    alone = findings([Shown(fig9, "fig9", Verdict.UNDER, "If")], None, None)
+    assert '1 exhibit holds under a condition: <a href="#fig9">If</a>.' in alone
+    assert "Nothing on this page holds exactly as printed." in alone
+    assert "Nothing that was tested fails." in alone
+    assert "The claims were not checked." in alone
+
+
+def test_a_longer_run_that_fails_is_said_where_a_short_one_holds(tmp_path):
+    from joma._exhibits.recorded import recorded
+
+    record = recorded("fig2")
+    longer = replace(record, judgement=replace(record.judgement, verdict=Verdict.FAILS))
+    one = Shown(get(["fig2"])[0], "fig2", Verdict.HOLDS, "It holds", longer)
+    assert one.overruled
+    assert 'recorded with the source, <a href="#fig2">Figure 2</a> fails.' in findings([one], None, None)
+    same = Shown(one.exhibit, "fig2", Verdict.FAILS, "It fails", longer)
+    assert not same.overruled
+
+
+def test_one_sentence_of_a_summary_is_its_conclusion_or_its_first_clauses():
+    assert sentence("a 1; b 2. So: under heavy tails") == "Under heavy tails."
+    assert sentence("one; two.") == "One; two."
+    long = "; ".join(f"clause {n} of many words that go on" for n in range(30))
+    assert long.lower().startswith(sentence(long).rstrip(".").lower())
+    assert len(sentence(long)) < 300
+
+
+def test_pictures_and_figures_on_the_page_have_as_many_digits_as_a_screen_shows():
+    data = pd.DataFrame({"x": [0, 1], "y": [1 / 3, 200_000.0], "step": [123_456_789, 2]})
+    drawn = json.loads(specification(alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", detail="step:N")))
+    (rows,) = interactive(drawn)[0]["datasets"].values()
+    assert [row["y"] for row in rows] == [0.33333, 200_000.0]
+    assert rows[0]["step"] == 123_456_789

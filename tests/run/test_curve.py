@@ -73,7 +73,10 @@ def test_only_when_it_was_depends_on_the_steps(values):
     n = len(values)
     here, there = describe(np.arange(n), values, ENTROPY), describe(2.0 ** np.arange(n), values, ENTROPY)
     assert there.trough_step == 2.0**here.trough_step
-    assert replace(there, trough_step=here.trough_step) == here
+    assert (there.rise_step is None) == (here.rise_step is None)
+    if here.rise_step is not None:
+        assert there.rise_step == 2.0**here.rise_step
+    assert replace(there, trough_step=here.trough_step, rise_step=here.rise_step) == here
 
 
 @settings(deadline=None)

@@ -161,7 +161,7 @@ def commit(revision: str) -> str:
 
 
 def weights(file: Path) -> bool:
-    return file.suffix in (".safetensors", ".bin")
+    return file.suffix in (".safetensors", ".bin", ".gguf", ".distcp")
 
 
 def entry(file: Path) -> dict[str, object]:

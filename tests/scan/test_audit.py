@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -15,9 +18,13 @@ from tests.scan.hubserver import Hub
 from typer.testing import CliRunner
 
 import joma
-from joma._scan.facts import SLICE, Facts, TensorFact
-from joma._scan.faults import find_faults
-from joma._scan.fit import misfits
+from joma._run import Run, RunError, RunWriter
+from joma._scan import audit as module
+from joma._scan import gathered as gathered_module
+from joma._scan.budget import parse_bytes
+from joma._scan.facts import SLICE, Facts, TensorFact, gather
+from joma._scan.faults import Fault, find_faults
+from joma._scan.gathered import Gathered
 from joma.cli import app
 
 BY_HASHES = {"duplicate step", "shard of another step", "truncated file", "renamed tensor"}
@@ -148,50 +155,139 @@ def walk(seed: int, kind: str, matrices: int = 6, steps: int = 30) -> np.ndarray
     draw = np.random.default_rng(seed)
     noise = draw.normal(size=(steps, matrices, 400))
     start = 10 * draw.normal(size=(matrices, 400))
-    if kind == "straight":
-        return start + np.arange(steps)[:, None, None] * draw.normal(size=(matrices, 400))
+    if kind in ("straight", "log"):  # at even steps, or at 1, 2, 4, …
+        at = np.arange(steps) if kind == "straight" else 2.0 ** np.arange(steps) / 2.0**steps
+        return start + at[:, None, None] * draw.normal(size=(matrices, 400))
     return start + (noise.cumsum(axis=0) if kind == "random" else noise)
 
 
-def facts_of(points: np.ndarray) -> list[Facts]:
-    def change(a, b):
-        return {f"m{m}": float(np.linalg.norm(a[m] - b[m])) for m in range(len(a))}
-
-    found = []
+def faults_of(points: np.ndarray) -> tuple[list[Fault], tuple[str, ...]]:
+    """What the rules say of a way through (checkpoints, matrices, numbers), two matrices per file."""
+    gathered = Gathered()
     for n, point in enumerate(points):
-        facts = Facts(
-            f"step{n}", n, tensors={f"m{m}": TensorFact(f"f{m // 2}", "f", (20, 20)) for m in range(len(point))}
-        )
-        facts.change = change(point, points[n - 1]) if n else {}
-        facts.change2 = change(point, points[n - 2]) if n > 1 else {}
-        found.append(facts)
-    return found
+        samples = {f"m{m}": torch.tensor(numbers) for m, numbers in enumerate(point)}
+        tensors = {name: TensorFact(f"f{name[1:]}", "f", (20, 20), digest=f"{n}") for name in samples}
+        gathered.add(Facts(f"step{n}", n, tensors=tensors), samples, "")
+    return find_faults(gathered.series, gathered.sketches)
+
+
+def named(faults: list[Fault]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(fault.kind, fault.checkpoints) for fault in faults]
 
 
 @pytest.mark.parametrize("kind", ["straight", "random", "jitter"])
 @pytest.mark.parametrize("seed", range(5))
 def test_ways_of_training_are_no_misfits_and_strangers_are(kind, seed):
     points = walk(seed, kind)
-    assert misfits(facts_of(points)) == []
+    assert faults_of(points)[0] == []
     at = 1 + seed * 6
     wrong = points.copy()
     wrong[at] = 10 * np.random.default_rng(99).normal(size=points[at].shape)
-    assert [misfit.checkpoint for misfit in misfits(facts_of(wrong))] == [f"step{at}"]
-    shard = points.copy()
-    shard[at, 2:4] = wrong[at, 2:4]
-    (found,) = misfits(facts_of(shard))
-    assert (found.checkpoint, found.tensors) == (f"step{at}", ("m2", "m3"))
-    if kind != "jitter":  # where nothing moves, no order can be told
-        swapped = points.copy()
-        swapped[[at, at + 1]] = points[[at + 1, at]]
-        assert {f"step{at}", f"step{at + 1}"} & {misfit.checkpoint for misfit in misfits(facts_of(swapped))}
+    assert named(faults_of(wrong)[0]) == [("misfit", (f"step{at}",))]
+    part = points.copy()
+    part[at, 2] = wrong[at, 2]
+    (found,) = faults_of(part)[0]
+    assert (found.checkpoints, found.tensors) == ((f"step{at}",), ("m2",))
 
 
-def test_problems_are_faults_and_the_others_are_judged():
-    points = facts_of(walk(0, "random"))
-    points[3] = Facts("step3", 3, problem="it is cut off")
-    faults = find_faults(points)
-    assert ("unreadable", ("step3",)) in {(fault.kind, fault.checkpoints) for fault in faults}
+@pytest.mark.parametrize("kind", ["straight", "random", "log"])
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2), (27, 29), (28, 29), (0, 29), (1, 2), (4, 20)])
+def test_exchanged_checkpoints_are_named_and_no_others(kind, pair):
+    points = walk(1, kind)
+    points[[*pair]] = points[[*pair[::-1]]]
+    faults, unknown = faults_of(points)
+    assert named(faults) == [("exchanged", tuple(f"step{n}" for n in pair))]
+    assert not any("comes first" in text for text in unknown)
+
+
+def test_an_order_that_cannot_be_told_is_said_and_no_fault():
+    """Weights that jitter around a point have none; nor have the last two if the last is where the jitter is over."""
+    assert "which of step0 and step1 comes first, and of" in faults_of(walk(0, "jitter"))[1][1]
+    draw = np.random.default_rng(0)
+    for jitter in (0.3, 0.6, 1.0, 2.0):
+        points = walk(0, "random") + jitter * draw.normal(size=(30, 6, 400))
+        points[-1] = walk(0, "random")[-2]
+        faults, unknown = faults_of(points)
+        assert faults == []
+        assert any("which of step28 and step29" in text or "more pairs" in text for text in unknown), jitter
+
+
+def test_the_direction_of_a_series_is_told_by_its_initialisation(healthy, series, tmp_path):
+    assert joma.audit(healthy).not_judged == ""
+    steps = sorted(series.iterdir(), key=lambda path: int(path.name.split("-")[1]))
+    for path, new in zip(steps, [path.name for path in reversed(steps)], strict=True):
+        path.rename(tmp_path / new)
+    shutil.rmtree(series)
+    backwards = joma.audit(tmp_path)
+    assert [(fault.kind, fault.checkpoints) for fault in backwards.faults] == [("late", ("step-0", "step-40"))]
+    assert "step-40 looks like an initialisation" in backwards.faults[0].text
+    shutil.rmtree(tmp_path / "step-40")
+    assert joma.audit(tmp_path).ok
+    assert joma.audit(tmp_path).not_judged.startswith("whether the series as a whole runs backwards")
+
+
+def test_problems_are_faults_and_the_others_are_judged(series):
+    (series / "step-4/model.safetensors.index.json").write_text("{}")
+    result = joma.audit(series)
+    assert kinds(result) == {("unreadable", ("step-4",))}
+    assert result.checkpoints().set_index("checkpoint").change.isna().tolist() == [
+        True,
+        *[False] * 2,
+        True,
+        *[False] * 5,
+    ]
+
+
+def at_the_end_of(process) -> int:
+    _, status = os.waitpid(process, 0)
+    return os.WTERMSIG(status)
+
+
+@pytest.mark.parametrize("moment", ["gather", "write_json", "write"])
+def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, monkeypatch):
+    """SIGKILL while a checkpoint is read, between its files, and before its row."""
+    run = tmp_path / "run"
+    if (process := os.fork()) == 0:
+        owner = {"gather": module, "write_json": gathered_module, "write": RunWriter}[moment]
+        real, calls = getattr(owner, moment), []
+
+        def dying(*arguments, **options):
+            calls.append(1)
+            if len(calls) == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(owner, moment, dying)
+        joma.audit(healthy, run)
+        os._exit(1)
+    assert at_the_end_of(process) == signal.SIGKILL
+    rows = list(Run(run).rows())
+    assert [row["checkpoint"] for row in rows] == ["step-0", "step-1", "step-2", "step-4"]
+    read = []
+    monkeypatch.setattr(module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments))
+    again = joma.audit(healthy, run)
+    assert read == ["step-8", "step-16", "step-24", "step-32", "step-40"]
+    assert again.as_json() == joma.audit(healthy).as_json()
+    assert sorted(path.name for path in (run / "gathered").glob("*.samples")) == ["7.samples", "8.samples"]
+    read.clear()
+    assert joma.audit(healthy, run).as_json() == again.as_json()
+    assert read == []
+
+
+def test_what_was_gathered_counts_for_the_same_files_and_level_only(series, tmp_path, monkeypatch):
+    run, read = tmp_path / "run", []
+    monkeypatch.setattr(module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments))
+    first = joma.audit(series, run, revisions="0..16")
+    assert joma.audit(series, run).as_json() == joma.audit(series).as_json()  # it has grown
+    assert read[:9] == ["step-0", "step-1", "step-2", "step-4", "step-8", "step-16", "step-24", "step-32", "step-40"]
+    with pytest.raises(RunError, match="level: 'slices' in the run, 'hashes' asked"):
+        joma.audit(series, run, level="hashes")
+    shutil.rmtree(series / "step-8")
+    shutil.copytree(series / "step-24", series / "step-8")
+    read.clear()
+    assert ("identical", ("step-8", "step-24")) in kinds(joma.audit(series, run))
+    assert len(read) == 9
+    assert first.ok
 
 
 def test_by_hashes_of_the_hub_no_weight_is_transferred(healthy, tmp_path, monkeypatch):
@@ -212,6 +308,21 @@ def test_by_hashes_of_the_hub_no_weight_is_transferred(healthy, tmp_path, monkey
         local = joma.audit(healthy, revisions="0..8", level="slices")
         assert remote.changes().change.tolist() == local.changes().change.tolist()
         assert remote.checkpoints().transferred.min() > 0
+        said: list[str] = []
+        for level in ("hashes", "slices", "full"):
+            result = joma.audit("someone/model", level=level, report=lambda done, total, what: said.append(what))
+            about = re.fullmatch(r"to be transferred from the hub: about (.*), 10 × .*", next(filter(None, said)))
+            assert parse_bytes(about[1]) == pytest.approx(result.checkpoints().transferred.sum(), rel=0.15), level
+            said.clear()
+        sent = hub.sent
+        with pytest.raises(ValueError, match=r"10 checkpoints of .* and the budget is 200 kB: choose \d of them"):
+            joma.audit("someone/model", budget="200kB")
+        assert hub.sent - sent < 2 * remote.checkpoints().transferred.max()  # the first was asked, and no other
+        run = tmp_path / "run"
+        assert joma.audit("someone/model", run, revisions="0..8", budget="5MB").as_json() == remote.as_json()
+        hub.log.clear()
+        assert joma.audit("someone/model", run, revisions="0..8").as_json() == remote.as_json()
+        assert [name for name in hub.log if name.endswith(".safetensors")] == []
     assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []
 
 
@@ -228,7 +339,7 @@ def test_the_command(series, tmp_path):
     assert all(len(t["digest"]) == 64 for c in written["checkpoints"] for t in c["tensors"].values())
     shutil.rmtree(series / "step-8")
     shutil.copytree(series / "step-24", series / "step-8")
-    bad = runner.invoke(app, ["audit", str(series), "--level", "hashes"])
+    bad = runner.invoke(app, ["audit", str(series), "--level", "hashes", "--out", str(tmp_path / "hashes")])
     assert bad.exit_code == 1
     assert "step-8, step-24 have the same weights" in bad.output
     with pytest.raises(ValueError, match="there is no level 'all'"):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.scan.gguf_files import llama_gguf
 from tests.scan.models import LAYERS, D, H, lower, model, queries_and_keys, save, stable_rank
 
 import joma
@@ -38,33 +39,6 @@ def value(path, **options):
 
 
 # GGUF
-
-
-def llama_gguf(path, kind="F32", family="llama"):
-    """A model as llama.cpp's converter names and orders it; the matrices as they are after quantisation."""
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_head_count(H)
-    writer.add_head_count_kv(2)
-    writer.add_token_list([f"word {n}" for n in range(60)])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
-    quantised = gguf.GGMLQuantizationType[kind]
-    kept = {}
-    for name, tensor in model(family).state_dict().items():
-        data = tensor.float().numpy()
-        if data.ndim > 1 and kind != "F32" and data.shape[-1] % gguf.GGML_QUANT_SIZES[quantised][0] == 0:
-            packed = gguf.quants.quantize(data, quantised)
-            kept[name] = gguf.quants.dequantize(packed, quantised)
-            writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=quantised)
-        else:
-            kept[name] = data
-            writer.add_tensor(names.get_name(name, (".weight",)), data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return {name: torch.from_numpy(np.array(data, dtype=np.float32)) for name, data in kept.items()}
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
@@ -130,7 +104,8 @@ def test_experts_in_gguf_and_what_a_model_is_needed_for(tmp_path):
     writer.close()
     assert value(tmp_path / "a.gguf") == pytest.approx([stable_rank(w) for w in stacks["gate"]], rel=1e-5)
     note = joma.scan(str(tmp_path / "a.gguf"), gauges="entropy", data=[1] * 40, length=8).checkpoints().note[0]
-    assert "no model is built from GGUF (a.gguf)" in note
+    assert "no model is built from a.gguf" in note
+    assert "its header does not tell llama.block_count" in note
 
 
 def test_damaged_gguf(tmp_path):
@@ -372,6 +347,7 @@ QUANTISED = {  # as the tools name their tensors
     "bitsandbytes": {"weight": torch.uint8, "weight.absmax": torch.uint8, "weight.quant_map": torch.float32,
                      "weight.quant_state.bitsandbytes__nf4": torch.uint8},
     "bitsandbytes 8": {"weight": torch.int8, "SCB": torch.float32, "weight_format": torch.uint8},
+    "torchao": {"_weight_qdata": torch.int8, "_weight_scale": torch.float32, "_weight_zero_point": torch.int8},
     "compressed-tensors": {"weight_packed": torch.int32, "weight_scale": torch.float16, "weight_shape": torch.int64},
 }  # fmt: skip
 

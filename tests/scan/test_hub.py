@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,7 +186,7 @@ def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, d
 
     server.ranges = False  # with ranges there are no files to leave
 
-    def killed(*args):
+    def killed(*args, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -234,3 +236,26 @@ def test_main_comes_after_the_steps(server):
     found = find_checkpoints(REPO, "step0,main,step1000")
     assert [(c.name, c.step) for c in found] == [("step0", 0), ("main", 1001), ("step1000", 1000)]
     assert "has no step" in found[1].note
+
+
+_LIGHT = """
+import sys
+import joma
+
+for source in sys.argv[1:]:
+    assert joma.scan(source).failed == [], joma.scan(source).checkpoints().note[0]
+print(*sorted({name.partition(".")[0] for name in sys.modules} | {name for name in sys.modules if "joma" in name}))
+"""
+
+
+def test_a_scan_of_weights_imports_no_library_that_it_does_not_need(tmp_path):
+    """Sharded models on the hub included: their shapes come from the shards that are read anyway."""
+    for how in ("safetensors", "sharded"):
+        save("neox", tmp_path / how, how)
+    with Hub(REPO, {"main": tmp_path / "sharded"}).serving() as url:
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-c", _LIGHT, str(tmp_path / "safetensors"), REPO]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    heavy = {"transformers", "pandas", "altair", "scipy", "rich", "typer", "joma._watch.watch", "joma._events.source"}
+    assert not heavy & set(done.stdout.split())

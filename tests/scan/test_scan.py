@@ -91,7 +91,7 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
     script = (
         "import sys, time, joma._scan.scan as s\n"
         "real = s._write\n"
-        "def slow(*args):\n    real(*args)\n    time.sleep(0.02)\n"
+        "def slow(*args, **options):\n    real(*args, **options)\n    time.sleep(0.02)\n"
         "s._write = slow\n"
         "s.scan(sys.argv[1], sys.argv[2])\n"
     )

@@ -151,7 +151,7 @@ def made_up(values, tolerance=1.0, **fields):
         ({"printed": 3, "control": 2}, {}, "fails", 3),
         ({"printed": 3, "corrected": 0.1, "control": 2}, {"correction": "c"}, "holds as corrected", 0.1),
         ({"printed": 3, "corrected": 9, "control": 2}, {"correction": "c"}, "fails", 3),
-        ({"printed": 3, "condition": 0.2, "control": 2}, {"condition": "c"}, "holds under", 0.2),
+        ({"printed": 3, "condition": 0.2, "control": 2}, {"condition": "c"}, "holds under a condition", 0.2),
         ({"printed": 3, "reference": 0, "control": 2}, {"correction": "c", "reference": "r"}, "fails", 3),
     ],
 )

@@ -72,12 +72,16 @@ def plain_step(model, optimizer, inputs, targets, clip):
     return float(loss.detach())
 
 
-def test_steps_are_those_of_the_plain_loop():
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.9], ids=["adam", "sgd", "momentum"])
+def test_steps_are_those_of_the_plain_loop(momentum):
     torch.manual_seed(0)
     model = LanguageModel(700, layers=2, d=16, hidden=24, heads=2, dropout=0.0, length=12)
     twin = copy.deepcopy(model)
-    fast = Stepper(model, lr=1e-3, clip=0.05)  # clips
-    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    lr = 1e-3 if momentum is None else 1.0
+    fast = Stepper(model, lr=lr, clip=0.05, momentum=momentum)  # clips
+    optimizer = torch.optim.Adam(twin.parameters(), lr=lr)
+    if momentum is not None:
+        optimizer = torch.optim.SGD(twin.parameters(), lr=lr, momentum=momentum)
     generator = torch.Generator().manual_seed(1)
     for step in range(100):
         x = torch.randint(700, (4, 13), generator=generator)
@@ -238,6 +242,10 @@ def test_divergence_is_an_outcome(tmp_path):
         ({"probe": "authors"}, "probe authors needs a length of 35, got 12"),
         ({"probe": "authors", "length": 35}, "window 100 of 10 streams"),
         ({"fresh_adam": 1}, "fresh adam must be true or false, got 1"),
+        ({"optimiser": "lion"}, "unknown optimiser 'lion': choose adam or sgd"),
+        ({"momentum": 0.9}, "momentum 0.9 is of SGD"),
+        ({"optimiser": "sgd", "momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"optimiser": "sgd", "fresh_adam": True}, "fresh adam is of Adam"),
         ({"valid_windows": -1}, "valid windows must be a whole number of at least 0, got -1"),
         ({"heads": 3}, "not a multiple of 3 heads"),
         ({"gauges": ("entropi",)}, "Did you mean"),
@@ -310,6 +318,23 @@ def test_an_interrupted_run_is_unfinished_and_goes_on(tmp_path):
     assert train(settings, tmp_path / "run", checkpoint_every=5, say=said.append).done
     assert "going on from step 10" in said[-1]
     same(outcome(whole.path), outcome(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_goes_on_to_the_same_bits(tmp_path, momentum):
+    settings = Settings(**TINY | {"lr": 1.0, "optimiser": "sgd", "momentum": momentum, "steps": 10})
+
+    def stop(progress):
+        if progress.step == 7:
+            raise KeyboardInterrupt
+
+    whole = train(settings, tmp_path / "whole", say=str)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, tmp_path / "cut", checkpoint_every=5, say=str, show=stop)
+    gone_on = train(settings, tmp_path / "cut", checkpoint_every=5, say=str)
+    wanted, got = (run.frame()[lambda rows: rows.gauge != "seconds"].value.to_numpy() for run in (whole, gone_on))
+    assert len(wanted)
+    assert (wanted == got).all()
 
 
 def test_an_empty_corpus(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from tests.watch.models import LENGTH, VOCABULARY, HandWrittenGPT
 
 import joma
-from joma._watch.phases import PATIENCE, PHASES, Phase
+from joma._watch.phases import PATIENCE, PHASES, Phase, Phases
 from joma._watch.readings import nonsink_of_layer
 
 
@@ -35,6 +35,23 @@ def test_the_papers_curve():
     assert told == ["dense", "sparsifying", "bouncing"]
     assert phase.depth == pytest.approx(2.53 - 1.61, abs=0.02)
     assert phase.bounce == pytest.approx(1.87 - 1.61, abs=0.03)
+
+
+def test_phases_are_printed_in_words_with_the_step_that_they_began_at():
+    down, up = np.linspace(2.53, 1.61, 20), np.linspace(1.61, 1.87, 20)
+    _, phase = story([*down, *up])
+    began = next(n for n in range(1, 41) if story([*down, *up][:n])[0][-1] == "bouncing")
+    assert phase.since == 100 * began
+    shown = str(Phases([phase, Phase()]))
+    assert shown == (
+        f"layer 0: bouncing since step {100 * began:,} (1.86 nats, 0.92 below its peak at the lowest, 0.25 up again)\n"
+        "layer 1: not measured"
+    )
+    assert "deque" not in shown
+    assert "Phase(name='bouncing'" in repr(Phases([phase]))  # for those who look inside
+    assert Phase.restored(phase.state()).since == phase.since
+    old = {key: value for key, value in phase.state().items() if key != "since"}  # of an earlier version
+    assert Phase.restored(old).name == "bouncing"
 
 
 def test_back_to_where_it_was_is_dense():

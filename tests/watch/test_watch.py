@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -360,15 +361,13 @@ def test_two_watches_on_one_model():
 
 def test_run_folders(tmp_path):
     model, other = HandWrittenGPT("sdpa"), HandWrittenGPT("sdpa")
-    from joma._run import RunError, RunInUse
+    from joma._run import RunInUse
 
     with joma.watch(model, run=tmp_path / "a", every=1) as w:
         with pytest.raises(RunInUse, match="a"):
             joma.watch(other, run=tmp_path / "a")
         model(tokens())
         w.step(loss=1.0)
-    with pytest.raises(RunError, match="overwrite=True"):
-        joma.watch(model, run=tmp_path / "a", every=1)
     with joma.watch(model, run=tmp_path / "a", every=1, resume=True) as w:
         model(tokens())
         w.step(loss=1.0)
@@ -377,6 +376,38 @@ def test_run_folders(tmp_path):
         model(tokens())
         w.step(loss=1.0)
     assert sorted(w.frame().step.unique()) == [1]
+
+
+def test_a_second_run_of_the_same_name_is_given_a_number_and_loses_nothing(tmp_path, monkeypatch, capsys):
+    from joma._run import RunError, RunWriter
+    from joma._run.folder import newest
+
+    monkeypatch.chdir(tmp_path)
+    model = HandWrittenGPT("sdpa")
+
+    def train(every=1):
+        with joma.watch(model, run="runs/mine", every=every) as w:
+            model(tokens())
+            w.step(loss=1.0)
+        return str(w.path)
+
+    assert train() == "runs/mine"
+    assert capsys.readouterr().err == ""
+    first = Path("runs/mine/run.json").read_bytes()
+    assert train() == "runs/mine-2"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "runs/mine holds a run already (done" in line
+    assert "this one goes to runs/mine-2" in line
+    Path("runs/mine-3").mkdir()
+    Path("runs/mine-3/notes.txt").write_text("mine")  # not a run: never touched
+    assert train(every=2) == "runs/mine-4"  # other settings as well
+    assert newest(Path("runs/mine")) == Path("runs/mine-4")
+    assert newest(Path("runs/mine-4")) == Path("runs/mine-4")
+    assert Path("runs/mine/run.json").read_bytes() == first
+    assert [p.name for p in Path("runs/mine-3").iterdir()] == ["notes.txt"]
+    RunWriter.create("runs/scan", kind="scan", config={}).finish("done")
+    with pytest.raises(RunError, match="holds another run"):  # of another kind: most likely a slip
+        joma.watch(model, run="runs/scan", every=1)
 
 
 def test_going_on_from_before_the_last_row(tmp_path):

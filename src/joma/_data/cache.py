@@ -26,14 +26,6 @@ T = TypeVar("T")
 INFO = "corpus.json"
 
 
-def cache_folder() -> Path:
-    """Return the folder of all that joma caches."""
-    if chosen := os.environ.get("JOMA_CACHE"):
-        return Path(chosen).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "joma"
-
-
 def entry(path: Path, load: Callable[[Path], T | None], fill: Callable[[Path], None]) -> T:
     """Return `load(path)`; where it gives None, have the folder filled first, by one process.
 

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from joma._data.cache import cache_folder, entry, read_entry, write_entry, write_tokens
+from joma._data.cache import entry, read_entry, write_entry, write_tokens
+from joma._data.folders import cache_folder
 from joma._data.streamed import fetch
 from joma._data.text import Span, Text
 from joma._data.tokens import BYTES, KINDS, BytePairs, Tokeniser, Tokens, Words, narrowest, tokenizers

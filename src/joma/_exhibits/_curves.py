@@ -26,6 +26,7 @@ GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
 COMMON = (
     "vocabulary", "every", "threads", "valid_windows", "valid_every", "probe_windows", "fresh_adam", "short_window",
 )  # fmt: skip
+TOLD_APART_BY = ("data", "layers", "optimiser", "momentum", "lr", "activation")  # columns of the table
 PLAIN = {"probe_windows": 2, "threads": 1, "fresh_adam": False, "short_window": False}
 # what the authors' loop does besides; losses on all validation windows, to stand beside the paper's three digits
 TO_THE_LETTER = PLAIN | {"fresh_adam": True, "short_window": True, "valid_windows": 0, "valid_every": 1000}
@@ -54,9 +55,10 @@ def train_all(
         language = Settings(**chosen)
         out = writer.path.parent / f"{name}-runs" / _folder(language)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="joma.watch: attention of layer")  # a collapse is a result here
+            # what a watch tells a user to mend is a result here
+            warnings.filterwarnings("ignore", message=r"joma\.watch: (attention of layer|step \d+: )")
             run = train(language, out, say=lambda line: None, show=show)
-        columns = {key: getattr(language, key) for key in ("data", "layers", "lr", "activation", "seed")}
+        columns = {key: getattr(language, key) for key in (*TOLD_APART_BY, "seed")}
         writer.refer(run, tuple(gauges), **columns, status=run.info["status"])
 
 

@@ -32,9 +32,9 @@ RULE = (
     "tanh nodes, at each level: the share of draws whose median times of reaching latents are in the order β, α, "
     f"class has a 95 % interval (Clopper–Pearson) above {MOST:.0%}, and ≥ {SHARE:.0%} of each layer are held in "
     f"the end; ≥ {SHARE:.0%} of each layer by a node as deep; holds: "
-    "at all levels and Theorem 1 fails nowhere as printed; holds under: at some levels, and Theorem 1 fails "
-    "nowhere once its condition has held all along; not decided here: at no level, and the interval of one whose "
-    f"latents are held has {MOST:.0%} in it: fewer than 6 draws cannot decide"
+    "at all levels and Theorem 1 fails nowhere as printed; holds under a condition: at some levels, and Theorem 1 "
+    "fails nowhere once its condition has held all along; not decided here: at no level, and the interval of one "
+    f"whose latents are held has {MOST:.0%} in it: fewer than 6 draws cannot decide"
 )
 WOULD_DECIDE = "more draws of the data: --preset laptop (10), or --set draws=10"
 REVISED = "all draws had to be in order, however few; now the interval of their share decides"

@@ -29,9 +29,9 @@ ENDPOINT = {"variant": "eqn6, excess", "level": "90.0%", "scale": DRAWN}  # what
 RULE = (
     "sampled co-occurrence within 4 standard errors of the exact one; in order, in all draws and exactly: m–l "
     "before m–l′ (shallow), m–l and m′–l′ before β–β′ with its wait, and that before m–l′ (deep); holds: at one "
-    f"endpoint, Eqn. 6 with μ from the excess, level {ENDPOINT['level']}, scale {ENDPOINT['scale']}; holds under: not "
-    "there, but over a part of the grid of levels and scales with Eqn. 6 and co-occurrence. The whole grid is told "
-    "and does not decide"
+    f"endpoint, Eqn. 6 with μ from the excess, level {ENDPOINT['level']}, scale {ENDPOINT['scale']}; holds under a "
+    "condition: not there, but over a part of the grid of levels and scales with Eqn. 6 and co-occurrence. The whole "
+    "grid is told and does not decide"
 )
 REVISED = "holds asked for the order in all of the cells of the grid in all variants; now one endpoint decides"
 

@@ -47,8 +47,9 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
         seed: of the weights; batches are consecutive windows of the corpus.
         progress: called with the share done, and what is being done.
     """
-    from joma._data.cache import cache_folder, entry
+    from joma._data.cache import entry
     from joma._data.corpora import corpus
+    from joma._data.folders import cache_folder
 
     if unknown := settings.keys() - SERIES.keys():
         raise ValueError(f"unknown settings of the series: {', '.join(sorted(unknown))}; there are {', '.join(SERIES)}")
@@ -176,8 +177,13 @@ def _saved_state(path: Path) -> dict[str, Any] | None:
 def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
     """A public model as (folder or id, revision): a folder of its name in ``$JOMA_MODELS``, else the hub.
 
+    A model in a package has no revisions; that the package is missing is said here, before anything is trained.
     ``$JOMA_MODELS/pythia-70m/step1000`` is a revision, ``$JOMA_MODELS/pythia-70m`` the model as it is now.
     """
+    from joma._data.packaged import packaged
+
+    if packaged(model) is not None:
+        return model, None
     if models := os.environ.get("JOMA_MODELS"):
         folder = Path(models).expanduser() / model.rpartition("/")[2] / (revision or "")
         if folder.is_dir():

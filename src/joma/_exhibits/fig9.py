@@ -141,8 +141,8 @@ def judge(run: Run) -> Judgement:
     }
     rule = (
         "a line through the origin meets G at two points with y in the ratio 1.5: in every family (holds), or in "
-        "exactly those whose G(y)/y is not increasing (holds under); and ‖v‖ falls, stays within 25 %, and grows at "
-        "0.8, 1 and 1.2 D*"
+        "exactly those whose G(y)/y is not increasing (holds under a condition); and ‖v‖ falls, stays within 25 %, "
+        "and grows at 0.8, 1 and 1.2 D*"
     )
     with_pairs, without = (", ".join(name for name in has.index if bool(has[name]) == yes) for yes in (True, False))
     fates = change[0.8] < 0.75 and abs(change[1.0] - 1) < 0.25 and change[1.2] > 1.25

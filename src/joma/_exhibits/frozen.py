@@ -89,7 +89,7 @@ def draw(run: Run) -> p.Chart:
     curves = curves.assign(r=curves.ratio.map("r = {:g}".format))
     order = list(dict.fromkeys(curves.sort_values("ratio").r))
     for attention, of in (("exp", f"{LATE:g} of the time until the blow-up"), ("softmax", "time")):
-        x, y = p.x("t", f"share of {of}"), p.y("value", "attention entropy (nats)", zero=False)
+        x, y = p.x("t", f"share of {of}"), p.y("value", "attention entropy (nats)", zero=True)
         lines = p.lines(where(curves, attention=attention), x, y, p.by("r", order=order))
         panels.append(p.panel(f"{attention.capitalize()} attention, the first draw", lines, size=(240, 190)))
     return p.row(*panels, shared=True)

@@ -131,9 +131,9 @@ def judge(run: Run) -> Judgement:
         f"a level is learned if its curve rises by more than {LEAST['attention']:g} (attention over uniform, beyond "
         f"that on tokens that share nothing) or {LEAST['ncorr']:g} (held-out NCorr), at the step where it passes half "
         "of its rise. Holds if, for attention and for latents, the share of trainings in order has a lower end (95 %) "
-        "above ½ and above the upper end for the permuted tree; holds under: for one of the two; else fails. Not "
-        f"decided with fewer than {ENOUGH} trainings, or if no level is learned in half of them. Judged on seeds from "
-        f"{FIRST_SEED} on"
+        "above ½ and above the upper end for the permuted tree; holds under a condition: for one of the two; else "
+        f"fails. Not decided with fewer than {ENOUGH} trainings, or if no level is learned in half of them. Judged on "
+        f"seeds from {FIRST_SEED} on"
     )
     passed = [
         name for name in ORDERS if numbers[f"{name}, tree"]["low"] > max(0.5, numbers[f"{name}, permuted"]["high"])

@@ -68,6 +68,10 @@ _OURS = (
       "Ours: the most salient token wins (Theorem 2) under the optimisers that people use, too."),
     Exhibit("foretold", "Where attention ends, foretold", seconds=25, statement=
       "Ours: final attention is known before training: exactly for exp attention, in order for softmax on real text."),
+    Exhibit("clock", "The optimiser's clock", seconds=90, statement=
+      "Ours: entropy, stable rank and loss are functions of τ = Σ lr; rates that are too large leave the curve."),
+    Exhibit("sinks", "Sparse attention, or a sink?", seconds=60, statement=
+      "Ours: heads of low attention entropy are parked on the first token, and spread beside it (Figures 6 and 7)."),
     Exhibit("lowrank", "Is the gradient of lower rank than the weight?", seconds=60, statement=
       "The gradient of the lower MLP becomes low-rank before the weight does (GaLore, from Theorem 2)."),
 )

@@ -31,9 +31,9 @@ RANKS = {"stable_rank": "weight", "gradient_rank": "gradient", "update_rank": "u
 LESS = 0.5  # of the weight's stable rank
 RULE = (
     f"{RANK.smoothed()}at the trough of each: the gradient's stable rank is at most {LESS:g} of the weight's, and it "
-    "has made half of its fall before the weight has; holds: in every layer; holds under: one of the two in every "
-    "layer; else fails. The update's rank, and where the troughs lie beside that of attention entropy, are told and do "
-    f"not decide. {TOY_RULE}"
+    "has made half of its fall before the weight has; holds: in every layer; holds under a condition: one of the "
+    "two in every layer; else fails. The update's rank, and where the troughs lie beside that of attention entropy, "
+    f"are told and do not decide. {TOY_RULE}"
 )
 WOULD_DECIDE = "models on WikiText, of several depths and seeds: --preset laptop or paper"
 
@@ -91,7 +91,7 @@ def draw(run: Run) -> p.Chart:
         colour = p.by("of", order=list(RANKS.values()))
         title = f"{layers} layer{'s' if layers > 1 else ''}: lower MLP of the top layer"
         above = p.lines(ranks, x, p.y("value", "stable rank", log=True), colour, tip=tip)
-        below = p.lines(own["entropy"], x, p.y("value", "attention entropy (nats)", zero=False))
+        below = p.lines(own["entropy"], x, p.y("value", "attention entropy (nats)", zero=True))
         columns.append(p.column(p.panel(title, above, size=(300, 180)), p.panel(None, below, size=(300, 110))))
     return p.row(*columns)
 

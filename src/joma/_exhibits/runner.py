@@ -56,6 +56,7 @@ class Reproduction:
     claims_error: str | None = None
     claims_seconds: float = 0.0
     claims_fresh: bool = True
+    page: Path | None = None  # that shows them, if it was written
 
     @property
     def ok(self) -> bool:

@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "laptop": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 32, "min_count": 50},
     "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
 }
-KINDS = {"distinct": "#d55e00", "between": "#e3b778", "common": "#0072b2"}
+KINDS = {"distinct": "#d55e00", "between": "#b07a00", "common": "#0072b2"}
 SHOWN = 1500  # words per panel, by saliency
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
 

@@ -33,10 +33,10 @@ LEAST = {"d": 256, "steps": 2000}  # of a run that can test the statement
 RULE = (
     "a layer of latents is represented by training if trained − untrained and trained − permuted, paired by column and "
     "seed and pooled over all of them, both have a 95 % interval (Student's t) above 0. Holds: both layers, at one of "
-    "the learning rates (the text gives 1e-5, the authors' script 1e-4); holds under: one layer. Neither: reproduces, "
-    "but does not discriminate, if the paper's value comes out in half of the columns at least (a column agrees if the "
-    "means are no further apart than twice the sd of both together); else fails. Below "
-    f"d = {LEAST['d']} and {LEAST['steps']:,} steps the statement is not decided here"
+    "the learning rates (the text gives 1e-5, the authors' script 1e-4); holds under a condition: one layer. "
+    "Neither: reproduces, but does not discriminate, if the paper's value comes out in half of the columns at least "
+    "(a column agrees if the means are no further apart than twice the sd of both together); else fails. Below d = "
+    f"{LEAST['d']} and {LEAST['steps']:,} steps the statement is not decided here"
 )
 WOULD_DECIDE = "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
 REVISED = "every column had to pass by itself, by 2 sd over 3 to 5 seeds, and small networks were judged as fails"

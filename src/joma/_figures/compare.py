@@ -8,28 +8,44 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from joma._figures.panels import DEPTH
+from joma._figures import clock as clocks
+from joma._figures.panels import DEPTH, clock_axis, step_axis
 from joma._figures.style import COLOURS, Chart
 from joma._figures.watch import MOST_OF_LINE, titled
 from joma._run import Run, RunError
+from joma._run.outcome import has_clock
 
 MEAN = "mean of all"
 MOST, FEWEST = 100_000, 20  # points in all, and of a line
 MOST_NAMES = 40  # in the legend
+NO_PANEL = ("phase", "tau", "seconds", "bytes_read")  # words in numbers, an axis, what it cost
 
 
-def draw(runs: Mapping[str, Run]) -> Chart:
-    """Label -> run; gauges of layers, heads (their mean) and plain numbers are drawn, over t if all runs have it.
+def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
+    """Gauges of layers, heads (their mean) and plain numbers, over t if all runs have it.
 
     Steps of scans, which begin at 0 and are spaced by their logarithm, get a symlog axis.
+
+    Arguments:
+        runs: label -> run.
+        clock: over τ, the sum of learning rates, in the place of steps; all runs must have it.
     """
-    means = [_means(run).assign(run=label) for label, run in runs.items()]
-    together = _fewer(pd.concat([part for part in means if len(part)] or means, ignore_index=True))
+    tables = {label: run.frame() for label, run in runs.items()}
+    if clock:
+        for label, run in runs.items():
+            clocks.check(run, tables[label])
+    means = [_means(run, tables[label]).assign(run=label) for label, run in runs.items()]
+    together = pd.concat([part for part in means if len(part)] or means, ignore_index=True)
+    together = _fewer(clocks.only_told(together) if clock else together)
     if together.empty:
         raise RunError(f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number")
-    x = "t" if together.t.notna().all() else "step"
-    kinds = {run.info["kind"] for run in runs.values()}
-    scale = alt.Scale(type="symlog", nice=False) if kinds == {"scan"} else alt.Scale(nice=False, zero=False)
+    scan = {run.info["kind"] for run in runs.values()} == {"scan"}
+    timed = all(clocks.why_not(run, has_clock(tables[label])) is None for label, run in runs.items())
+    x, over = clock_axis() if clock else step_axis(together.step, scan), "tau" if clock else "step"
+    if together.t.notna().all():
+        axis = alt.Axis(tickCount=5, format="~s", labelOverlap="greedy")
+        x, over = alt.X("t:Q", title="t", scale=alt.Scale(nice=False, zero=False), axis=axis), "t"
+    times = ["step", "tau"] if timed else [over]
     layers = sorted({int(n) for n in together.layer.dropna()})
     names: list[str] = [MEAN, *(f"layer {n}" for n in layers)]
     choice = alt.param(name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: "))
@@ -47,45 +63,54 @@ def draw(runs: Mapping[str, Run]) -> Chart:
         rows = rows.assign(which=[MEAN if pd.isna(n) else f"layer {int(n)}" for n in rows.layer])
         has_layers = rows.layer.notna().any()
         chart = (
-            alt.Chart(rows[[x, "run", "which", "value"]])
+            alt.Chart(rows[[*times, "run", "which", "value"]])
             .mark_line(strokeWidth=1.8, strokeJoin="round")
             .encode(
-                alt.X(f"{x}:Q", title=x, scale=scale, axis=alt.Axis(tickCount=5, format="~s", labelOverlap="greedy")),
+                x,
                 alt.Y("value:Q", title=titled(gauge), scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
                 colour,
-                tooltip=["run:N", "which:N", f"{x}:Q", alt.Tooltip("value:Q", format=".4~g")],
+                tooltip=["run:N", "which:N", *_when(times), alt.Tooltip("value:Q", format=".4~g")],
             )
             .properties(width=270, height=210)
         )
         panels.append(chart.transform_filter("datum.which == layer_shown") if has_layers else chart)
-    chart = alt.concat(*panels, columns=2 if len(panels) in (2, 4) else 3, spacing=24)
+    switch = clocks.both(together.step) if timed else alt.Undefined
+    chart = alt.concat(*panels, columns=2 if len(panels) in (2, 4) else 3, spacing=24, usermeta=switch)
     return chart.add_params(choice) if layers else chart
 
 
-def _means(run: Run) -> pd.DataFrame:
-    """step, t, gauge, layer, value: the mean over heads (or the largest), and over all layers where layer is missing.
+def _when(times: list[str]) -> list[alt.Tooltip]:
+    formats = {"step": ",d", "tau": ".4~g", "t": ".4~g"}
+    return [alt.Tooltip(f"{name}:Q", title="τ" if name == "tau" else name, format=formats[name]) for name in times]
+
+
+def _means(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """step, tau, t, gauge, layer, value: the mean over heads (or the largest); over all layers where layer is missing.
 
     Gauges with other axes (tokens, nodes) are left out: they are of one task only.
     """
-    columns = ["step", "t", "gauge", "layer", "value"]
-    frame, axes = run.frame(), run.info["axes"]
+    columns = ["step", "tau", "t", "gauge", "layer", "value"]
+    axes = run.info["axes"]
     if frame.empty:
         return pd.DataFrame(columns=columns)
-    frame = frame.reindex(columns=[*dict.fromkeys([*frame, "t", "layer"])])
-    usable = [g for g in frame.gauge.unique() if g != "phase" and set(axes.get(g, ())) <= {"layer", "head", "expert"}]
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame, "t", "tau", "layer"])])
+    usable = [
+        g for g in frame.gauge.unique() if g not in NO_PANEL and set(axes.get(g, ())) <= {"layer", "head", "expert"}
+    ]
     wide = frame[frame.gauge.isin(usable)]
     keys = ["gauge", "step"]
     steps = {g: _kept(rows.step) for g, rows in wide.groupby("gauge")}
     wide = wide[[s in steps[g] for g, s in zip(wide.gauge, wide.step, strict=True)]]
-    mean = {"t": ("t", "first"), "value": ("value", "mean")}
+    time = {"t": ("t", "first"), "tau": ("tau", "first")}
+    mean = time | {"value": ("value", "mean")}
     if (largest := wide.gauge.isin(run.info.get("largest", ()))).any():
         heads = wide[largest].groupby(["gauge", "step", "layer"], as_index=False)
-        wide = pd.concat([wide[~largest], heads.agg(t=("t", "first"), value=("value", "max"))])
+        wide = pd.concat([wide[~largest], heads.agg(**time, value=("value", "max"))])
     by_layer = wide[wide.layer.notna()].groupby([*keys, "layer"], as_index=False).agg(**mean)
     overall = wide.groupby(keys, as_index=False).agg(**mean).reindex(columns=columns)
     parts = [part[columns].astype(object) for part in (overall, by_layer) if len(part)]
     result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-    result["value"] = result.value.astype(float)
+    result = result.astype({"value": float, "step": int, "tau": float})
     order = {gauge: n for n, gauge in enumerate(["loss", "valid_loss", "entropy", "stable_rank"])}
     return result.sort_values("gauge", key=lambda names: names.map(lambda g: (order.get(g, 9), g)), kind="stable")
 

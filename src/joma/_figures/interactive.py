@@ -1,7 +1,8 @@
 """The same figure for a page: hover for values, click the legend to turn a series off and on, drag and zoom.
 
 Works on a Vega-Lite specification, so that every figure gets it and none has to know; pictures for papers are made
-from the specification as it was drawn.
+from the specification as it was drawn. Of curves the page shows all values at the pointer's x at once: each gets a
+name, and `USERMETA` tells the page's script (``hover.js``) which fields to read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ Spec = dict[str, Any]
 
 CONCAT = ("hconcat", "vconcat", "concat")
 CONTINUOUS, DISCRETE = ("quantitative", "temporal"), ("nominal", "ordinal")
-OUTER = ("title", "width", "height", "data", "transform", "name", "view")  # of a unit that becomes a layer
 FAINT = ("point", "circle", "square", "tick")  # marks that Vega-Lite draws with opacity 0.7
-MOST_TO_HOVER, MOST_SERIES = 1500, 40
+MOST_SERIES = 40
+DIGITS = 5  # of numbers that are drawn: more than any screen shows
+USERMETA = "curves"  # name of a mark -> its fields
+SHAPE = (*CONCAT, "columns", "width", "height", "spec")  # what decides how much room a figure takes
 # a wheel alone scrolls the page; a pinch on a trackpad comes as a wheel with Ctrl
 ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 
@@ -57,11 +60,34 @@ def interactive(spec: Spec) -> tuple[Spec, list[Switch]]:
     if not taken:
         _zoom(units)
     switches = _switches(units, datasets)
+    curves = {}
     for number, unit in enumerate(units):
-        chosen = next((s.name for s in switches if unit.node.get("_switch") == s.name), None)
-        unit.node.pop("_switch", None)
-        _hover(unit, datasets.get(unit.data or "", []), f"hover_{number}", chosen)
+        rows = datasets.get(unit.data or "", [])
+        if unit.node["mark"]["type"] == "line" and _continuous(unit):
+            name = unit.node.setdefault("name", f"curve_{number}")
+            curves[name] = _fields(unit.node["encoding"], rows)
+        else:
+            _hover(unit, rows)
+    spec.setdefault("usermeta", {})[USERMETA] = curves
+    spec["datasets"] = {name: [_rounded(row) for row in rows] for name, rows in datasets.items()}
     return spec, switches
+
+
+def skeleton(node: Spec) -> Spec:
+    """What of a specification decides how much room its panels take: the page reserves it before they are drawn."""
+    kept = {key: node[key] for key in SHAPE if key in node}
+    for key in CONCAT:
+        if key in kept:
+            kept[key] = [skeleton(child) for child in kept[key]]
+    return kept | ({"spec": skeleton(kept["spec"])} if "spec" in kept else {})
+
+
+def _rounded(row: Spec) -> Spec:
+    """A row with its numbers to `DIGITS` digits; whole ones, as steps, stay as they are."""
+    return {
+        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) and not value.is_integer() else value
+        for key, value in row.items()
+    }
 
 
 def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ...], zoom: bool) -> Iterator[_Unit]:
@@ -137,34 +163,26 @@ def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switc
     return switches
 
 
-def _hover(unit: _Unit, rows: list[Spec], name: str, switch: str | None) -> None:
-    """Tooltips; a line becomes line and points, of which the one nearest to the pointer is shown with its values."""
-    node, encoding = unit.node, unit.node.get("encoding", {})
-    mark = node["mark"]
-    if mark["type"] in ("area", "rule", "text") and "tooltip" not in encoding:
+def _hover(unit: _Unit, rows: list[Spec]) -> None:
+    """A tooltip for marks that stand alone: points, bars, cells."""
+    encoding = unit.node.get("encoding", {})
+    if unit.node["mark"]["type"] in ("line", "area", "rule", "text") and "tooltip" not in encoding:
         return
     encoding["tooltip"] = _tooltip(encoding, rows)
-    if mark["type"] != "line" or not _continuous(unit) or not unit.zoomable:
-        return  # the tooltip of a line would be its first point's
-    inner = {key: node.pop(key) for key in list(node) if key not in OUTER}
-    tooltip = encoding.pop("tooltip")
-    dot = {c: encoding[c] for c in ("x", "y", "detail") if c in encoding}  # a colour would change the legend
-    on: Spec = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}
-    point: Spec = {
-        "mark": {"type": "point", "filled": True, "size": 50, "color": "#57606a", "clip": mark.get("clip", False)},
-        "encoding": dot | {
-            "tooltip": tooltip,
-            "opacity": {"condition": {"param": name, "empty": False, "value": 1}, "value": 0},
-        },
-        "params": [{"name": name, "select": on}],
-    }  # fmt: skip
-    thin: list[Spec] = []
-    if len(rows) > MOST_TO_HOVER:  # each costs time when the page is drawn; scattered, so that no series is left out
-        share = f"datum.row_ * 7919 % 10007 < {10007 * MOST_TO_HOVER // len(rows)}"
-        thin = [{"window": [{"op": "row_number", "as": "row_"}]}, {"filter": share}]
-    if thin or switch is not None:
-        point["transform"] = thin + ([{"filter": {"param": switch}}] if switch is not None else [])
-    node["layer"] = [inner, point]
+
+
+def _fields(encoding: Spec, rows: list[Spec]) -> Spec:
+    """What the page shows of a curve at the pointer: x, y, the series' name, and what else tells curves apart."""
+    encoding.pop("tooltip", None)  # of a line it would be its first point's
+    fields: Spec = {}
+    for channel in ("x", "y"):
+        item = encoding[channel]
+        numbers = [row.get(item["field"]) for row in rows]
+        fields[channel] = {"field": item["field"], "title": str(item.get("title") or item["field"])}
+        fields[channel]["format"] = _format(numbers)
+    named = [encoding.get(channel) for channel in ("color", "detail", "strokeDash")]
+    series = [item["field"] for item in named if isinstance(item, dict) and "field" in item]
+    return fields | {"series": list(dict.fromkeys(series))}
 
 
 def _tooltip(encoding: Spec, rows: list[Spec]) -> list[Spec]:

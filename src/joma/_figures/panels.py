@@ -22,8 +22,8 @@ from joma._figures.style import INK as INK
 from joma._figures.style import Chart as Chart
 
 FAINT, ACCENT = "#57606a", "#0072b2"
-DEPTH = alt.SchemeParams(name="plasma", extent=[0.0, 0.86])  # layers, dark to light
-FEW = 12  # layers that can be told apart by colour
+DEPTH = alt.SchemeParams(name="plasma", extent=[0.0, 0.62])  # layers and time, dark to light, all seen on white
+FEW = 12  # layers that a legend names
 DASH = [5, 4]
 Tip = Sequence[str] | Mapping[str, str | None]  # fields, or fields with the formats of their numbers
 
@@ -85,10 +85,10 @@ def y(field: str, title: str | None = None, **options: Any) -> alt.Y:
 
 def by(
     field: str, title: str | None = None, *, kind: str = "N", order: Sequence[Any] | None = None,
-    colours: Mapping[Any, str] | None = None, scheme: str | None = None, domain: Sequence[Any] | None = None,
+    colours: Mapping[Any, str] | None = None, scheme: Any = None, domain: Sequence[Any] | None = None,
     legend: bool | Mapping[str, Any] = True,
 ) -> alt.Color:  # fmt: skip
-    """Colour by a column: categories in an ``order`` or with ``colours``, or numbers (kind "Q") by a ``scheme``."""
+    """Colour by a column: categories in an ``order`` or with ``colours``, or by a ``scheme``, as numbers (kind "Q")."""
     scale = _given(scheme=scheme, domain=domain and list(domain))
     if colours:
         scale |= {"domain": list(colours), "range": list(colours.values())}
@@ -116,18 +116,18 @@ def shape(field: str, shapes: Mapping[Any, str]) -> alt.Shape:
 
 
 def by_layer(layers: int, *, legend: bool = True) -> alt.Color:
-    """Colour by depth, dark to light."""
-    if layers > FEW:
-        bar = alt.Legend(title="layer", format="d", gradientLength=150, tickMinStep=1)
-        return alt.Color("layer:Q", scale=alt.Scale(scheme=DEPTH, domain=[0, layers - 1]), legend=bar)
+    """Colour by depth, dark to light; the legend names all layers, or some of many."""
     scale = alt.Scale(scheme=DEPTH, domain=list(range(layers)))
-    return alt.Color("layer:O", scale=scale, legend=alt.Legend(title="layer") if legend else None)
+    named = range(layers) if layers <= FEW else sorted({round(n * (layers - 1) / (FEW - 1)) for n in range(FEW)})
+    return alt.Color("layer:O", scale=scale, legend=alt.Legend(title="layer", values=list(named)) if legend else None)
 
 
 def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
     """Steps; of a scan always on a log axis, which shows step 0 too."""
     if scan and steps.max() > 0:
         ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]
+        if sum(steps.min() <= tick <= steps.max() for tick in ticks) < 3:  # of a series within two decades
+            ticks = sorted({0, *(digit * tick for tick in ticks for digit in (1, 2, 5))})
         label = "format(datum.value, '~s')"  # one by one: the axis' own format gives all of them one prefix
         axis = alt.Axis(labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
         return alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis)
@@ -140,7 +140,7 @@ def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
 def clock_axis() -> alt.X:
     """The optimiser's clock, under which runs at different rates can be compared."""
     axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy", labelFlush=False)
-    return alt.X("step:Q", title="τ, sum of learning rates", scale=alt.Scale(type="linear", nice=False), axis=axis)
+    return alt.X("tau:Q", title="τ, sum of learning rates", scale=alt.Scale(type="linear", nice=False), axis=axis)
 
 
 # marks
@@ -181,7 +181,7 @@ def lines(
         return chart.mark_line(strokeWidth=width, **mark)
     return chart.mark_line(**mark).encode(
         strokeWidth=alt.condition(bold, alt.value(2.6), alt.value(1)),
-        opacity=alt.condition(bold, alt.value(1), alt.value(0.45)),
+        opacity=alt.condition(bold, alt.value(1), alt.value(0.6)),
     )
 
 
@@ -271,6 +271,18 @@ def words(
     if accent:
         chart = chart.encode(color=alt.condition(f"datum.{accent}", alt.value(ACCENT), alt.value(FAINT)))
     return chart.mark_text(**{"fontSize": 11, **mark})
+
+
+def apart(values: pd.Series[Any], least: float) -> list[float]:
+    """Places for labels of values in ascending order, each above the one before by ``least`` at least.
+
+    >>> apart(pd.Series([0.0, 0.05, 2.0]), 0.5)
+    [0.0, 0.5, 2.0]
+    """
+    places: list[float] = []
+    for value in values:
+        places.append(max(float(value), places[-1] + least) if places else float(value))
+    return places
 
 
 # together

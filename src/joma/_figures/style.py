@@ -14,8 +14,14 @@ Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.C
 
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, GRID = "#24292f", "#e7eaee"
-# colour-blind safe (Okabe-Ito), in the order in which they are used
-COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"]
+# colour-blind safe (Okabe-Ito, the two lightest darkened to be seen on white), in the order in which they are used
+COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b07a00", "#3d97d3", "#7f7f7f"]
+# what a page puts in the place of colours, and of the scheme for depth, on a dark background
+DARK = {
+    "black": "#e6edf3", INK: "#e6edf3", "#57606a": "#a3adb8", "#f0f0f0": "#242c35", "#7f7f7f": "#9aa3ad",
+    "#0072b2": "#3f9fe0", "#b07a00": "#e69f00", "#3d97d3": "#8fd0f7",
+}  # fmt: skip
+DARK_DEPTH = [0.42, 1.0]
 
 
 def styled(chart: Chart) -> Chart:
@@ -64,13 +70,18 @@ def specification(chart: Chart) -> str:
         return str(styled(chart).to_json(indent=None))
 
 
+def compact(svg: str) -> str:
+    """An SVG with its coordinates to a hundredth of a pixel."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+
+
 def save(chart: Chart, folder: Path) -> None:
     """Write ``figure.svg``, ``figure.pdf``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
     import vl_convert
 
     drawn = specification(chart)
     write_atomic(folder / "figure.json", drawn)
-    svg = vl_convert.vegalite_to_svg(drawn)
+    svg = compact(vl_convert.vegalite_to_svg(drawn))
     write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(svg))
     # browsers show a <title> on hovering: the names of layers
     svg = re.sub(r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)

@@ -146,6 +146,18 @@ def update_rank(top: TopSingular) -> float:
     return top.stable_rank
 
 
+@gauge("change", on="change")
+def change(d: Tensor) -> float:
+    """‖ΔW‖_F / ‖W‖_F since the checkpoint before; in scans."""
+    return gradient_norm(d)
+
+
+@gauge("change_rank", on="change", given="top")
+def change_rank(top: TopSingular) -> float:
+    """Stable rank of ΔW since the checkpoint before, NaN if nothing has changed; in scans."""
+    return top.stable_rank if top.sigma > 0 else math.nan
+
+
 class ChargeState(Protocol):
     """A charge of one layer at one time: numbers, or one per head (heads,); NaN where they are not known."""
 

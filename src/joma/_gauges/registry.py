@@ -12,6 +12,7 @@ A gauge measures one thing on a model. What its function is given depends on wha
     hidden      states (tokens, d)    -> a number
     gradient    the gradient of a matrix (m, n) that the optimiser is about to use; else as "weight"
     update      what an optimiser's step did to a matrix, relative to its size: ΔW/‖W‖_F (m, n); else as "weight"
+    change      what has become of a matrix since the checkpoint before, relative to its size then; else as "update"
     charge      a `ChargeState`       -> a number, or one per head
     block       a ``BlockMotion``     -> a number: what happened to a block since the measurement before
 """
@@ -26,7 +27,8 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 On = Literal[
-    "attention", "keys", "weight", "hidden", "stream", "neurons", "router", "gradient", "update", "charge", "block"
+    "attention", "keys", "weight", "hidden", "stream", "neurons", "router", "gradient", "update", "change", "charge",
+    "block",
 ]  # fmt: skip
 IN_STREAM: tuple[On, ...] = ("stream", "neurons", "router")
 IN_ATTENTION: tuple[On, ...] = ("attention", "keys")  # have one value per head
@@ -54,11 +56,13 @@ CHARGES = {
     "norm": "a normalisation's channels against all that read them",
     "stream": "all that is written to the residual stream",
 }
-# products, and what LoRA adds, have no gradient of their own
-_PARAMETERS = {part: what for part, what in PARTS.items() if part not in PRODUCTS and not part.endswith(UPDATE)}
+# products are known up to rotations, which is enough for their singular values, and not for a difference of two
+_MATRICES = {part: what for part, what in PARTS.items() if part not in PRODUCTS}
+# nor have they a gradient of their own, and neither has what LoRA adds
+_PARAMETERS = {part: what for part, what in _MATRICES.items() if not part.endswith(UPDATE)}
 _PARTS_ON: dict[On, dict[str, str]] = {
     "attention": {}, "keys": {}, "hidden": {}, "stream": {}, "neurons": {}, "router": {}, "block": {},
-    "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "charge": CHARGES,
+    "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "change": _MATRICES, "charge": CHARGES,
 }  # fmt: skip
 
 
@@ -86,6 +90,11 @@ class Gauge:
         return self.on in IN_ATTENTION or self.part in products.get(self.on, ())
 
     @property
+    def axes(self) -> list[str]:
+        """What its values on a model are indexed by."""
+        return ["layer", "head"] if self.per_head else ["layer"]
+
+    @property
     def needs_steps(self) -> bool:
         """Can it be measured in training only?"""
         return self.on in ("gradient", "update", "block") or self.name.split(".")[0] in (
@@ -94,7 +103,7 @@ class Gauge:
         )
 
     def measure(self, w: Any, top: Any = None) -> float:
-        """The value on a matrix (weight, gradient or update); ``top`` is its `TopSingular` if that is known already."""
+        """The value on a matrix; ``top`` is its `TopSingular` if that is known already."""
         from joma._gauges.rank import top_singular
         from joma._gauges.sharded import whole
 
@@ -115,8 +124,9 @@ def gauge(
         name: an identifier; it is what `watch`, `scan` and the command line call it.
         on: what the function is given: "attention" an `AttentionStats` (it returns (B, H, Tq)), "keys" a `Received`
             (it returns (B, H)), "weight" a matrix (m, n), "gradient" its gradient, "update" what a step did to it over
-            its norm, "hidden" states (tokens, d), "stream" a `Stream`, "neurons" states (tokens, h), "router" a
-            `Routing`, "block" a `BlockMotion`; these return a number.
+            its norm, "change" what has become of it since the checkpoint before, "hidden" states (tokens, d), "stream"
+            a `Stream`, "neurons" states (tokens, h), "router" a `Routing`, "block" a `BlockMotion`; these return a
+            number.
         reduce: "mean" or "max": over real queries, to one value per head of an attention gauge; and over heads and
             experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
@@ -173,7 +183,21 @@ def _installed(read: Callable[..., Iterable[Any]]) -> tuple[Any, ...]:
     return tuple(read(group="joma.gauges"))
 
 
-def get(names: Iterable[str]) -> list[Gauge]:
+def names_of(chosen: str | Iterable[str]) -> list[str]:
+    """Names of gauges, from one string with commas between them or from several strings.
+
+    >>> names_of("entropy, stable_rank.qk")
+    ['entropy', 'stable_rank.qk']
+    """
+    return [name.strip() for name in chosen.split(",") if name.strip()] if isinstance(chosen, str) else list(chosen)
+
+
+def parts_of(gauge: Gauge) -> dict[str, str]:
+    """Parts that the gauge can be measured on, and what they are; none of attention and hidden states."""
+    return dict(_PARTS_ON[gauge.on])
+
+
+def get(names: str | Iterable[str]) -> list[Gauge]:
     """The gauges with these names; an unknown one is an error that tells the nearest.
 
     A gauge on matrices or charges may name the part it is measured on: "stable_rank.q" is the stable rank of the query
@@ -181,7 +205,7 @@ def get(names: Iterable[str]) -> list[Gauge]:
     """
     table = gauges()
     chosen = []
-    for full in [names] if isinstance(names, str) else names:
+    for full in names_of(names):
         name, _, part = full.partition(".")
         if name not in table:
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
@@ -193,3 +217,15 @@ def get(names: Iterable[str]) -> list[Gauge]:
             raise ValueError(f"there is no part {part!r} of the gauge {name!r}{parts}")
         chosen.append(replace(table[name], name=full, part=part) if part else table[name])
     return list({gauge.name: gauge for gauge in chosen}.values())
+
+
+def in_training(names: Iterable[str]) -> list[Gauge]:
+    """The gauges with these names, if all of them can be measured while a model trains."""
+    chosen = get(names)
+    if between := [gauge.name for gauge in chosen if gauge.on == "change"]:
+        instead = between[0].replace("change_rank", "update_rank").replace("change", "update_ratio")
+        raise ValueError(
+            f"{between[0]} is measured between checkpoints (joma.scan), not while a model trains; of a step of an "
+            f"optimiser it is {instead}"
+        )
+    return chosen

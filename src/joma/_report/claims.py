@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from joma._report.document import Page
-from joma._report.render import TONE, render
+from joma._report.render import render
+from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
     from joma.theory.claims import Result
@@ -34,7 +35,7 @@ def claims_section(page: Page, results: list[Result] | None, error: str | None =
     return render("claims.html", rows=rows, groups=groups, verdicts=verdicts, kinds=kinds, error=error)
 
 
-def tally(verdicts: Iterable[str]) -> dict[str, int]:
+def tally(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     """How often each verdict occurs, the best first."""
     count = Counter(verdicts)
-    return {verdict: count[verdict] for verdict in TONE if count[verdict]}
+    return {verdict: count[verdict] for verdict in Verdict if count[verdict]}

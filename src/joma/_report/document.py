@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +20,10 @@ from joma._run import Run, RunError, check_writable, write_atomic
 MOST = 11_000_000  # pictures and data are embedded up to this size of all that is embedded
 MOST_OF_ALL = 13_000_000  # figures are embedded up to this one
 ROOM = 15_000_000  # must be free on the disk before a page is made
-SCRIPTS = ("explorer.js", "page.js")
-PARTS = ("", "-title", "-chart", "-spec", "-svg", "-pdf", "-csv")  # what the ids in a section end in
+SCRIPTS = ("explorer.js", "layout.js", "hover.js", "runs.js", "page.js")
+LIVE = ("live.js",)
+STYLES = ("page.css", "runs.css")
+PARTS = ("", "-title", "-chart", "-spec", "-svg", "-csv")  # what the ids in a section end in
 
 
 @dataclass
@@ -32,7 +34,8 @@ class Page:
     contents: list[tuple[str, str, str]] = field(default_factory=list)  # id, title, tone
     files: list[tuple[str, str]] = field(default_factory=list)  # id, content in Base64
     size: int = 0
-    ids: set[str] = field(default_factory=lambda: {"main", "theme"})
+    ids: set[str] = field(default_factory=lambda: {"main", "theme", "live", "vega"})
+    live: bool = False  # served while a run goes on: without pictures to download, and it may ask for changes
 
     def id(self, text: str) -> str:
         """An id for a section that no other part of the page has."""
@@ -47,7 +50,7 @@ class Page:
     def embed(self, id: str, data: str | bytes, most: int | None = None) -> bool:
         """Embed a file under ``id``; False if it would be more than ``most`` bytes (``MOST`` by default) in all."""
         data = data.encode() if isinstance(data, str) else data
-        text = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+        text = packed(data)
         if self.size + len(text) > (MOST if most is None else most):
             return False
         self.size += len(text)
@@ -59,6 +62,11 @@ class Page:
         from urllib.parse import quote
 
         return quote(os.path.relpath(target.absolute(), self.path.absolute().parent).replace(os.sep, "/"))
+
+
+def packed(data: bytes) -> str:
+    """What the page's script unpacks: gzip, in Base64."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def slug(text: str) -> str:
@@ -76,7 +84,7 @@ def figure(
     *,
     pictures: bool = True,
 ) -> str:
-    """An interactive figure with its switches, and links to the same as SVG, PDF and CSV.
+    """An interactive figure with its switches, and links to the same as SVG and CSV.
 
     Arguments:
         page: takes the embedded files.
@@ -87,18 +95,14 @@ def figure(
         folder: the run folder, for links; None if the figure is of no folder.
         pictures: whether the folder's ``figure.*`` are of this figure, if it has them; else they are made here.
     """
-    from joma._figures.interactive import interactive
+    from joma._figures.interactive import interactive, skeleton
 
     live, switches = interactive(spec)
     live["description"] = alt
     room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
-    links = []
-    height = 0.0  # of the picture: the page does not jump when the figure is drawn
-    for ending, kind, content in _pictures(spec, folder if pictures else None):
-        if ending == "svg" and (size := re.search(rb'<svg[^>]* height="([\d.]+)', content)):
-            height = float(size[1])
-        file = folder / f"figure.{ending}" if folder is not None and pictures else None
-        links.append(_link(page, id, ending, kind, content, file))
+    stored = folder / "figure.svg" if folder is not None and pictures else None
+    svg = b"" if page.live else _picture(spec, stored)
+    links = [_link(page, id, "svg", "image/svg+xml", svg, stored)] if svg else []
     if data is not None:
         link = _link(page, id, "csv", "text/csv", data, None)
         links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
@@ -107,7 +111,9 @@ def figure(
         id=id,
         alt=alt,
         room=room,
-        height=height,
+        size=[_length(svg, name) for name in ("width", "height")],  # of the picture: by it the page reserves room
+        skeleton=skeleton(spec),
+        picture=f"{id}-svg" if svg and "embedded" in links[0] else None,
         switches=switches,
         links=[link for link in links if link],
     )
@@ -132,15 +138,20 @@ def _metrics(page: Page, folder: Path) -> dict[str, str]:
     return {"href": page.link(file), "type": "application/jsonl", "text": text}
 
 
-def _pictures(spec: dict[str, Any], folder: Path | None) -> Iterator[tuple[str, str, bytes]]:
-    """SVG and PDF: those of the folder, or made here."""
+def _picture(spec: dict[str, Any], stored: Path | None) -> bytes:
+    """The figure as SVG: that of the folder, or made here."""
     import vl_convert
 
-    stored = {ending: folder / f"figure.{ending}" for ending in ("svg", "pdf")} if folder is not None else {}
-    read = {ending: file.read_bytes() for ending, file in stored.items() if file.exists()}
-    svg = read.get("svg") or vl_convert.vegalite_to_svg(spec).encode()
-    yield "svg", "image/svg+xml", svg
-    yield "pdf", "application/pdf", read.get("pdf") or vl_convert.svg_to_pdf(svg.decode())
+    from joma._figures.style import compact
+
+    if stored is not None and stored.exists():
+        return stored.read_bytes()
+    return compact(vl_convert.vegalite_to_svg(spec)).encode()
+
+
+def _length(svg: bytes, name: str) -> int:
+    size = re.search(rf'<svg[^>]* {name}="([\d.]+)'.encode(), svg)
+    return round(float(size[1])) if size else 0
 
 
 @lru_cache(maxsize=1)
@@ -154,12 +165,15 @@ def _vega() -> str:
 def document(page: Page, title: str, sections: Sequence[str], made_by: str, header: str = "") -> str:
     """The text of the page."""
     from joma import __version__
+    from joma._figures.style import DARK, DARK_DEPTH
 
     # "</script" and "<!--" in strings and regular expressions of JavaScript: written so, they mean the same
-    code = [re.sub(r"<(?=/script|!--)", r"\\x3c", text, flags=re.I) for text in (_vega(), *map(asset, SCRIPTS))]
+    scripts = SCRIPTS + LIVE * page.live
+    code = [re.sub(r"<(?=/script|!--)", r"\\x3c", asset(name), flags=re.I) for name in scripts]
+    files = [("vega", packed(_vega().encode())), *page.files]
     return render(
         "document.html", page=page, title=title, header=header, sections=sections, made_by=made_by, version=__version__,
-        style=asset("page.css"), scripts=code,
+        style="".join(map(asset, STYLES)), scripts=code, files=files, dark={"colours": DARK, "depth": DARK_DEPTH},
     )  # fmt: skip
 
 

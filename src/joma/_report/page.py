@@ -1,25 +1,31 @@
-"""report.html: what the paper says and what was measured, in the order of the paper; then the claims."""
+"""report.html: findings, the explorer, the exhibits in the order of the paper, the claims."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from joma._report.claims import claims_section, tally
+from joma._report.claims import claims_section
 from joma._report.document import Page, check_place, document, figure, write_page
+from joma._report.findings import Shown, findings
 from joma._report.render import TONE, render
 from joma._report.typeset import markdown_table
 from joma._run import Run, RunNotFound
 from joma._run.curve import EXACT
+from joma.theory.verdict import Verdict
 
 if TYPE_CHECKING:
-    from joma._exhibits import Exhibit, Judgement, Outcome
+    from joma._exhibits import Exhibit, Outcome
     from joma.theory.claims import Result
+
+SENTENCE = 240  # characters of what was measured, beside the figure; the rest is in the fold-out
 
 
 def write_report(
@@ -51,31 +57,43 @@ def write_report(
 
     page = Page(path or out / "report.html")
     check_place(page.path)
-    page.ids |= {"summary", "claims", "explorer"}
-    page.contents.append(("summary", "Summary", ""))
-    judged: list[tuple[Exhibit, Judgement | None]] = []
-    sections = []
+    page.ids |= {"findings", "claims", "explorer"}
+    page.contents.append(("findings", "Findings", ""))
+    claims_error = claims_error or _complaint(out, "claims")
+    claims = None if claims_error else claims  # old ones would look as if they were new
+    shown: list[Shown] = []
+    sections = [_explorer(page)]
     for item in exhibits:
         if isinstance(item, Exhibit):
             exhibit, error = item, _complaint(out, item.id)
         else:  # an old error is not shown for what has been made since
             exhibit, error = item.exhibit, item.error or (None if item.verdict else _complaint(out, item.exhibit.id))
         id = page.id(exhibit.id)
-        verdict, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
-        judged.append((exhibit, verdict))
+        one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
+        shown.append(one)
         sections.append(section)
-        if exhibit.id == "fig4":
-            sections.append(_explorer(page))
-    claims_error = claims_error or _complaint(out, "claims")
-    claims = None if claims_error else claims  # old ones would look as if they were new
-    if claims is not None and not any(exhibit.id == "fig4" for exhibit, _ in judged):
-        sections.append(_explorer(page))
     if claims_error or claims is not None:
         sections.append(claims_section(page, claims, claims_error))
-    sections.insert(0, _summary(judged, claims, claims_error))
+    sections.insert(0, findings(shown, claims, claims_error))
     sections += others(page)
-    header = render("header.html", version=__version__, preset=preset, seed=seed)
+    header = render(
+        "header.html", version=__version__, preset=preset, seed=seed, today=date.today().isoformat(), commit=_commit(),
+        claims=claims is not None,
+    )  # fmt: skip
     return write_page(page, document(page, "JoMA, reproduced", sections, "joma reproduce", header))
+
+
+def _commit() -> str | None:
+    """The commit of the source that makes the page; None where that is no checkout."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "rev-parse", "--short=9", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def _explorer(page: Page) -> str:
@@ -96,8 +114,8 @@ def _complaint(out: Path, id: str) -> str | None:
 def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
-) -> tuple[Judgement | None, str]:  # fmt: skip
-    """An exhibit's verdict and its part of the page; if it was not made, the section says so.
+) -> tuple[Shown, str]:  # fmt: skip
+    """What an exhibit shows, and its part of the page; if it was not made, the section says so.
 
     Arguments:
         error: why it could not be made; what is left of an earlier time is not shown.
@@ -105,45 +123,60 @@ def exhibit_section(
         label: added to the title, where the page has several runs of the exhibit.
     """
     from joma._exhibits.base import SEEN, load_verdict
+    from joma._exhibits.messages import message
+    from joma._exhibits.recorded import recorded
 
-    title = f"{exhibit.title} ({label})" if label else exhibit.title
-    left = (folder / "verdict.json").exists()
-    if error or not left:
-        page.contents.append((id, title, "bad"))
-        return None, render(
-            "exhibit.html", id=id, title=title, exhibit=exhibit, verdict=None, error=error, left=left, folder=folder,
-            preset=preset, seed=seed,
+    title, left = f"{exhibit.title} ({label})" if label else exhibit.title, (folder / "verdict.json").exists()
+    said = load_verdict(folder) if left and not error else None
+    verdict, record = said.verdict if said else Verdict.ERROR, recorded(exhibit.id)
+    heading = message(exhibit, verdict)
+    shown = Shown(exhibit, id, verdict, heading, record)
+    page.contents.append((id, title, TONE[verdict]))
+    judgement = said or (record.judgement if record else None)
+    common = {
+        "id": id, "title": title, "heading": f"{heading} ({label})" if label else heading, "exhibit": exhibit,
+        "verdict": said, "recorded": record, "paper": judgement.paper if judgement else "",
+        "overruled": message(exhibit, record.judgement.verdict) if record and shown.overruled else "",
+    }  # fmt: skip
+    if said is None:
+        return shown, render(
+            "exhibit.html", **common, error=error, left=left, folder=folder, preset=preset, seed=seed
         )  # fmt: skip
-    verdict, run = load_verdict(folder), Run(folder)
-    page.contents.append((id, title, TONE[verdict.verdict]))
+    run = Run(folder)
     config, seed = run.info["config"], run.info["seed"]
-    alt = f"{title}. {verdict.verdict}: {verdict.summary}"
+    alt = f"{title}. {said.verdict}: {said.summary}"
     spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
     try:
-        table, missing = run.frame().to_csv(index=False), None
+        table, missing = run.frame().to_csv(index=False, float_format="%.7g"), None
     except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
         table, missing = None, refusal
     tables = [markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))]
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
-    return verdict, render(
-        "exhibit.html", id=id, title=title, exhibit=exhibit, verdict=verdict, tables=Markup("").join(tables),
+    return shown, render(
+        "exhibit.html", **common, sentence=sentence(said.summary), tables=Markup("").join(tables),
         figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
-        facts=config["settings"] | origin | versions(run),
-        numbers=json.dumps(verdict.numbers, indent=2, ensure_ascii=False), seen=SEEN,
+        origin=origin, settings=config["settings"] | origin | versions(run),
+        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
     )  # fmt: skip
+
+
+def sentence(summary: str) -> str:
+    """One sentence of a summary: its conclusion, or as many of its clauses as are short enough to be read.
+
+    >>> sentence("pairs: Laplace; none: Gaussian. So: under heavy tails")
+    'Under heavy tails.'
+    """
+    _, concluded, conclusion = summary.rpartition(". So: ")
+    text = conclusion if concluded else summary
+    clauses = text.split("; ")
+    shown = clauses[0]
+    for clause in clauses[1:]:
+        if len(shown) + len(clause) > SENTENCE:
+            break
+        shown = f"{shown}; {clause}"
+    return f"{shown[:1].upper()}{shown[1:]}".rstrip(".") + "."
 
 
 def versions(run: Run) -> dict[str, str]:
     """The versions of the libraries that made a run, for its settings."""
     return {f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text}
-
-
-def _summary(
-    judged: list[tuple[Exhibit, Judgement | None]], claims: list[Result] | None, claims_error: str | None
-) -> str:
-    tallies = {
-        "exhibits": tally(verdict.verdict if verdict else "error" for _, verdict in judged),
-        "claims": tally(result.verdict for result in claims or []),
-    }
-    numbers = any(verdict and (verdict.measured or verdict.paper) for _, verdict in judged)
-    return render("summary.html", tallies=tallies, made=judged, numbers=numbers, claims_error=claims_error)

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 
 
 def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, clock: bool = False) -> Path:
-    """Draw a run.
+    """Draw a run: of a watched training, each gauge over the steps, one line per layer, with phases and the loss.
 
     Arguments:
-        path: the run folder.
+        path: the run folder, finished or not.
         out: the folder for the figure, by default the run folder.
         clock: draw over τ, the sum of learning rates, in the place of steps.
 
     Returns:
-        The folder that the figure is in.
+        The folder that figure.svg, figure.png, figure.pdf and figure.json (Vega-Lite) are in.
+
+    >>> import joma, tempfile
+    >>> run = tempfile.mkdtemp() + "/run"
+    >>> path = joma.simulate("two-tokens", run, t_end=1.0, times=11)
+    >>> sorted(file.name for file in joma.plot(run, tempfile.mkdtemp()).iterdir())
+    ['figure.json', 'figure.pdf', 'figure.png', 'figure.svg']
     """
     from joma import _figures
 
@@ -40,11 +46,7 @@ def chart(run: Run, clock: bool = False) -> Chart:
         raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
     if next(run.rows(), None) is None:
         raise RunError(f"{run.path} has no measurements yet (status: {run.info['status']})")
-    if clock:
-        if _DRAW[kind] is not _watch:
-            raise RunError(f"{run.path} is a run of kind {kind!r}, which has no optimiser and so no clock")
-        return _watch(run, clock)
-    return _DRAW[kind](run)
+    return _watch(run, clock) if clock else _DRAW[kind](run)
 
 
 def _watch(run: Run, clock: bool = False) -> Chart:

@@ -13,15 +13,15 @@ from markupsafe import Markup
 from joma._report.typeset import typeset
 from joma.theory.verdict import Verdict
 
-LABELS: dict[str, str] = {Verdict.UNDER: "holds under a condition"}
+# the colour of a verdict: a class of the style
 TONE: dict[str, str] = {
     Verdict.HOLDS: "good",
-    Verdict.CORRECTED: "fair",
-    Verdict.UNDER: "fair",
-    Verdict.INDISTINCT: "fair",
+    Verdict.CORRECTED: "corrected",
+    Verdict.UNDER: "condition",
+    Verdict.INDISTINCT: "indistinct",
     Verdict.FAILS: "bad",
     Verdict.ERROR: "bad",
-    Verdict.UNDECIDED: "neutral",  # last: counted apart
+    Verdict.UNDECIDED: "neutral",
 }
 STATUS = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}  # of a run
 
@@ -46,15 +46,23 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.globals.update(LABELS=LABELS, TONE=TONE, STATUS=STATUS, UNDECIDED=Verdict.UNDECIDED)
+    environment.globals.update(TONE=TONE, STATUS=STATUS, Verdict=Verdict)
     environment.filters.update(
         typeset=typeset,
         number=lambda value: "–" if value is None else f"{value:.2g}",
         plain=_plain,
         json=json.dumps,
         short=_short,
+        titled=_titled,
+        day=lambda time: str(time)[:10],
     )
     return environment
+
+
+def _titled(gauge: str) -> str:
+    from joma._figures.watch import titled
+
+    return titled(gauge)
 
 
 def _plain(value: Any) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from joma._report.checkpoints import checkpoints_table
 from joma._report.document import Page, check_place, document, figure, write_page
+from joma._report.outcomes import TONES, by_layer, numbers, worst
 from joma._report.page import exhibit_section, versions, write_report
 from joma._report.render import STATUS, render
 from joma._run import Run, RunError, RunNotFound
+from joma._run.alerts import read_alerts
+from joma._run.outcome import Outcome, outcome
 
 MOST_RUNS = 12  # that get a figure each
 
@@ -38,26 +43,66 @@ def _below(path: Path) -> list[Path]:
     return sorted(entry for entry in entries if (entry / "run.json").is_file())
 
 
-def report(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
-    """Write the page of the runs in ``paths`` to ``out``; of a folder that `joma reproduce` wrote, the paper's page."""
-    runs = collect(paths)
+def report(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] = "report.html",
+    title: str | None = None,
+    *,
+    clock: bool = False,
+) -> Path:
+    """One interactive page from any runs, several drawn over each other; of what `joma reproduce` wrote, the paper's.
+
+    Arguments:
+        paths: run folders, or folders of them: of train, sweep, scan, watch, simulate, …; one or several.
+        out: the page to write. It needs no network to be viewed.
+        title: its heading.
+        clock: draw over τ, the sum of learning rates, in the place of steps; a run without it is refused.
+
+    Returns:
+        The path of the page.
+
+    >>> import joma, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> path = joma.simulate("two-tokens", f"{folder}/run", t_end=1.0, times=11)
+    >>> joma.report(f"{folder}/run", f"{folder}/page.html").name
+    'page.html'
+    """
+    folders = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    out = Path(out)
+    runs = collect(folders)
     check_place(out)
-    if title is None and len(paths) == 1 and _of_the_paper(paths[0], runs):
-        return _paper(paths[0], runs, out)
+    if clock:
+        check_clock(runs)
+    elif title is None and len(folders) == 1 and _of_the_paper(folders[0], runs):
+        return _paper(folders[0], runs, out)
     page = Page(out)
+    return write_page(page, runs_page(page, runs, title, clock))
+
+
+def runs_page(page: Page, runs: list[Run], title: str | None = None, clock: bool = False, header: str = "") -> str:
+    """The text of the page of these runs."""
     page.id("summary")
     page.contents.append(("summary", "Runs", ""))
     labels = _labels(runs)
     comparable = {label: run for label, run in zip(labels, runs, strict=True) if not _is_exhibit(run)}
     many = len(comparable) > MOST_RUNS
-    sections = [_table(page, runs, labels, links=many)]
+    now = {label: outcome(run) for label, run in comparable.items()}
+    sections = [_table(page, runs, labels, now, links=many)]
     if len(comparable) > 1:
-        sections.append(_comparison(page, comparable))
+        sections.append(_comparison(page, comparable, now, clock, many))
     for label, run in zip(labels, runs, strict=True):
         if not (many and label in comparable):
-            sections.append(_section(page, run, label, page.id(label)))
+            sections.append(_section(page, run, label, page.id(label), clock, now.get(label)))
     heading = title or (labels[0] if len(runs) == 1 else f"{len(runs)} runs")
-    return write_page(page, document(page, heading, sections, "joma report"))
+    return document(page, heading, sections, "joma report", header)
+
+
+def check_clock(runs: list[Run]) -> None:
+    """Refuse runs that cannot be drawn over τ, before anything is drawn."""
+    from joma._figures.clock import check
+
+    for run in runs:
+        check(run, run.frame())
 
 
 def _is_exhibit(run: Run) -> bool:
@@ -98,16 +143,22 @@ def _labels(runs: list[Run]) -> list[str]:
     return [f"{name} ({full[:n].count(name) + 1})" if full.count(name) > 1 else name for n, name in enumerate(full)]
 
 
-def _table(page: Page, runs: list[Run], labels: list[str], *, links: bool) -> str:
-    """Kind, status, and the settings in which the runs differ; if asked, with links to what is in their folders."""
-    configs = [_flat(run.info["config"]) for run in runs]
+def _table(page: Page, runs: list[Run], labels: list[str], now: dict[str, Outcome], *, links: bool) -> str:
+    """Kind, status, what they came to, and the settings in which they differ; if asked, with links to their folders."""
+    configs = [_flat({"seed": run.info.get("seed"), **run.info["config"]}) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     values = {key: {json.dumps(config[key]) for config in configs if key in config} for key in keys}
-    rows = [
-        {"label": label, "info": run.info, "config": config, "files": _files(page, run)}
-        for run, label, config in zip(runs, labels, configs, strict=True)
-    ]
-    return render("runs.html", rows=rows, settings=[key for key in keys if len(values[key]) > 1][:8], many=links)
+    rows: list[dict[str, Any]] = []
+    for run, label, config in zip(runs, labels, configs, strict=True):
+        came_to = now.get(label)
+        told = {} if came_to is None else numbers(came_to)
+        rows.append({
+            "label": label, "info": run.info, "config": config, "files": _files(page, run), "numbers": told,
+            "worst": "" if came_to is None else worst(came_to),
+        })  # fmt: skip
+    headings = dict.fromkeys(name for row in rows for name, text in row["numbers"].items() if text)
+    settings = [key for key in keys if len(values[key]) > 1][:8]
+    return render("runs.html", rows=rows, settings=settings, many=links, numbers=list(headings), TONES=TONES)
 
 
 def _files(page: Page, run: Run) -> list[tuple[str, str]]:
@@ -132,21 +183,36 @@ def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
     return items
 
 
-def _comparison(page: Page, runs: dict[str, Run]) -> str:
+def _comparison(page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock: bool, many: bool) -> str:
     from joma._figures import specification
+    from joma._figures.clock import why_not
     from joma._figures.compare import draw
 
     page.contents.append(("comparison", "Over each other", ""))
     page.id("comparison")
     alt = f"The gauges of {len(runs)} runs over each other: {', '.join(runs)}"
+    tables = [] if many else by_layer(list(now.values()))
     try:
-        drawn = figure(page, "comparison", json.loads(specification(draw(runs))), alt, None)
+        spec = json.loads(specification(draw(runs, clock)))
     except RunError as error:
-        return render("comparison.html", error=error)
-    return render("comparison.html", figure=drawn, error=None)
+        return render("comparison.html", error=error, tables=tables, labels=list(runs), reason=None, switch=False)
+    trained = {label: run for label, run in runs.items() if run.info["kind"] in ("watch", "train")}
+    reasons = [reason for label, run in trained.items() if (reason := why_not(run, bool(now[label].clock)))]
+    return render(
+        "comparison.html", figure=figure(page, "comparison", spec, alt, None), error=None, tables=tables,
+        labels=list(runs), clock=clock, switch=switch(spec), reason=reasons[0] if reasons else None,
+    )  # fmt: skip
 
 
-def _section(page: Page, run: Run, label: str, id: str) -> str:
+def switch(spec: dict[str, Any]) -> bool:
+    """Whether the reader can switch a figure between steps and τ."""
+    return "clocks" in spec.get("usermeta", {})
+
+
+def _section(
+    page: Page, run: Run, label: str, id: str, clock: bool = False, now: Outcome | None = None
+) -> str:  # fmt: skip
+    """A run's part of the page; ``now`` is its outcome, if that is known already."""
     from joma._figures import specification
     from joma._report.plot import chart
 
@@ -158,35 +224,47 @@ def _section(page: Page, run: Run, label: str, id: str) -> str:
             preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
             return exhibit_section(page, exhibit, run.path, preset, info["seed"], id=id, label=title)[1]
     page.contents.append((id, label, STATUS.get(str(info["status"]), "fair")))
+    checkpoints = checkpoints_table(run) if info["kind"] == "scan" else ""
     keys = ("kind", "status", "reason", "seed", "created", "finished")
     facts = _flat(info["config"]) | {key: info[key] for key in keys if info.get(key) is not None} | versions(run)
     try:
-        spec = json.loads(specification(chart(run)))
+        spec = json.loads(specification(chart(run, clock)))
     except RunError as error:
-        return render("run.html", id=id, label=label, facts=facts, error=error)
-    alt = f"{info['kind']} run {label}: each gauge over its steps"
-    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=_drawn_since(run))
-    path = shlex.quote(str(run.path))
+        return render("run.html", id=id, label=label, facts=facts, error=error, switch=False, checkpoints=checkpoints)
+    alt = f"{info['kind']} run {label}: each gauge over {'τ' if clock else 'its steps'}"
+    pictures = _drawn_since(run) and not clock  # those of the folder are over steps
+    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures)
+    command = f"joma plot {shlex.quote(str(run.path))}{' --clock' * clock}"
     return render(
-        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run), path=path, error=None
+        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run, now or outcome(run)),
+        command_line=command, error=None, checkpoints=checkpoints, clock=clock, switch=switch(spec),
+        alerts=read_alerts(run.path), TONES=TONES, attention=_attention(page, run, id, label),
     )  # fmt: skip
 
 
-def _curves(run: Run) -> dict[str, str]:
+def _attention(page: Page, run: Run, id: str, label: str) -> str:
+    """Who attends to whom, if the run recorded it."""
+    patterns = run.patterns()
+    if patterns is None or not patterns.kept:
+        return ""
+    from joma._figures import specification
+    from joma._figures.patterns import draw, shown_layers
+
+    alt = f"{label}: attention of each token to each, at steps {', '.join(f'{one.step:,}' for one in patterns.kept)}"
+    drawn = figure(page, page.id(f"{id}-attention"), json.loads(specification(draw(patterns))), alt, None)
+    sequence = " ".join(patterns.words) if patterns.words else ""
+    left_out = len(patterns.layers) > len(shown_layers(patterns))
+    return render("attention.html", figure=drawn, patterns=patterns, sequence=sequence, left_out=left_out)
+
+
+def _curves(run: Run, now: Outcome) -> dict[str, str]:
     """What entropy and stable rank of each layer did, in words, and the rules that tell it; {} if there is neither."""
     from joma._figures.watch import titled
-    from joma._run.curve import CHECKPOINTS, TRAINING, describe_all
 
-    scan, frame = run.info["kind"] == "scan", run.frame()
-    if "layer" not in frame:
-        return {}
-    last = frame[frame.gauge == "phase"].groupby("layer").value.last()
-    phases = {(layer,): run.info["phases"][int(code)] for layer, code in last.items()}
-    collapsed = [layer for layer, phase in phases.items() if phase == "collapsed"]
     items: dict[str, str] = {}
-    for gauge, rule in (CHECKPOINTS if scan else TRAINING).items():
-        curves = describe_all(frame[frame.gauge == gauge], rule, collapsed=collapsed if gauge == "entropy" else ())
-        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for (n,), curve in curves.items()}
-        if curves:
-            items[f"rule for {titled(gauge)}"] = f"{rule.smoothed('checkpoints' if scan else 'measurements')}{rule}"
+    points = "checkpoints" if run.info["kind"] == "scan" else "measurements"
+    for gauge, curves in now.curves.items():
+        rule = now.rules[gauge]
+        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for n, curve in curves.items()}
+        items[f"rule for {titled(gauge)}"] = f"{rule.smoothed(points)}{rule}"
     return items

@@ -99,6 +99,7 @@ class Curve:
     end: float
     rule: Rule
     collapsed: bool = False  # attention that turned sparse for good, by the watch's phase at the end
+    rise_step: float | None = None  # when it had risen far enough to count as a bounce; None if it never did
 
     @property
     def depth(self) -> float:
@@ -119,6 +120,11 @@ class Curve:
     def bounced(self) -> bool:
         """Whether it dipped and rose far enough to count."""
         return self.dipped and 0 < self.bounce >= self.rule.least_rise(self.depth)
+
+    @property
+    def bounce_step(self) -> float | None:
+        """When the bounce was first seen; None of a curve that does not bounce."""
+        return self.rise_step if self.bounced else None
 
     @property
     def pattern(self) -> str:
@@ -159,7 +165,9 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
     smooth = pd.Series(y).rolling(rule.window, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
     start = max(float(y[0]), float(smooth[: low + 1].max()))
-    return Curve(start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed)
+    risen = low + np.flatnonzero(smooth[low:] - smooth[low] >= max(rule.least_rise(start - smooth[low]), 1e-300))
+    rise_step = at[risen[0]].item() if len(risen) else None
+    return Curve(start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed, rise_step)
 
 
 def describe_all(

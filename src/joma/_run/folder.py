@@ -6,7 +6,9 @@ wrote; no other folder is ever replaced or removed.
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -144,6 +146,35 @@ def existing(path: Path) -> dict[str, Any] | None:
         if path.is_dir() and all(ours.fullmatch(entry.name) for entry in path.iterdir()):
             return None
         raise RunError(f"{path} is neither empty nor a run and stays as it is: choose another folder") from None
+
+
+def numbered(path: Path, kind: str) -> Path:
+    """The folder itself if it is new or empty, else the first of `path`-2, `path`-3, … that is.
+
+    Only a run of this kind makes way, finished or not: one that is being written is `RunInUse`, and another run, or a
+    folder that is not a run, is for the writer to refuse.
+    """
+    if (old := existing(path)) is None or old["kind"] != kind:
+        return path
+    unlock(lock(path), path)
+    for n in itertools.count(2):
+        following = path.with_name(f"{path.name}-{n}")
+        with suppress(RunError):  # a folder that is not ours
+            if existing(following) is None:
+                return following
+    raise AssertionError  # numbers do not end
+
+
+def newest(path: Path) -> Path:
+    """The last of `path`, `path`-2, `path`-3, … that is a run of the same kind."""
+    kind, numbers = read_info(path)["kind"], [1]
+    for entry in path.absolute().parent.glob(f"{glob.escape(path.absolute().name)}-*"):
+        ending = entry.name.removeprefix(f"{path.absolute().name}-")
+        if ending.isdecimal() and ending[0] != "0":
+            with suppress(RunError):
+                numbers += [int(ending)] * (read_info(entry)["kind"] == kind)
+    last = max(numbers)
+    return path if last == 1 else path.with_name(f"{path.name}-{last}")
 
 
 def lock(folder: Path) -> int:

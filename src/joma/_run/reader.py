@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._run.folder import RunError, RunNotFound, describe, read_info
+from joma._run.patterns import Patterns, read_patterns
 from joma._run.table import long_table, unspell
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class Run:
         """The rows of `frame` at the last step of each gauge."""
         table = self.frame()
         return table[table.step == table.groupby("gauge").step.transform("max")].reset_index(drop=True)
+
+    def patterns(self) -> Patterns | None:
+        """Who attends to whom at a few steps, if the run recorded it: ``patterns().kept[0].shares(layer)``."""
+        return read_patterns(self.path)
 
     @property
     def members(self) -> list[Path]:

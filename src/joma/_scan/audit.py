@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._run.names import harmless
+from joma._scan.budget import allowance, parse_bytes
 from joma._scan.checkpoints import find_checkpoints
-from joma._scan.facts import Facts, Level, Samples, as_json, gather, relative_change
+from joma._scan.facts import Facts, Level, as_json, gather, transfer_of
 from joma._scan.faults import Fault, find_faults
 from joma._scan.fit import FEWEST
+from joma._scan.gathered import Gathered, stamps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +39,7 @@ class Audit:
     level: str
     faults: tuple[Fault, ...]
     _facts: tuple[Facts, ...]
+    _unknown: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -49,7 +54,7 @@ class Audit:
         readable = sum(not facts.problem for facts in self._facts)
         if readable < FEWEST:
             return f"how one step follows another: that takes {FEWEST} checkpoints, here are {readable}"
-        return ""
+        return "; ".join(self._unknown)
 
     def checkpoints(self) -> pd.DataFrame:
         """One row per checkpoint: step, checkpoint, files, tensors, bytes, change (median), transferred, faults."""
@@ -99,17 +104,27 @@ class Audit:
 
 def audit(
     source: str | os.PathLike[str],
+    run: str | os.PathLike[str] | None = None,
     *,
     revisions: str | Sequence[str] | None = None,
     level: str = "slices",
-    report: AuditProgress = lambda done, total, what: None,
+    budget: str | int | None = None,
+    retry: bool = False,
+    overwrite: bool = False,
+    report: AuditProgress | None = None,
 ) -> Audit:
     """Check a series of checkpoints: duplicates, wrong shards, swapped steps, damaged and missing tensors.
 
     Arguments:
         source: as for `joma.scan`: a folder of checkpoints, or the id of a model on the hub.
+        run: the run folder to keep what was gathered in: the same call again goes on where it stopped. Nothing is kept
+            without one.
         revisions: which of them, as for `joma.scan`; all that have a step by default.
         level: "hashes" (of the hub no byte of a weight is transferred), "slices" (64 kB per tensor) or "full".
+        budget: bytes that may be transferred from the hub, as "20GB": more is refused before it begins. Each
+            checkpoint has an equal share of it.
+        retry: also do again what could not be read before, and what follows it.
+        overwrite: replace the run in the folder instead of going on with it.
         report: called with the progress: checkpoints done, in all, and what is being done.
 
     Returns:
@@ -117,21 +132,29 @@ def audit(
     """
     if level not in list(Level):
         raise ValueError(f"there is no level {level!r}: give one of {', '.join(Level)}")
+    limit = None if budget is None else parse_bytes(budget)
     name = os.fspath(source)
     remote = not os.path.exists(os.path.expanduser(name))
     checkpoints = find_checkpoints(name, "all" if revisions is None and remote else revisions)
     if len(checkpoints) < 2:
         raise ValueError(f"{name} has one checkpoint only: an audit compares those of a series")
     checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
-    series: list[Facts] = []
-    before: list[Samples] = []  # of the last two that could be read
-    for n, checkpoint in enumerate(checkpoints):
-        report(n, len(checkpoints), checkpoint.name)
-        facts, samples = gather(checkpoint, Level(level))
-        if samples and not facts.problem:
-            facts.change = relative_change(samples, before[-1]) if before else {}
-            facts.change2 = relative_change(samples, before[-2]) if len(before) > 1 else {}
-            before = [*before[-1:], samples]
-        series.append(facts)
-    report(len(checkpoints), len(checkpoints), "")
-    return Audit(harmless(name), level, tuple(find_faults(series)), tuple(series))
+    say = report or _silent
+    total, stamps = len(checkpoints), stamps_of(checkpoints) if run is not None else [""] * len(checkpoints)
+    config = {"source": harmless(name.rstrip("/")), "level": level}
+    folder = None if run is None else Path(run)
+    with Gathered.open(folder, config, checkpoints, stamps, retry=retry, overwrite=overwrite) as gathered:
+        done = len(gathered.series)
+        share = allowance(
+            checkpoints[done:], partial(transfer_of, level=Level(level)), limit, partial(say, done, total)
+        )
+        for n in range(done, total):
+            say(n, total, checkpoints[n].name)
+            gathered.add(*gather(checkpoints[n], Level(level), share), stamps[n])
+    say(total, total, "")
+    faults, unknown = find_faults(gathered.series, gathered.sketches)
+    return Audit(harmless(name), level, tuple(faults), tuple(gathered.series), unknown)
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    """Whoever does not ask for progress."""

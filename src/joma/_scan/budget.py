@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from joma._gauges.registry import get
 from joma._scan.checkpoints import Checkpoint
@@ -37,24 +38,43 @@ def announced(
     checkpoints: Sequence[Checkpoint], request: Request, budget: int | None, say: Callable[[str], None]
 ) -> Request:
     """The request with each checkpoint's share of the budget; what will be transferred is said, or refused."""
+    return replace(request, limit=allowance(checkpoints, partial(needed, request=request), budget, say))
+
+
+def allowance(
+    checkpoints: Sequence[Checkpoint],
+    bytes_of: Callable[[Revision], int],
+    budget: int | None,
+    say: Callable[[str], None],
+) -> int | None:
+    """Each checkpoint's share of the budget, None without one; what will be transferred is said, or refused.
+
+    ``bytes_of``: the bytes that a revision takes, found out without taking them.
+    """
     remote = [checkpoint for checkpoint in checkpoints if checkpoint.repo is not None]
     if not remote:
-        return request
-    each, count = transfer(remote, request), len(remote)
+        return None
+    each, count = transfer(remote, bytes_of), len(remote)
     if each is None:
         say(f"{TRANSFER}not known beforehand, {count} checkpoints")
     else:
         say(f"{TRANSFER}about {show_bytes(count * each)}, {count} × {show_bytes(each)}")
-    return request if budget is None else replace(request, limit=_share(budget, each, count))
+    try:
+        return None if budget is None else _share(budget, each, count)
+    except ValueError:
+        for asked in remote[:_TRIES]:
+            if (revision := asked.revision()) is not None:
+                revision.forget()
+        raise
 
 
-def transfer(checkpoints: Sequence[Checkpoint], request: Request) -> int | None:
+def transfer(checkpoints: Sequence[Checkpoint], bytes_of: Callable[[Revision], int]) -> int | None:
     """Bytes that one of the checkpoints will take from the hub, by the first that tells; None if none of a few does."""
     for checkpoint in checkpoints[:_TRIES]:
         revision = checkpoint.revision(dry=True)
         assert revision is not None
         try:
-            return _parts(revision, request) if request.ranges else sum(revision.weights().values())
+            return bytes_of(revision)
         except BadCheckpoint:  # its row will say so
             continue
         finally:
@@ -62,13 +82,28 @@ def transfer(checkpoints: Sequence[Checkpoint], request: Request) -> int | None:
     return None
 
 
-def _parts(revision: Revision, request: Request) -> int:
+def needed(revision: Revision, request: Request) -> int:
+    """Bytes that a request will take of a revision, and of the one before it."""
     gauges = get(request.gauges)
-    if any(gauge.on == "charge" for gauge in gauges):  # most of the model
-        return sum(revision.weights().values())
+    parts, changing = (
+        list(dict.fromkeys(g.part for g in gauges if g.on in on)) for on in (("weight", "change"), ("change",))
+    )
+    whole = not request.ranges or any(gauge.on == "charge" for gauge in gauges)  # charges: most of the model
+    here = sum(revision.weights().values()) if whole else _parts(revision, parts, request.mlp)
+    if not changing or request.keep:  # what is kept is there when the next one needs it
+        return here
+    earlier = Revision(revision.repo, revision.revision, dry=True)
+    try:
+        return here + _parts(earlier, changing, request.mlp)
+    finally:
+        earlier.close()
+
+
+def _parts(revision: Revision, parts: list[str], mlp: str | None) -> int:
+    """Bytes of the matrices of these parts, with the headers that tell where they are."""
     try:
         tensors = revision.tensors(ranges=True)
-        tensors.expect(views(tensors, planned(tensors, list(dict.fromkeys(g.part for g in gauges)), request.mlp)))
+        tensors.expect(views(tensors, planned(tensors, parts, mlp)))
     except NotWhole:
         return sum(revision.weights().values())
     return revision.meter.spent + revision.meter.expected

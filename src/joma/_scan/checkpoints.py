@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joma._data.packaged import MODELS, packaged
 from joma._run.names import harmless
 from joma._scan import hub
 from joma._scan.formats import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
@@ -38,6 +39,7 @@ class Checkpoint:
     path: str | None = None
     repo: str | None = None
     note: str = ""  # for its row
+    file: str | None = None  # the file of weights that is meant, of a model on the hub that has several
 
     def revision(
         self,
@@ -47,7 +49,7 @@ class Checkpoint:
         dry: bool = False,
     ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit, dry)
+        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit, dry, self.file)
 
     def open(self) -> Tensors:
         """The tensors of a local one."""
@@ -62,7 +64,10 @@ def find_checkpoints(source: str, revisions: str | Sequence[str] | None = None) 
         raise ValueError("no model: give a folder of checkpoints or the id of a model on the hub")
     if path.exists():
         return _noted(_local(path, revisions))
-    if source.startswith((".", "/", "~")) or source.endswith("/") or not _HUB.fullmatch(source):
+    if (file := packaged(source)) is not None:
+        about = MODELS[source].about
+        return _noted([replace(c, note="; ".join(filter(None, (about, c.note)))) for c in _local(file, revisions)])
+    if source.startswith((".", "/", "~")) or source.endswith("/") or not _HUB.fullmatch(hub.with_file(source)[0]):
         raise ValueError(f"there is no folder or file {path}; give one, or the id of a model on the hub")
     return _noted(_remote(source, revisions))
 
@@ -152,7 +157,8 @@ def _with_model(path: Path) -> list[Checkpoint]:
     return [*checkpoints, Checkpoint(harmless(path.name), step, str(path), note=note)]
 
 
-def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
+def _remote(source: str, revisions: str | Sequence[str] | None) -> list[Checkpoint]:
+    repo, file = hub.with_file(source)
     hub.check(repo)
     names = ["main"] if revisions is None else _choose(revisions, None, repo)
     steps = [step_of(name) for name in names]
@@ -162,7 +168,7 @@ def _remote(repo: str, revisions: str | Sequence[str] | None) -> list[Checkpoint
         if step is None:
             note = "its name has no step: it is put after those that have one" if len(names) > 1 else ""
             step, after = after, after + 1
-        checkpoints.append(Checkpoint(name, step, repo=repo, note=note))
+        checkpoints.append(Checkpoint(name, step, repo=repo, note=note, file=file))
     return checkpoints
 
 

@@ -10,76 +10,99 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma._scan.formats import check_inside
+from joma._scan.entry import Entry
+from joma._scan.formats import CHUNK, METADATA, check_inside
 from joma._scan.inert import Record, inert
 from joma._scan.pickles import load_tensor
-from joma._scan.reading import BadCheckpoint, LocalFile, read_bytes
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader, Span, read_bytes
 from joma._scan.sources import WorkedOut, virtual
 
-METADATA = ".metadata"
 _LARGEST = 256 << 20  # bytes of the table
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module")
 _OPTIMISER = re.compile(r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)")
 
 
 class Dcp(WorkedOut):
-    """The weights in a folder that `torch.distributed.checkpoint` wrote; what belongs to optimisers is left out."""
+    """The weights in a folder that `torch.distributed.checkpoint` wrote; what belongs to optimisers is left out.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._read = folder, 0
-        self._files: dict[str, LocalFile] = {}
+    Arguments:
+        name: for messages.
+        open: gives its files, None for one that is not there.
+        room: bytes of all files of chunks.
+    """
+
+    def __init__(self, name: str, open: Callable[[str], Reader | None], room: int) -> None:
+        self._name, self._open, self._read = name, open, 0
+        self._files: dict[str, Reader] = {}
         try:
-            table = _table(folder / METADATA)
+            table = _table(self._file(METADATA))
             self._chunks = dict(_chunks(table))
             places = dict(_places(table))
         except BadCheckpoint:
             raise
         except Exception as error:  # a damaged pickle can fail in any way
             why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise BadCheckpoint(f"{METADATA} of {folder.name} is damaged or no table of chunks: {why}") from None
+            raise BadCheckpoint(f"{METADATA} of {name} is damaged or no table of chunks: {why}") from None
         self._places = places
-        room = sum(file.stat().st_size for file in folder.glob("*.distcp"))
-        names = {name: _short(name, list(self._chunks)) for name in self._chunks}
-        self._full = {short: name for name, short in names.items() if short is not None}
+        names = {full: _short(full, list(self._chunks)) for full in self._chunks}
+        self._full = {short: full for full, short in names.items() if short is not None}
         self.entries = {}
-        for short, name in self._full.items():
-            dtype, shape, _ = self._chunks[name]
+        for short, full in self._full.items():
+            dtype, shape, _ = self._chunks[full]
             if math.prod(shape) * dtype.itemsize > room:
-                raise BadCheckpoint(f"{folder.name} is cut off: {name} of shape {shape} is more than its files hold")
+                raise BadCheckpoint(f"{name} is cut off: {full} of shape {shape} is more than its files hold")
             self.entries[short] = virtual(shape)
+
+    @classmethod
+    def local(cls, folder: Path) -> Dcp:
+        """A folder of this machine."""
+        room = sum(file.stat().st_size for file in folder.glob(f"*{CHUNK}"))
+        return cls(folder.name, lambda file: LocalFile(folder / file, file), room)
 
     @property
     def bytes_read(self) -> int:
         """Of chunks."""
         return self._read
 
+    def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
+        """These will be read: of files elsewhere, neighbouring chunks are then fetched together."""
+        spans: dict[str, list[Span]] = {}
+        for name in dict.fromkeys(name for name, _ in views):
+            for _, (file, offset, length) in self._parts(name):
+                spans.setdefault(file, []).append((offset, offset + length))
+        for file, inside in spans.items():
+            self._file(file).expect(inside)
+
+    def _parts(self, name: str) -> Iterator[tuple[Any, tuple[str, int, int]]]:
+        """The chunks of a tensor, (offsets, sizes), and where they are: file, first byte, bytes."""
+        full = self._full[name]
+        for number, chunk in enumerate(self._chunks[full][2]):
+            place = self._places.get((full, chunk[0])) or self._places.get((full, number))
+            if place is None:
+                raise BadCheckpoint(f"{self._name} does not say where a part of {full} is")
+            yield chunk, place
+
     def whole(self, name: str) -> Tensor:
         """The tensor, put together from its chunks."""
         full = self._full[name]
-        dtype, shape, chunks = self._chunks[full]
+        dtype, shape, _ = self._chunks[full]
         out = torch.full(shape, math.nan)  # what no chunk covers is told
-        for number, (offsets, sizes) in enumerate(chunks):
-            place = self._places.get((full, offsets)) or self._places.get((full, number))
-            if place is None:
-                raise BadCheckpoint(f"{self.folder.name} does not say where a part of {full} is")
+        for (offsets, sizes), place in self._parts(name):
             part = self._part(full, *place)
             if tuple(part.shape) != sizes or part.dtype != dtype:
-                raise BadCheckpoint(f"{self.folder.name}: a part of {full} has shape {tuple(part.shape)}, not {sizes}")
+                raise BadCheckpoint(f"{self._name}: a part of {full} has shape {tuple(part.shape)}, not {sizes}")
             out[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part.float()
         return out
 
     def _part(self, name: str, file: str, offset: int, length: int) -> Tensor:
-        if file not in self._files:
-            check_inside(file, METADATA, (".distcp",))
-            self._files[file] = LocalFile(self.folder / file, file)
-        reader = self._files[file]
+        reader = self._file(file)
         if not 0 <= offset <= offset + length <= reader.size:
             raise BadCheckpoint(
                 f"{file} is cut off: {name} ends at byte {offset + length:,}, the file at {reader.size:,}"
@@ -87,11 +110,20 @@ class Dcp(WorkedOut):
         self._read += length
         return load_tensor(read_bytes(reader, offset, length), f"{name} in {file}")
 
+    def _file(self, name: str) -> Reader:
+        if name not in self._files:
+            if name != METADATA:
+                check_inside(name, METADATA, (CHUNK,))
+            if (reader := self._open(name)) is None:
+                raise BadCheckpoint(f"{name} cannot be read: {self._name} does not have it")
+            self._files[name] = reader
+        return self._files[name]
 
-def _table(path: Path) -> Record:
-    if (size := path.stat().st_size) > _LARGEST:
-        raise BadCheckpoint(f"{METADATA} has {size:,} bytes, more than {_LARGEST:,}: refused")
-    table = inert(io.BytesIO(path.read_bytes()))
+
+def _table(file: Reader) -> Record:
+    if file.size > _LARGEST:
+        raise BadCheckpoint(f"{METADATA} has {file.size:,} bytes, more than {_LARGEST:,}: refused")
+    table = inert(io.BytesIO(read_bytes(file, 0, file.size)))
     if not isinstance(table, Record) or not isinstance(table.get("state_dict_metadata"), dict):
         raise BadCheckpoint(f"{METADATA} is no table of chunks")
     return table

@@ -21,16 +21,17 @@ from torch import Tensor
 
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.entry import Entry, contiguous
-from joma._scan.formats import INDEX, NAMES, has_weights, lone_file
+from joma._scan.formats import CHUNK, INDEX, NAMES, has_weights, lone_file, weight_names
 from joma._scan.measure import checkpoint_tensors
 from joma._scan.reading import BadCheckpoint
-from joma._scan.revision import Revision
+from joma._scan.revision import NotWhole, Revision
 from joma._scan.steps import trained_steps
 from joma._scan.tensors import Fetch, Tensors, hash_into, weight_map
 
 SLICE = 64 << 10  # bytes of a tensor
 _SAMPLE = SLICE // 4  # numbers of a tensor that changes are measured on
 _BLOCK = 16 << 20  # bytes that are read at a time
+_STATE = "trainer_state.json"
 
 
 class Level(StrEnum):
@@ -79,10 +80,13 @@ class Facts:
 Samples = dict[str, Tensor]  # tensor -> some of its numbers, always at the same places
 
 
-def gather(checkpoint: Checkpoint, level: Level) -> tuple[Facts, Samples]:
-    """All that the level tells of a checkpoint; what cannot be read is a problem, not an error."""
+def gather(checkpoint: Checkpoint, level: Level, limit: int | None = None) -> tuple[Facts, Samples]:
+    """All that the level tells of a checkpoint; what cannot be read is a problem, not an error.
+
+    ``limit``: bytes that may be transferred of it.
+    """
     facts, samples = Facts(checkpoint.name, checkpoint.step), Samples()
-    revision = checkpoint.revision()
+    revision = checkpoint.revision(limit=limit)
     try:
         facts.trained = trained_steps(_state_folder(checkpoint, revision))
         places = _files(facts, checkpoint, revision)
@@ -103,10 +107,24 @@ def gather(checkpoint: Checkpoint, level: Level) -> tuple[Facts, Samples]:
     return facts, samples
 
 
+def transfer_of(revision: Revision, level: Level) -> int:
+    """Bytes that the level will take of a revision on the hub, by its list of files and their headers."""
+    if level is Level.HASHES:
+        small = (*INDEX, _STATE)
+        return sum(size for name, (size, _) in revision.hashes().items() if name in small)
+    if level is Level.SLICES:
+        try:
+            _expected(revision.tensors(ranges=True), level)
+            return revision.meter.spent + revision.meter.expected
+        except NotWhole:
+            pass
+    return sum(revision.weights().values())
+
+
 def _state_folder(checkpoint: Checkpoint, revision: Revision | None) -> Path:
     if revision is None:
         return Path(str(checkpoint.path))
-    path = revision.fetch("trainer_state.json")
+    path = revision.fetch(_STATE)
     return path.parent if path is not None else Path(revision.temporary)
 
 
@@ -126,7 +144,7 @@ def _files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> d
             return {}
         here = {file.name: file for file in folder.iterdir() if file.is_file()}
         listed, fetch = {name: partial(_hashed, file) for name, file in here.items()}, here.get
-    chunks = [name for name in listed if name.endswith(".distcp")]  # of torch.distributed.checkpoint
+    chunks = [name for name in listed if name.endswith(CHUNK)]  # of torch.distributed.checkpoint
     if chunks and not any(name in listed for name in NAMES):
         facts.files = {name: listed[name]() for name in sorted(chunks)}
         return {}
@@ -140,6 +158,10 @@ def _files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> d
         if missing := [shard for shard in shards if shard not in listed]:
             raise BadCheckpoint(f"the shard {missing[0]} that the index names is not there")
         return places
+    alone = [str(checkpoint.file)] if checkpoint.file in listed else weight_names(listed)
+    if len(alone) == 1:
+        facts.files = {"weights": listed[alone[0]]()}
+        return {}
     raise BadCheckpoint(f"no weights: looked for {', '.join(NAMES)}")
 
 
@@ -151,16 +173,21 @@ def _hashed(file: Path) -> FileFact:
         raise BadCheckpoint(f"{file.name} cannot be read: {error.strerror or error}") from error
 
 
-def _tensors(tensors: Tensors, level: Level) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
+def _expected(tensors: Tensors, level: Level) -> dict[str, Entry | None]:
+    """What will be read: tensors in the order of the files, with the slice of each, None for all of it."""
     names = sorted(tensors.names, key=lambda name: (tensors.shards([name]), tensors.entry(name).offset))
-    views = {name: _slice(tensors.entry(name)) for name in names} if level is Level.SLICES else {}
-    tensors.expect((name, views.get(name)) for name in names)
-    for name in names:
+    views = {name: _slice(tensors.entry(name)) if level is Level.SLICES else None for name in names}
+    tensors.expect(views.items())
+    return views
+
+
+def _tensors(tensors: Tensors, level: Level) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
+    for name, view in _expected(tensors, level).items():
         entry = tensors.entry(name)
         digest, bad, sample = hashlib.sha256(), 0, []
         every = max(1, math.prod(entry.shape) // _SAMPLE)  # of a whole tensor, evenly over it
         place = 0
-        for part in _parts(tensors, name, views.get(name), level):
+        for part in _parts(tensors, name, view, level):
             hash_into(digest, part)
             flat = part.reshape(-1)
             if flat.dtype.is_floating_point:

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from joma._scan.facts import Facts
+from joma._scan.facts import Facts, Samples
 from joma._scan.fit import misfits
+from joma._scan.order import judge_order, put_back
+from joma._scan.sketch import MOST, Distances
 from joma._scan.steps import step_of
 
 _LEAST = 64  # numbers: smaller tensors may be equal by chance
@@ -21,8 +23,8 @@ class Fault:
     """Something that is wrong with a checkpoint, or with several together.
 
     Attributes:
-        kind: "unreadable", "size", "tensors", "type", "not finite", "state", "identical", "copied", "repeated" or
-            "misfit".
+        kind: "unreadable", "size", "tensors", "type", "not finite", "state", "identical", "copied", "repeated",
+            "exchanged", "late" or "misfit".
         checkpoints: whose fault it is; of copies, all that are alike.
         text: what is wrong, for people.
         tensors: which ones, where not all.
@@ -38,20 +40,29 @@ class Fault:
         return asdict(self)
 
 
-def find_faults(series: Sequence[Facts]) -> list[Fault]:
-    """All faults of a series in the order of its steps."""
+def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tuple[list[Fault], tuple[str, ...]]:
+    """All faults of a series in the order of its steps, and what cannot be told of its order.
+
+    ``sketches`` are those of the checkpoints that could be read.
+    """
     readable = [facts for facts in series if not facts.problem]
     faults = [Fault("unreadable", (f.name,), f.problem) for f in series if f.problem]
     for rule in (_sizes, _names, _types, _not_finite, _states):
         faults += rule(readable)
     identical = _identical(readable)
-    copies = list(_copied_files(readable, identical))
+    same_files = list(_copied_files(readable, identical))
     faults += [Fault("identical", group, f"{_some(group)} have the same weights") for group in identical]
-    faults += copies
-    faults += _copied_tensors(readable, identical, copies)
+    faults += same_files
+    faults += _copied_tensors(readable, identical, same_files)
     faults += _repeated(readable)
-    faults += [Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in misfits(readable)]
-    return faults
+    apart = Distances(readable, sketches) if sketches and len(readable) <= MOST else None
+    copies = [n for n, facts in enumerate(readable) if any(facts.name in group for group in identical)]
+    order = judge_order(readable, apart, copies)
+    for kind, pairs in (("exchanged", order.exchanged), ("late", order.late)):
+        faults += [Fault(kind, tuple(readable[n].name for n in pair), text) for pair, text in pairs]
+    right = put_back(readable, [pair for pair, _ in order.exchanged], apart)
+    faults += [Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in misfits(right)]
+    return faults, order.unknown
 
 
 def _sizes(series: Sequence[Facts]) -> Iterator[Fault]:

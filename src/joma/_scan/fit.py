@@ -8,7 +8,7 @@ With d for the relative change of a tensor between two checkpoints, its *detour*
 much more if i is another model's, another step's or damaged. A checkpoint is a misfit if its detour is far from those
 of the other checkpoints of the series, by medians: of all matrices (a step), of those in one file (a shard), of one
 matrix. The first and the last have no detour: a shard there is judged by how its change compares with that of the
-others.
+others. Whether checkpoints are exchanged is asked first (`order.py`), and such are put back before this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAR = 6.0  # robust standard deviations
 _STEP, _SHARD, _TENSOR, _END = math.log(1.6), math.log(2.5), math.log(4.0), math.log(8.0)  # and at least so much more
 _JITTER = math.log(2.1)  # more is no training, whatever the other checkpoints do
 FEWEST = 4  # checkpoints: of fewer it cannot be said what is usual
-_LEAST = 256  # numbers: of smaller tensors nothing can be said
+LEAST = 256  # numbers: of smaller tensors nothing can be said
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Misfit:
 
 def misfits(series: Sequence[Facts]) -> list[Misfit]:
     """The checkpoints of a series, in the order of steps, that do not fit to their neighbours."""
-    names = _matrices(series)
+    names = matrices(series)
     if len(series) < FEWEST or not names:
         return []
     detour = _detours(series, names)  # (matrices, checkpoints), logarithms
     with np.errstate(all="ignore"):
-        usual = _middle(detour, 0)  # of each checkpoint
+        usual = middle(detour, 0)  # of each checkpoint
     found: list[Misfit] = []
     wrong = _outliers(usual, _STEP, _JITTER)
     for n in _places(wrong):
@@ -56,7 +56,7 @@ def misfits(series: Sequence[Facts]) -> list[Misfit]:
     rest = np.where(wrong, np.nan, detour - usual)  # what a file or a matrix has more than the checkpoint
     by_file = _by_file(series, names)
     for file, rows in by_file.items():
-        excess = _middle(rest[rows], 0)
+        excess = middle(rest[rows], 0)
         for n in _places(_outliers(excess, _SHARD)):
             found.append(_part(series, n, file, [names[row] for row in rows], excess[n]))
             rest[rows, n] = np.nan
@@ -71,11 +71,11 @@ def _part(series: Sequence[Facts], n: int, what: str, names: list[str], excess: 
     return Misfit(series[n].name, text, tuple(names))
 
 
-def _matrices(series: Sequence[Facts]) -> list[str]:
+def matrices(series: Sequence[Facts]) -> list[str]:
     """The tensors that the rule is about: matrices that move."""
     shapes = {name: tensor.shape for facts in series for name, tensor in facts.tensors.items()}
     moving = {name for facts in series for name, change in facts.change.items() if change > 0}
-    return sorted(name for name in moving if len(shapes[name]) > 1 and math.prod(shapes[name]) >= _LEAST)
+    return sorted(name for name in moving if len(shapes[name]) > 1 and math.prod(shapes[name]) >= LEAST)
 
 
 def _table(series: Sequence[Facts], names: list[str], which: str) -> NDArray[np.float64]:
@@ -91,7 +91,7 @@ def _detours(series: Sequence[Facts], names: list[str]) -> NDArray[np.float64]:
     return np.where(np.isfinite(detour), detour, np.nan)
 
 
-def _middle(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+def middle(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     """Medians, NaN where there is nothing."""
     filled = np.where(np.isnan(values).all(axis=axis, keepdims=True), 0.0, values)
     return np.where(np.isnan(values).all(axis=axis), np.nan, np.nanmedian(filled, axis=axis))
@@ -126,14 +126,14 @@ def _ends(series: Sequence[Facts], names: list[str], by_file: dict[str, list[int
     with np.errstate(all="ignore"):
         change = np.log(_table(series, names, "change"))
     change = np.where(np.isfinite(change), change, np.nan)
-    rest = change - _middle(change, 0)
-    rest = rest - _middle(rest, 1)[:, None]
+    rest = change - middle(change, 0)
+    rest = rest - middle(rest, 1)[:, None]
     found = []
     for end, gap, neighbour in ((0, 1, 1), (len(series) - 1, len(series) - 1, len(series) - 2)):
         if {series[end].name, series[neighbour].name} & known:
             continue
         for file, rows in by_file.items():
-            excess = _middle(rest[rows], 0)
+            excess = middle(rest[rows], 0)
             if _outliers(excess, _END)[gap]:
                 text = (
                     f"{file} of {series[end].name} does not fit: it differs from that of {series[neighbour].name} by "

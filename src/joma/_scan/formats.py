@@ -13,6 +13,7 @@ from joma._scan.reading import BadCheckpoint
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 ADAPTER, SETTINGS = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"  # what peft writes
+METADATA, CHUNK = ".metadata", ".distcp"  # what torch.distributed.checkpoint writes
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
@@ -24,22 +25,25 @@ _MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
 _ZERO = re.compile(r".*(mp_rank_\d+_model_states|_optim_states)\.pt")
 
 
+def weight_names(names: Iterable[str]) -> list[str]:
+    """The files that may each be the weights of a checkpoint: no shards, no states of optimisers."""
+    files = [PurePosixPath(name) for name in names if "/" not in name and not name.startswith(".")]
+    alone = [file for file in files if file.suffix in SUFFIXES and not _BESIDES.fullmatch(file.stem)]
+    return sorted(file.name for file in alone if not _SHARD.fullmatch(file.stem))
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a folder that may each be the weights of a checkpoint: no shards, no states of optimisers."""
+    """Those of a folder."""
     try:
-        files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file()]
+        names = [file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file()]
     except OSError:
         return []
-    return sorted(
-        file
-        for file in files
-        if not file.name.startswith(".") and not _BESIDES.fullmatch(file.stem) and not _SHARD.fullmatch(file.stem)
-    )
+    return [folder / name for name in weight_names(names)]
 
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder is a checkpoint by the names of its files."""
-    return any((folder / name).is_file() for name in (*NAMES, ".metadata"))
+    return any((folder / name).is_file() for name in (*NAMES, METADATA))
 
 
 def lone_file(folder: Path) -> Path | None:
@@ -111,6 +115,7 @@ _BY_NAME = {  # ends of tensors' names -> method
     "bitsandbytes": (".absmax", ".SCB", ".weight_format", "bitsandbytes__nf4", "bitsandbytes__fp4"),
     "MXFP4": ("_blocks",),
     "compressed-tensors": (".weight_packed",),
+    "torchao": ("._weight_qdata",),
     "FP8 with scales": (".weight_scale_inv", ".weight_scale"),
 }
 _TO_FULL = {"bitsandbytes", "MXFP4", "FP8 with scales"}  # those that transformers gives back

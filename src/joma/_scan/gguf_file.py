@@ -1,16 +1,14 @@
 """GGUF files (llama.cpp): the tensors that are needed, dequantised by blocks of rows with the package `gguf`.
 
-The header is walked through here, with bounds: the package maps the file into memory, and its reader of headers goes on
-for ever where an array claims to be longer than the file.
+Tensors have the names of the hub's models, and their order of rows: llama.cpp's converter puts the two halves that
+rotary positions turn into each other side by side, in the queries and keys of Llama.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +17,11 @@ import torch
 from torch import Tensor
 
 from joma._scan.entry import Entry, contiguous
-from joma._scan.reading import BadCheckpoint, Reader, Stream, read_bytes
+from joma._scan.gguf_header import Header
+from joma._scan.gguf_model import OwnTokenizer, heads_of, model_config
+from joma._scan.reading import BadCheckpoint, LocalFile, Reader, Span, read_bytes
 from joma._scan.sources import WorkedOut, virtual
 
-MAGIC = b"GGUF"
-_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_LONGEST, _MOST = 1 << 16, 1 << 20  # characters of a name; keys and tensors of a file
 _BLOCK = 1 << 20  # bytes that are dequantised at a time
 _NAMES = {  # llama.cpp's names -> those of the hub's models
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -33,7 +29,8 @@ _NAMES = {  # llama.cpp's names -> those of the hub's models
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp": "mlp.router", "token_embd": "embed_tokens",
-    "output": "lm_head",
+    "output": "lm_head", "output_norm": "norm", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 }  # fmt: skip
 _STACKS = {
     "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
@@ -55,7 +52,9 @@ class GgufFile(WorkedOut):
     """The tensors of a GGUF file, named as in models of the hub.
 
     Attributes:
-        config: what its header says of heads.
+        config: what its header says, as a config.json would.
+        no_model: why no model can be built with it.
+        tokenizer: the one inside.
         note: how its tensors are quantised.
     """
 
@@ -63,15 +62,13 @@ class GgufFile(WorkedOut):
         self._reader, self._read, self._gguf = reader, 0, library()
         self.entries: dict[str, Entry] = {}
         self._places: dict[str, tuple[Any, int]] = {}  # type, and where it begins
+        head = Header(reader)
         try:
-            head = _Header(reader)
             kinds = self._gguf.GGMLQuantizationType
             placed = [(name, kinds(kind), shape, begin) for name, kind, shape, begin in head.tensors]
-        except BadCheckpoint:
-            raise
-        except (ValueError, struct.error, MemoryError, OverflowError) as error:
+        except ValueError as error:
             raise BadCheckpoint(f"{reader.name} is damaged or no GGUF file: {error}") from error
-        if int(head.keys.get("split.count") or 0) > 1:
+        if isinstance(parts := head.keys.get("split.count"), int) and parts > 1:
             raise BadCheckpoint(f"{reader.name} is one of several parts: join them with `llama-gguf-split --merge`")
         ends: list[tuple[int, int, str]] = []
         for name, kind, shape, begin in placed:
@@ -89,24 +86,73 @@ class GgufFile(WorkedOut):
         for (_, end, name), (start, _, other) in pairwise(sorted(ends)):
             if start < end:
                 raise BadCheckpoint(f"{reader.name} is damaged: {name} and {other} overlap")
-        self.config = _config(head.keys)
+        self.config, why = model_config(head.keys, {name: shape for name, _, shape, _ in placed})
+        self.no_model = why and (
+            f"no model is built from {reader.name}: it is GGUF {why}. Its matrices are measured; for the rest, take "
+            "the original, in the hub's format"
+        )
+        self.tokenizer = OwnTokenizer(reader)
+        self._paired = self._rotary(head)
         kinds = sorted({kind.name for _, kind, shape, _ in placed if len(shape) > 1})
         self.note = f"{reader.name} is GGUF ({', '.join(kinds)}): the numbers that its blocks stand for were measured"
+
+    def _rotary(self, head: Header) -> dict[str, int]:
+        """Queries and keys whose rows llama.cpp has put in pairs -> rows of a head."""
+        if head.keys.get("general.architecture") != "llama":
+            return {}
+        heads, sizes = heads_of(head.keys), {}
+        for name, entry in self.entries.items():
+            kind = name.removesuffix(".weight").rpartition(".")[2]
+            count = heads.get({"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(kind, ""))
+            if count is not None and len(entry.shape) == 2:
+                if count < 1 or entry.shape[0] % (2 * count):
+                    raise BadCheckpoint(f"{self._reader.name} is damaged: {name} of {entry.shape} has {count} heads")
+                sizes[name] = entry.shape[0] // count
+        return sizes
 
     @property
     def bytes_read(self) -> int:
         """Of tensors."""
         return self._read
 
+    def expect(self, views: Iterable[tuple[str, Entry]]) -> None:
+        """These parts of tensors will be read: of a file elsewhere, neighbours are then fetched together."""
+        if not isinstance(self._reader, LocalFile):
+            self._reader.expect(self._span(name, view) for name, view in views)
+
+    def _span(self, name: str, view: Entry) -> Span:
+        """The bytes that a view is read from."""
+        first, count = self._whole_rows(name, view) or (0, math.prod(self.entries[name].shape[:-1]))
+        first, count = self._whole_heads(name, first, count)
+        row = self._row(name)[1]
+        return self._places[name][1] + first * row, self._places[name][1] + (first + count) * row
+
+    def _whole_rows(self, name: str, view: Entry) -> tuple[int, int] | None:
+        """The first row of a view and how many there are, if it is of whole rows one after another."""
+        width, count, first = self._row(name)[0], math.prod(view.shape), view.offset // 4
+        if not width or view.stride != contiguous(view.shape) or first % width or count % width:
+            return None
+        return first // width, count // width
+
+    def _whole_heads(self, name: str, first: int, count: int) -> tuple[int, int]:
+        """The same rows; where they are in pairs, those of all heads that have some of them."""
+        head = self._paired.get(name, 1)
+        begin = first // head * head
+        return begin, -(-(first + count) // head) * head - begin
+
+    def _row(self, name: str) -> tuple[int, int]:
+        """Numbers of a row, and its bytes."""
+        shape = self.entries[name].shape
+        block, size = self._gguf.GGML_QUANT_SIZES[self._places[name][0]]
+        width = shape[-1] if shape else 1
+        return width, width // block * size
+
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """A tensor; of whole rows one after another, as those of one expert, no others are read."""
-        width = self.entries[name].shape[-1] if self.entries[name].shape else 0
-        if entry is None or not width or entry.stride != contiguous(entry.shape) or (entry.offset // 4) % width:
+        rows = None if entry is None else self._whole_rows(name, entry)
+        if entry is None or rows is None:
             return super().read(name, entry)
-        count = math.prod(entry.shape)
-        if count % width:
-            return super().read(name, entry)
-        return self._rows(name, entry.offset // 4 // width, count // width).reshape(entry.shape)
+        return self._rows(name, *rows).reshape(entry.shape)
 
     def whole(self, name: str) -> Tensor:
         """All rows."""
@@ -115,9 +161,16 @@ class GgufFile(WorkedOut):
 
     def _rows(self, name: str, first: int, count: int) -> Tensor:
         """Rows from ``first`` on, (count, width)."""
-        (kind, begin), width = self._places[name], self.entries[name].shape[-1] if self.entries[name].shape else 1
-        block, size = self._gguf.GGML_QUANT_SIZES[kind]
-        row = width // block * size
+        begin, more = self._whole_heads(name, first, count)
+        rows = self._raw(name, begin, more)
+        if (head := self._paired.get(name)) is None:
+            return rows
+        halves = rows.view(-1, head // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+        return halves[first - begin :][:count].contiguous()
+
+    def _raw(self, name: str, first: int, count: int) -> Tensor:
+        """Rows as they lie in the file."""
+        (kind, begin), (width, row) = self._places[name], self._row(name)
         out, step = torch.empty(count, width), max(1, _BLOCK // max(1, row))
         for start in range(0, count, step):
             rows = min(step, count - start)
@@ -138,94 +191,11 @@ class GgufFile(WorkedOut):
             ) from None
 
 
-class _Header:
-    """Keys and values, and where tensors are; arrays are passed over."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._name, self._size = reader.name, reader.size
-        self._stream = io.BufferedReader(Stream(reader), 1 << 16)
-        if self._bytes(4) != MAGIC:
-            raise BadCheckpoint(f"{reader.name} is no GGUF file")
-        version = self._number("I")
-        if version not in (2, 3):
-            raise BadCheckpoint(f"{reader.name} is GGUF of version {version}: 2 and 3 can be read, little-endian")
-        tensors, keys = self._count(), self._count()
-        self.keys: dict[str, Any] = {}
-        for _ in range(keys):
-            key = self._string(_LONGEST)
-            self.keys[key] = self._value(self._number("I"))
-        infos = []
-        for _ in range(tensors):
-            name, dimensions = self._string(_LONGEST), self._number("I")
-            if dimensions > 4:
-                raise ValueError(f"{name} has {dimensions} dimensions")
-            shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
-            infos.append((name, self._number("I"), shape, self._number("Q")))
-        alignment = self.keys.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-            raise ValueError(f"its alignment is {alignment}")
-        data = -(-self._stream.tell() // alignment) * alignment
-        self.tensors = [(name, kind, shape, data + offset) for name, kind, shape, offset in infos]
-
-    def _bytes(self, count: int) -> bytes:
-        if count > self._size - self._stream.tell():
-            raise BadCheckpoint(f"{self._name} is cut off at byte {self._size:,}; download it again")
-        return self._stream.read(count)
-
-    def _number(self, kind: str) -> Any:
-        return struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))[0]
-
-    def _count(self) -> int:
-        count = int(self._number("Q"))
-        if count > _MOST:
-            raise ValueError(f"it claims to have {count:,} tensors or keys")
-        return count
-
-    def _string(self, longest: int) -> str:
-        length = self._number("Q")
-        if length > longest:
-            raise ValueError(f"a name of {length:,} characters")
-        return self._bytes(length).decode(errors="replace")
-
-    def _value(self, kind: int, depth: int = 0) -> Any:
-        """A number or a text; None for an array, which is passed over."""
-        if kind in _FORMATS:
-            return self._number(_FORMATS[kind])
-        if kind == _STRING:
-            self._skip(self._number("Q"))
-        elif kind == _ARRAY and depth < 4:
-            inner, count = self._number("I"), self._number("Q")
-            if inner in _FORMATS:
-                self._skip(count * struct.calcsize(f"<{_FORMATS[inner]}"))
-            elif count > self._size:
-                raise ValueError(f"an array of {count:,}")
-            else:
-                for _ in range(count):
-                    self._value(inner, depth + 1)
-        else:
-            raise ValueError(f"a value of the type {kind}")
-        return None
-
-    def _skip(self, count: int) -> None:
-        if count > self._size - self._stream.tell():
-            raise BadCheckpoint(f"{self._name} is cut off at byte {self._size:,}; download it again")
-        self._stream.seek(count, io.SEEK_CUR)
-
-
 def _known(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None:
         return name
     front = f"layers.{match[1]}." if match[1] else ""
-    if match[2] in _STACKS:
+    if match[2] in _STACKS and match[3] == "weight":
         return front + _STACKS[match[2]]
-    return f"{front}{_NAMES.get(match[2], match[2])}.weight"
-
-
-def _config(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """How many heads there are, where all layers have equally many."""
-    found = {
-        "num_attention_heads": [v for k, v in keys.items() if k.endswith(".attention.head_count")],
-        "num_key_value_heads": [v for k, v in keys.items() if k.endswith(".attention.head_count_kv")],
-    }
-    return {name: values[0] for name, values in found.items() if len(values) == 1 and isinstance(values[0], int)}
+    return f"{front}{_NAMES.get(match[2], match[2])}.{match[3]}"

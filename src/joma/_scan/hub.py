@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from joma._data.cache import cache_folder
+from joma._data.folders import cache_folder
 
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -17,6 +18,15 @@ DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _NETWORK = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}  # of httpx, requests and Python
 LOCAL = "give the path of a local folder of checkpoints instead, or download them once with a connection"
+
+
+_FILE = re.compile(r"([\w.-]+/[\w.-]+)/([\w.-]+\.gguf)")
+
+
+def with_file(source: str) -> tuple[str, str | None]:
+    """The id of a model, and the one of its files that is meant: "owner/name/file.gguf"."""
+    match = _FILE.fullmatch(source)
+    return (match[1], match[2]) if match else (source, None)
 
 
 def library() -> Any:
@@ -56,6 +66,18 @@ def branches(repo: str) -> list[str]:
             return cached
         raise ValueError(explain(repo, error)) from error
     return [branch.name for branch in refs.branches]
+
+
+def commits(repo: str) -> dict[str, str]:
+    """Branches and tags of a model, and the commits that they are at; empty if the hub cannot be asked."""
+    hf = library()
+    if hf.constants.HF_HUB_OFFLINE:
+        return {}
+    try:
+        refs = hf.HfApi().list_repo_refs(repo)
+    except Exception:  # what is read of it will say why
+        return {}
+    return {ref.name: ref.target_commit for ref in [*refs.tags, *refs.branches]}
 
 
 def check(repo: str) -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge, get
 from joma._run.names import harmless
-from joma._scan.charges import measure_charges
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.hub import DownloadProgress
 from joma._scan.lora import with_base
 from joma._scan.plan import Plan, Planned, plan
 from joma._scan.reading import BadCheckpoint
 from joma._scan.revision import Revision
-from joma._scan.sample import measure_on_sample
 from joma._scan.tensors import Tensors, View
 
 
@@ -59,18 +60,27 @@ class Row:
     measured: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
     layers: dict[str, list[str]] = field(default_factory=dict)  # gauge -> names of its layers
     heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
-    not_numbers: bool = False  # whether something that was measured on the sample is NaN
+    not_numbers: bool = False  # whether something on the sample, or in the checkpoint before, is NaN
+    since: str = ""  # the checkpoint that changes are measured from
 
 
-def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: DownloadProgress | None = None) -> Row:
-    """All gauges on one checkpoint; errors are in the row. What it downloaded stays until `forget`."""
-    row, notes = Row(checkpoint), [checkpoint.note] * bool(checkpoint.note)
+def measure_checkpoint(
+    checkpoint: Checkpoint,
+    request: Request,
+    report: DownloadProgress | None = None,
+    before: Checkpoint | None = None,
+) -> Row:
+    """All gauges on one checkpoint; errors are in the row. What it downloaded stays until `forget`.
+
+    ``before``: the one that its changes are measured from; None of the first.
+    """
+    row, notes = Row(checkpoint, since=before.name if before else ""), [checkpoint.note] * bool(checkpoint.note)
     revision = checkpoint.revision(report, request.keep, request.limit)
     try:
         gauges = get(request.gauges)
         tensors = with_base(checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base)
         kinds = {
-            "weights": partial(_weights, row, tensors, [g for g in gauges if g.on == "weight"], request.mlp),
+            "weights": partial(_weights, row, tensors, gauges, Earlier(before, request, revision), request.mlp),
             "charges": partial(_charges, row, tensors, [g for g in gauges if g.on == "charge"]),
             "model": partial(_model, row, tensors, revision, [g for g in gauges if g.runs_model], request),
         }
@@ -85,7 +95,7 @@ def measure_checkpoint(checkpoint: Checkpoint, request: Request, report: Downloa
             notes.append(f"NaN or infinite: {_some(tensors.not_finite)}")
         right = done == len(kinds) and not tensors.not_finite and not row.not_numbers
         row.status = "ok" if right else "partly" if row.measured else "failed"
-        row.bytes_read = tensors.bytes_read
+        row.bytes_read += tensors.bytes_read
         notes += tensors.notes
     except Exception as error:
         row.status = "failed"
@@ -122,7 +132,8 @@ def planned(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
     key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), mlp)
     if key not in _plans or not _fits(_plans[key], tensors):  # equal names may have other shapes
         new = plan(tensors, parts, mlp)
-        _plans.clear()
+        for old in list(_plans)[:-1]:  # two are kept: that of changes may be another
+            del _plans[old]
         _plans[key] = new
     return _plans[key]
 
@@ -140,8 +151,86 @@ def views(tensors: Tensors, matrices_by_part: Plan) -> list[View]:
                               for p in matrix.pieces))  # fmt: skip
 
 
-def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -> list[str]:
-    """Weight gauges: each matrix read once and decomposed once, from a fixed start: no row depends on another."""
+class Earlier:
+    """The checkpoint before, of which changes need the same matrices; it is opened when they are asked for.
+
+    Arguments:
+        checkpoint: None if there is none.
+        request: as for the checkpoint itself.
+        revision: of the checkpoint itself, with which it shares the limit of what may be transferred.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None, request: Request, revision: Revision | None) -> None:
+        self.checkpoint, self._request, self._with = checkpoint, request, revision
+        self._tensors: Tensors | None = None
+        self._revision: Revision | None = None
+        self._matrices: dict[tuple[str, str], Planned] = {}  # by part and name
+
+    def open(self, parts: list[str]) -> None:
+        """Find the matrices of these parts."""
+        assert self.checkpoint is not None
+        request, self._revision = self._request, self.checkpoint.revision(keep=self._request.keep)
+        if self._revision is not None and self._with is not None:
+            self._revision.meter = self._with.meter
+        with self._named():
+            opened = checkpoint_tensors(self.checkpoint, self._revision, ranges=not request.keep)
+            self._tensors = with_base(opened, request.base)
+            by_part = planned(self._tensors, parts, request.mlp)
+            self._tensors.expect(views(self._tensors, by_part))
+            self._matrices = {(part, m.name): m for part, matrices in by_part.items() for m in matrices}
+
+    def read(self, part: str, matrix: Planned) -> list[Tensor]:
+        """A matrix as it was then."""
+        assert self._tensors is not None
+        with self._named():
+            if (part, matrix.name) not in self._matrices:
+                raise BadCheckpoint(f"it has no {matrix.name}")
+            return self._matrices[part, matrix.name].read(self._tensors)
+
+    def close(self, row: Row) -> list[str]:
+        """Let go of it, and say in the row of the other what was read."""
+        if self._revision is not None:
+            self._revision.close()
+        if self._tensors is None or self.checkpoint is None:
+            return []
+        row.bytes_read += self._tensors.bytes_read
+        row.not_numbers |= bool(bad := self._tensors.not_finite)
+        return [f"NaN or infinite in {self.checkpoint.name}: {_some(bad)}"] if bad else []
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            assert self.checkpoint is not None
+            raise _NoEarlier(
+                f"the checkpoint before, {self.checkpoint.name}, cannot be read: {_message(error)}"
+            ) from error
+
+
+class _NoEarlier(BadCheckpoint):
+    """Changes cannot be measured, though all else can."""
+
+
+def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
+    """Weight gauges, and changes since the checkpoint before, if there is one that can be read."""
+    weights, changes = ([g for g in gauges if g.on == on] for on in ("weight", "change"))
+    names = ", ".join(g.name for g in changes)
+    if changes and earlier.checkpoint is None:
+        return [*_matrices(row, tensors, weights, earlier, mlp), f"{names}: there is no checkpoint before it"]
+    if not changes:
+        return _matrices(row, tensors, weights, earlier, mlp)
+    try:
+        earlier.open(list(dict.fromkeys(g.part for g in changes)))
+        notes = _matrices(row, tensors, weights + changes, earlier, mlp)
+        return notes + earlier.close(row)
+    except _NoEarlier as error:
+        notes = [*_matrices(row, tensors, weights, earlier, mlp), *earlier.close(row), f"{names}: {error}"]
+        raise BadCheckpoint("; ".join(notes)) from error
+
+
+def _matrices(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
+    """Gauges on matrices: each read once and decomposed once, from a fixed start: no row depends on another."""
     if not gauges:
         return []
     parts = list(dict.fromkeys(g.part for g in gauges))
@@ -153,8 +242,8 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -
             heads = max(matrix.heads for matrix in matrices)
             table = {g.name: [[math.nan] * heads for _ in matrices] for g in chosen}
             for layer, matrix in enumerate(matrices):
-                for head, (measured, reason) in enumerate(_one(matrix, tensors, chosen)):
-                    notes += [f"{matrix.name}: {reason}"] if reason else []
+                for head, (measured, reasons) in enumerate(_one(matrix, part, tensors, chosen, earlier)):
+                    notes += [f"{matrix.name}: {reason}" for reason in reasons]
                     for name, value in measured.items():
                         table[name][layer][head] = value
             for g in chosen:
@@ -166,18 +255,46 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], mlp: str | None) -
     return notes
 
 
-def _one(matrix: Planned, tensors: Tensors, gauges: list[Gauge]) -> list[tuple[dict[str, float], str | None]]:
-    """Values by gauge of one matrix, or of one per head, and why they are 0 or NaN; nothing of it stays in memory."""
-    values = []
-    for w in matrix.read(tensors):
-        top = top_singular(w) if any(g.given == "top" for g in gauges) else None
-        values.append(({g.name: g.measure(w, top) for g in gauges}, None if top is None else top.reason))
+Values = tuple[dict[str, float], list[str]]  # by gauge, and why some are 0 or NaN
+
+
+def _one(matrix: Planned, part: str, tensors: Tensors, gauges: list[Gauge], earlier: Earlier) -> list[Values]:
+    """Values by gauge of one matrix, or of one per head; nothing of it stays in memory."""
+    weights, changes = ([g for g in gauges if g.on == on] for on in ("weight", "change"))
+    now, values = matrix.read(tensors), list[Values]()
+    then = earlier.read(part, matrix) if changes else [None] * len(now)
+    for w, old in zip(now, then, strict=True):
+        top = top_singular(w) if any(g.given == "top" for g in weights) else None
+        measured = {g.name: g.measure(w, top) for g in weights}
+        reasons = [top.reason] if top is not None and top.reason else []
+        if old is not None and earlier.checkpoint is not None:
+            changed, reason = _change(w, old, changes, earlier.checkpoint.name)
+            measured |= changed
+            reasons += [reason] if reason else []
+        values.append((measured, reasons))
     return values
 
 
+def _change(w: Tensor, old: Tensor, gauges: list[Gauge], since: str) -> tuple[dict[str, float], str]:
+    """Values by gauge of what has become of a matrix, and why some are NaN."""
+    if w.shape != old.shape:
+        raise _NoEarlier(f"a matrix was {tuple(old.shape)} in {since}, and is {tuple(w.shape)}")
+    size = float(torch.linalg.vector_norm(old, dtype=torch.float64))
+    if size == 0:
+        return {g.name: math.nan for g in gauges}, f"it was zero in {since}: no change is relative to that"
+    change = (w - old) / size
+    top = top_singular(change) if any(g.given == "top" for g in gauges) else None
+    reason = (
+        "" if top is None or not top.reason else top.reason if math.isnan(top.sigma) else f"unchanged since {since}"
+    )
+    return {g.name: g.measure(change, top) for g in gauges}, reason
+
+
 def _charges(row: Row, tensors: Tensors, gauges: list[Gauge]) -> list[str]:
-    """Charge gauges."""
+    """Charge gauges; what only they need is imported here: most scans are of weights."""
     if gauges:
+        from joma._scan.charges import measure_charges
+
         measured = measure_charges(tensors, gauges)
         row.measured |= measured.values
         row.layers |= measured.layers
@@ -190,9 +307,11 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
     """Attention and hidden-state gauges: the model is loaded and run on the sample."""
     if not gauges:
         return []
+    from joma._scan.sample import measure_on_sample  # with the whole of a watch
+
     names = [g.name for g in gauges]
     try:
-        places = _tokenizers(row.checkpoint, revision, request)
+        places = _tokenizers(row.checkpoint, tensors, revision, request)
         measured = measure_on_sample(tensors, places, names, request.data, request.tokens, request.length)
     except Exception as error:
         raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
@@ -204,12 +323,14 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
     return measured.notes
 
 
-def _tokenizers(checkpoint: Checkpoint, revision: Revision | None, request: Request) -> list[str | Path]:
+def _tokenizers(checkpoint: Checkpoint, tensors: Tensors, revision: Revision | None, request: Request) -> list[Any]:
     """Where a tokenizer may be; nowhere if none is needed."""
     if not isinstance(request.data, (str, os.PathLike)):
         return []
     if request.tokenizer is not None:
         return [request.tokenizer]
+    if tensors.tokenizer is not None:
+        return [tensors.tokenizer]
     if revision is not None:
         return [revision.folder()]
     path = Path(str(checkpoint.path))

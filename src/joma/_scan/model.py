@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from joma._data.packaged import packaged
 from joma._data.pretrained import quiet, source_of, transformers_library
 from joma._scan import hub
-from joma._scan.formats import quantised
+from joma._scan.formats import lone_file, quantised
 from joma._scan.guard import bounded, check_config
 from joma._scan.reading import BadCheckpoint
 from joma._scan.revision import Revision
@@ -26,12 +27,20 @@ _CODE = ("auto_map", "attn_implementation", "experts_implementation", "use_kerne
 
 
 def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> Tensors:
-    """The tensors of a model: in a folder with a config.json, or of an id of the hub; downloads go into its cache."""
-    source = source_of(name, "config.json")
+    """The tensors of a model: a folder with a config.json, a GGUF file, a model in a package, or an id of the hub.
+
+    Downloads go into the hub's cache.
+    """
+    path = packaged(name) or Path(name).expanduser()
+    gguf = lone_file(path) if path.is_dir() and not (path / "config.json").is_file() else path
+    if gguf is not None and gguf.suffix == ".gguf" and gguf.is_file():
+        return Tensors.open(gguf)
+    repo, file = hub.with_file(os.fspath(name))
+    source = source_of(name if file is None else repo, "config.json")
     if Path(source).is_dir():
         return Tensors.open(Path(source))
     hub.check(source)
-    return Revision(source, revision or "main", keep=True).tensors()
+    return Revision(source, revision or "main", keep=True, file=file).tensors()
 
 
 def known_config(config: dict[str, Any] | None) -> Any:

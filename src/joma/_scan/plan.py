@@ -138,7 +138,7 @@ def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
 def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
     """The plan of a checkpoint of a usual family by names and shapes, if they are as its config says, else None."""
     config = tensors.config or {}
-    if config.get("model_type") not in _USUAL or not tensors.at_hand:
+    if config.get("model_type") not in _USUAL:
         return None
     layers, width = (
         config.get("num_hidden_layers", config.get("n_layer")),
@@ -254,7 +254,8 @@ class Conv1D(nn.Module):
 
 def _skeleton(tensors: Tensors) -> nn.Module:
     """A tree of modules on the meta device with the names and shapes of the file; nothing but matrices in it."""
-    entries = {name: tensors.entry(name) for name in tensors.names}
+    names = [name for name in tensors.names if not any(map(_EMBEDDING.search, name.split(".")))]
+    entries = {name: tensors.entry(name) for name in names}  # a shard of embeddings alone is not even opened
     transposed = any(
         re.search(r"(^|\.)c_attn\.weight$", name) and len(e.shape) == 2 and e.shape[1] == 3 * e.shape[0]
         for name, e in entries.items()
@@ -287,7 +288,7 @@ def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
 
 
 def _plant(root: nn.Module, path: list[str], shape: tuple[int, ...], transposed: bool, config: Any) -> None:
-    if len(shape) not in (2, 3) or any(_EMBEDDING.search(part) for part in path):
+    if len(shape) not in (2, 3):
         return
     linear = len(shape) == 2 and path[-1] == "weight" and len(path) > 1
     module = root

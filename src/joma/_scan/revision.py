@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from joma._run.folder import file_hash
 from joma._run.lock import take
-from joma._scan.formats import INDEX, NAMES
+from joma._scan.dcp import Dcp
+from joma._scan.formats import CHUNK, INDEX, METADATA, NAMES, SINGLE, weight_names
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
 from joma._scan.ranges import HubFile, Meter, Place, resolved
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
-from joma._scan.tensors import Tensors, shards_of
+from joma._scan.tensors import NoWeights, Tensors, shards_of
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class Revision:
         keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget` deletes.
         limit: bytes that may be transferred.
         dry: never download a file of weights.
+        file: the file of weights that is meant, of a model that has several.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Revision:
         keep: bool = False,
         limit: int | None = None,
         dry: bool = False,
+        file: str | None = None,
     ) -> None:
         self.repo, self.revision, self.keep, self._report, self._dry = repo, revision, keep, report, dry
+        self._meant = file
         self.temporary = downloads(repo, revision)
         self.meter = Meter(limit, report)
         self._lock: int | None = None
@@ -58,9 +62,52 @@ class Revision:
 
     def tensors(self, *, ranges: bool = False) -> Tensors:
         """Its tensors; of a shard, what is needed is read when a tensor in it is, or all of it is downloaded."""
-        tensors = Tensors(self.fetch, f"{self.repo} at {self.revision}", reader=self.reader if ranges else None)
-        tensors.elsewhere = True
-        return tensors
+        where = f"{self.repo} at {self.revision}"
+        reader = self.reader if ranges else None
+        if self._meant is None:
+            try:
+                return Tensors(self.fetch, where, reader=reader)
+            except NoWeights:
+                others = self._others()
+                if not others:
+                    raise
+        else:
+            others = {self._meant: 0}
+        lone = next(iter(others))
+        if lone.endswith(CHUNK):
+            return Tensors(self.fetch, where, source=Dcp(where, reader or self._downloaded, sum(others.values())))
+
+        def instead(name: str) -> str:
+            return lone if name == SINGLE[0] else name
+
+        parts = None if reader is None else lambda name: self.reader(instead(name))
+        return Tensors(lambda name: self.fetch(instead(name)), where, reader=parts)
+
+    def _others(self) -> dict[str, int]:
+        """Files of weights that have no usual name, and their bytes: chunks with a table, or the only one there is."""
+        files = self._files()
+        if METADATA in files:
+            return {name: size for name, size in sorted(files.items()) if name.endswith(CHUNK)}
+        names = weight_names(files)
+        if len(names) > 1:
+            raise BadCheckpoint(
+                f"{self.repo} at {self.revision} has several files of weights ({', '.join(names[:6])}"
+                f"{', …' if len(names) > 6 else ''}): name one that is GGUF, as {self.repo}/{names[0]}"
+            )
+        return {name: files[name] for name in names}
+
+    def _files(self) -> dict[str, int]:
+        """The names of all files, and their bytes; without a connection of those in the hub's cache."""
+        if not library().constants.HF_HUB_OFFLINE:
+            return {name: size for name, (size, _) in self.hashes().items()}
+        folder = cache_of(self.repo) / "snapshots" / (self.commit() or self.revision)
+        return (
+            {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()} if folder.is_dir() else {}
+        )
+
+    def _downloaded(self, name: str) -> Reader | None:
+        path = self.fetch(name)
+        return None if path is None else LocalFile(path, name)
 
     def reader(self, name: str) -> Reader | None:
         """A file of weights, None if the revision does not have it: a local one if it is there, else by ranges."""
@@ -70,7 +117,7 @@ class Revision:
             return LocalFile(path, name) if isinstance(path, Path) else None
 
         def resolve() -> Place:
-            commit = self._pinned or self._commit()
+            commit = self._pinned or self.commit()
             url = hf.hf_hub_url(self.repo, name, revision=commit or self.revision)
             place, self._pinned = resolved(url, commit)
             return place
@@ -86,13 +133,15 @@ class Revision:
 
     def weights(self) -> dict[str, int]:
         """The files of weights, and the bytes that are not on this machine yet of each."""
-        for name in NAMES:
+        for name in NAMES if self._meant is None else (self._meant,):
             shards = [name]
             if name in INDEX:
                 shards = shards_of(path, name) if (path := self.fetch(name)) else []
             if shards and (first := self.reader(shards[0])) is not None:
                 rest = {shard: self.reader(shard) for shard in shards[1:]}
                 return {n: r.size if isinstance(r, HubFile) else 0 for n, r in ({shards[0]: first} | rest).items()}
+        if self._meant is None and (others := self._others()):
+            return {name: 0 if isinstance(self._known(name), Path) else size for name, size in others.items()}
         raise BadCheckpoint(f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}")
 
     def hashes(self) -> dict[str, tuple[int, str]]:
@@ -106,7 +155,7 @@ class Revision:
             return {name: (path.stat().st_size, file_hash(path)) for name, path in known.items()}
 
         def ask() -> dict[str, tuple[int, str]]:
-            self._pinned = self._pinned or self._commit() or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
+            self._pinned = self._pinned or self.commit() or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
             tree = hf.HfApi().list_repo_tree(self.repo, revision=self._pinned)
             files = [item for item in tree if isinstance(item, hf.hf_api.RepoFile)]
             return {f.path: (f.size, f.lfs.sha256 if f.lfs is not None else f.blob_id) for f in files}
@@ -116,7 +165,7 @@ class Revision:
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""
         hf = library()
-        known, commit = self._known(name), self._pinned or self._commit()
+        known, commit = self._known(name), self._pinned or self.commit()
         if known is not None:
             return known if isinstance(known, Path) else None
         if hf.constants.HF_HUB_OFFLINE:
@@ -142,7 +191,7 @@ class Revision:
     def _known(self, name: str) -> Path | bool | None:
         """A file in the hub's cache or joma's; False if it is known there that the hub has none, None if nothing is."""
         for place in (None, self.temporary):  # the hub's cache, then joma's
-            revision = self._pinned or self._commit() or self.revision
+            revision = self._pinned or self.commit() or self.revision
             known = library().try_to_load_from_cache(self.repo, name, cache_dir=place, revision=revision)
             if known is not None:
                 if place is not None:
@@ -166,8 +215,8 @@ class Revision:
         except Exception as error:  # the network has many ways to fail
             raise BadCheckpoint(f"{name} of revision {self.revision}: {explain(self.repo, error)}") from error
 
-    def _commit(self) -> str | None:
-        """The commit that the first of its files came from: a branch may move meanwhile."""
+    def commit(self) -> str | None:
+        """The commit that the first of its files came from, None if none is here: a branch may move meanwhile."""
         for folder in (cache_of(self.repo), self.temporary / cache_of(self.repo).name):
             if (ref := folder / "refs" / self.revision).is_file():
                 return ref.read_text().strip()

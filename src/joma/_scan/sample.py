@@ -18,6 +18,7 @@ from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, loa
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import get
 from joma._run.folder import file_hash
+from joma._scan.gguf_model import OwnTokenizer
 from joma._scan.model import load_model
 from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
@@ -27,6 +28,7 @@ from joma._watch.notices import Notices
 from joma._watch.passes import Passes
 from joma._watch.processes import Processes
 
+Place = str | Path | OwnTokenizer  # where a tokenizer may be: a folder, an id of the hub, inside the file of weights
 LENGTH = 512
 PASS = 4096  # tokens per forward pass: fixed, since hidden-state gauges are means over passes
 
@@ -43,17 +45,17 @@ class Measured:
 
 
 def measure_on_sample(
-    tensors: Tensors, folders: Sequence[str | Path], gauges: Sequence[str], data: Any, tokens: int, length: int | None
+    tensors: Tensors, places: Sequence[Place], gauges: Sequence[str], data: Any, tokens: int, length: int | None
 ) -> Measured:
-    """Attention and hidden-state gauges of a checkpoint; the tokenizer is that of the first of ``folders`` with one."""
+    """Attention and hidden-state gauges of a checkpoint; the tokenizer is that of the first of ``places`` with one."""
     with quiet():
         if isinstance(data, (str, os.PathLike)):
-            _with_tokenizer(folders)  # refuses a missing one before anything is loaded
+            _with_tokenizer(places)  # refuses a missing one before anything is loaded
         model = load_model(tensors)
         positions = _positions(model)
         if length is not None and length > positions:
             raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
-        windows = sample(folders, data, tokens, min(LENGTH, positions) if length is None else length)
+        windows = sample(places, data, tokens, min(LENGTH, positions) if length is None else length)
         check_tokens(model, windows)
         check_model(model)
         notes: list[str] = []
@@ -85,7 +87,7 @@ def _positions(model: Any) -> int:
 _samples: dict[tuple[Any, ...], Tensor] = {}
 
 
-def sample(folders: Sequence[str | Path], data: Any, tokens: int, length: int) -> Tensor:
+def sample(places: Sequence[Place], data: Any, tokens: int, length: int) -> Tensor:
     """Windows of token ids, (B, length), the same for every checkpoint: the start of the corpus' validation text.
 
     ``data`` is the name or path of a corpus, or the ids themselves.
@@ -98,11 +100,13 @@ def sample(folders: Sequence[str | Path], data: Any, tokens: int, length: int) -
         if len(ids) < length:
             raise ValueError(f"data has {len(ids)} token ids: a window of {length} is needed")
         return ids[: min(wanted, len(ids) // length * length)].reshape(-1, length)
-    key = (str(data), wanted, length, *(_state(folder) for folder in folders))
+    key = (str(data), wanted, length, *map(_state, places))
     if key not in _samples:
         _, train, valid = texts(data)
         blocks = chain(valid.blocks(), train.blocks())
-        ids = torch.tensor(first_tokens(load_tokenizer(_with_tokenizer(folders)), blocks, wanted))
+        place = _with_tokenizer(places)
+        tokenizer = place.load() if isinstance(place, OwnTokenizer) else load_tokenizer(place)
+        ids = torch.tensor(first_tokens(tokenizer, blocks, wanted))
         if len(ids) < length:
             raise BadCheckpoint(f"{data} has {len(ids)} tokens only: a window of {length} is asked for")
         _samples.clear()
@@ -110,22 +114,24 @@ def sample(folders: Sequence[str | Path], data: Any, tokens: int, length: int) -
     return _samples[key]
 
 
-def _with_tokenizer(folders: Sequence[str | Path]) -> str | Path:
-    """The first folder that has a tokenizer; what is no folder is an id of the hub."""
-    for folder in folders:
-        if not Path(folder).is_dir() or has_tokenizer(Path(folder)):
-            return folder
+def _with_tokenizer(places: Sequence[Place]) -> Place:
+    """The first place that has a tokenizer; what is no folder is an id of the hub."""
+    for place in places:
+        if isinstance(place, OwnTokenizer) or not Path(place).is_dir() or has_tokenizer(Path(place)):
+            return place
     raise BadCheckpoint(
         "no tokenizer with the weights: attention gauges need one (tokenizer.json), in its folder or the one above "
         "it, or named by --tokenizer FOLDER or ID (tokenizer= in Python); weight gauges do not"
     )
 
 
-def _state(folder: str | Path) -> tuple[Any, ...]:
+def _state(place: Place) -> tuple[Any, ...]:
     """What the tokenizer's files are, by content: checkpoints of a series share one sample."""
     from joma._scan.hub import TOKENIZER
 
-    if not Path(folder).is_dir():
-        return (str(folder),)
-    files = [Path(folder) / name for name in TOKENIZER if (Path(folder) / name).is_file()]
+    if isinstance(place, OwnTokenizer):
+        return (place.digest,)
+    if not Path(place).is_dir():
+        return (str(place),)
+    files = [Path(place) / name for name in TOKENIZER if (Path(place) / name).is_file()]
     return tuple(map(file_hash, files))

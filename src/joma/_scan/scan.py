@@ -8,13 +8,13 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._gauges.registry import get
+from joma._gauges.registry import get, names_of
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
 from joma._run import Run, RunWriter
@@ -23,7 +23,6 @@ from joma._scan.budget import announced, parse_bytes
 from joma._scan.checkpoints import Checkpoint, find_checkpoints
 from joma._scan.copies import same_weights, settled
 from joma._scan.measure import Request, Row, forget, measure_checkpoint
-from joma._watch.record import axes_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +53,7 @@ def scan(
     address: str | None = None,
     retry: bool = False,
     overwrite: bool = False,
-    report: ScanProgress = lambda done, total, what: None,
+    report: ScanProgress | None = None,
 ) -> Scan:
     """Measure gauges on every checkpoint of a series; the same call again goes on where it stopped.
 
@@ -88,13 +87,13 @@ def scan(
     Returns:
         The scan: `frame()` is its table, `checkpoints()` how each one fared, `draw()` the picture.
     """
-    names = [n.strip() for n in gauges.split(",") if n.strip()] if isinstance(gauges, str) else list(gauges)
+    names = names_of(gauges)
     chosen = get(names)
     _check(names, tokens, length, mlp, workers)
     if in_training := [g.name for g in chosen if g.needs_steps]:
         raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
     engine = check_engine(engine, address)
-    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.on == "weight"):
+    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.on in ("weight", "change")):
         raise ValueError(
             f"mlp={mlp!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
@@ -114,34 +113,52 @@ def scan(
     if not overwrite and (path / "run.json").exists():
         writer = RunWriter.resume(path, config)
     else:
-        axes = {g: names for g, names in axes_of(chosen).items() if g != "phase"}
+        axes = {g.name: g.axes for g in chosen}
         packages = ("joma", "torch", "transformers", "huggingface_hub")
         writer = RunWriter.create(
             path, kind="scan", config=config, axes=axes, packages=packages, overwrite=overwrite
         )  # fmt: skip
     with writer:
-        known = result.status()
-        left = [c for c in checkpoints if c.name not in known or (retry and known[c.name] != "ok")]
+        before = predecessors(checkpoints) if any(g.on == "change" for g in chosen) else {}
+        known = result._points()
+        left = [c for c in checkpoints if not _is_done(known.get(c.name), before.get(c.name), retry)]
         for checkpoint in set(checkpoints) - set(left):  # a kill may have come between its row and this
             forget(checkpoint, request)
         done, total = [len(checkpoints) - len(left)], len(checkpoints)
 
         def say(what: str) -> None:
-            report(done[0], total, what)
+            if report is not None:
+                report(done[0], total, what)
 
         say("")
         request = announced(left, request, limit, say)
-        with closing(_rows(left, request, workers, engine, address, say)) as rows:
+        with closing(_rows(left, before, request, workers, engine, address, say)) as rows:
             for row in rows:
-                _write(writer, row)
-                forget(row.checkpoint, request)
+                _write(writer, row, changes=bool(before))
+                for checkpoint in filter(None, (row.checkpoint, before.get(row.checkpoint.name))):
+                    forget(checkpoint, request)
                 done[0] += 1
                 say(f"{row.checkpoint.name} {row.status}")
         if left:
             writer.note(checkpoints=result.asked)
-        bad = sum(status != "ok" for name, status in result.status().items() if name in result.asked)
-        writer.finish("done", f"{bad} of {len(checkpoints)} checkpoints failed" if bad else None)
+        found = [status for name, status in result.status().items() if name in result.asked]
+        words = [(found.count("failed"), "failed"), (found.count("partly"), "measured in part")]
+        said = ", ".join(f"{count} {what}" for count, what in words if count)
+        writer.finish("done", f"of {len(checkpoints)} checkpoints {said}" if said else None)
     return result
+
+
+def predecessors(checkpoints: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
+    """Checkpoint -> the one before it by steps, from which its change is measured; None of the first."""
+    by_step = sorted(checkpoints, key=lambda c: c.step)
+    return {c.name: next((b for b in reversed(by_step) if b.step < c.step), None) for c in checkpoints}
+
+
+def _is_done(row: dict[str, Any] | None, before: Checkpoint | None, retry: bool) -> bool:
+    """Whether what is known of a checkpoint is what is asked for: its change may be that from another one."""
+    if row is None or (retry and row["status"] != "ok"):
+        return False
+    return row.get("since") == (None if before is None else before.name)
 
 
 def _check(names: list[str], tokens: int, length: int | None, mlp: str | None, workers: int) -> None:
@@ -170,29 +187,35 @@ def _named(data: Any) -> str:
 
 
 def _rows(
-    checkpoints: list[Checkpoint], request: Request, workers: int, engine: str, address: str | None,
-    say: Callable[[str], None],
+    checkpoints: list[Checkpoint], before: Mapping[str, Checkpoint | None], request: Request, workers: int,
+    engine: str, address: str | None, say: Callable[[str], None],
 ) -> Generator[Row]:  # fmt: skip
     """Rows as they are ready. A worker that dies costs its checkpoint an attempt, and the others nothing."""
     if not checkpoints:
         return
     by_name = {checkpoint.name: checkpoint for checkpoint in checkpoints}
-    jobs = [Job(name, partial(_measure_one, c, request, engine == "ray")) for name, c in by_name.items()]
+    jobs = [
+        Job(name, partial(_measure_one, c, before.get(name), request, engine == "ray")) for name, c in by_name.items()
+    ]
     options: dict[str, Any] = {"reuse": True, "threads": threads(workers), "preload": (__name__,), "inline": True}
     with open_engine(engine, workers, address, **options) as opened:
         for end in run_jobs(jobs, opened, started=say, progress=lambda id, share, what: say(what)):
-            yield Row(by_name[end.id], "failed", _died(end)) if end.error else end.value
+            checkpoint, earlier = by_name[end.id], before.get(end.id)
+            since = earlier.name if earlier else ""
+            yield Row(checkpoint, "failed", _died(end), since=since) if end.error else end.value
 
 
-def _measure_one(checkpoint: Checkpoint, request: Request, elsewhere: bool, progress: Progress) -> Row:
+def _measure_one(
+    checkpoint: Checkpoint, before: Checkpoint | None, request: Request, elsewhere: bool, progress: Progress
+) -> Row:
     """The row of a checkpoint; on another machine nobody else can delete what was downloaded for it."""
 
     def downloading(file: str, done: int, total: int) -> None:
         progress(done / max(total, 1), f"{checkpoint.name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
-    row = measure_checkpoint(checkpoint, request, downloading)
-    if elsewhere:
-        forget(checkpoint, request)
+    row = measure_checkpoint(checkpoint, request, downloading, before)
+    for used in filter(None, (checkpoint, before) if elsewhere else ()):
+        forget(used, request)
     return row
 
 
@@ -200,7 +223,7 @@ def _died(end: JobEnd) -> str:
     return f"the process that measured it died: {end.error}" if end.died else end.error
 
 
-def _write(writer: RunWriter, row: Row) -> None:
+def _write(writer: RunWriter, row: Row, changes: bool) -> None:
     if row.measured:
         new: dict[str, dict[str, Any]] = {"layers": row.layers, "heads": row.heads}
         facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
@@ -215,6 +238,7 @@ def _write(writer: RunWriter, row: Row) -> None:
         status=row.status,
         note=row.note or None,
         digest=row.digest or None,
+        **({"since": row.since or None} if changes else {}),
     )
 
 
@@ -262,12 +286,16 @@ class Scan:
         return pd.DataFrame(rows)
 
     def frame(self) -> pd.DataFrame:
-        """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as."""
+        """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as.
+
+        With gauges of change also since: the checkpoint that they are measured from.
+        """
         table, same = Run(self.path).frame(), same_weights(self._points())
         table = settled(table[table.gauge != _SERVICE])
         table = table.assign(same_as=[same.get(name, "") for name in table.checkpoint])
         axes = [axis for axis in ("layer", "head") if axis in table]
-        columns = ["step", "checkpoint", *axes, "gauge", "value", "module", "same_as"]
+        since = ["since"] if "since" in table else []
+        columns = ["step", "checkpoint", *since, *axes, "gauge", "value", "module", "same_as"]
         return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
 
     def draw(self) -> Chart:

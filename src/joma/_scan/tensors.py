@@ -12,11 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._scan.dcp import METADATA, Dcp
+from joma._scan.dcp import Dcp
 from joma._scan.entry import Entry, contiguous
 from joma._scan.files import TensorFile
-from joma._scan.formats import ADAPTER, INDEX, NAMES, SETTINGS, SINGLE, check_inside, has_weights, lone_file, refusal
+from joma._scan.formats import (
+    ADAPTER,
+    INDEX,
+    METADATA,
+    NAMES,
+    SETTINGS,
+    SINGLE,
+    check_inside,
+    has_weights,
+    lone_file,
+    refusal,
+)  # fmt: skip
 from joma._scan.gguf_file import GgufFile
+from joma._scan.gguf_model import OwnTokenizer
 from joma._scan.guard import MAX_JSON, parsed
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 from joma._scan.sources import Source
@@ -24,6 +36,10 @@ from joma._scan.sources import Source
 _BLOCK = 4 << 20  # bytes
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
 View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
+
+
+class NoWeights(BadCheckpoint):
+    """No file has one of the names that weights usually have."""
 
 
 class Tensors:
@@ -44,10 +60,8 @@ class Tensors:
         updates: of a model with such an adapter, what that adds, as tensors.
         incomplete: why these are not the weights of a model, of an adapter without its base.
         no_model: why no model can be built with them, though its matrices can be measured.
-        elsewhere: whether files may have to be fetched.
+        tokenizer: the one inside the file of weights, None if there is none.
     """
-
-    elsewhere = False
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class Tensors:
         self.adapter: dict[str, Any] | None = None
         self.updates: Tensors | None = None
         self.incomplete = self.no_model = ""
+        self.tokenizer: OwnTokenizer | None = None
         self._place = self._find(where) if source is None else self._all(source)  # tensor -> file
         self.names = list(self._place)
 
@@ -76,7 +91,7 @@ class Tensors:
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
         if not any((path / name).is_file() for name in NAMES) and (path / METADATA).is_file():
-            return cls(lambda name: _file(path / name), str(path), source=Dcp(path))
+            return cls(lambda name: _file(path / name), str(path), source=Dcp.local(path))
         lone = None if has_weights(path) else lone_file(path)
         if lone is None and not has_weights(path) and (why := refusal(path)):
             raise BadCheckpoint(why)
@@ -101,7 +116,7 @@ class Tensors:
             if (path := self._fetch(name)) is None:
                 continue
             return weight_map(path, name)
-        raise BadCheckpoint(f"no weights in {where}: looked for {', '.join(NAMES)}")
+        raise NoWeights(f"no weights in {where}: looked for {', '.join(NAMES)}")
 
     def _all(self, source: Source) -> dict[str, str]:
         self._files[""] = source
@@ -128,17 +143,8 @@ class Tensors:
         if file.suffix != ".gguf":
             return TensorFile(file)
         made = GgufFile(file)
-        self.config = made.config
-        self.no_model = (
-            f"no model is built from GGUF ({file.name}), only its matrices are measured: for this, scan the original, "
-            "in the hub's format"
-        )
+        self.config, self.no_model, self.tokenizer = made.config, made.no_model, made.tokenizer
         return made
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether the shapes of all tensors cost next to nothing to know: not those of many files elsewhere."""
-        return not self.elsewhere or len(set(self._place.values())) == 1
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""

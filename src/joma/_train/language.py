@@ -112,12 +112,14 @@ class _Lab:
             dropout=settings.dropout, activation=settings.activation, norm_first=settings.norm_first,
             init=settings.init, start=settings.start, length=settings.length,
         ).to(device)  # fmt: skip
-        self.stepper = Stepper(self.model, settings.lr, settings.clip, settings.weight_decay)
+        momentum = settings.momentum if settings.optimiser == "sgd" else None
+        self.stepper = Stepper(self.model, settings.lr, settings.clip, settings.weight_decay, momentum=momentum)
         self.train_streams = streams(text.train, settings.batch)
         self.epoch = epoch(self.train_streams, settings.length, short=settings.short_window)
         valid = streams(text.valid, settings.batch)
         windows = epoch(valid, settings.length, short=settings.short_window)
-        self.valid = [self._window(valid, n) for n in range(min(settings.valid_windows or windows, windows))]
+        count = min(settings.valid_windows or windows, windows)
+        self.valid = [self._window(valid, n * windows // count) for n in range(count)]  # spread over the whole text
         probe = self._probe(text, valid)
         torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
         saved = self._agreed(text, force)
@@ -126,6 +128,7 @@ class _Lab:
         self.watch: Watch = watch(
             self.model, run=self.writer, every=self._due, gauges=settings.gauges,
             probe={"tokens": probe, "project": False}, optimizer=self.stepper.optimizer, live=False,
+            words=[text.tokeniser.decode([token]) for token in probe[0].tolist()],
         )  # fmt: skip
         self._restore(saved)
 
@@ -272,7 +275,8 @@ class _Lab:
     def _save(self, step: int) -> None:
         state: dict[str, Tensor] = {}
         for n, moments in self.stepper.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{n}.{name}": value for name, value in moments.items()}
+            # SGD without momentum keeps None
+            state |= {f"optimizer.{n}.{name}": value for name, value in moments.items() if value is not None}
         state |= self._random_states()
         if self.rank > 0:
             return

@@ -11,6 +11,7 @@ from typing import Any
 from joma._jobs.machine import threads
 
 ACTIVATIONS = ("relu", "gelu", "linear")
+OPTIMISERS = ("adam", "sgd")
 AUTHORS_LENGTH = 35  # tokens of the sequence of `Probe.AUTHORS`
 
 
@@ -53,14 +54,16 @@ class Settings:
     )
     length: int = _setting(35, "tokens per window")
     batch: int = _setting(20, "parallel streams")
-    lr: float = _setting(1e-4, "Adam's learning rate")
+    optimiser: str = _setting("adam", "adam (the paper's) or sgd")
+    lr: float = _setting(1e-4, "learning rate")
+    momentum: float = _setting(0.0, "of SGD (heavy ball): a rate then counts for 1/(1 - momentum) times as much")
     clip: float = _setting(0.5, "largest norm of the gradient; 0 for none")
     weight_decay: float = _setting(0.0, "weight decay")
     steps: int = _setting(6000, "optimiser steps")
     every: int = _setting(50, "steps between measurements; at first they are an eighth of the step apart")
     gauges: tuple[str, ...] = _setting(("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas")
     probe_windows: int = _setting(4, "validation windows that attention is measured on")
-    valid_windows: int = _setting(10, "validation windows of the validation loss; 0 for all")
+    valid_windows: int = _setting(10, "validation windows of the validation loss, spread over the text; 0 for all")
     valid_every: int = _setting(0, "steps between validation losses; 0 for every measurement")
     probe: str = _setting(
         "windows", "windows, or authors: the one sequence of the authors (stream 0 of 10, window 100)"
@@ -100,7 +103,16 @@ class Settings:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name.replace('_', ' ')} must be a number of at least 0, got {value!r}")
-        for name, known in (("activation", ACTIVATIONS), ("start", tuple(Start)), ("probe", tuple(Probe))):
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError(f"momentum {self.momentum:g} is of SGD: say optimiser sgd, or leave it 0")
+        if self.fresh_adam and self.optimiser != "adam":
+            raise ValueError("fresh adam is of Adam: leave it out, or say optimiser adam")
+        choices: dict[str, tuple[str, ...]] = {
+            "activation": ACTIVATIONS, "optimiser": OPTIMISERS, "start": tuple(Start), "probe": tuple(Probe),
+        }  # fmt: skip
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: choose {' or '.join(known)}")
         for name in ("norm_first", "fresh_adam", "short_window", "layerwise"):
@@ -111,9 +123,9 @@ class Settings:
                 f"the authors' sequence has {AUTHORS_LENGTH} tokens: probe authors needs a length of {AUTHORS_LENGTH}, "
                 f"got {self.length}"
             )
-        from joma._gauges.registry import get
+        from joma._gauges.registry import in_training
 
-        get(self.gauges)
+        in_training(self.gauges)
         return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,14 @@ def _task(arrays: dict[str, Any], source: str, signed: bool) -> Task:
     return Task(x, arrays["g"], p, signed)
 
 
+def default_run(source: str) -> Path:
+    """The run folder of a task, if none is named."""
+    return Path("runs") / f"simulate-{Path(source).stem}"
+
+
 def simulate(
-    source: str,
-    out: Path,
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
     *,
     attention: str = "softmax",
     activation: str = "relu",
@@ -123,11 +129,39 @@ def simulate(
     seed: int = 0,
     force: bool = False,
 ) -> Trajectory:
-    """Integrate ``source`` (or descend it with ``step``), write the run folder ``out`` and its figure."""
+    """Integrate the joint dynamics of a task: a run folder with its picture.
+
+    Arguments:
+        source: a .npz or .csv file, or the name of a synthetic task, as in ``joma simulate --list``.
+        out: the run folder to write; runs/simulate-TASK by default.
+        attention: "linear", "exp" or "softmax".
+        activation: "linear", "relu", "leaky_relu", "gelu" or "silu".
+        t_end: end of the time span.
+        mlp_lr: learning rate of the MLP weights.
+        attention_lr: learning rate of the attention logits; 0 freezes them.
+        temperature: divides the attention logits.
+        folded: integrate attention out (Theorem 1).
+        step: gradient descent with this step size instead of the flow.
+        times: how many output times.
+        scale: size of the random start where the file gives none.
+        signed: admit negative x.
+        seed: of synthetic tasks and starts.
+        force: replace the run in the folder.
+
+    Returns:
+        The trajectory, with ``t``, ``v``, ``xi``, ``z``, ``entropy()`` and ``invariant()``.
+
+    >>> import joma, tempfile
+    >>> path = joma.simulate("two-tokens", tempfile.mkdtemp() + "/run", attention="exp", t_end=1.0, times=11)
+    >>> bool(path.invariant().max_drift < 1e-6)  # Theorem 1
+    True
+    """
     from joma import _figures
     from joma._figures import simulation
     from joma.theory import FoldedFlow, JointFlow
 
+    source = os.fspath(source)
+    out = default_run(source) if out is None else Path(out)
     problem = load_task(source, seed, scale, signed=signed)
     options = (attention, activation, mlp_lr, attention_lr)
     config = {

@@ -1,10 +1,12 @@
 """One optimiser step of the language model: same arithmetic as the plain loop, half the time.
 
 What is saved: logits are never whole (`projection.Projection`), the embedding's dense gradient is one reused buffer,
-and Adam is the fused one, to which clipping is handed as a divisor instead of another pass over all gradients.
+and the optimiser is the fused one, to which clipping is handed as a divisor instead of another pass over all gradients.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,12 +19,20 @@ from joma._train.projection import Embedding, Projection, clip_scale
 class Stepper:
     """Makes optimiser steps; in several processes each has its share of the streams and gradients are averaged."""
 
-    def __init__(self, model: LanguageModel, lr: float, clip: float, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, model: LanguageModel, lr: float, clip: float, weight_decay: float = 0.0, *, momentum: float | None = None
+    ) -> None:
+        """Adam, or SGD if a ``momentum`` is given, 0 included."""
         self.model, self.clip = model, clip
         self._projection = Projection(model.decoder.weight, model.decoder.bias)
         self._embedding = Embedding(model.embed.weight)
         self._inner = list(model.encoder.parameters())
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
+        options: Any = {"lr": lr, "weight_decay": weight_decay, "fused": True}
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.Adam(model.parameters(), **options)
+            if momentum is None
+            else torch.optim.SGD(model.parameters(), momentum=momentum, **options)
+        )
         self._processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def step(self, tokens: Tensor, targets: Tensor, layer: int | None = None) -> float:
@@ -34,7 +44,7 @@ class Stepper:
         trained = {id(parameter) for parameter in self.model.encoder.layers[layer].parameters()}
         held = [(p, p.grad) for p in self.model.parameters() if id(p) not in trained]
         for parameter, _ in held:
-            parameter.grad = None  # Adam passes over what has none
+            parameter.grad = None  # optimisers pass over what has none
         gradients = [p.grad for p in self._inner if p.grad is not None]
         self._update(torch.stack([torch.linalg.vector_norm(g) for g in gradients]).square().sum())
         for parameter, gradient in held:
@@ -42,7 +52,7 @@ class Stepper:
         return loss
 
     def _update(self, square_norm: Tensor) -> None:
-        """Adam's step, with gradients clipped."""
+        """The optimiser's step, with gradients clipped."""
         scale = clip_scale(square_norm, self.clip) if self.clip > 0 else 1.0
         device = self.model.embed.weight.device
         # the protocol of gradient scalers: the fused kernel divides by it on the way

@@ -132,6 +132,12 @@ def status(out: str | os.PathLike[str]) -> pd.DataFrame:
     """A table of the runs below a folder: what varies, status, steps, losses, entropy, phases."""
     import pandas as pd
 
+    columns = ["run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "reason"]
+    return pd.DataFrame(standing(out), columns=columns)
+
+
+def standing(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """How the runs below a folder stand, one dict each; None is what a run has not, NaN what it measured."""
     out = Path(out)
     paths = sorted(path.parent for path in out.glob("*/run.json"))
     if not paths:
@@ -139,14 +145,15 @@ def status(out: str | os.PathLike[str]) -> pd.DataFrame:
     rows = []
     for path in paths:
         stored = Run(path)
-        info = stored.info
-        row: dict[str, Any] = {"run": path.name, "status": info["status"], "steps": info["config"].get("steps")}
-        table = stored.latest()
+        info, table = stored.info, stored.latest()
         means = table.groupby("gauge").value.mean()
-        row |= {gauge: means.get(gauge) for gauge in ("loss", "valid_loss", "entropy")}
-        row["step"] = table.step.max() if len(table) else None
-        row["phases"] = " ".join(info["phases"][int(code)] for code in table[table.gauge == "phase"].value)
+        phases = table[table.gauge == "phase"].value.dropna()
+        row: dict[str, Any] = {
+            "run": path.name, "status": info["status"], "step": int(table.step.max()) if len(table) else None,
+            "steps": info["config"].get("steps"),
+        }  # fmt: skip
+        row |= {gauge: float(means[gauge]) if gauge in means else None for gauge in ("loss", "valid_loss", "entropy")}
+        row["phases"] = " ".join(info["phases"][int(code)] for code in phases)
         row["reason"] = info.get("reason")
         rows.append(row)
-    columns = ["run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "reason"]
-    return pd.DataFrame(rows, columns=columns)
+    return rows

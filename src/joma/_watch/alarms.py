@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from joma._watch.phases import LOW, PATIENCE, RECOVERED, Phase, Stuck, loss_falls
+from joma._watch.phases import LOW, PATIENCE, RECOVERED, Phase, Phases, Stuck, loss_falls
 from joma._watch.readings import ALL, SINK, LayerReading, Reading
 
 LOGIT, GROWN = 100.0, 2.0  # 100 is where QK-clip of Kimi K2 sets in
@@ -123,7 +123,7 @@ class Alarms:
     """
 
     def __init__(self) -> None:
-        self.phases: list[Phase] = []
+        self.phases = Phases()
         self._stuck: dict[str, Stuck] = {}  # "layer:head", and "gauge:layer:head" of ranks
         self._histories: dict[str, _History] = {}
         self._losses: deque[float] = deque(maxlen=2 * PATIENCE)
@@ -298,7 +298,7 @@ class Alarms:
     def restored(cls, state: Mapping[str, Any]) -> Alarms:
         """What `state` told of."""
         alarms = cls()
-        alarms.phases = [Phase.restored(phase) for phase in state["phases"]]
+        alarms.phases = Phases(Phase.restored(phase) for phase in state["phases"])
         alarms._stuck = {place: Stuck(**stuck) for place, stuck in state["heads"].items()}
         alarms._histories = {place: _History(**history) for place, history in state["histories"].items()}
         alarms._losses.extend(state["losses"])

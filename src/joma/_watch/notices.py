@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -36,6 +37,11 @@ class Notices:
 def warn(message: str) -> None:
     """As a warning of Python."""
     warnings.warn(f"joma.watch: {message}", stacklevel=4)
+
+
+def tell(message: str) -> None:
+    """As a line, where nothing is wrong."""
+    print(f"joma.watch: {message}", file=sys.stderr)
 
 
 def silent(message: str) -> None:

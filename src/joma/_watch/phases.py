@@ -75,6 +75,7 @@ class Phase:
     crest: float = -math.inf  # since the trough
     deepest: float = 0.0  # dip so far
     entropy: float = math.nan  # smoothed
+    since: int = 0  # the step of the first measurement in this phase
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RULE.window), repr=False)
     _bends: deque[float] = field(
         default_factory=lambda: deque(maxlen=SCATTER), repr=False
@@ -95,6 +96,14 @@ class Phase:
     def bounce(self) -> float:
         """How far entropy rose from its trough so far."""
         return max(0.0, self.crest - self.trough) if math.isfinite(self.trough) and math.isfinite(self.crest) else 0.0
+
+    def __str__(self) -> str:
+        """In words: "sparsifying since step 300 (2.41 nats, 0.64 below its peak)"."""
+        if math.isnan(self.entropy):
+            return "not measured"
+        moved = f", {self.depth:.2f} below its peak at the lowest" if self.depth else ""
+        moved += f", {self.bounce:.2f} up again" if self.bounce else ""
+        return f"{self.name} since step {self.since:,} ({self.entropy:.2f} nats{moved})"
 
     def state(self) -> dict[str, Any]:
         """All of it as plain numbers."""
@@ -122,6 +131,7 @@ class Phase:
             possible: the largest possible entropy, in nats.
             collapsed: most heads have collapsed by themselves.
         """
+        before = self.name if math.isfinite(self.entropy) else None  # None before the first measurement
         self._rescale(possible)
         if math.isfinite(entropy):
             if len(self._recent) == RULE.window:
@@ -130,6 +140,8 @@ class Phase:
             self.entropy = median(self._recent)
             self._turn(self.entropy)
         self._judge_collapse(step, nonsink, loss, collapsed)
+        if self.name != before:
+            self.since = step
         return self.name
 
     def _rescale(self, possible: float) -> None:
@@ -191,6 +203,16 @@ class Phase:
             self.name = "collapsed"
             if not math.isfinite(self.trough):
                 self.trough = self.entropy
+
+
+class Phases(list[Phase]):
+    """One `Phase` per layer: a list that is printed in words, one line per layer."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"layer {n}: {phase}" for n, phase in enumerate(self)) or "no layer was measured yet"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
 
 
 def loss_falls(low: Sequence[tuple[int, float]], step: int) -> bool:

@@ -32,6 +32,10 @@ FOR_PHASES = (
 )
 
 
+# likewise: ln(visible keys), what uniform attention would have, for pictures
+UNIFORM = Gauge("_uniform", "attention", lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy), "")
+
+
 @dataclass(frozen=True)
 class LayerReading:
     """One attention layer: means over its heads, and one number per head (NaN where it says nothing)."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from joma._gauges.registry import Gauge
-from joma._run import Run
+from joma._run import Run, RunError
 from joma._run.alerts import ALERTS
-from joma._run.folder import plain
+from joma._run.folder import numbered, plain, read_info
+from joma._run.patterns import Patterns, read_patterns, write_patterns
 from joma._run.writer import RunWriter
-from joma._watch.notices import Notices
+from joma._watch.notices import Notices, tell
 from joma._watch.phases import PHASES
 from joma._watch.readings import Reading
 from joma._watch.schedule import Every
@@ -28,8 +31,7 @@ _PHASES = "phases.jsonl"  # what phases and alarms are told from, per measuremen
 
 def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
     """The axes of what a watch with these gauges writes; ``groups`` is how many learning rates there are."""
-    axes = {g.name: ["layer", "head"] for g in gauges if g.per_head}
-    axes |= {g.name: ["layer"] for g in gauges if g.name not in axes}
+    axes = {g.name: g.axes for g in gauges}
     axes |= {"lr": ["group"], "tau": ["group"]} if groups > 1 else {}
     return axes | ({"phase": ["layer"]} if any(g.runs_model for g in gauges) else {})
 
@@ -59,11 +61,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def _alike(known: Sequence[float | None], found: Sequence[float | None]) -> bool:
+    """Whether the levels of all layers are the same; one that was not seen this time may be anything."""
+    pairs = [(a, b) for a, b in zip(known, found, strict=False) if a is not None and b is not None]
+    return len(known) == len(found) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
+
+
 class Record:
     """Writes what was measured; a full disk loses rows, and never stops the training.
 
     Attributes:
         writer: of the run folder.
+        path: that folder as it was named, or with a number if the name was taken.
         last_step: the last one in the folder of a run that is resumed, until it goes on; else None.
     """
 
@@ -73,17 +82,26 @@ class Record:
     ) -> None:  # fmt: skip
         self._notices, self._lent = notices, isinstance(run, RunWriter)
         self.last_step: int | None = None
+        self.path: RunFolder
         if isinstance(run, RunWriter):
-            self.writer = run
+            self.writer, self.path = run, run.path
             return
         if run is None:
             temporary = tempfile.mkdtemp(prefix="joma-watch-")
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
             run = os.path.join(temporary, "run")
         elif resume and os.path.exists(os.path.join(run, "run.json")):
-            self.writer = RunWriter.resume(run, config)
+            self.writer, self.path = RunWriter.resume(run, config), run
             self.last_step = max((row["step"] for row in Run(run).rows()), default=0)
             return
+        elif not overwrite and (following := numbered(Path(run), "watch")) != Path(run):
+            old = read_info(Path(run))
+            tell(
+                f"{os.fspath(run)} holds a run already ({old['status']}, of {old.get('created')}): this one goes to "
+                f"{following}; resume=True goes on with the old one, overwrite=True replaces it"
+            )
+            run = following
+        self.path = run
         self.writer = RunWriter.create(
             run,
             kind="watch",
@@ -124,7 +142,7 @@ class Record:
             with (self.writer.path / name).open("a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as error:
-            self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, {what} may be lost meanwhile")
+            self._lost(error, f"{what} may be")
 
     def _drop_from(self, name: str, stays: Callable[[Any], bool]) -> list[Any]:
         """The rows of a file up to the first that does not stay; that one and the rest are dropped."""
@@ -149,6 +167,39 @@ class Record:
         if self.writer.info.get("layers") != layers:
             self.writer.note(layers=layers, heads=dict(heads), phases=list(PHASES))
 
+    def note_uniform(self, levels: Sequence[float]) -> None:
+        """The entropy that uniform attention would have, per layer; nothing is noted of one that varies."""
+        found = [None if math.isnan(level) else round(level, 6) for level in levels]
+        known = self.writer.info.get("uniform")
+        if known is not None and (not known or _alike(known, found)):
+            return
+        try:
+            self.writer.note(uniform=found if known is None else [])
+        except OSError as error:
+            self._lost(error, "facts about the run are")
+
+    def patterns(self) -> Patterns | None:
+        """Those of the folder; None if there are none that can be read."""
+        try:
+            return read_patterns(self.writer.path)
+        except (RunError, OSError) as error:
+            self._notices.once("patterns", f"{error}; patterns begin anew")
+            return None
+
+    def write_patterns(self, patterns: Patterns) -> None:
+        """Put these in the place of those before."""
+        try:
+            write_patterns(self.writer.path, patterns)
+        except OSError as error:
+            self._lost(error, "attention patterns are")
+
+    def tell_once(self, key: str, message: str) -> None:
+        """Say something about the run, once."""
+        self._notices.once(key, message)
+
+    def _lost(self, error: OSError, what: str) -> None:
+        self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, {what} lost meanwhile")
+
     def write(
         self, step: int, rows: Mapping[str, Any], columns: Mapping[str, float], names: Mapping[str, Sequence[str]],
         heads: Mapping[str, Sequence[int]],
@@ -158,9 +209,7 @@ class Record:
             self.note_layers(names, heads)
             self.writer.write(step, dict(rows), **columns)
         except OSError as error:
-            self._notices.once(
-                "disk", f"{self.writer.path}: {error}; training goes on, measurements are lost meanwhile"
-            )
+            self._lost(error, "measurements are")
 
     def finish(self, status: str, reason: str | None) -> None:
         """The run is over; one that was lent by the caller is the caller's to finish."""

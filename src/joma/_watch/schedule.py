@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from joma._gauges.registry import names_of
+
 Every = int | str | Callable[[int], bool]
-# names of gauges, or gauge -> its own schedule (None: that of the watch)
+# names of gauges, with commas or in several strings; or gauge -> its own schedule (None: that of the watch)
 Chosen = str | Iterable[str] | Mapping[str, Every | None]
 DEFAULT = 100  # steps
 
@@ -26,7 +28,7 @@ def rule(every: Every) -> Callable[[int, int], bool]:
 def schedules(chosen: Chosen, every: Every | None) -> dict[str, Every]:
     """Gauge -> its schedule, from what `joma.watch` was given; ``every`` is that of gauges without one."""
     if not isinstance(chosen, Mapping):
-        return dict.fromkeys([chosen] if isinstance(chosen, str) else chosen, _checked(every))
+        return dict.fromkeys(names_of(chosen), _checked(every))
     if every is not None and chosen and all(period is not None for period in chosen.values()):
         raise ValueError(f"all gauges have a schedule of their own, {dict(chosen)}: leave out every={every!r}")
     common, result = _checked(every), {}

@@ -17,7 +17,7 @@ from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimise
 from joma._events.padding import Padding
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
-from joma._gauges.registry import IN_ATTENTION, Gauge, get
+from joma._gauges.registry import IN_ATTENTION, Gauge, in_training
 from joma._run import Run
 from joma._run.writer import RunWriter
 from joma._watch import applicability, attached
@@ -32,10 +32,12 @@ from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
 from joma._watch.notices import Notices, silent, warn
 from joma._watch.passes import Passes
-from joma._watch.phases import PHASES, Phase
+from joma._watch.patterns import PatternKeeper
+from joma._watch.patterns import check as check_patterns
+from joma._watch.phases import PHASES, Phases
 from joma._watch.probe import Probe
 from joma._watch.processes import Processes, Which
-from joma._watch.readings import FOR_PHASES, Reading, read_layers
+from joma._watch.readings import FOR_PHASES, UNIFORM, Reading, read_layers
 from joma._watch.record import Record, axes_of, config_of
 from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
@@ -78,6 +80,8 @@ def watch(
     processes: Which = "own",
     on_alert: OnAlert | None = None,
     live: bool | None = None,
+    patterns: bool | None = None,
+    words: Sequence[str] | None = None,
     overwrite: bool = False,
     resume: bool = False,
 ) -> Watch:
@@ -88,11 +92,12 @@ def watch(
 
     Arguments:
         model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
-        run: the run folder to write; without one, rows are kept for `Watch.frame` only.
+        run: the run folder to write; without one, rows are kept for `Watch.frame` only. If a watch wrote a run there
+            already, this one goes to ``run``-2, …, which is said: nothing is lost. `Watch.path` is where it went.
         every: measure the first step and every n-th, 100 by default; "log" for four measurements per doubling; or
             step -> bool.
-        gauges: names of gauges (see `joma.gauges`), "entropy" and "stable_rank" by default; or gauge -> its own
-            schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
+        gauges: names of gauges (see `joma.gauges`), "entropy,stable_rank" by default, with commas or in a list; or
+            gauge -> its own schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
         probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
             one more pass per measurement, in eval mode, comparable over time.
         padding: the model's argument that is 1 at real tokens and 0 at padding, or a function of (args, kwargs) of the
@@ -110,6 +115,9 @@ def watch(
         on_alert: is called with each `Alert` (step, kind, layer, head, value, threshold, what_to_do) when it begins.
             One that raises does not stop the training.
         live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
+        patterns: record who attends to whom in the probe's first sequence (64 tokens at most) at the start, at the
+            sparsest, and of late, for `joma report`; by itself if there is a probe.
+        words: of that sequence, one per token, for the axes of the picture.
         overwrite: replace the run in the folder.
         resume: go on with the run in the folder, of the same settings.
 
@@ -117,7 +125,22 @@ def watch(
         The watch: a context manager, or call its `close` at the end.
     """
     return Watch(
-        model, run, every, gauges, probe, padding, mlp, optimizer, queries, processes, on_alert, live, overwrite, resume
+        model,
+        run,
+        every,
+        gauges,
+        probe,
+        padding,
+        mlp,
+        optimizer,
+        queries,
+        processes,
+        on_alert,
+        live,
+        patterns,
+        words,
+        overwrite,
+        resume,
     )
 
 
@@ -141,22 +164,21 @@ class Watch:
         self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
         gauges: Chosen | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
         optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which,
-        on_alert: OnAlert | None, live: bool | None, overwrite: bool, resume: bool,
+        on_alert: OnAlert | None, live: bool | None, patterns: bool | None, words: Sequence[str] | None,
+        overwrite: bool, resume: bool,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
         self._loaded = False  # from a state
         check_model(model)
         optimizers = None if optimizer is None else optimisers_of(model, optimizer)
         periods = schedules(DEFAULT_GAUGES if gauges is None else gauges, every)
-        chosen = get(periods)
+        chosen = in_training(periods)
         if not chosen:
             raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
         self.model = model
         self._processes = Processes(model, processes)
         if not (run is None or isinstance(run, RunWriter)):
             run = self._processes.folder(run)
-        self.path = run.path if isinstance(run, RunWriter) else run
-        self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
         self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
         periods = {gauge.name: periods[gauge.name] for gauge in self._gauges}
@@ -166,14 +188,16 @@ class Watch:
             check_has_attention(model)
         self._notices = Notices(warn if self._processes.first else silent)
         self._motions = Motions(model, self._gauges, periods)
-        measured = [*self._gauges, *FOR_PHASES]
+        measured = [*self._gauges, *FOR_PHASES, UNIFORM]
+        recorded = check_patterns(patterns, words, probe is not None) and self._processes.first
+        self._patterns = PatternKeeper(words, recorded)
         sampler = None if queries is None else Sampler(queries)
         if sampler is not None:
             check_sampled(self._gauges)
         blocks = Blocks(model)
         self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
         self._streams = Streams(model, self._gauges, padding, self._processes, blocks)
-        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers]
+        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
         self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
@@ -193,6 +217,8 @@ class Watch:
         if sampler is not None:
             axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
         self._record = Record(folder, config, axes, self._notices, overwrite, resume)
+        self.path = self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
+        self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._alerts = Alerts(self._record, self._notices, on_alert)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
@@ -227,8 +253,8 @@ class Watch:
         return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
 
     @property
-    def phases(self) -> list[Phase]:
-        """One `Phase` per layer, after the first measurement."""
+    def phases(self) -> Phases:
+        """One `Phase` per layer, after the first measurement; ``print(w.phases)`` says them in words."""
         return self._alarms.phases
 
     @property
@@ -283,6 +309,7 @@ class Watch:
             if not self._loaded:
                 self._replay_phases(self.last_step)
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
+        self._patterns.go_on(self._record, self.last_step)
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
         try:
             return self._measure(due, loss, numbers) if due else {}
@@ -294,6 +321,7 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
+        self._patterns.write(self._record)  # they are kept in the folder
         return {
             **self._schedule.state(),
             "alarms": self._alarms.state(),
@@ -345,6 +373,7 @@ class Watch:
         self._detach()
         if self._line is not None:
             self._line.close()
+        self._patterns.write(self._record)
         if said := self.applies:
             self._record.writer.note(applies=said)
         self._record.finish(status, reason)
@@ -390,7 +419,7 @@ class Watch:
 
     def _make_due(self, gauges: Collection[str]) -> set[str]:
         """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
-        due = {*gauges, *(g.name for g in FOR_PHASES if not self._in_passes.isdisjoint(gauges))}
+        due = {*gauges, *(g.name for g in (*FOR_PHASES, UNIFORM) if not self._in_passes.isdisjoint(gauges))}
         for meter in (*self._meters, self._passes.tally):
             meter.due = due
         return due
@@ -416,6 +445,7 @@ class Watch:
             self._charges.alarm(step, self._notices)
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
+        uniform = values.pop(UNIFORM.name, None)
         errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
         heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")}
         absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
@@ -436,6 +466,10 @@ class Watch:
             measured = [bool(layer.keys) for layer in self._passes.tally.layers]
             numbers_of = [PHASES.index(phase.name) for phase in self.phases]
             rows["phase"] = [n if there else math.nan for n, there in zip(numbers_of, measured, strict=False)]
+        if uniform is not None:
+            self._record.note_uniform([float(level.nanmean()) for level in uniform])
+        if layers:
+            self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
         clock = self._clock.columns()
         self._record.write(step, rows, clock, self._names(), self._widths())
         if self._line is not None:

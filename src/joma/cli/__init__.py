@@ -7,13 +7,29 @@ from typing import Annotated
 
 import typer
 
-from joma.cli import audit, claims, gauges, plot, report, reproduce, scan, simulate, status, superpose, train
+from joma.cli import (
+    audit,
+    claims,
+    demo,
+    doctor,
+    forecast,
+    gauges,
+    plot,
+    report,
+    reproduce,
+    scan,
+    simulate,
+    status,
+    superpose,
+    train,
+)
+from joma.cli.help import Group, arrange
 
 app = typer.Typer(
     name="joma",
     help="Training dynamics of Transformers: the JoMA theory, checked, and its gauges on your own models.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,8 +52,15 @@ def _root(
     pass
 
 
-for command in (claims, simulate, plot, status, gauges, reproduce, train, superpose, scan, audit, report):
-    command.register(app)
+arrange(
+    app,
+    [
+        ("Start", (demo, doctor)),
+        ("Measure", (plot, status, report, forecast, scan, audit, superpose, gauges)),
+        ("Theory", (simulate, claims)),
+        ("Paper", (reproduce, train)),
+    ],
+)
 
 
 def main() -> None:

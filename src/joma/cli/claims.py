@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import re
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joma.cli.terminal import escape, plain_table, styled
+from joma.cli import help
+from joma.cli.maths import plain_maths
+from joma.cli.terminal import AsJson, console, escape, print_facts, print_json, print_table, show_number, styled
 
 if TYPE_CHECKING:
-    from joma.theory.claims import Result
+    from joma.theory.claims import Claim, Result
 
 
 def _claims(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Claims or groups of them: T2.invariant, T4. All by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Claims or groups of them: T2.invariant, T4.", show_default="all", autocompletion=help.claims
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the paper's statements: verdict, deciding number, and a control that must be rejected."""
-    from rich.console import Console
-
     from joma.theory import claims as registry
 
     chosen = registry.get(ids) if ids else registry.claims()
-    console = Console(stderr=True)
     results = []
-    with console.status("") as status:
+    with console(stderr=True).status("") as status:
         for n, claim in enumerate(chosen, 1):
             status.update(f"checking {claim.id} ({n} of {len(chosen)})")
             results.append(registry.check(claim))
     if as_json:
-        typer.echo(json.dumps([result.as_dict() for result in results], indent=2, ensure_ascii=False))
+        print_json([result.as_dict() for result in results])
     elif len(results) == 1:
         _explain(results[0])
     else:
@@ -44,7 +47,7 @@ def _claims(
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2g}"
+    return show_number(value, digits=2) or "–"
 
 
 def _counts(words: Iterable[str]) -> str:
@@ -53,50 +56,50 @@ def _counts(words: Iterable[str]) -> str:
 
 
 def _claims_table(results: list[Result]) -> None:
-    from rich.console import Console
-
-    table = plain_table("claim", "verdict", "kind", ">value", ">tolerance", "control")
-    notes = plain_table("claim", "*note")
-    notes.show_header = False
+    rows: list[Sequence[str] | str] = []
+    notes: list[Sequence[str]] = []
+    about = ""
     for r in results:
+        if (subject := _subject(r.claim)) != about:
+            about = subject
+            rows.append(escape(subject))
         control = "rejected" if r.control_rejected else "[red]NOT REJECTED[/red]"
         numbers = (_number(r.value), _number(r.claim.tolerance))
-        table.add_row(r.id, styled(r.verdict), r.claim.kind.value, *numbers, control)
+        rows.append((r.id, styled(r.verdict), r.claim.kind.value, *numbers, control))
         if r.note:
-            notes.add_row(r.id, escape(r.note))
-    console = Console()
-    console.print(table)
-    if notes.row_count:
-        console.print("\n[bold]Corrections, conditions and remarks[/bold]")
-        console.print(notes)
-    console.print(f"\n{len(results)} claims: " + _counts(r.verdict for r in results))
-    console.print("of kind: " + _counts(r.claim.kind for r in results))
-    console.print(f"{sum(r.seconds for r in results):.1f} s. One in full: joma claims {results[0].id}", highlight=False)
+            notes.append((r.id, escape(r.note)))
+    out = console()
+    print_table(out, ("claim", "~verdict", "~kind", ">value", ">tolerance", "control"), rows)
+    if notes:
+        out.print("\n[bold]Corrections, conditions and remarks[/bold]")
+        print_table(out, ("claim", "*note"), notes)
+    out.print(f"\n{len(results)} claims: " + _counts(r.verdict for r in results))
+    out.print("of kind: " + _counts(r.claim.kind for r in results))
+    out.print(f"{sum(r.seconds for r in results):.1f} s. One in full: joma claims {results[0].id}")
+
+
+def _subject(claim: Claim) -> str:
+    """What a claim is about: the first line of its module, "Theorem 2: linear activations, winner takes all"."""
+    module = sys.modules.get(getattr(claim.check, "__module__", ""))
+    line = ((module and module.__doc__) or "").strip().split("\n")[0].rstrip(".")
+    line = re.sub(r"\bon (?=Theorem|Eqn)", "", re.sub(r"^Claims (on )?", "", line))
+    return line[:1].upper() + line[1:]
 
 
 def _explain(result: Result) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    claim, console = result.claim, Console(highlight=False)
-    console.print(f"[bold]{claim.id}[/bold]  {styled(result.verdict)}, {claim.kind}   ({claim.source})\n")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(ratio=1)
+    claim, out = result.claim, console()
+    out.print(f"[bold]{claim.id}[/bold]  {styled(result.verdict)}, {claim.kind}   ({escape(claim.source)})\n")
     rows = {
-        "statement": claim.statement, "correction": claim.correction, "condition": claim.condition,
-        "remark": claim.remark, "counterexample": claim.counterexample, "derivation": claim.derivation,
-        "measured": claim.measures,
+        "about": _subject(claim), "statement": claim.statement, "correction": claim.correction,
+        "condition": claim.condition, "remark": claim.remark, "counterexample": claim.counterexample,
+        "derivation": claim.derivation, "measured": claim.measures,
         "value": f"{_number(result.value)}  (tolerance {_number(claim.tolerance)}; {result.cases} cases)",
         "as printed": _number(result.printed_value),
         "control": f"{claim.control}: {_number(result.control_value)}, "
         + ("rejected" if result.control_rejected else "NOT REJECTED"),
         "error": result.error,
     }  # fmt: skip
-    for name, text in rows.items():
-        if text:
-            table.add_row(name, escape(text))
-    console.print(table)
+    print_facts(out, {name: escape(plain_maths(text)) for name, text in rows.items() if text})
 
 
 def register(app: typer.Typer) -> None:

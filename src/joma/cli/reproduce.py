@@ -6,10 +6,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from joma.cli import help
+from joma.cli.terminal import (
+    UNLIMITED,
+    VERDICT_STYLE,
+    AsJson,
+    console,
+    escape,
+    print_json,
+    print_table,
+    say,
+    styled,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,80 +36,64 @@ _WIDE = 150  # columns from which on the last table has a column for everything
 
 def _reproduce(
     exhibits: Annotated[
-        list[str] | None, typer.Argument(help="fig2, fig3, fig4, folding, … All, and the claims, by default.")
+        list[str] | None,
+        typer.Argument(
+            help="fig2, fig3, folding, …; see --list.", show_default="all, and the claims", autocompletion=help.exhibits
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="quick (minutes in all), laptop, or paper (the paper's own scale).")
+        str,
+        typer.Option(
+            help="quick (minutes in all), laptop, or paper (the paper's own scale).",
+            autocompletion=help.one_of("quick", "laptop", "paper"),
+        ),
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
-    report: Annotated[Path | None, typer.Option(help="Where to write the page.  [default: OUT/report.html]")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where to write the page.", show_default="OUT/report.html")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting of the preset; of one exhibit."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Exhibits at a time; results do not depend on it.  [default: the cores]")
+        int | None, typer.Option(help="Exhibits at a time; results do not depend on it.", show_default="the cores")
     ] = None,
-    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
+    engine: Annotated[
+        str, typer.Option(help="processes (this machine) or ray.", autocompletion=help.ENGINES)
+    ] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make exhibits again that are there already.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the exhibits and exit.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
-    from rich.console import Console
-
-    from joma._exhibits import PRESETS, get
-    from joma._exhibits import exhibits as registered
-    from joma._exhibits.base import is_there
-
-    console = Console(highlight=False)
     if list_:
-        from joma.cli.terminal import plain_table
+        from joma._exhibits import exhibits as registered
 
-        table = plain_table("exhibit", "*the paper's statement")
-        for exhibit in registered().values():
-            table.add_row(exhibit.id, exhibit.statement)
-        console.print(table)
+        known = registered().values()
+        if as_json:
+            print_json([{name: getattr(exhibit, name) for name in ("id", "title", "statement")} for exhibit in known])
+        else:
+            rows = [(exhibit.id, escape(exhibit.statement)) for exhibit in known]
+            print_table(console(), ("exhibit", "*the paper's statement"), rows)
         return
-    if preset not in PRESETS:
-        from joma.theory.setting import nearest
-
-        raise ValueError(nearest(preset, PRESETS, "preset"))
-    chosen = get(exhibits) if exhibits else list(registered().values())
-    if set_:
-        from joma._exhibits.choices import with_settings
-
-        if len(chosen) != 1:
-            raise ValueError("--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …")
-        chosen = [with_settings(chosen[0], preset, set_)]
-
-    from joma._exhibits.runner import Runner, read_claims
+    from joma._report.reproduce import runner_of, with_page
 
     start = time.monotonic()
-    runner = Runner(
-        chosen, preset, out, seed, claims=not exhibits, force=force, jobs=jobs, engine=engine, address=address,
-        report=report,
+    runner = runner_of(
+        exhibits, out, preset=preset, seed=seed, settings=set_ or [], report=report, force=force, jobs=jobs,
+        engine=engine, address=address,
     )  # fmt: skip
     with _shown(runner):
         reproduction = runner.run()
-
-    _print(console, reproduction)  # before the page, which a full disk may prevent
-
-    from joma._report.page import write_report
-
-    # a page that shows less than is there would be a loss
-    outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
-    all_there = [
-        outcomes.get(exhibit.id, exhibit)
-        for exhibit in registered().values()
-        if exhibit.id in outcomes or is_there(exhibit, preset, out, seed)
-    ]
-    page = write_report(
-        out, all_there, reproduction.claims or read_claims(out), preset=preset, seed=seed, path=report,
-        claims_error=reproduction.claims_error,
-    )  # fmt: skip
-    console.print(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", soft_wrap=True, markup=False)
+    if as_json:  # before the page, which a full disk may prevent
+        print_json(_as_json(reproduction))
+    else:
+        _print(console(), reproduction)
+    page = with_page(runner, reproduction).page
+    say(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", console(stderr=as_json))
     if not reproduction.ok:
         raise typer.Exit(1)
 
@@ -103,10 +101,8 @@ def _reproduce(
 @contextmanager
 def _shown(runner: Runner) -> Iterator[None]:
     """Show how a runner's entries stand: a live table on a terminal, elsewhere a plain line for each that ends."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if not (sys.stdout.isatty() and sys.stderr.isatty()) or console.is_dumb_terminal:
+    told = console(stderr=True)
+    if not (sys.stdout.isatty() and sys.stderr.isatty()) or told.is_dumb_terminal:
 
         def finished(entry: Entry) -> None:
             how = _clock(entry.seconds) if entry.fresh else "there"
@@ -118,7 +114,7 @@ def _shown(runner: Runner) -> Iterator[None]:
         return
     from rich.live import Live
 
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
+    with Live(console=told, transient=True, refresh_per_second=4) as live:
         runner.show = lambda entries, left: live.update(live_table(entries, left, time.monotonic()))
         yield
 
@@ -127,8 +123,6 @@ def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
     """How the entries stand, and the time left (seconds)."""
     from rich.console import Group
     from rich.table import Table
-
-    from joma.cli.terminal import VERDICT_STYLE, escape
 
     table = Table(box=None, pad_edge=False, show_header=False, expand=True)
     table.add_column(no_wrap=True)
@@ -150,37 +144,48 @@ def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
     return Group(table, f"\n{done} of {len(entries)} done, about {_clock(left)} left")
 
 
-def _print(console: Console, reproduction: Reproduction) -> None:
+def _as_json(reproduction: Reproduction) -> dict[str, Any]:
+    """The verdicts with the numbers behind them."""
+    exhibits = [
+        {
+            "id": outcome.exhibit.id, "statement": outcome.exhibit.statement, "path": outcome.path,
+            **({} if outcome.verdict is None else asdict(outcome.verdict)), "error": outcome.error,
+            "seconds": outcome.seconds, "fresh": outcome.fresh,
+        }
+        for outcome in reproduction.outcomes
+    ]  # fmt: skip
+    claims = None if reproduction.claims is None else [result.as_dict() for result in reproduction.claims]
+    return {"exhibits": exhibits, "claims": claims, "claims_error": reproduction.claims_error, "ok": reproduction.ok}
+
+
+def _print(out: Console, reproduction: Reproduction) -> None:
     """The verdicts: a column for everything where there is room, else two or three lines per exhibit."""
     from rich.padding import Padding
 
-    from joma.cli.terminal import escape, plain_table, styled
-
-    if console.width >= _WIDE:
-        table = plain_table("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
-        table.columns[1].ratio = 2
-        table.padding = (0, 2, 0, 0)
+    if _WIDE <= out.width < UNLIMITED:
+        rows = []
         for outcome in reproduction.outcomes:
             verdict, measured, paper = _cells(outcome)
-            cells = (outcome.exhibit.statement, styled(verdict), escape(measured), escape(paper), _time(outcome))
-            table.add_row(outcome.exhibit.id, *cells)
-        console.print(table)
+            cells = (escape(outcome.exhibit.statement), styled(verdict), escape(measured), escape(paper))
+            rows.append((outcome.exhibit.id, *cells, _time(outcome)))
+        columns = ("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
+        print_table(out, columns, rows)
     else:
         width = max((len(outcome.exhibit.id) for outcome in reproduction.outcomes), default=0)
         for outcome in reproduction.outcomes:
             verdict, measured, paper = _cells(outcome)
-            name, room = f"{outcome.exhibit.id:{width}}", " " * (20 - len(verdict))
-            console.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
+            name, room = f"{outcome.exhibit.id:{width}}", " " * (24 - len(verdict))
+            out.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
             numbers = f"{measured} (paper: {paper})" if paper else measured
             for text in (outcome.exhibit.statement, f"→ {numbers}"):
-                console.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
+                out.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
     if reproduction.claims_error:
-        console.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
+        out.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
     elif reproduction.claims is not None:
         wrong = [result.id for result in reproduction.claims if not result.ok]
         said = f"[red]wrong: {', '.join(wrong)}[/red]" if wrong else "all checks ran and rejected their controls"
         how = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
-        console.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
+        out.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
 
 
 def _cells(outcome: Outcome) -> tuple[str, str, str]:

@@ -7,16 +7,28 @@ from typing import Annotated
 
 import typer
 
-from joma.cli.terminal import escape
+from joma.cli import help
+from joma.cli.terminal import AsJson, console, escape, print_facts, print_json, say
 
 
 def _simulate(
     task: Annotated[
-        str | None, typer.Argument(help="A .npz or .csv file, or the name of a synthetic task (--list).")
+        str | None,
+        typer.Argument(
+            help="A .npz or .csv file, or the name of a synthetic task (--list).", autocompletion=help.tasks
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/simulate-TASK]")] = None,
-    attention: Annotated[str, typer.Option(help="linear, exp or softmax.")] = "softmax",
-    activation: Annotated[str, typer.Option(help="linear, relu, leaky_relu, gelu or silu.")] = "relu",
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/simulate-TASK")] = None,
+    attention: Annotated[
+        str, typer.Option(help="linear, exp or softmax.", autocompletion=help.one_of("linear", "exp", "softmax"))
+    ] = "softmax",
+    activation: Annotated[
+        str,
+        typer.Option(
+            help="linear, relu, leaky_relu, gelu or silu.",
+            autocompletion=help.one_of("linear", "relu", "leaky_relu", "gelu", "silu"),
+        ),
+    ] = "relu",
     t_end: Annotated[float, typer.Option(help="End of the time span.")] = 10.0,
     mlp_lr: Annotated[float, typer.Option(help="Learning rate of the MLP weights.")] = 1.0,
     attention_lr: Annotated[float, typer.Option(help="Learning rate of the attention logits; 0 freezes them.")] = 1.0,
@@ -31,41 +43,48 @@ def _simulate(
     seed: Annotated[int, typer.Option(help="Seed of synthetic tasks and starts.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the synthetic tasks and exit.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Integrate the joint dynamics of a task of your own: a run folder and a picture."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
     if list_ or task is None:
         from joma.theory.tasks import TASKS
 
-        for name, (what, _) in TASKS.items():
-            console.print(f"[bold]{name:18}[/bold] {what}")
+        if as_json and list_:
+            print_json([{"task": name, "about": what} for name, (what, _) in TASKS.items()])
+            return
+        print_facts(console(), {name: escape(what) for name, (what, _) in TASKS.items()})
         if not list_:
             raise ValueError("which task? Give a .npz or .csv file, or one of the names above.")
         return
+    from joma._train.simulate import default_run
     from joma._train.simulate import simulate as run
 
-    folder = out or Path("runs") / f"simulate-{Path(task).stem}"
-    with Console(stderr=True).status(f"integrating {escape(task)}"):
+    folder = out or default_run(task)
+    with console(stderr=True).status(f"integrating {escape(task)}"):
         path = run(
             task, folder, attention=attention, activation=activation, t_end=t_end, mlp_lr=mlp_lr,
             attention_lr=attention_lr, temperature=temperature, folded=folded, step=step, times=times, scale=scale,
             signed=signed, seed=seed, force=force,
         )  # fmt: skip
     invariant, entropy = path.invariant(), path.entropy()
-    console.print(f"{path.flow}", markup=False)
-    console.print(f"status     {path.status}", markup=False)
-    console.print(f"entropy    {entropy[0]:.4f} → {entropy[-1]:.4f} nats (lowest {entropy.min():.4f})")
-    console.print(
-        f"invariant  {invariant.formula}: drift {invariant.max_drift:.1e}"
+    if as_json:
+        print_json({
+            "run": str(folder), "status": path.status, "t": path.t[-1], "switches": path.switches,
+            "slides": len(path.slides),
+            "entropy": {"first": entropy[0], "last": entropy[-1], "lowest": entropy.min()},
+            "invariant": {"formula": invariant.formula, "drift": invariant.max_drift, "exact": invariant.exact},
+        })  # fmt: skip
+        return
+    said = console()
+    say(f"{path.flow}", said)
+    print_facts(said, {
+        "status": escape(path.status),
+        "entropy": f"{entropy[0]:.4f} → {entropy[-1]:.4f} nats (lowest {entropy.min():.4f})",
+        "invariant": escape(f"{invariant.formula}: drift {invariant.max_drift:.1e}")
         + ("" if invariant.exact else " (approximate under softmax)"),
-        markup=False,
-    )
-    if path.switches:
-        console.print(f"gates      {path.switches} switches, {len(path.slides)} slides")
-    where = f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)"
-    console.print(where, soft_wrap=True, markup=False)
+        "gates": f"{path.switches} switches, {len(path.slides)} slides" if path.switches else "",
+    })  # fmt: skip
+    say(f"run        {folder}/  (run.json, metrics.jsonl, figure.svg, figure.png)", said)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,59 +8,40 @@ from typing import Annotated, Any
 
 import typer
 
+from joma.cli.terminal import AsJson, console, print_json, say, tell_newest
+
 # exit status by the worst alert; 1 and 2 are errors of the command
 _EXITS = {"notice": 3, "warning": 4, "critical": 5}
 
 
 def _status(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tell the step, the loss, each layer's phase and all alerts of a run; the exit status is that of the worst alert.
 
     0: no alert, 3: a notice, 4: a warning, 5: critical.
     """
-    import json
-
-    from rich.console import Console
-
     from joma._run import Run
-    from joma._run.alerts import LEVELS, read_alerts
-    from joma._run.folder import plain
+    from joma._run.alerts import LEVELS
+    from joma._run.outcome import outcome
 
-    opened = Run(run)
-    alerts = read_alerts(opened.path)
-    facts = _facts(opened)
+    now = outcome(Run(run))
+    alerts = now.alerts
+    facts = {"run": str(run), "status": now.status, "step": now.step, "loss": now.loss, "phases": now.phases}
     worst = max((alert["level"] for alert in alerts), key=LEVELS.index, default=None)
     if as_json:
-        typer.echo(json.dumps(plain({**facts, "worst": worst, "alerts": alerts})))
+        print_json({**facts, "worst": worst, "alerts": alerts})
     else:
-        console = Console(highlight=False)
-        loss = "" if math.isnan(facts["loss"]) else f", loss {facts['loss']:.4g}"
-        lines = [f"{facts['run']}: {facts['status']}, step {facts['step']:,}{loss}"]
-        lines += [f"  layer {n}: {phase}" for n, phase in enumerate(facts["phases"]) if phase is not None]
+        loss = "" if math.isnan(now.loss) else f", loss {now.loss:.4g}"
+        lines = [f"{run}: {now.status}, step {now.step:,}{loss}"]
+        lines += [f"  layer {n}: {phase}" for n, phase in enumerate(now.phases) if phase is not None]
         lines += [_line(alert) for alert in alerts] or ["no alerts"]
+        out = console()
         for line in lines:
-            console.print(line, markup=False, soft_wrap=True)
+            say(line, out)
+        tell_newest(run)
     raise typer.Exit(0 if worst is None else _EXITS[worst])
-
-
-def _facts(run: Any) -> dict[str, Any]:
-    """Where the run is: status, last step, its loss, and the phase of each layer."""
-    info, latest = run.info, run.latest()
-    loss = latest[latest.gauge == "loss"].value
-    phases: list[str | None] = []
-    rows = latest[latest.gauge == "phase"]
-    for _, row in rows.sort_values("layer").iterrows() if len(rows) else ():
-        phases += [None] * (int(row.layer) - len(phases))
-        phases.append(None if math.isnan(row.value) else info["phases"][int(row.value)])
-    return {
-        "run": str(run.path),
-        "status": info["status"],
-        "step": int(latest.step.max()) if len(latest) else 0,
-        "loss": float(loss.iloc[-1]) if len(loss) else math.nan,
-        "phases": phases,
-    }
 
 
 def _line(alert: dict[str, Any]) -> str:

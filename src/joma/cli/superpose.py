@@ -8,32 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from joma.cli.terminal import AsJson, console, print_json, say
+
 if TYPE_CHECKING:
     from joma._inspect.superposition import Superposition
 
 
 def _superpose(
-    model: Annotated[str, typer.Argument(help="A folder in the hub's format, or an id of the hub.")],
+    model: Annotated[str, typer.Argument(help="A folder in the hub's format, a GGUF file, an id, or smollm2.")],
     data: Annotated[str, typer.Option(help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME.")],
-    layer: Annotated[int | None, typer.Option(help="One MLP, counted from 0.  [default: all]")] = None,
+    layer: Annotated[int | None, typer.Option(help="One MLP, counted from 0.", show_default="all")] = None,
     neuron: Annotated[int | None, typer.Option(help="Show this neuron.")] = None,
     top: Annotated[int, typer.Option(help="Show so many neurons, those that pass most tests.")] = 20,
-    tokens: Annotated[int | None, typer.Option(help="Read so many tokens.  [default: the whole corpus]")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Read so many tokens.", show_default="the whole corpus")] = None,
     contexts: Annotated[int, typer.Option(help="Contexts kept for each neuron.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens a window.")] = 64,
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 16,
-    tokenizer: Annotated[str | None, typer.Option(help="A folder or id.  [default: the model's]")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A folder or id.", show_default="the model's")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     masked: Annotated[int, typer.Option(help="Mask the patterns of so many neurons, the surest first.")] = 100,
     untrained: Annotated[bool, typer.Option("--untrained", help="A control: the model with new weights.")] = False,
     shuffles: Annotated[int, typer.Option(help="Deal contexts out at random so often.")] = 1,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random in masking and dealing.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/superpose-MODEL]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/superpose-MODEL")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from joma._inspect.superpose import default_run, superpose
@@ -45,7 +47,7 @@ def _superpose(
     if top < 1:
         raise ValueError(f"--top is {top}: at least one neuron is to be shown")
     columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task("loading the model", total=1.0)
         superposition = superpose(
             model, data, layer=layer, neuron=neuron, tokens=tokens, contexts=contexts, length=length, batch=batch,
@@ -56,31 +58,37 @@ def _superpose(
         bars.update(task, completed=1.0, description="the controls, and the page")
         superposition.info["controls"] = list(_controls(superposition, shuffles, seed))
         superposition.save(path, neuron=neuron, top=top, force=force)
-    table = superposition.frame()
-    console = Console(highlight=False)
-    counts = superposition.counts()
+    if as_json:
+        import json
+
+        print_json(json.loads((path / "superpose.json").read_text(encoding="utf-8")))
+    else:
+        _show(superposition, top, neuron, path)
+
+
+def _show(superposition: Superposition, top: int, neuron: int | None, path: Path) -> None:
+    """How many neurons have several patterns, what the controls say, a few neurons, and where the page is."""
+    counts, out = superposition.counts(), console()
     several = {name: int(counts[name].sum()) for name in ("patterns", "replicated", "passed", "untried")}
-    console.print(
-        f"{superposition.info['tokens']:,} tokens, {len(table):,} neurons; {several['patterns']:,} with two or more "
-        f"patterns, {several['replicated']:,} on held-out text too"
-    )
+    many = f"{superposition.info['tokens']:,} tokens, {len(superposition.frame()):,} neurons"
+    two = f"{several['patterns']:,} with two or more patterns, {several['replicated']:,} on held-out text too"
+    say(f"{many}; {two}", out)
     if superposition.alike is None:
-        console.print("whether they are unrelated was not tested: the model has no input embedding to compare words by")
+        say("whether they are unrelated was not tested: the model has no input embedding to compare words by", out)
     else:
         untried = f"; {several['untried']:,} were not masked, see --masked" if several["untried"] else ""
-        console.print(f"{several['passed']:,} pass all tests{untried}")
+        say(f"{several['passed']:,} pass all tests{untried}", out)
     for line in superposition.info["controls"]:
-        console.print(line, soft_wrap=True)
+        say(line, out)
     for chosen in superposition.top(min(top, 5), neuron):
         groups = superposition.patterns(*chosen)
         passed = sum(group.passes for group in groups)
         unrelated = f", {passed} unrelated that pass all tests" if superposition.superposed(*chosen) else ""
-        console.print(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns{unrelated}", style="bold")
+        say(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns{unrelated}", out, "bold")
         for group in groups[:3]:
             words = ", ".join(repr(word) for word in group.words[:6])
-            console.print(f"  {len(group.contexts)} contexts attend to {words}", markup=False, soft_wrap=True)
-    page = f"page: {path}/superpose.html  (also superpose.json, run.json)"
-    console.print(page, soft_wrap=True, markup=False)
+            say(f"  {len(group.contexts)} contexts attend to {words}", out)
+    say(f"page: {path}/superpose.html  (also superpose.json, run.json)", out)
 
 
 def _controls(superposition: Superposition, shuffles: int, seed: int) -> Iterator[str]:

@@ -11,9 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
+from joma._gauges.registry import names_of
 from joma._train.settings import Settings
+from joma.cli import help
+from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
-_OUT = Annotated[Path | None, typer.Option(help="Run folder to write.  [default: runs/train-…]")]
+_OUT = Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/train-…")]
 
 
 def with_settings(function: Callable[..., None], *, lists: bool = False) -> Callable[..., None]:
@@ -24,10 +27,11 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
     options = []
     for item in fields(Settings):
         default: Any = item.default
-        default = ",".join(default) if item.name == "gauges" else default
+        default = ", ".join(default) if item.name == "gauges" else default
         shown = None if lists else default
         kind: Any = str | None if lists else str if item.name == "gauges" else hints[item.name]
-        annotation = Annotated[kind, typer.Option(help=item.metadata["help"] + ".")]
+        complete = help.gauges if item.name == "gauges" else None
+        annotation = Annotated[kind, typer.Option(help=item.metadata["help"] + ".", autocompletion=complete)]
         options.append(
             inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
         )
@@ -58,38 +62,36 @@ def _train(
     """Train the paper's language model with a watch attached. The same command again goes on where it stopped."""
     if ctx.invoked_subcommand is not None:
         return
-    from rich.console import Console
-
     from joma._train.language import train
     from joma._train.processes import joined
     from joma.cli.progress import progress_bar
 
-    settings["gauges"] = _names(settings["gauges"])
+    settings["gauges"] = tuple(names_of(settings["gauges"]))
     chosen = Settings(**settings).checked()
     folder = out or Path("runs") / f"train-{chosen.corpus_name}-{chosen.label}"
     with joined() as rank:
-        console = Console(stderr=True, quiet=rank > 0, highlight=False, markup=False)
-        with progress_bar(console, chosen.steps) as show:
+        told = console(stderr=True)
+        told.quiet = rank > 0
+        with progress_bar(told, chosen.steps) as show:
             run = train(
                 chosen, folder, device=_device(device), checkpoint_every=checkpoint_every, keep=keep,
-                keep_every=keep_every, force=force, say=lambda line: console.print(line, soft_wrap=True), show=show,
+                keep_every=keep_every, force=force, say=lambda line: say(line, told), show=show,
             )  # fmt: skip
     if rank > 0:
         return
     info, table = run.info, run.latest()
     last = table.groupby("gauge").value.mean()
-    print = Console(highlight=False, markup=False).print
-    print(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""), soft_wrap=True)
+    say(f"{folder}: {info['status']}" + (f" ({info['reason']})" if info.get("reason") else ""))
     if "valid_loss" in last:
-        print(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
+        say(f"loss {last['loss']:.4f}, validation loss {last['valid_loss']:.4f}")
     attention = table[table.gauge.isin(["phase", "entropy"])]
     for n, layer in attention.groupby("layer") if len(attention) else ():
         means = layer.groupby("gauge").value.mean()
         entropy = f", entropy {means['entropy']:.3f}" if "entropy" in means else ""
-        print(f"layer {n}: {info['phases'][int(means['phase'])]}{entropy}")
+        say(f"layer {n}: {info['phases'][int(means['phase'])]}{entropy}")
     if "applies" in info:
-        print(info["applies"], soft_wrap=True)
-    print(f"picture: joma plot {folder}", soft_wrap=True)
+        say(info["applies"])
+    say(f"picture: joma plot {folder}")
     if info["status"] == "diverged":
         raise typer.Exit(1)
 
@@ -107,43 +109,41 @@ def _hierarchy(
     lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
     every: Annotated[int, typer.Option(help="Steps between measurements.")] = 20,
     seed: Annotated[int, typer.Option(help="Of tree, weights and samples.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/hierarchy-…]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/hierarchy-…")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
 ) -> None:
     """Train a small Transformer on a noisy latent tree (Section 5): who attends to whom, which latents nodes show."""
-    from rich.console import Console
-
     from joma._train.tree import TreeSettings, train_tree
 
     settings = TreeSettings(
         rho, depth, latents, children, classes, layers, width, steps, batch, lr, every, seed
     ).checked()
     folder = out or Path("runs") / f"hierarchy-rho={rho:g},depth={depth},layers={layers},seed={seed}"
-    with Console(stderr=True).status("training"):
+    with console(stderr=True).status("training"):
         run = train_tree(settings, folder, force=force)
-    print = Console(highlight=False, markup=False).print
     table = run.frame()
     for gauge in [name for name in dict.fromkeys(table.gauge) if name != "competition"]:
         curves = table[table.gauge == gauge].groupby(["tree", "step"]).value.mean()
         shown = (
             f"{tree} {curves[tree].iloc[0]:.2f} → {curves[tree].iloc[-1]:.2f}" for tree in curves.index.unique(0)[::-1]
         )
-        print(f"{gauge:20} {', '.join(shown)}")
-    print(f"run: {folder}", soft_wrap=True)
+        say(f"{gauge:20} {', '.join(shown)}")
+    say(f"run: {folder}")
 
 
 def _sweep_train(
     out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs/sweep"),
     workers: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
-    engine: Annotated[str, typer.Option(help="processes (this machine) or ray.")] = "processes",
+    engine: Annotated[
+        str, typer.Option(help="processes (this machine) or ray.", autocompletion=help.ENGINES)
+    ] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Do failed runs again.")] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
+    as_json: AsJson = False,
     **choices: Any,
 ) -> None:
     """Train a grid: options take several values, as --layers 1,2,5 --seed 0..2. Complete runs are not done again."""
-    from rich.console import Console
-
     from joma._train.sweep import grid, sweep
 
     hints = typing.get_type_hints(Settings)
@@ -153,43 +153,46 @@ def _sweep_train(
         if text is None:
             continue
         if name == "gauges":
-            base[name] = _names(text)
+            base[name] = tuple(names_of(text))
         else:
             lists[name] = _values(name, text, hints[name])
     runs = grid(Settings(**base), lists)
-    console = Console(stderr=True, highlight=False, markup=False)
+    told = console(stderr=True)
 
     def report(end: Any, n: int, total: int) -> None:
         reason = f": {end.reason}" if end.reason else ""
-        console.print(f"{n}/{total}  {end.path.name}  {end.status}{reason}", soft_wrap=True)
+        say(f"{n}/{total}  {end.path.name}  {end.status}{reason}", told)
 
     ends = sweep(
         runs, out, workers=workers, engine=engine, address=address, retry=retry, checkpoint_every=checkpoint_every,
         report=report,
     )  # fmt: skip
-    _print_status(out)
+    _print_status(out, as_json)
     if any(end.status == "failed" for end in ends):
         raise typer.Exit(1)
 
 
-def _sweep_status(folder: Annotated[Path, typer.Argument(help="Folder of the run folders.")]) -> None:
+def _sweep_status(
+    folder: Annotated[Path, typer.Argument(help="Folder of the run folders.")], as_json: AsJson = False
+) -> None:
     """A table of the runs of a sweep, at any time."""
-    _print_status(folder)
+    _print_status(folder, as_json)
 
 
-def _print_status(folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _print_status(folder: Path, as_json: bool) -> None:
+    from joma._train.sweep import standing
 
-    from joma._train.sweep import status
+    rows = standing(folder)
+    if as_json:
+        print_json(rows)
+        return
+    columns = {"run": "run", "status": "status", "step": ">step", "steps": ">steps", "loss": ">loss"}
+    columns |= {"valid_loss": ">valid_loss", "entropy": ">entropy", "phases": "*phases", "reason": "*reason"}
 
-    frame = status(folder)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in frame.columns:
-        table.add_column(column, no_wrap=column == "run")
-    for row in frame.itertuples(index=False):
-        table.add_row(*("" if x is None or x != x else f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
-    Console(markup=False).print(table)
+    def cell(value: Any) -> str:
+        return show_number(value) if isinstance(value, float) else "" if value is None else escape(str(value))
+
+    print_table(console(), list(columns.values()), [[cell(row[name]) for name in columns] for row in rows])
 
 
 def _values(name: str, text: str, kind: Any) -> list[Any]:
@@ -225,10 +228,6 @@ def _parts(text: str) -> list[str]:
 
 def _article(kind: type) -> str:
     return {int: "a whole number, or a range as 0..2", float: "a number", bool: "true or false"}.get(kind, "a word")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _device(name: str) -> str:

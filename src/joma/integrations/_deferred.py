@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from joma._events.optimiser import optimisers_of
-from joma._gauges.registry import get
+from joma._gauges.registry import in_training
 from joma._watch.schedule import Chosen, Every, schedules
 from joma._watch.watch import DEFAULT_GAUGES, Watch, watch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from joma._events.padding import Padding
     from joma._watch.alarms import Alert
     from joma._watch.alerts import OnAlert
-    from joma._watch.phases import Phase
+    from joma._watch.phases import Phases
     from joma._watch.processes import Which
 
 
@@ -37,6 +37,8 @@ class Options(TypedDict, total=False):
     processes: Which
     on_alert: OnAlert | Action | None
     live: bool | None
+    patterns: bool | None
+    words: Sequence[str] | None
     overwrite: bool
     resume: bool
 
@@ -52,11 +54,11 @@ class Deferred:
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
-        get(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
+        in_training(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
         self._action = options.get("on_alert")
         if not (self._action is None or callable(self._action) or self._action in get_args(Action)):
             raise ValueError(f"on_alert must be 'stop', 'lower' or a function of an alert; got {self._action!r}")
-        self.path = run
+        self.path = self._named = run  # the folder that is written, and as it was asked for
         self._every, self._gauges = every, gauges
         self._options: Options = {"live": False, **options}
         self._options.pop("on_alert", None)
@@ -74,7 +76,7 @@ class Deferred:
         return self._watch
 
     @property
-    def phases(self) -> list[Phase]:
+    def phases(self) -> Phases:
         """One `Phase` per layer, after the first measurement."""
         return self.watch.phases
 
@@ -116,14 +118,15 @@ class Deferred:
         if self._open:
             self.watch.close("failed", "training was started again")
             options |= {"overwrite": True, "resume": False}
+        run = self.path if self._open else self._named
         self._optimizers = _followed(model, optimizers) or []
         if self._action == "lower" and not self._optimizers:
             raise ValueError("on_alert='lower' needs an optimiser that can be followed")
         self._watch = watch(
-            model, self.path, self._every, self._gauges, optimizer=self._optimizers or None,
+            model, run, self._every, self._gauges, optimizer=self._optimizers or None,
             on_alert=None if self._action is None else self._act, **options,
         )  # fmt: skip
-        self._open = True
+        self._open, self.path = True, self._watch.path
         if self._state is not None:
             try:
                 self._watch.load_state_dict(self._state)

@@ -10,8 +10,29 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     CORRECTED = "holds as corrected"
-    UNDER = "holds under"  # a condition that the statement does not name
-    INDISTINCT = "reproduces; does not discriminate"  # the numbers come out, and so they do without the cause
+    UNDER = "holds under a condition"
+    INDISTINCT = "reproduces; does not discriminate"
     FAILS = "fails"
-    UNDECIDED = "not decided here"  # the settings of this preset cannot test the statement
-    ERROR = "error"  # the check itself did not work
+    ERROR = "error"
+    UNDECIDED = "not decided here"  # last: counted apart
+
+    @property
+    def meaning(self) -> str:
+        """The word, explained in a line."""
+        return _MEANINGS[self]
+
+    @classmethod
+    def _missing_(cls, value: object) -> Verdict | None:
+        """Files from before the word was a whole one are still read."""
+        return cls.UNDER if value == "holds under" else None
+
+
+_MEANINGS = {
+    Verdict.HOLDS: "as the paper states it",
+    Verdict.CORRECTED: "with another formula, which is given and derived",
+    Verdict.UNDER: "only under a condition, which is given",
+    Verdict.INDISTINCT: "the paper's numbers come out, but as well without what they are said to show",
+    Verdict.FAILS: "not as printed, nor in a form close to it",
+    Verdict.ERROR: "the check itself did not work: nothing is said about the statement",
+    Verdict.UNDECIDED: "these settings cannot test the statement; it is said what would decide it",
+}

@@ -36,7 +36,7 @@ window.jomaExplorer = (() => {
   // ---- the panels ----
   const J = 10, END = 2.5, STEPS = 500, W = 300, H = 190, M = { left: 36, right: 8, top: 8, bottom: 28 };
   const times = Array.from({ length: STEPS + 1 }, (_, k) => END * k / STEPS);
-  const colour = (j) => `hsl(${250 - 215 * j / (J - 1)} 65% 50%)`;
+  const colour = (j) => `var(--c${j})`; // dark to light, of the theme
   const x = (share) => M.left + share * (W - M.left - M.right), y = (share) => H - M.bottom - share * (H - M.top - M.bottom);
   const path = (points) => "M" + points.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join("L");
   const state = { mu: [], v: [], H: [], k: 0, playing: 0 };

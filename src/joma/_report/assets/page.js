@@ -23,11 +23,22 @@ document.addEventListener("click", async (event) => {
   save(new Blob([await (await unpack(link.dataset.file)).arrayBuffer()], { type: link.type }), link.download);
 });
 
+// the drawing library is the largest part of the page: unpacked after the first words are on the screen
+let library;
+function drawingLibrary() {
+  library ??= unpack("vega").then((packed) => packed.text()).then((code) => {
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+  });
+  return library;
+}
+
 // ---- light and dark ----
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let chosen = null; // by the button; else as the system says
 const theme = () => chosen || (prefersDark.matches ? "dark" : "light");
-const INK = { black: "#e6edf3", "#24292f": "#e6edf3", "#57606a": "#a3adb8", "#f0f0f0": "#242c35", "#7f7f7f": "#9aa3ad", "#0072b2": "#3f9fe0" };
+const { colours: INK, depth: DEPTH } = JSON.parse(document.documentElement.dataset.dark); // joma._figures.style
 const DARK = {
   background: null,
   axis: { labelColor: "#c3ccd5", titleColor: "#e6edf3", gridColor: "#232a32", domainColor: "#6b7682", tickColor: "#6b7682" },
@@ -39,6 +50,7 @@ function darker(node, key) {
   if (typeof node === "string") return (key === "stroke" && node === "white") ? "#0f1419" : (INK[node] || node);
   if (Array.isArray(node)) return node.map((item) => darker(item, key));
   if (!node || typeof node !== "object") return node;
+  if (key === "scheme" && node.extent) return { ...node, extent: DEPTH };
   return Object.fromEntries(Object.entries(node).map(([k, v]) => [k, k === "datasets" ? v : darker(v, k)]));
 }
 function themed(spec) {
@@ -50,47 +62,15 @@ function themed(spec) {
   return dark;
 }
 
-// ---- room: panels side by side go below each other where they do not fit ----
-const AXIS = 62, GAP = 20;
-const parts = (node) => ["hconcat", "vconcat", "concat"].find((key) => node[key]);
-function breadth(node) {
-  const key = parts(node);
-  if (!key) return node.spec ? breadth(node.spec) : (node.width || 300) + AXIS;
-  const each = node[key].map(breadth);
-  if (key === "hconcat") return each.reduce((a, b) => a + b + GAP);
-  const columns = key === "concat" ? node.columns || each.length : 1;
-  return columns * Math.max(...each) + (columns - 1) * GAP;
-}
-function fitted(node, room) {
-  const key = parts(node);
-  if (!key) {
-    if (node.spec || typeof node.width !== "number") return node;
-    return { ...node, width: Math.max(150, Math.min(node.width, room - AXIS)) };
-  }
-  const children = node[key].map((child) => fitted(child, room)), { [key]: _, columns, ...rest } = node;
-  if (key === "vconcat" || breadth({ ...rest, columns, [key]: children }) <= room) return { ...node, [key]: children };
-  const most = Math.max(1, Math.floor((room + GAP) / (Math.max(...children.map(breadth)) + GAP)));
-  const rows = Math.ceil(children.length / Math.min(most, columns || Infinity));
-  return { ...rest, concat: children, columns: Math.ceil(children.length / rows) };
-}
-function placed(spec, room) {
-  const narrow = room < 640, config = { ...spec.config, padding: { left: 0, right: 0, top: 8, bottom: 8 } };
-  if (narrow) {
-    config.legend = { ...config.legend, orient: "bottom", columns: 2 };
-    config.title = { ...config.title, limit: room - 10, subtitleFontSize: 10 };
-  }
-  return fitted({ ...spec, config }, room);
-}
-
 // ---- figures ----
-const specs = new Map(), alive = new Set();
-// points to hover over cost as much as the rest: they come when the pointer does
-function quiet(node) {
-  if (Array.isArray(node)) {
-    return node.filter((item) => !item?.params?.some((param) => param.name.startsWith("hover_"))).map(quiet);
+const specs = new Map();
+const natural = (box) => [+box.dataset.width, +box.dataset.height];
+// room for each figure, before any is drawn: links land where they should, and the page does not jump
+function reserveAll() {
+  for (const box of document.querySelectorAll(".chart")) {
+    const height = jomaLayout.reserve(JSON.parse(box.dataset.skeleton), box.clientWidth, natural(box));
+    if (!box.querySelector("canvas")) box.style.minHeight = `${Math.round(height)}px`;
   }
-  if (!node || typeof node !== "object") return node;
-  return Object.fromEntries(Object.entries(node).map(([key, value]) => [key, key === "datasets" ? value : quiet(value)]));
 }
 // what the reader has chosen: series that are on, bound inputs, zooms; a figure that is drawn again keeps it
 function choices(view) {
@@ -118,35 +98,34 @@ function draw(box, keep = true) {
 }
 async function paint(box, keep) {
   try {
+    await drawingLibrary();
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
-    const spec = specs.get(box.id), place = box.firstElementChild;
+    const spec = jomaRuns.placed(box.id, specs.get(box.id)), place = box.firstElementChild;
     box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
     const before = joma.views.get(box.id), kept = keep && before ? choices(before) : null;
     before?.finalize();
-    const result = await vegaEmbed(place, themed(placed(alive.has(box.id) ? spec : quiet(spec), box.clientWidth)), {
-      actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
-    });
+    let result;
+    for (let room = box.clientWidth, tries = 3; ; ) { // again where labels are wider than was thought
+      result = await vegaEmbed(place, themed(jomaLayout.placed(spec, room, natural(box))), {
+        actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
+      });
+      const over = place.querySelector("canvas").offsetWidth - box.clientWidth;
+      if (over <= 0 || !--tries) break;
+      result.view.finalize();
+      room = Math.max(200, room - over - 4);
+    }
     if (kept) await choose(result.view, kept);
     box.style.minHeight = "";
     joma.views.set(box.id, result.view);
-    box.dataset.alive = alive.has(box.id);
     switches(box, result.view);
+    settle();
   } catch (error) {
     console.error(box.id, error);
     box.firstElementChild.innerHTML = '<p class="failed">This figure could not be drawn.</p>';
   }
 }
 for (const box of document.querySelectorAll(".chart")) {
-  let last = null;
-  box.addEventListener("pointermove", (event) => { last = event; });
-  box.addEventListener("pointerenter", async (event) => {
-    last = event;
-    if (alive.has(box.id) || !joma.views.has(box.id)) return;
-    alive.add(box.id);
-    await draw(box);
-    // the new canvas has not seen where the pointer is
-    box.querySelector("canvas")?.dispatchEvent(new PointerEvent("pointermove", { clientX: last.clientX, clientY: last.clientY, bubbles: true }));
-  });
+  jomaHover.attach(box, () => joma.views.has(box.id) && { view: joma.views.get(box.id), fields: jomaRuns.fields(box.id, specs.get(box.id)) });
 }
 async function drawAll() {
   // those in sight first; a pause between two keeps the page alive
@@ -158,7 +137,29 @@ async function drawAll() {
   }
   joma.drawn = performance.now();
   document.documentElement.dataset.drawn = theme();
+  await pictures();
 }
+// on paper a figure is its SVG; a browser does not wait for it when it prints, so that it is there before
+async function pictures() {
+  for (const image of document.querySelectorAll("img[data-picture]:not([src])")) {
+    image.src = URL.createObjectURL(new Blob([await (await unpack(image.dataset.picture)).arrayBuffer()], { type: "image/svg+xml" }));
+    await image.decode().then(() => image.closest("figure").classList.add("pictured"), () => image.removeAttribute("src"));
+  }
+  joma.pictured = true;
+}
+
+// ---- links within the page: what was asked for stays in place while figures above it are drawn ----
+let target = null;
+function settle() { target?.scrollIntoView({ behavior: "instant" }); }
+function aim() {
+  target = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+  const folded = target?.closest("details:not([open])");
+  if (folded) folded.open = true;
+  settle();
+}
+addEventListener("hashchange", aim);
+document.addEventListener("click", (event) => { if (event.target.closest('a[href^="#"]')) setTimeout(aim); });
+for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) addEventListener(kind, () => { target = null; }, { passive: true });
 // the legend as buttons, for the keyboard
 function switches(box, view) {
   for (const button of document.querySelectorAll(`[data-switch="${box.id}"]`)) {
@@ -235,6 +236,7 @@ document.getElementById("theme").addEventListener("click", () => { chosen = them
 prefersDark.addEventListener("change", () => { if (!chosen) { apply(); drawAll(); } });
 const wide = matchMedia("(min-width: 75rem)");
 const contents = document.querySelector("nav details");
+contents?.addEventListener("click", (event) => { if (!wide.matches && event.target.closest("a")) contents.open = false; });
 if (contents) { contents.open = wide.matches; wide.addEventListener("change", () => { contents.open = wide.matches; }); }
 const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
 const seen = new IntersectionObserver((entries) => {
@@ -250,5 +252,8 @@ addEventListener("resize", () => {
   later = setTimeout(() => { if (innerWidth !== room) { room = innerWidth; drawAll(); } }, 300);
 });
 startClaims();
+reserveAll();
+aim();
 if (window.jomaExplorer) window.jomaExplorer.start();
+jomaRuns.start(draw);
 drawAll();

@@ -1,0 +1,283 @@
+"""``JOMA_DATA=… python docs/foresight.py``: the authors' long runs, foretold from short runs of ours.
+
+Two questions, both put to the full vocabulary of 28,782 words, the authors' starts and the sequence that they stored:
+
+* What becomes of the first 29,000 steps of a run at a learning rate of 1e-5? Foretold by `joma forecast` from runs of
+  a tenth or a twentieth of the length, on the common clock τ = Σ lr: one and two layers at 2e-4, five and ten at 1e-4.
+* Which depths and rates collapse within 58,000 steps? Foretold from the first 580 steps.
+
+What they measured is looked for in ``$JOMA_DATA/authors-wikitext-2``, see ``docs/authors.py``. Hours on two cores;
+killed, the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from joma import _figures
+from joma._figures import panels as p
+from joma._forecast.clock import Key as CurveKey
+from joma._forecast.clock import curves, curves_of, rms
+from joma._forecast.forecast import forecast
+from joma._run import Run, write_json
+from joma._run.alerts import read_alerts
+from joma._run.folder import plain
+from joma._train.settings import Settings
+from joma._train.sweep import RunEnd, sweep
+from joma._watch.phases import PHASES
+
+DOCS = Path(__file__).parent
+Key = tuple[int, float, int]  # layers, lr, the authors' seed
+DEPTHS = (10, 5, 2, 1)  # the longest runs first
+# 2e-4 was to be the source at all depths, until the losses of five and ten layers were seen: they lag on the clock
+SOURCE_LR = {1: 2e-4, 2: 2e-4, 5: 1e-4, 10: 1e-4}
+FASTER_LR = 2e-4
+REACH = 0.29  # τ of the sources
+TARGET_LR, TARGET_STEPS = 1e-5, 29_000
+FIRST_STEPS = 580
+FIRST_RATES = (1e-3, 1e-2, 1e-5, 1e-6)
+SOURCES: list[Key] = [(layers, SOURCE_LR[layers], 1) for layers in DEPTHS]
+FASTER: list[Key] = [(layers, FASTER_LR, 1) for layers in (10, 5)]
+BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
+COLLAPSED = 0.25 * math.lgamma(36) / 35  # nats: a quarter of what uniform causal attention over 35 tokens has
+BASELINE_LR = 1e-3  # of the rule that knows the rate alone: from here on all collapse
+AWAY = 0.3  # nats
+RULE = (
+    f"A run is foretold to collapse if in its first {FIRST_STEPS} steps it diverges, the watch calls a layer collapsed "
+    f"or raises a critical alert, or if at their end a layer's entropy is {AWAY:g} nats below, or the validation loss "
+    f"{AWAY:g} above, the source run of that depth at the same τ (at its last τ if it is beyond). A run "
+    f"of the authors has collapsed if at its end a layer's entropy is below {COLLAPSED:.2f} nats, a quarter of that of "
+    "uniform attention, in most seeds."
+)
+FIRST: list[Key] = [(layers, lr, 1) for lr in FIRST_RATES for layers in DEPTHS]
+
+
+def settings(layers: int, lr: float, seed: int) -> Settings:
+    """A run from the start of the authors' seed; a source is measured every 0.01 of the clock."""
+    source = lr in SOURCE_LR.values()
+    every = round(0.01 / lr) if source else 20
+    return Settings(
+        data="wikitext-2", layers=layers, lr=lr, seed=seed + 2, steps=round(REACH / lr) if source else FIRST_STEPS,
+        every=every, threads=1, probe="authors", fresh_adam=True, short_window=True,
+        gauges=("entropy", "stable_rank"), valid_windows=31, valid_every=every if source else 100,
+    )  # fmt: skip
+
+
+def name(layers: int, lr: float, seed: int) -> str:
+    """The run's folder."""
+    return f"layers={layers},lr={lr:g},authors-seed={seed}"
+
+
+def opened(out: Path, keys: list[Key]) -> dict[Key, Run]:
+    """The runs that are complete, or have gone as far as is asked for."""
+    found = {}
+    for key in keys:
+        path = out / name(*key)
+        if (path / "run.json").exists():
+            run = Run(path)
+            if run.info["status"] in ("done", "diverged") or run.latest().step.max() >= settings(*key).steps:
+                found[key] = run
+    return found
+
+
+def theirs(data: Path, layers: int, lr: float, seed: int) -> pd.DataFrame:
+    """What the authors measured in one run, as the table of a run: step, gauge, layer, value."""
+    parts = []
+    for file, column, gauge in (("entropy", "entropy", "entropy"), ("valid_loss", "valid_loss", "valid_loss")):
+        table = pd.read_csv(data / f"{file}.csv")
+        table = table[(table.layers == layers) & (table.lr == lr) & (table.seed == seed)]
+        table = table.rename(columns={column: "value"}).assign(gauge=gauge)
+        parts.append(table.reindex(columns=["step", "gauge", "layer", "value"]).astype({"layer": "Int64"}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def scores(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
+    """Errors of the forecasts of the authors' runs, one row per source, depth, gauge and layer; pooled over seeds."""
+    rows = []
+    for (layers, lr, _), run in sorted(runs.items()):
+        if lr not in SOURCE_LR.values():
+            continue
+        steps = TARGET_STEPS
+        told = forecast(run, lr=TARGET_LR, steps=steps, layers=layers, gauges=("entropy", "valid_loss"))
+        targets = {seed: theirs(data, layers, TARGET_LR, seed) for seed in (1, 2, 3)}
+        targets = {seed: table[table.step <= steps] for seed, table in targets.items() if len(table)}
+        scored = pd.concat([told.score(table).assign(seed=seed) for seed, table in targets.items()])
+        for (gauge, layer), part in scored.groupby(["gauge", "layer"], dropna=False):
+            own = [other_seeds(targets, seed, gauge, layer) for seed in targets] if len(targets) > 1 else [math.nan]
+            errors = {column: rms(part[column]) for column in ("rms", "last", "same_step")}
+            rows.append({
+                "source": lr, "layers": layers, "gauge": gauge, "layer": layer, "targets": len(targets),
+                "points": int(part.points.iloc[0]), **errors, "other_seeds": rms(own),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def other_seeds(targets: dict[int, pd.DataFrame], seed: int, gauge: str, layer: int | None) -> float:
+    """The error of foretelling a run by the mean of the authors' other runs in the same settings."""
+
+    def curve(table: pd.DataFrame) -> pd.Series:
+        own = table.layer.isna() if pd.isna(layer) else table.layer == layer
+        rows = table[(table.gauge == gauge) & own & (table.step > 0)]
+        return rows.set_index("step").value
+
+    others = pd.concat([curve(table) for n, table in targets.items() if n != seed], axis=1).mean(axis=1)
+    return rms(others - curve(targets[seed]))
+
+
+def pooled(table: pd.DataFrame) -> dict[str, float]:
+    """The errors of the top layers and of the validation loss over all depths, and against the other seeds."""
+    table = table[table.source == table.layers.map(SOURCE_LR)]
+    top = table[(table.gauge == "entropy") & (table.layer == table.layers - 1)]
+    loss, known = table[table.gauge == "valid_loss"], top.dropna(subset=["other_seeds"])
+    return {
+        "top layer, nats": rms(top.rms),
+        "top layer, nats, last value": rms(top["last"]),
+        "top layer, nats, same step": rms(top.same_step),
+        "top layer, nats, depths with several seeds": rms(known.rms),
+        "top layer, nats, the target's other seeds": rms(known.other_seeds),
+        "validation loss": rms(loss.rms),
+        "validation loss, last value": rms(loss["last"]),
+        "validation loss, same step": rms(loss.same_step),
+        "validation loss, the target's other seeds": rms(loss.other_seeds),
+    }
+
+
+def collapses(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
+    """What the first 580 steps foretell of each depth and rate, and what became of the authors' runs."""
+    entropy = pd.read_csv(data / "entropy.csv")
+    late = entropy[entropy.step >= 0.93 * entropy.step.max()]  # the last five that they stored
+    ends = late.groupby(["layers", "lr", "seed", "layer"]).entropy.mean()
+    lowest = ends.groupby(["layers", "lr", "seed"]).min() < COLLAPSED
+    truth = lowest.groupby(["layers", "lr"]).mean() > 0.5  # in most seeds
+    rows = []
+    for (layers, lr, _), run in runs.items():
+        common = runs.get((layers, SOURCE_LR[layers], 1))
+        if lr == FASTER_LR or common is None:
+            continue
+        reasons = warned(run, common)
+        rows.append({
+            "layers": layers, "lr": lr, "foretold": bool(reasons), "why": "; ".join(reasons),
+            "collapsed": bool(truth.get((layers, lr), False)), "rate_alone": lr >= BASELINE_LR,
+        })  # fmt: skip
+    return pd.DataFrame(rows).sort_values(["layers", "lr"]) if rows else pd.DataFrame(rows)
+
+
+def warned(run: Run, common: Run) -> list[str]:
+    """Reasons to expect a collapse, by the first 580 steps: told before a result was looked at, see `RULE`."""
+    frame = run.frame()
+    frame = frame[frame.step <= FIRST_STEPS]
+    phases = frame[(frame.gauge == "phase") & (frame.step == frame.step.max())]
+    lost = [int(row.layer) for row in phases.itertuples() if row.value == PHASES.index("collapsed")]
+    alerts = [alert for alert in read_alerts(run.path) if alert["step"] <= FIRST_STEPS]
+    reasons = ["diverged"] * (run.info["status"] == "diverged")
+    reasons += [f"phase of layer {layer} is collapsed" for layer in lost]
+    reasons += sorted({f"alert: {alert['kind']}" for alert in alerts if alert["level"] == "critical"})
+    gauges = ("entropy", "valid_loss")
+    family = curves(common, gauges)
+    for key, curve in curves_of(frame[frame.gauge.isin(gauges)], str(run.path)).items():
+        expected = family[key].at(min(curve.tau[-1], family[key].tau[-1]))
+        away = float(np.median(curve.value[-5:] if key.layer is not None else curve.value[-1:]) - expected)
+        if (key.gauge == "entropy" and away < -AWAY) or (key.gauge == "valid_loss" and away > AWAY):
+            reasons.append(f"{key} is {away:+.2f} from the common curve")
+    return reasons
+
+
+def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
+    """The numbers as Markdown tables, for docs/foresight.md."""
+    lines = []
+    if len(table):
+        lines += ["| layers | from lr | what | points | forecast | last value | same step | their other seeds |",
+                  "|--:|--:|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+        for row in table.itertuples():
+            what = "validation loss" if row.gauge == "valid_loss" else f"entropy, layer {row.layer}"
+            own = "one seed" if row.other_seeds != row.other_seeds else f"{row.other_seeds:.3f}"
+            errors = " | ".join(f"{error:.3f}" for error in (row.rms, row.last, row.same_step))
+            lines.append(f"| {row.layers} | {row.source:g} | {what} | {row.points} | {errors} | {own} |")
+        lines += ["", "| pooled over depths (1 and 2 from 2e-4, 5 and 10 from 1e-4) | rms |", "|---|--:|"]
+        lines += [f"| {what} | {value:.3f} |" for what, value in pooled(table).items()]
+    if len(ends):
+        lines += ["", "| layers | lr | foretold to collapse | collapsed | by the rate alone | why |",
+                  "|--:|--:|---|---|---|---|"]  # fmt: skip
+        yes = {True: "yes", False: "no"}
+        for row in ends.itertuples():
+            answers = " | ".join(yes[answer] for answer in (row.foretold, row.collapsed, row.rate_alone))
+            lines.append(f"| {row.layers} | {row.lr:g} | {answers} | {row.why} |")
+        lines += ["", "| rule | hits | misses | false alarms | right to be calm |", "|---|--:|--:|--:|--:|"]
+        for what, column in (("first 580 steps", "foretold"), ("rate alone", "rate_alone")):
+            told, true = ends[column], ends.collapsed
+            counts = [int((a & b).sum()) for a, b in ((told, true), (~told, true), (told, ~true), (~told, ~true))]
+            lines.append(f"| {what} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
+def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
+    """Per depth: the top layer's entropy over τ in our run, and in the authors' runs at 1e-5 and 1e-4."""
+    panels, order = [], ["joma, 2e-4 or 1e-4", "authors, 1e-5", "authors, 1e-4"]
+    for layers in sorted(DEPTHS):
+        lr = SOURCE_LR[layers]
+        if (layers, lr, 1) not in runs:
+            continue
+        ours = curves(runs[layers, lr, 1])[CurveKey("entropy", layers - 1)].until(REACH)
+        ours_table = pd.DataFrame({"tau": ours.tau, "value": ours.value, "which": order[0]})
+        dots = []
+        for rate, which in ((1e-5, order[1]), (1e-4, order[2])):
+            table = pd.concat([theirs(data, layers, rate, seed) for seed in (1, 2, 3)])
+            top = (table.gauge == "entropy") & (table.layer == layers - 1) & (rate * table.step <= REACH + 1e-9)
+            dots.append(table[top].assign(tau=rate * table.step[top], which=which))
+        x, y = p.x("tau", "τ = Σ lr"), p.y("value", "attention entropy, top layer", zero=True)
+        marks = (p.lines(ours_table, x, y, p.by("which", order=order)),
+                 p.dots(pd.concat(dots), x, y, p.by("which", order=order), size=14))  # fmt: skip
+        panels.append(p.panel(f"{layers} layer{'s' if layers > 1 else ''}", *marks))
+    pairs = [p.row(*panels[n : n + 2], shared=True) for n in range(0, len(panels), 2)]
+    return p.column(*pairs, shared=True)
+
+
+def main() -> None:
+    """Train what is missing; write the tables and their numbers after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/foresight"), help="folder of the runs")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time; 0 writes the tables of what there is")
+    parser.add_argument("--figure", type=Path, default=DOCS / "figures" / "foresight.png", help="the picture to write")
+    parser.add_argument("--page", type=Path, default=DOCS / "foresight.md", help="the page whose tables are written")
+    options = parser.parse_args()
+    data = Path(os.environ.get("JOMA_DATA", ".")) / "authors-wikitext-2"
+    if not (data / "entropy.csv").exists():
+        parser.error(f"{data}/entropy.csv is not there: set JOMA_DATA to the folder that has it")
+    keys = [*SOURCES, *FIRST, *FASTER]
+
+    def write(end: RunEnd | None = None, n: int = 0, total: int = 0) -> None:
+        if end is not None:
+            print(f"{n}/{total} {end.path.name}: {end.status} {end.reason or ''}", flush=True)
+        runs = opened(options.out, keys)
+        table, ends = scores(runs, data), collapses(runs, data)
+        numbers = {
+            "runs": [name(*key) for key in runs],
+            "forecast": table.round(4).to_dict("records"),
+            "pooled": {what: round(value, 4) for what, value in (pooled(table) if len(table) else {}).items()},
+            "collapse": ends.to_dict("records"),
+        }
+        write_json(options.out / "foresight.json", plain(numbers))
+        if options.page.exists():
+            head, _, tail = options.page.read_text().partition(BEGIN)
+            options.page.write_text(f"{head}{BEGIN}\n{page(table, ends)}\n{END}{tail.partition(END)[2]}")
+        if any(key in SOURCES for key in runs):
+            with tempfile.TemporaryDirectory() as folder:
+                _figures.save(draw(runs, data), Path(folder))
+                shutil.copyfile(Path(folder) / "figure.png", options.figure)
+
+    if options.workers:
+        runs = {name(*key): settings(*key) for key in keys if key not in opened(options.out, keys)}
+        sweep(runs, options.out, workers=options.workers, checkpoint_every=250, report=write)
+    write()
+
+
+if __name__ == "__main__":
+    main()
