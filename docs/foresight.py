@@ -3,26 +3,29 @@
 Two questions, both put to the full vocabulary of 28,782 words, the authors' starts and the sequence that they stored:
 
 * What becomes of the first 29,000 steps of a run at a learning rate of 1e-5? Foretold by `joma forecast` from runs of
-  a tenth or a twentieth of the length, on the common clock τ = Σ lr: one and two layers at 2e-4, five and ten at 1e-4.
+  a tenth of the length at 1e-4, on the common clock τ = Σ lr; beside it from runs at 2e-4, a twentieth.
 * Which depths and rates collapse within 58,000 steps? Foretold from the first 580 steps.
 
 What they measured is looked for in ``$JOMA_DATA/authors-wikitext-2``, see ``docs/authors.py``. Hours on two cores;
-killed, the same command goes on where it was.
+killed, the same command goes on where it was. Rows whose runs are not in ``--out`` are those of the recorded result.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from joma import _figures
+from joma._exhibits.recorded import FOLDER as RECORDED
 from joma._figures import panels as p
 from joma._forecast.clock import Key as CurveKey
 from joma._forecast.clock import curves, curves_of, rms
@@ -36,16 +39,16 @@ from joma._watch.phases import PHASES
 
 DOCS = Path(__file__).parent
 Key = tuple[int, float, int]  # layers, lr, the authors' seed
-DEPTHS = (10, 5, 2, 1)  # the longest runs first
-# 2e-4 was to be the source at all depths, until the losses of five and ten layers were seen: they lag on the clock
-SOURCE_LR = {1: 2e-4, 2: 2e-4, 5: 1e-4, 10: 1e-4}
-FASTER_LR = 2e-4
+DEPTHS = (1, 2, 5, 10)
+SOURCE_LR = 1e-4
+FASTER_LR = 2e-4  # was to be the source, until the losses that it foretells were seen: they lag on the clock
+SEEDS = {1: (1, 2), 2: (1, 2), 5: (1,), 10: (1,)}  # of the sources, by depth: deep models take long
 REACH = 0.29  # τ of the sources
 TARGET_LR, TARGET_STEPS = 1e-5, 29_000
 FIRST_STEPS = 580
 FIRST_RATES = (1e-3, 1e-2, 1e-5, 1e-6)
-SOURCES: list[Key] = [(layers, SOURCE_LR[layers], 1) for layers in DEPTHS]
-FASTER: list[Key] = [(layers, FASTER_LR, 1) for layers in (10, 5)]
+SOURCES: list[Key] = [(layers, SOURCE_LR, seed) for seed in (1, 2) for layers in DEPTHS if seed in SEEDS[layers]]
+FASTER: list[Key] = [(layers, FASTER_LR, 1) for layers in DEPTHS]
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
 COLLAPSED = 0.25 * math.lgamma(36) / 35  # nats: a quarter of what uniform causal attention over 35 tokens has
 BASELINE_LR = 1e-3  # of the rule that knows the rate alone: from here on all collapse
@@ -62,7 +65,7 @@ FIRST: list[Key] = [(layers, lr, 1) for lr in FIRST_RATES for layers in DEPTHS]
 
 def settings(layers: int, lr: float, seed: int) -> Settings:
     """A run from the start of the authors' seed; a source is measured every 0.01 of the clock."""
-    source = lr in SOURCE_LR.values()
+    source = lr in (SOURCE_LR, FASTER_LR)
     every = round(0.01 / lr) if source else 20
     return Settings(
         data="wikitext-2", layers=layers, lr=lr, seed=seed + 2, steps=round(REACH / lr) if source else FIRST_STEPS,
@@ -102,11 +105,10 @@ def theirs(data: Path, layers: int, lr: float, seed: int) -> pd.DataFrame:
 def scores(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     """Errors of the forecasts of the authors' runs, one row per source, depth, gauge and layer; pooled over seeds."""
     rows = []
-    for (layers, lr, _), run in sorted(runs.items()):
-        if lr not in SOURCE_LR.values():
-            continue
+    for layers, lr in sorted({(layers, lr) for layers, lr, _ in runs if lr in (SOURCE_LR, FASTER_LR)}):
+        ours = [run for key, run in runs.items() if key[:2] == (layers, lr)]
         steps = TARGET_STEPS
-        told = forecast(run, lr=TARGET_LR, steps=steps, layers=layers, gauges=("entropy", "valid_loss"))
+        told = forecast(ours, lr=TARGET_LR, steps=steps, layers=layers, gauges=("entropy", "valid_loss"))
         targets = {seed: theirs(data, layers, TARGET_LR, seed) for seed in (1, 2, 3)}
         targets = {seed: table[table.step <= steps] for seed, table in targets.items() if len(table)}
         scored = pd.concat([told.score(table).assign(seed=seed) for seed, table in targets.items()])
@@ -114,7 +116,8 @@ def scores(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
             own = [other_seeds(targets, seed, gauge, layer) for seed in targets] if len(targets) > 1 else [math.nan]
             errors = {column: rms(part[column]) for column in ("rms", "last", "same_step")}
             rows.append({
-                "source": lr, "layers": layers, "gauge": gauge, "layer": layer, "targets": len(targets),
+                "source": lr, "seeds": len(ours), "layers": layers, "gauge": gauge, "layer": layer,
+                "targets": len(targets),
                 "points": int(part.points.iloc[0]), **errors, "other_seeds": rms(own),
             })  # fmt: skip
     return pd.DataFrame(rows)
@@ -134,7 +137,7 @@ def other_seeds(targets: dict[int, pd.DataFrame], seed: int, gauge: str, layer: 
 
 def pooled(table: pd.DataFrame) -> dict[str, float]:
     """The errors of the top layers and of the validation loss over all depths, and against the other seeds."""
-    table = table[table.source == table.layers.map(SOURCE_LR)]
+    table = table[table.source == SOURCE_LR]
     top = table[(table.gauge == "entropy") & (table.layer == table.layers - 1)]
     loss, known = table[table.gauge == "valid_loss"], top.dropna(subset=["other_seeds"])
     return {
@@ -158,9 +161,9 @@ def collapses(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     lowest = ends.groupby(["layers", "lr", "seed"]).min() < COLLAPSED
     truth = lowest.groupby(["layers", "lr"]).mean() > 0.5  # in most seeds
     rows = []
-    for (layers, lr, _), run in runs.items():
-        common = runs.get((layers, SOURCE_LR[layers], 1))
-        if lr == FASTER_LR or common is None:
+    for (layers, lr, seed), run in runs.items():
+        common = runs.get((layers, SOURCE_LR, 1))
+        if lr == FASTER_LR or seed > 1 or common is None:
             continue
         reasons = warned(run, common)
         rows.append({
@@ -190,18 +193,36 @@ def warned(run: Run, common: Run) -> list[str]:
     return reasons
 
 
+def wanted(key: Key, recorded: list[str]) -> bool:
+    """Whether a run is needed: means over seeds need all of them, a row that is recorded needs none."""
+    layers, lr, _ = key
+    seeds = SEEDS[layers] if lr == SOURCE_LR else (1,)
+    return not all(name(layers, lr, seed) in recorded for seed in seeds)
+
+
+def joined(table: pd.DataFrame, recorded: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
+    """The rows of these runs, and those of the record that none of them takes the place of."""
+    old = pd.DataFrame(recorded).replace({None: np.nan})
+    if len(table):
+        old = old[~old.set_index(by).index.isin(table.set_index(by).index)]
+    both = pd.concat([table, old], ignore_index=True) if len(old) else table
+    if "layer" in both:
+        both = both.astype({"layer": "Int64"})
+    return both.sort_values([column for column in ("layers", "source", "lr", "gauge", "layer") if column in both])
+
+
 def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
     """The numbers as Markdown tables, for docs/foresight.md."""
     lines = []
     if len(table):
-        lines += ["| layers | from lr | what | points | forecast | last value | same step | their other seeds |",
-                  "|--:|--:|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+        lines += ["| layers | from lr | runs | what | points | forecast | last value | same step | their other seeds |",
+                  "|--:|--:|--:|---|--:|--:|--:|--:|--:|"]  # fmt: skip
         for row in table.itertuples():
             what = "validation loss" if row.gauge == "valid_loss" else f"entropy, layer {row.layer}"
             own = "one seed" if row.other_seeds != row.other_seeds else f"{row.other_seeds:.3f}"
             errors = " | ".join(f"{error:.3f}" for error in (row.rms, row.last, row.same_step))
-            lines.append(f"| {row.layers} | {row.source:g} | {what} | {row.points} | {errors} | {own} |")
-        lines += ["", "| pooled over depths (1 and 2 from 2e-4, 5 and 10 from 1e-4) | rms |", "|---|--:|"]
+            lines.append(f"| {row.layers} | {row.source:g} | {row.seeds} | {what} | {row.points} | {errors} | {own} |")
+        lines += ["", f"| pooled over depths, from {SOURCE_LR:g} | rms |", "|---|--:|"]
         lines += [f"| {what} | {value:.3f} |" for what, value in pooled(table).items()]
     if len(ends):
         lines += ["", "| layers | lr | foretold to collapse | collapsed | by the rate alone | why |",
@@ -220,12 +241,11 @@ def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
 
 def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
     """Per depth: the top layer's entropy over τ in our run, and in the authors' runs at 1e-5 and 1e-4."""
-    panels, order = [], ["joma, 2e-4 or 1e-4", "authors, 1e-5", "authors, 1e-4"]
-    for layers in sorted(DEPTHS):
-        lr = SOURCE_LR[layers]
-        if (layers, lr, 1) not in runs:
+    panels, order = [], ["joma, 1e-4", "authors, 1e-5", "authors, 1e-4"]
+    for layers in DEPTHS:
+        if (layers, SOURCE_LR, 1) not in runs:
             continue
-        ours = curves(runs[layers, lr, 1])[CurveKey("entropy", layers - 1)].until(REACH)
+        ours = curves(runs[layers, SOURCE_LR, 1])[CurveKey("entropy", layers - 1)].until(REACH)
         ours_table = pd.DataFrame({"tau": ours.tau, "value": ours.value, "which": order[0]})
         dots = []
         for rate, which in ((1e-5, order[1]), (1e-4, order[2])):
@@ -252,14 +272,17 @@ def main() -> None:
     if not (data / "entropy.csv").exists():
         parser.error(f"{data}/entropy.csv is not there: set JOMA_DATA to the folder that has it")
     keys = [*SOURCES, *FIRST, *FASTER]
+    options.out.mkdir(parents=True, exist_ok=True)
+    record = json.loads((RECORDED / "foresight.json").read_text())["foresight.json"]
 
     def write(end: RunEnd | None = None, n: int = 0, total: int = 0) -> None:
         if end is not None:
             print(f"{n}/{total} {end.path.name}: {end.status} {end.reason or ''}", flush=True)
         runs = opened(options.out, keys)
-        table, ends = scores(runs, data), collapses(runs, data)
+        table = joined(scores(runs, data), record["forecast"], ["layers", "source"])
+        ends = joined(collapses(runs, data), record["collapse"], ["layers", "lr"])
         numbers = {
-            "runs": [name(*key) for key in runs],
+            "runs": sorted({*record["runs"], *(name(*key) for key in runs)}),
             "forecast": table.round(4).to_dict("records"),
             "pooled": {what: round(value, 4) for what, value in (pooled(table) if len(table) else {}).items()},
             "collapse": ends.to_dict("records"),
@@ -273,8 +296,12 @@ def main() -> None:
                 _figures.save(draw(runs, data), Path(folder))
                 shutil.copyfile(Path(folder) / "figure.png", options.figure)
 
-    if options.workers:
-        runs = {name(*key): settings(*key) for key in keys if key not in opened(options.out, keys)}
+    if options.workers:  # not those whose rows are recorded
+        here = {layers for layers, lr, _ in opened(options.out, keys) if lr == SOURCE_LR}
+        here |= {layers for layers, *rest in SOURCES if wanted((layers, *rest), record["runs"])}
+        # what the first steps are compared with is the source of that depth itself, not its row in the record
+        chosen = [key for key in keys if wanted(key, record["runs"]) and (key not in FIRST or key[0] in here)]
+        runs = {name(*key): settings(*key) for key in chosen}
         sweep(runs, options.out, workers=options.workers, checkpoint_every=250, report=write)
     write()
 

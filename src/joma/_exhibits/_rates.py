@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ Runs = dict[float, list[OnClock]]  # rate on the clock -> one curve per seed
 Found = dict[tuple[str, int, Key], Runs]  # (kind of optimiser, layers, what it is of) -> its runs
 
 
-def families(run: Run, gauges: Sequence[str]) -> Found:
-    """The curves of these gauges in an exhibit that trained at several rates."""
+def families(run: Run, gauges: Sequence[str], until: Mapping[str, float]) -> Found:
+    """The curves of these gauges in an exhibit that trained at several rates, up to a τ per kind of optimiser."""
     found: Found = {}
     frame = run.frame()
     frame = frame[frame.gauge.isin(list(gauges))]
@@ -28,7 +28,7 @@ def families(run: Run, gauges: Sequence[str]) -> Found:
         pace = clock.pace({"optimiser": optimiser, "momentum": beta})
         kind, rate = "momentum" if beta else str(optimiser), float(f"{lr * pace:.6g}")
         for key, curve in clock.curves_of(rows, str(run.path), pace).items():
-            found.setdefault((kind, int(layers), key), {}).setdefault(rate, []).append(curve)
+            found.setdefault((kind, int(layers), key), {}).setdefault(rate, []).append(curve.until(until[kind]))
     return found
 
 

@@ -21,7 +21,7 @@ from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 500, "steps": 300, "every": 30, "lr": 1e-3, "layers": 2, "width": 100},
-    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "steps": 6000, "every": 100, "lr": 3e-4, "layers": 2,
+    "laptop": {"data": "wikitext-2", "vocabulary": 2000, "steps": 3000, "every": 100, "lr": 3e-4, "layers": 2,
                "width": 200},
     "paper": {"data": "wikitext-2", "vocabulary": None, "steps": 15_000, "every": 100, "lr": 1e-4, "layers": 2,
               "width": 200},

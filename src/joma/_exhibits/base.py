@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._jobs import Progress as Progress
-from joma._run import Run, RunError, RunWriter, check_writable, staged, write_atomic, write_json
+from joma._run import Run, RunError, RunInUse, RunWriter, check_writable, staged, write_atomic, write_json
 from joma._run.fingerprint import fingerprint
 from joma._run.folder import lock, unlock
 
@@ -183,7 +183,7 @@ def reproduce(
 ) -> Outcome:  # fmt: skip
     """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done.
 
-    With ``force`` the runs that some exhibits keep beside it, in ``out/<id>-runs``, are made again, too.
+    With ``force`` the runs that it referred to, trainings and scans beside it, are made again, too.
     """
     from joma import _figures
 
@@ -191,8 +191,8 @@ def reproduce(
     if not force and _ready(path, config, seed):
         stored = load_verdict(path)
         return Outcome(exhibit, path, stored, 0.0, fresh=False)
-    if force:
-        _remove_runs(out / f"{exhibit.id}-runs")
+    if force and (path / "run.json").exists():
+        _remove(Run(path).members)
     experiment = exhibit.experiment
     with staged(path, overwrite=True) as folder:
         packages = ("joma", "numpy", "scipy", "torch", "altair")
@@ -219,10 +219,13 @@ def reproduce(
     return Outcome(exhibit, path, judgement, time.perf_counter() - start)
 
 
-def _remove_runs(folder: Path) -> None:
-    """Remove the runs in a folder, unless one is in use; what is no run stays."""
-    for path in sorted(file.parent for file in folder.glob("*/run.json")):
-        descriptor = lock(path)
+def _remove(runs: Iterable[Path]) -> None:
+    """Remove runs; one that is being written just now is new anyway, and what is no run stays."""
+    for path in (path for path in runs if (path / "run.json").exists()):
+        try:
+            descriptor = lock(path)
+        except RunInUse:
+            continue
         try:
             shutil.rmtree(path)
         finally:

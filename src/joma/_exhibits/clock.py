@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, PLAIN, TOY, TOY_RULE
+from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, span
 from joma._exhibits._rates import families, fate, mean_curves, slow
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import panels as p
@@ -22,20 +22,21 @@ from joma._forecast.clock import Key
 from joma._run import Run, RunWriter
 from joma.theory.verdict import Verdict
 
-# per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged
+# per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
+# steps: of Adam, at least; other_layers: the depths at which SGD and momentum are trained, too
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": TOY, "vocabulary": 1000, "layers": [1], "seeds": 2, "points": 40,
+    "quick": {"data": TOY, "vocabulary": 1000, "layers": [1], "other_layers": [1], "seeds": 2, "points": 40, "steps": 0,
               "rates": {"adam": [1e-3, 2e-3, 1.6e-2], "sgd": [1.0, 2.0, 8.0], "momentum": [1.0, 2.0]},
               "tau": {"adam": 0.6, "sgd": 200.0, "momentum": 200.0},
-              "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
-    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "seeds": 2, "points": 50,
-               "rates": {"adam": [1e-4, 3e-4, 1e-3, 3e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
-               "tau": {"adam": 0.5, "sgd": 400.0, "momentum": 400.0},
-               "every": 20, "valid_windows": 16, "valid_every": 0, **PLAIN},
-    "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "seeds": 3, "points": 60,
+              "every": 1, "valid_windows": 4, "valid_every": 0, **PLAIN},
+    "laptop": GRID | {"other_layers": [1, 2],
+                      "rates": {"adam": [1e-4, 3e-4, 1e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
+                      "tau": {"adam": GRID["tau"], "sgd": 400.0, "momentum": 400.0}},
+    "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "other_layers": [1, 2, 5, 10],
+              "seeds": 3, "points": 60, "steps": 0,
               "rates": {"adam": [1e-5, 3e-5, 1e-4, 1e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
               "tau": {"adam": 0.6, "sgd": 1000.0, "momentum": 1000.0},
-              "every": 20, "valid_windows": 31, "valid_every": 0, **PLAIN},
+              "every": 1, "valid_windows": 31, "valid_every": 0, **PLAIN},
 }  # fmt: skip
 BETA = 0.9  # of momentum
 LEAST = 1.5  # times the distance between seeds
@@ -55,21 +56,23 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     runs = []
     for layers in settings["layers"]:
         for kind, rates in settings["rates"].items():
+            if kind != "adam" and layers not in settings["other_layers"]:
+                continue
+            least = (settings["steps"], settings["every"]) if kind == "adam" else (0, 1)
             for rate in rates:
-                steps = round(settings["tau"][kind] / rate)
-                chosen = {"data": settings["data"], "layers": layers, "steps": steps, "lr": rate}
-                chosen["every"] = max(1, steps // settings["points"])
+                chosen = {"data": settings["data"], "layers": layers, "lr": rate}
+                chosen |= span(rate, settings["tau"][kind], settings["points"], *least)
                 if kind != "adam":
                     beta = BETA if kind == "momentum" else 0.0
                     chosen |= {"optimiser": "sgd", "momentum": beta, "lr": rate * (1 - beta)}
                 runs.append(chosen)
-    _curves.train_all(writer, "clock", runs, settings, seed, progress, (*GAUGES, "phase"))
+    _curves.train_all(writer, runs, settings, seed, progress, (*GAUGES, "phase"))
 
 
 def draw(run: Run) -> p.Chart:
     """By depth: entropy of the top layer over steps and over τ, loss and stable rank over τ; SGD and momentum below."""
     settings = run.info["config"]["settings"]
-    found = families(run, GAUGES)
+    found = families(run, GAUGES, settings["tau"])
     rows = []
     for layers in settings["layers"]:
         named = f"{layers} layer{'s' if layers > 1 else ''}"
@@ -83,6 +86,8 @@ def draw(run: Run) -> p.Chart:
             _panel(f"{named}, Adam: validation loss", adam[loss], "tau", "validation loss"),
             _panel("stable rank of the top layer's lower MLP", adam[rank], "tau", "stable rank"), shared=True,
         ))  # fmt: skip
+        if ("sgd", layers, entropy) not in found:
+            continue
         sgd = {kind: mean_curves(found, ("sgd", "momentum"), layers, kind) for kind in (entropy, loss)}
         rows.append(p.row(
             _panel(f"{named}, SGD and momentum (m)", sgd[entropy], "tau"),
@@ -100,7 +105,7 @@ def _panel(title: str, table: pd.DataFrame, over: str, name: str = "attention en
 def judge(run: Run) -> Judgement:
     """Are rates further apart on the clock than seeds?"""
     settings = run.info["config"]["settings"]
-    found, toy = families(run, GAUGES), settings["data"] == TOY
+    found, toy = families(run, GAUGES, settings["tau"]), settings["data"] == TOY
     deciding = [(n, key) for n in settings["layers"] for key in (Key("entropy", n - 1), Key("valid_loss", None))]
     ratios, words = {}, []
     numbers: dict[str, Any] = {}

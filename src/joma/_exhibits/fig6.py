@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma._exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures import patterns
@@ -23,8 +23,7 @@ PAPER = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
               "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
-    "laptop": {"data": ["wikitext-2"], "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": [6000], "seeds": 3,
-               "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
+    "laptop": GRID | {"data": ["wikitext-2"], "lr": 1e-4, "steps": [5000], "every": 100},
     "paper": {"data": ["wikitext-2", "wikitext-103"], "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4,
               "steps": [50_000, 200_000], "seeds": 1, "every": 100, **TO_THE_LETTER},
 }  # fmt: skip
@@ -53,7 +52,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         for data, steps in zip(settings["data"], settings["steps"], strict=True)
         for layers in settings["layers"]
     ]
-    _curves.train_all(writer, "fig6", runs, settings, seed, progress)
+    _curves.train_all(writer, runs, settings, seed, progress)
 
 
 def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:

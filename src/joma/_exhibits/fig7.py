@@ -25,9 +25,9 @@ OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
               "length": 64},
-    "laptop": {"models": {"smollm2": None, OWN: None},  # ours has 10 million parameters
-               "series": {"data": "wikitext-2", "vocabulary": 4096, "layers": 6, "d": 320, "heads": 8, "length": 128,
-                          "steps": 4000, "lr": 1e-3, "warmup": 100},
+    "laptop": {"models": {"smollm2": None, OWN: None},  # ours has three million parameters
+               "series": {"data": "wikitext-2", "vocabulary": 2048, "layers": 6, "d": 192, "heads": 6, "length": 64,
+                          "steps": 3000, "lr": 1e-3, "warmup": 100},
                "data": "wikitext-2", "tokens": 20_000, "length": 128},
     "paper": {"models": {"EleutherAI/pythia-70m": "pythia", "EleutherAI/pythia-1.4b": "pythia",
                          "EleutherAI/pythia-6.9b": "pythia", "facebook/opt-2.7b": "main"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma._exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured, span
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -15,11 +15,10 @@ from joma.theory.verdict import Verdict
 # steps: so many at least, and at smaller learning rates so many more that lr × steps is tau at least
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
-              "tau": 0.0, "seeds": 1, "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
-    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2],
-               "steps": 2000, "tau": 0.5, "seeds": 3, "every": 50, "valid_windows": 0, "valid_every": 1000, **PLAIN},
+              "tau": 0.0, "points": 50, "seeds": 1, "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
+    "laptop": GRID | {"lr": [1e-4, 3e-4, 1e-3, 1e-2]},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [2], "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
-              "steps": 50_000, "tau": 0.0, "seeds": 1, "every": 100, **TO_THE_LETTER},
+              "steps": 50_000, "tau": 0.0, "points": 50, "seeds": 1, "every": 100, **TO_THE_LETTER},
 }  # fmt: skip
 RULE = (
     "a run matches the theory if the entropy of its top layer dips and bounces without a collapse: "
@@ -38,20 +37,12 @@ REVISED = "models on the toy corpus, each rate trained for the same few steps wi
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train one model per depth, learning rate and seed."""
     runs = [
-        {"data": settings["data"], "layers": layers, "lr": lr, "steps": steps_at(lr, settings)}
+        {"data": settings["data"], "layers": layers, "lr": lr}
+        | span(lr, settings["tau"], settings["points"], settings["steps"], settings["every"])
         for layers in settings["layers"]
         for lr in settings["lr"]
     ]
-    _curves.train_all(writer, "fig8", runs, settings, seed, progress)
-
-
-def steps_at(lr: float, settings: dict[str, Any]) -> int:
-    """How long to train: to the same τ = lr · steps at every rate, but never less than ``steps``.
-
-    >>> [steps_at(lr, {"steps": 2000, "tau": 0.6}) for lr in (1e-4, 3e-4, 1e-2)]
-    [6000, 2000, 2000]
-    """
-    return max(settings["steps"], round(settings["tau"] / lr))
+    _curves.train_all(writer, runs, settings, seed, progress)
 
 
 def draw(run: Run) -> p.Chart:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, PLAIN, TOY, TOY_RULE, measured
+from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, measured
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -21,11 +21,10 @@ from joma.theory.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
-              "valid_windows": 4, "valid_every": 0, **PLAIN},
-    "laptop": {"data": "wikitext-2", "vocabulary": 4000, "layers": [1, 2, 5], "lr": 1e-4, "steps": 6000, "seeds": 3,
-               "every": 50, "valid_windows": 0, "valid_every": 500, **PLAIN},
+              "valid_windows": 4, "valid_every": 0, "gauges": GRID["gauges"], **PLAIN},
+    "laptop": GRID | {"lr": 1e-4, "steps": 5000, "every": 100},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4, "steps": 50_000,
-              "seeds": 3, "every": 100, "valid_windows": 0, "valid_every": 1000, **PLAIN},
+              "seeds": 3, "every": 100, "valid_windows": 0, "valid_every": 1000, "gauges": GRID["gauges"], **PLAIN},
 }  # fmt: skip
 RANKS = {"stable_rank": "weight", "gradient_rank": "gradient", "update_rank": "update"}
 LESS = 0.5  # of the weight's stable rank
@@ -40,9 +39,9 @@ WOULD_DECIDE = "models on WikiText, of several depths and seeds: --preset laptop
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train one model per depth and seed, with gauges of the weight, the gradient and the update."""
-    fixed = {key: settings[key] for key in ("data", "lr", "steps")} | {"gauges": ("entropy", *RANKS)}
+    fixed = {key: settings[key] for key in ("data", "lr", "steps")}
     runs = [{**fixed, "layers": layers} for layers in settings["layers"]]
-    _curves.train_all(writer, "lowrank", runs, settings, seed, progress, (*_curves.GAUGES, *RANKS))
+    _curves.train_all(writer, runs, settings, seed, progress, (*_curves.GAUGES, *RANKS))
 
 
 def stories(run: Run) -> dict[tuple[int, int], dict[str, Curve]]:

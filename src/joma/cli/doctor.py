@@ -29,7 +29,7 @@ class Part:
     """A distribution that joma needs, or can use."""
 
     name: str
-    needed: str  # "joma", or the extra
+    needed: tuple[str, ...]  # by "joma" itself, or by these extras
     installed: str | None  # its version
     wanted: str  # as in ">=2.6"
     problem: str = ""
@@ -39,6 +39,11 @@ class Part:
         """Is it there, as wanted?"""
         return not self.problem
 
+    @property
+    def core(self) -> bool:
+        """Does joma need it, whatever one does?"""
+        return "joma" in self.needed
+
 
 def _doctor(
     network: Annotated[bool, typer.Option("--network", help="Try to reach the Hugging Face hub.")] = False,
@@ -46,7 +51,7 @@ def _doctor(
 ) -> None:
     """Say what is installed, what is missing and how to get it; where data and models are kept. 0 if the core works."""
     parts = list(_parts())
-    core = [part for part in parts if part.needed == "joma"]
+    core = [part for part in parts if part.core]
     broken = _broken()
     facts = {
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -72,24 +77,25 @@ def _parts() -> Iterable[Part]:
     """joma itself, then what its metadata says that it and its extras for users need."""
     from joma import __version__
 
-    yield Part("joma", "joma", __version__, "")
+    yield Part("joma", ("joma",), __version__, "")
     try:
         lines = requires("joma") or []
     except PackageNotFoundError:  # run from its source, without being installed
         lines = []
+    needed: dict[tuple[str, str], list[str]] = {}  # (name, wanted) -> by whom: an extra may contain another
     for line in lines:
         requirement, _, marker = line.partition(";")
         name, wanted = re.fullmatch(r"\s*([\w.-]+)(?:\[.*?\])?\s*\(?(.*?)\)?\s*", requirement).groups()  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"]([\w.-]+)['\"]", marker)
-        needed = extra[1] if extra else "joma"
-        if needed in _FOR_DEVELOPERS:
-            continue
+        if (whose := extra[1] if extra else "joma") not in _FOR_DEVELOPERS:
+            needed.setdefault((name, wanted), []).append(whose)
+    for (name, wanted), extras in needed.items():
         try:
             found: str | None = version(name)
         except PackageNotFoundError:
             found = None
         problem = "not installed" if found is None else "" if _fits(found, wanted) else f"{wanted} is needed"
-        yield Part(name, needed, found, wanted, problem)
+        yield Part(name, tuple(sorted(extras)), found, wanted, problem)
 
 
 def _fits(found: str, wanted: str) -> bool:
@@ -186,7 +192,7 @@ def _todo(core: Iterable[Part], parts: Iterable[Part], broken: dict[str, str]) -
     if any(not part.ok for part in core):
         lines.append("pip install --upgrade joma")
     lines += [f"pip install --force-reinstall {name}" for name in broken]
-    extras = dict.fromkeys(part.needed for part in parts if part.needed != "joma" and not part.ok)
+    extras = dict.fromkeys(extra for part in parts if not part.core and not part.ok for extra in part.needed)
     return lines + [f"pip install 'joma[{extra}]'" for extra in extras]
 
 
@@ -202,8 +208,9 @@ def _show(
     for part in parts:
         state, style = broken.get(part.name, part.problem) or "ok", "green"
         if state != "ok":
-            style = "red" if part.needed == "joma" else "yellow"
-        rows.append((part.name, part.installed or "", part.wanted, part.needed, f"[{style}]{escape(state)}[/{style}]"))
+            style = "red" if part.core else "yellow"
+        whose = ", ".join(part.needed)
+        rows.append((part.name, part.installed or "", part.wanted, whose, f"[{style}]{escape(state)}[/{style}]"))
     print_table(out, ("package", "version", "wanted", "for", "*state"), rows)
     out.print()
     told = {}
