@@ -33,6 +33,7 @@ from joma._forecast.forecast import forecast
 from joma._run import Run, write_json
 from joma._run.alerts import read_alerts
 from joma._run.folder import plain
+from joma._run.table import unspell
 from joma._train.settings import Settings
 from joma._train.sweep import RunEnd, sweep
 from joma._watch.phases import PHASES
@@ -202,7 +203,7 @@ def wanted(key: Key, recorded: list[str]) -> bool:
 
 def joined(table: pd.DataFrame, recorded: list[dict[str, Any]], by: list[str]) -> pd.DataFrame:
     """The rows of these runs, and those of the record that none of them takes the place of."""
-    old = pd.DataFrame(recorded).replace({None: np.nan})
+    old = pd.DataFrame([{key: unspell(value) for key, value in row.items()} for row in recorded])
     if len(table):
         old = old[~old.set_index(by).index.isin(table.set_index(by).index)]
     both = pd.concat([table, old], ignore_index=True) if len(old) else table
