@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_every_picture_and_page_it_points_to_is_there():
     sizes = {name: (ROOT / f"docs/figures/{name}.png").stat().st_size for name in ("demo", "page")}
     assert sizes["demo"] <= 150_000
     assert sizes["page"] <= 200_000
+
+
+def test_on_a_package_index_every_link_leads_somewhere():
+    """What was installed, with the README as the index shows it: no address is relative to a file that is not there."""
+    shown = metadata("joma").get_payload()
+    targets = re.findall(r"\]\(([^)]+)\)", shown)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "*Picture: Attention entropy" in shown
+    assert "watch** (`docs/watch.md`)" in shown
 
 
 def test_it_counts_the_claims_as_they_are():

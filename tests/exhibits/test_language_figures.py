@@ -14,9 +14,10 @@ from joma import Run
 from joma._exhibits import fig6, fig8, get, reproduce
 from joma._exhibits._curves import best_loss, seeds_that_bounce, train_all
 from joma._exhibits._curves import curves as curves_of
-from joma._run import fingerprint
+from joma._run import RunInUse, fingerprint
 from joma._run.curve import ENTROPY, describe
 from joma._run.writer import RunWriter
+from joma._train import language
 from joma._watch.phases import PHASES
 
 STEPS = np.arange(0, 1000, 10)
@@ -230,3 +231,28 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     assert Run(other.path).frame("loss").step.max() == 6
     assert not any(path.exists() for path in made)  # force makes the runs again, too
     assert (runs / "notes").exists()  # what is no run stays
+
+
+def test_exhibits_share_a_run_and_come_back_to_one_that_another_trains(tmp_path, monkeypatch):
+    settings = {**fig6.SETTINGS["quick"], "seeds": 1, "vocabulary": 200}
+    runs = [{"data": "pydoc", "layers": 1, "lr": lr, "steps": 2} for lr in (1e-3, 1e-4)]
+    monkeypatch.setattr("joma._exhibits._curves.POLL", 0.0)
+    real, calls, busy = language.train, [], ["lr=0.001"]
+
+    def train(settings, out, **rest):
+        calls.append(settings.lr)
+        if busy and busy[0] in out.name:
+            busy.pop()
+            raise RunInUse("somebody else trains it")
+        return real(settings, out, **rest)
+
+    monkeypatch.setattr("joma._train.language.train", train)
+    members = []
+    for name in ("a", "b"):
+        with RunWriter.create(tmp_path / name, kind="exhibit", config={}) as writer:
+            train_all(writer, runs, settings, 0, lambda share, what: None)
+        members.append([path.name for path in Run(tmp_path / name).members])
+    assert calls[:3] == [1e-3, 1e-4, 1e-3]  # the one in use was come back to
+    assert members[0] == members[1]
+    assert ["lr=0.001" in member for member in members[0]] == [True, False]  # in the order that was asked for
+    assert len(list((tmp_path / "language-runs").iterdir())) == 2

@@ -17,9 +17,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from joma._exhibits import get, reproduce
+from joma._exhibits.messages import message
+from joma._exhibits.recorded import recorded
 from joma._exhibits.runner import Runner
 from joma._figures import specification
 from joma._figures.compare import MEAN
@@ -464,7 +467,8 @@ def test_independent_colours_have_switches_of_their_own():
     assert len(interactive(drawn)[1]) == 2
 
 
-def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(tmp_path):
+def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("joma._exhibits.recorded.recorded", lambda id: None)
     exhibit = get(["fig3"])[0]
     outcome = reproduce(exhibit, out=tmp_path)
     said = {"verdict": "not decided here", "would_decide": "a <larger> model", "revised": "it was judged"}
@@ -485,32 +489,43 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
 
 def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
     fig3, fig9 = get(["fig3", "fig9"])
+    odd = replace(fig3, id="odd", title="It <grows>")  # without a message of its own
     checked = results()  # the verdicts take turns
     n = sum(r.verdict is Verdict.HOLDS for r in checked)
-    text = findings(
-        [Shown(fig3, "fig3", Verdict.HOLDS, "It <holds>"), Shown(fig9, "fig9", Verdict.FAILS, "No")], checked, None
-    )
-    assert f'{n} claims and 1 exhibit hold: <a href="#fig3">It &lt;holds&gt;</a>.' in text
+    text = findings([Shown(odd, "fig3", Verdict.HOLDS), Shown(fig9, "fig9", Verdict.FAILS)], checked, None)
+    assert f'{n} claims and 1 exhibit hold: <a href="#fig3">It &lt;grows&gt;: holds</a>.' in text
     fails = sum(r.verdict is Verdict.FAILS for r in checked)
-    assert f'{fails} claims and 1 exhibit fail: <a href="#fig9">No</a>.' in text
+    assert f'{fails} claims and 1 exhibit fail: <a href="#fig9">{message(fig9, Verdict.FAILS)}</a>.' in text
     assert text.count('class="mark ') == len(checked) + 2
-    alone = findings([Shown(fig9, "fig9", Verdict.UNDER, "If")], None, None)
-    assert '1 exhibit holds under a condition: <a href="#fig9">If</a>.' in alone
+    alone = findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None)
+    assert f'1 exhibit holds under a condition: <a href="#fig9">{message(fig9, Verdict.UNDER)}</a>.' in alone
     assert "Nothing on this page holds exactly as printed." in alone
     assert "Nothing that was tested fails." in alone
     assert "The claims were not checked." in alone
 
 
-def test_a_longer_run_that_fails_is_said_where_a_short_one_holds(tmp_path):
-    from joma._exhibits.recorded import recorded
-
+def test_a_longer_run_counts_more_than_a_short_one_and_neither_is_hidden(tmp_path):
+    (fig2,) = get(["fig2"])
     record = recorded("fig2")
     longer = replace(record, judgement=replace(record.judgement, verdict=Verdict.FAILS))
-    one = Shown(get(["fig2"])[0], "fig2", Verdict.HOLDS, "It holds", longer)
-    assert one.overruled
-    assert 'recorded with the source, <a href="#fig2">Figure 2</a> fails.' in findings([one], None, None)
-    same = Shown(one.exhibit, "fig2", Verdict.FAILS, "It fails", longer)
-    assert not same.overruled
+    one = Shown(fig2, "fig2", Verdict.HOLDS, longer)
+    assert (one.verdict, one.message) == (Verdict.FAILS, message(fig2, Verdict.FAILS))
+    text = findings([one], None, None)
+    assert f'1 exhibit fails: <a href="#fig2">{escape(one.message)}</a>' in text
+    assert 'this one comes to another verdict in <a href="#fig2">Figure 2</a>' in text
+    assert "another verdict" not in findings([replace(one, here=Verdict.FAILS)], None, None)
+    assert replace(one, short=False).verdict is Verdict.HOLDS  # a run as long counts itself
+    assert replace(one, here=Verdict.ERROR).verdict is Verdict.ERROR  # a record does not hide that nothing was made
+
+
+def test_the_section_of_an_exhibit_is_headed_by_the_longer_run(made):
+    text = report([made], made / "again.html").read_text()
+    record = recorded("fig3")
+    heading = re.search(r'<h2 id="fig3-title">(.*?)</h2>', text)[1]
+    assert heading == message(get(["fig3"])[0], record.judgement.verdict)
+    assert "Measured, in the longer run:" in text
+    assert "the figure shows this one" in text
+    assert "This run" in text
 
 
 def test_one_sentence_of_a_summary_is_its_conclusion_or_its_first_clauses():

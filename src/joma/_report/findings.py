@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from joma._exhibits.messages import message
 from joma._report.claims import tally
 from joma._report.render import render
 from joma.theory.verdict import Verdict
@@ -24,18 +25,28 @@ NAMED = 3  # exhibits, or claims, that a sentence names; the others are counted
 
 @dataclass(frozen=True)
 class Shown:
-    """An exhibit on the page: where it stands, its verdict here, its message, and the record of a longer run."""
+    """An exhibit on the page: where it stands, its verdict here, and the record of a longer run, which counts more."""
 
     exhibit: Exhibit
     id: str  # of its section
-    verdict: Verdict  # ERROR if it was not made
-    message: str
+    here: Verdict  # of this run; ERROR if it was not made
     recorded: Recorded | None = None
+    short: bool = True  # whether this run is at the quick preset
 
     @property
-    def overruled(self) -> bool:
-        """Whether a longer run came to another verdict."""
-        return self.recorded is not None and self.recorded.judgement.verdict is not self.verdict
+    def by_record(self) -> bool:
+        """Whether the recorded run is the one that counts."""
+        return self.recorded is not None and self.short and self.here is not Verdict.ERROR
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one that counts."""
+        return self.recorded.judgement.verdict if self.recorded and self.by_record else self.here
+
+    @property
+    def message(self) -> str:
+        """What that verdict says, as a heading."""
+        return message(self.exhibit, self.verdict)
 
 
 def findings(shown: Sequence[Shown], claims: Sequence[Result] | None, claims_error: str | None) -> Markup:
@@ -50,9 +61,8 @@ def findings(shown: Sequence[Shown], claims: Sequence[Result] | None, claims_err
         "Corrected": _sentence(shown, results, [Verdict.CORRECTED, Verdict.UNDER], "Nothing had to be corrected."),
         "Does not hold": _sentence(
             shown, results, [Verdict.FAILS, Verdict.INDISTINCT], "Nothing that was tested fails."
-        )
-        + _overruled(shown),
-        "Not tested here": _untested(shown, results, claims is None, claims_error),
+        ),
+        "Not tested here": _untested(shown, results, claims is None, claims_error) + _sources(shown),
     }
     rows = {name: [result for result in results if _row(result) == name] for name in (*ROWS.values(), REST)}
     marks = {name: row for name, row in rows.items() if row}
@@ -107,15 +117,19 @@ def _untested(
     return Markup("<p>{}.</p>").format(Markup(". ").join(parts))
 
 
-def _overruled(shown: Sequence[Shown]) -> Markup:
-    """Exhibits of which a longer run, recorded with the source, fails: a short one must not hide it."""
-    longer = [one for one in shown if one.overruled and one.recorded]
-    others = [one for one in longer if one.recorded and one.recorded.judgement.verdict is Verdict.FAILS]
-    if not others:
+def _sources(shown: Sequence[Shown]) -> Markup:
+    """Which verdicts are of longer runs, and where those of this run differ: neither hides the other."""
+    longer = [one for one in shown if one.by_record]
+    if not longer:
         return Markup("")
-    names = _join([_link(one.id, one.exhibit.title.split(":")[0]) for one in others], ", ", 0)
-    word = "fails" if len(others) == 1 else "fail"
-    return Markup("<p>In longer runs, recorded with the source, {} {}.</p>").format(names, word)
+    differ = [one for one in longer if one.here is not one.verdict]
+    text = Markup(
+        "{} of {} exhibits have a longer run, recorded with the source, which counts more than this one"
+    ).format(len(longer), len(shown))
+    if differ:
+        names = _join([_link(one.id, one.exhibit.title.split(":")[0]) for one in differ], ", ", 0)
+        text += Markup("; this one comes to another verdict in {}").format(names)
+    return Markup("<p>{}.</p>").format(text)
 
 
 def _join(items: Iterable[Markup], between: str, more: int) -> Markup:

@@ -122,27 +122,26 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma._exhibits.base import SEEN, load_verdict
-    from joma._exhibits.messages import message
+    from joma._exhibits.base import PRESETS, SEEN, load_verdict
     from joma._exhibits.recorded import recorded
 
     title, left = f"{exhibit.title} ({label})" if label else exhibit.title, (folder / "verdict.json").exists()
     said = load_verdict(folder) if left and not error else None
-    verdict, record = said.verdict if said else Verdict.ERROR, recorded(exhibit.id)
-    heading = message(exhibit, verdict)
-    shown = Shown(exhibit, id, verdict, heading, record)
-    page.contents.append((id, title, TONE[verdict]))
+    run = Run(folder) if said else None
+    made_at = run.info["config"]["preset"] if run else preset
+    record = recorded(exhibit.id)
+    shown = Shown(exhibit, id, said.verdict if said else Verdict.ERROR, record, short=made_at == PRESETS[0])
+    page.contents.append((id, title, TONE[shown.verdict]))
     judgement = said or (record.judgement if record else None)
     common = {
-        "id": id, "title": title, "heading": f"{heading} ({label})" if label else heading, "exhibit": exhibit,
-        "verdict": said, "recorded": record, "paper": judgement.paper if judgement else "",
-        "overruled": message(exhibit, record.judgement.verdict) if record and shown.overruled else "",
+        "id": id, "title": title, "heading": f"{shown.message} ({label})" if label else shown.message,
+        "exhibit": exhibit, "shown": shown, "verdict": said, "recorded": record,
+        "paper": judgement.paper if judgement else "",
     }  # fmt: skip
-    if said is None:
+    if said is None or run is None:
         return shown, render(
             "exhibit.html", **common, error=error, left=left, folder=folder, preset=preset, seed=seed
         )  # fmt: skip
-    run = Run(folder)
     config, seed = run.info["config"], run.info["seed"]
     alt = f"{title}. {said.verdict}: {said.summary}"
     spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
@@ -151,9 +150,10 @@ def exhibit_section(
     except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
         table, missing = None, refusal
     tables = [markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))]
+    counts = record.judgement if record and shown.by_record else said
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
     return shown, render(
-        "exhibit.html", **common, sentence=sentence(said.summary), tables=Markup("").join(tables),
+        "exhibit.html", **common, counts=counts, sentence=sentence(counts.summary), tables=Markup("").join(tables),
         figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
         origin=origin, settings=config["settings"] | origin | versions(run),
         numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
