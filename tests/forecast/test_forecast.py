@@ -21,8 +21,8 @@ def entropy(tau):
 
 
 def made(path, *, lr=1e-3, steps=600, every=10, shift=0.0, layers=2, seed=0, tau=True, status="done",
-         collapsed=None, **config):  # fmt: skip
-    """A run whose curves are functions of τ alone; layer n has n more nats."""
+         collapsed=None, spoilt=(0, 0, 0.0), **config):  # fmt: skip
+    """A run whose curves are functions of τ alone; layer n has n more nats. Spoilt: from, to, what there is instead."""
     axes = {"entropy": ["layer", "head"], "phase": ["layer"]}
     config = {"lr": lr, "seed": seed, "layers": layers, **config}
     writer = RunWriter.create(path, kind="train", config=config, axes=axes)
@@ -32,6 +32,8 @@ def made(path, *, lr=1e-3, steps=600, every=10, shift=0.0, layers=2, seed=0, tau
         heads = entropy(t) + shift + np.arange(layers)[:, None] + [[-0.1, 0.1]]
         phase = np.where(np.arange(layers) == collapsed, 3.0, 0.0)
         values = {"entropy": heads, "valid_loss": 5 - t + shift, "loss": 5 - t, "phase": phase, "lr": lr}
+        if spoilt[0] <= step < spoilt[1] + 1:
+            values |= {name: np.full(np.shape(values[name]), spoilt[2]) for name in ("entropy", "valid_loss", "loss")}
         writer.write(step, values, **({"tau": t} if tau else {}))
     writer.finish(status)
     return path
@@ -101,7 +103,18 @@ def test_scores_are_those_of_brute_force(two):
         ({}, {"steps": 1}, "fewer than two measurements"),
         ({}, {"lr": 0.0}, "must be a positive number, got 0.0"),
         ({}, {"steps": 0}, "at least 1, got 0"),
-        ({}, {"gauges": ("sink_mass",)}, "no measurements to go by"),
+        ({}, {"gauges": ("sink_mass",)}, "no measurements to go by of sink_mass: it has entropy, valid_loss"),
+        ({"lr": 0.0}, {}, "does not go forward, from 0 to 0"),
+        ({"lr": -1e-3}, {}, "does not go forward, from -0.01 to -0.6"),
+        ({"optimiser": "sgd", "momentum": 1.0}, {}, "momentum is from 0 to below 1"),
+        ({"spoilt": (10, 600, math.nan)}, {}, "no value of entropy, valid_loss, loss is a finite number"),
+        (
+            {"spoilt": (200, 600, math.nan)},
+            {"steps": 50_000},
+            r"end at 0.19 \(entropy, layer 0, of .*19,000",
+        ),
+        ({"spoilt": (200, 600, math.inf)}, {"steps": 50_000}, r"end at 0.19 .*: ask for 19,000"),
+        ({"spoilt": (200, 210, math.nan)}, {"steps": 50_000}, r"end at 0.19 .*: ask for 19,000"),
     ],
 )
 def test_what_cannot_be_foretold_is_refused_with_the_reason(tmp_path, changes, options, words):
@@ -135,6 +148,58 @@ def test_the_known_limits_of_the_clock_are_told(tmp_path, two):
     assert told(alone, "no spread", lr=1e-4, steps=1000)
     assert told(alone, "diverged", lr=1e-4, steps=1000)
     assert joma.forecast(alone, lr=1e-4, steps=1000).frame().low.isna().all()
+
+
+def test_one_run_given_twice_is_refused_since_its_band_would_be_nothing(two):
+    with pytest.raises(ValueError, match="is given twice"):
+        joma.forecast([two[0], two[0].parent / "b" / ".." / "a"], lr=1e-5, steps=1000)
+
+
+def test_runs_of_one_seed_and_rate_are_told_to_make_the_band_too_narrow(tmp_path, two):
+    again = made(tmp_path / "again", seed=1)
+    assert any("seed 1 at 0.001" in line for line in joma.forecast([*two, again], lr=1e-5, steps=10_000).warnings)
+    assert not any("too narrow" in line for line in joma.forecast(two, lr=1e-5, steps=10_000).warnings)
+
+
+def scheduled(path, rates, **config):
+    """A run with a schedule; of several groups, ``rates`` has a row for each step."""
+    axes = {"entropy": ["layer"]} | ({"lr": ["group"]} if np.ndim(rates) > 1 else {})
+    writer = RunWriter.create(path, kind="watch", config=config, axes=axes)
+    for step, tau in enumerate(np.cumsum(rates, axis=0), 1):
+        tau = np.atleast_1d(tau)[0]
+        writer.write(step, {"entropy": [entropy(tau)], "lr": rates[step - 1]}, tau=tau)
+    writer.finish()
+    return path
+
+
+def test_a_schedule_is_integrated_and_its_peak_is_its_rate(tmp_path):
+    """Linear warm-up from 0, then half a cosine to 0: τ is their sum, not lr · step."""
+    step = np.arange(1200)
+    rates = 1e-3 * np.minimum(1, step / 100) * (1 + np.cos(np.pi * step / 1200)) / 2
+    told = joma.forecast(scheduled(tmp_path / "cosine", rates), lr=1e-4, steps=5000)
+    frame = told.frame(every=500)
+    np.testing.assert_allclose(frame.value, entropy(1e-4 * frame.step), atol=2e-3)
+    assert not any("times away" in line for line in told.warnings)
+
+
+def test_rates_of_several_groups_or_of_none_are_no_obstacle(tmp_path):
+    rates = np.full((600, 2), [1e-3, 5e-3])
+    told = joma.forecast(scheduled(tmp_path / "groups", rates), lr=1e-5, steps=60_000)
+    assert any("rates from 0.001 to 0.001" in line for line in told.warnings)
+    writer = RunWriter.create(tmp_path / "no-lr", kind="watch", config={}, axes={})
+    for step in range(1, 100):
+        writer.write(step, {"loss": 5.0 - step}, tau=step * 1e-4)
+    writer.finish()
+    assert joma.forecast(tmp_path / "no-lr", lr=1e-5, steps=500, gauges="loss").tau == pytest.approx(5e-3)
+
+
+def test_momentum_in_the_known_run_counts_for_both(tmp_path):
+    run = made(tmp_path / "a", optimiser="sgd", momentum=0.9)  # its curves are those of Σ lr, a tenth of its clock
+    told = joma.forecast(run, lr=1e-4, steps=6000)
+    assert told.tau == pytest.approx(6.0)
+    rows = told.frame(every=1000).query("gauge == 'entropy' and layer == 0")
+    np.testing.assert_allclose(rows.value, entropy(1e-4 * rows.step), atol=1e-9)
+    assert not any("Adam" in line for line in told.warnings)
 
 
 def test_momentum_counts_on_the_clock():

@@ -66,8 +66,11 @@ Curves = dict[Key, OnClock]
 
 def curves(run: Run, gauges: Iterable[str] = GAUGES) -> Curves:
     """The curves of a run, means over heads; the training loss is smoothed. A run without τ is refused."""
-    frame = run.frame()
-    return curves_of(frame[frame.gauge.isin(list(gauges))], str(run.path), pace(run.info.get("config", {})))
+    frame, gauges = run.frame(), list(gauges)
+    if not frame.empty and not frame.gauge.isin(gauges).any():
+        names = ", ".join(frame.gauge.unique())
+        raise RunError(f"{run.path} has no measurements to go by of {', '.join(gauges)}: it has {names}")
+    return curves_of(frame[frame.gauge.isin(gauges)], str(run.path), pace(run.info.get("config", {})))
 
 
 def pace(config: Mapping[str, Any]) -> float:
@@ -76,12 +79,14 @@ def pace(config: Mapping[str, Any]) -> float:
     >>> pace({"optimiser": "sgd", "momentum": 0.9}) == 1 / (1 - 0.9), pace({"optimiser": "adam"}), pace({})
     (True, 1.0, 1.0)
     """
-    momentum = float(config.get("momentum") or 0.0) if config.get("optimiser") == "sgd" else 0.0
+    momentum = (config.get("momentum") or 0.0) if config.get("optimiser") == "sgd" else 0.0
+    if not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
+        raise RunError(f"momentum is from 0 to below 1, and the run's settings have {momentum!r}")
     return 1 / (1 - momentum)
 
 
 def curves_of(frame: pd.DataFrame, name: str, pace: float = 1.0) -> Curves:
-    """The curves in the table of a run called ``name``."""
+    """The curves in the table of a run called ``name``; one ends before its first value that is not a finite number."""
     import pandas as pd
 
     if frame.empty:
@@ -91,17 +96,30 @@ def curves_of(frame: pd.DataFrame, name: str, pace: float = 1.0) -> Curves:
             f"{name} does not know its learning rates, so its clock τ = Σ lr is not known: record them with "
             "joma.watch(model, optimizer=…) or w.step(lr=…)"
         )
+    times = np.asarray(frame.groupby("step").tau.max(), dtype=np.float64)
+    if not np.isfinite(times[-1]) or times[-1] <= 0 or (np.diff(times) < 0).any():
+        raise RunError(
+            f"{name} has a clock τ = Σ lr that does not go forward, from {times[0]:g} to {times[-1]:g}: its learning "
+            "rates were 0, negative or infinite"
+        )
     if "layer" not in frame:
         frame = frame.assign(layer=None)
     by_key: Curves = {}
     keys: Any
-    for keys, rows in frame.dropna(subset=["value"]).groupby(["gauge", "layer"], dropna=False):
+    for keys, rows in frame.groupby(["gauge", "layer"], dropna=False):
         gauge, layer = keys
         means = rows.groupby("tau")[["step", "value"]].mean().sort_index()
+        number = np.isfinite(rows.value).groupby(rows.tau).all()  # of all heads
+        begun = number.cummax()
+        means = means[begun & (number | ~begun).cummin()]
+        if means.empty:
+            continue
         if gauge == "loss":
             means["value"] = means.value.rolling(NOISY, center=True, min_periods=1).median()
         tau, step, value = (np.asarray(x, dtype=np.float64) for x in (means.index, means.step, means.value))
         by_key[Key(str(gauge), None if pd.isna(layer) else int(layer))] = OnClock(pace * tau, step, value)
+    if not by_key:
+        raise RunError(f"{name}: no value of {', '.join(frame.gauge.unique())} is a finite number")
     return by_key
 
 

@@ -161,7 +161,7 @@ def forecast(
     lr: float,
     steps: int,
     layers: int | None = None,
-    gauges: Sequence[str] = clock.GAUGES,
+    gauges: str | Sequence[str] = clock.GAUGES,
 ) -> Forecast:
     """Foretell a run at another learning rate, from runs that differ by their seeds (and rates) only.
 
@@ -177,13 +177,17 @@ def forecast(
     """
     if not 0 < lr < math.inf:
         raise ValueError(f"the learning rate must be a positive number, got {lr!r}")
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(steps, (int, np.integer)) or steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
     given = [runs] if isinstance(runs, (str, os.PathLike, Run)) else list(runs)
     opened = [run if isinstance(run, Run) else Run(run) for run in given]
     if not opened:
         raise ValueError("no run to make a forecast from")
+    folders = [run.path.resolve() for run in opened]
+    if twice := [run.path for run, folder in zip(opened, folders, strict=True) if folders.count(folder) > 1]:
+        raise ValueError(f"{twice[0]} is given twice: the band is how far different runs are apart")
     _check_alike(opened)
+    gauges = [gauges] if isinstance(gauges, str) else gauges
     members = [clock.curves(run, gauges) for run in opened]
     keys = [key for key in members[0] if all(key in curves for curves in members)]
     if not keys:
@@ -196,12 +200,13 @@ def forecast(
             "made from runs of the depth that it is for"
         )
     pace = clock.pace(opened[0].info.get("config", {}))
-    reach = min(curves[key].tau[-1] for curves in members for key in keys)
+    ends = [(curves[key].tau[-1], key, run.path) for run, curves in zip(opened, members, strict=True) for key in keys]
+    reach, key, path = min(ends, key=lambda end: end[0])
     if pace * lr * steps > reach * (1 + clock.ROUNDING):
+        most = math.floor(reach * (1 + clock.ROUNDING) / (pace * lr))
         raise RunError(
-            f"{steps:,} steps at {lr:g} are τ = {pace * lr * steps:.3g} on the clock, and the runs end at "
-            f"{reach:.3g}: ask for {math.floor(reach * (1 + clock.ROUNDING) / (pace * lr)):,} steps at most, or "
-            "train them further"
+            f"{steps:,} steps at {lr:g} are τ = {pace * lr * steps:.3g} on the clock, and the numbers end at "
+            f"{reach:.3g} ({key}, of {path}): ask for {most:,} steps at most, or train them further"
         )
     told = Forecast(
         lr, steps, tuple(str(run.path) for run in opened), {key: [curves[key] for curves in members] for key in keys},
