@@ -3,6 +3,9 @@
 A block of Python, or of `$ joma …` commands, that is followed by a line "It prints (3 s):" and a block of text is
 compared with that text. In it "…" stands for what may differ from machine to machine (digits, times).
 The seconds are for the reader and are not checked.
+
+What needs the hub, a cluster or minutes says so behind the block and is not run: "Not run by the tests (the hub, 2 h): a
+row per checkpoint." A block whose title is the name of a file is that file.
 """
 
 import contextlib
@@ -14,28 +17,51 @@ from dataclasses import dataclass
 from unittest import mock
 
 _BLOCK = re.compile(
-    r'^```(?P<kind>python|console)(?: title="[^"]*")?\n(?P<code>.*?)^```\n'
-    r"(?:\nIt prints \(\d+ s\):\n\n```text\n(?P<printed>.*?)^```\n)?",
+    r'^```(?P<kind>python|console)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```\n'
+    r"(?:\nIt prints \(\d+ s\):\n\n```text\n(?P<printed>.*?)^```\n"
+    r"|\nNot run by the tests \((?P<needs>[^()]+, [^(),]*\d+ (?:s|min|h|days?))\): )?",
     flags=re.S | re.M,
 )
+_FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^```$", flags=re.S | re.M)
+_INLINE = re.compile(r"`(joma [^`]+)`")
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """One block: its code, or its commands, and the text that it prints, if the page shows it."""
+    """One block: its code, or its commands, and what the page says of it: what it prints, or what it needs to be run."""
 
     kind: str
     code: str
-    printed: str | None
+    printed: str | None = None
+    title: str | None = None
+    needs: str | None = None
 
     @property
     def commands(self):
         return [line[2:] for line in self.code.splitlines() if line.startswith("$ ")]
 
+    @property
+    def told(self):
+        """Whether the page says what comes of it."""
+        is_file = self.kind == "python" and (self.title or "").endswith(".py")
+        return is_file or (self.printed is None) != (self.needs is None)
+
 
 def snippets(text):
     """The blocks of a page, in order."""
-    return [Snippet(match["kind"], match["code"], match["printed"]) for match in _BLOCK.finditer(text)]
+    return [Snippet(**match.groupdict()) for match in _BLOCK.finditer(text)]
+
+
+def fences(text):
+    """All fenced blocks of a page: (kind, text)."""
+    return [(match["kind"], match["code"]) for match in _FENCE.finditer(text)]
+
+
+def joma_commands(text):
+    """What a page says that one may type, in blocks and between backticks: the words after `joma` of each."""
+    lines = [line.removeprefix("$ ") for _, code in fences(text) for line in code.splitlines()]
+    found = [line for line in lines if line.startswith("joma ")] + _INLINE.findall(_FENCE.sub("", text))
+    return [shlex.split(line, comments=True)[1:] for line in found]
 
 
 def agrees(printed, shown):
@@ -53,7 +79,7 @@ def execute(snippet, scope):
         if snippet.kind == "python":
             exec(compile(snippet.code, "page", "exec"), scope)
         for command in snippet.commands if snippet.kind == "console" else ():
-            with mock.patch.object(sys, "argv", shlex.split(command)):
+            with mock.patch.object(sys, "argv", shlex.split(command, comments=True)):
                 code = 0
                 try:
                     main()

@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
 from benchmarks.report import browser, until
-from tests.snippets import agrees, execute, snippets
+from tests.snippets import agrees, execute, fences, joma_commands, snippets
 from typer.testing import CliRunner
 
 import joma
 from joma import Run
-from joma._exhibits import EXHIBITS, reproduce
+from joma._exhibits import EXHIBITS, exhibits, reproduce
 from joma._exhibits.index import remove as remove_exhibit
 from joma._gauges.registry import gauges, remove
 from joma._run.writer import RunWriter
@@ -193,15 +194,78 @@ def blocks(page, kind):
     return re.findall(rf'```{kind}(?: title="([^"]*)")?\n(.*?)```', (DOCS / page).read_text(), flags=re.S)
 
 
-@pytest.mark.timeout(600)  # fifteen seconds of one core, and more than it looks on a busy machine
-@pytest.mark.parametrize("page", ["getting-started.md", "simulate.md"])
-def test_code_and_commands_of_a_guide_run_and_print_what_it_says(page, tmp_path, monkeypatch):
+PAGES = sorted(DOCS.glob("*.md"))
+RUN = [page.name for page in PAGES if any(not snippet.needs for snippet in snippets(page.read_text()))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_says_what_comes_of_it(page):
+    """What it prints, or what it needs to be run: for pages that are still to be written, too."""
+    text = page.read_text()
+    assert [snippet.code for snippet in snippets(text) if not snippet.told] == []
+    assert {kind for kind, _ in fences(text)} <= {"python", "console", "text", "toml"}
+    assert len(snippets(text)) == sum(kind in ("python", "console") for kind, _ in fences(text))
+
+
+ROOT_COMMAND = typer.main.get_command(app)
+
+
+def parsed(words):
+    """The words of a command, parsed to the last option and nothing more: no option's own function is called."""
+    command, words = ROOT_COMMAND, list(words)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    context = command.make_context("joma", [], resilient_parsing=True)
+    context.resilient_parsing = False
+    given, rest, _ = command.make_parser(context).parse_args(words)
+    assert not rest, rest
+    return given
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_every_command_of_a_page_has_the_options_that_it_is_given(page):
+    named = {"claims": {claim.id for claim in claims()}, "reproduce": set(EXHIBITS)}
+    if page.name == "extend.md":
+        named = {"claims": {"speed"}, "reproduce": {"times"}}
+    for words in joma_commands(page.read_text()):
+        if words[0] == "COMMAND":
+            continue
+        try:
+            given = parsed([word for word in words if word != "…"])
+        except Exception as error:
+            raise AssertionError(f"joma {' '.join(words)}") from error
+        for id in given.get("ids") or ():
+            assert any(f"{known}.".startswith(f"{id}.") for known in named[words[0]]), words
+
+
+def test_a_command_with_a_wrong_option_is_found():
+    for wrong in ("scan x --gauge y", "train --steps", "demo x", "sweep train --layer 1"):
+        with pytest.raises(Exception, match=r"No such option|requires an argument|\['x'\]"):
+            parsed(wrong.split())
+
+
+@pytest.fixture
+def _registries():
+    """What a page registers is gone after it."""
+    before = set(gauges()), {claim.id for claim in claims()}, set(exhibits())
+    yield
+    for name in set(gauges()) - before[0]:
+        remove(name)
+    for claim in claims():
+        if claim.id not in before[1]:
+            registry.remove(claim.id)
+    for id in set(exhibits()) - before[2]:
+        remove_exhibit(id)
+
+
+@pytest.mark.timeout(600)  # some seconds of one core each, and more than it looks on a busy machine
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize("page", RUN)
+def test_code_and_commands_of_a_page_run_and_print_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = {}
-    found = snippets((DOCS / page).read_text())
-    assert {snippet.kind for snippet in found} == {"python", "console"}
-    for snippet in found:
-        if snippet.commands == ["joma demo"]:  # benchmarks/demo.py runs it as it is: tests/test_demo.py
+    for snippet in snippets((DOCS / page).read_text()):
+        if snippet.needs or snippet.commands == ["joma demo"]:  # benchmarks/demo.py runs it as it is: tests/test_demo.py
             continue
         execute(snippet, scope)
     if page == "getting-started.md":
