@@ -39,6 +39,15 @@ PAINTED = """return [...document.querySelectorAll('.chart')].map(box => {
 });"""
 
 
+def paths() -> tuple[str, str]:
+    """Chromium and its driver."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    binary, driver = next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        raise RuntimeError("chromium and chromedriver are needed (apt-get install chromium chromium-driver)")
+    return binary, driver
+
+
 @contextmanager
 def browser(binary: str, driver: str) -> Iterator[Any]:
     """A headless Chromium that logs its console and its requests."""
@@ -101,14 +110,8 @@ def check(driver: Any) -> int:
 
 def run(rounds: int = 5) -> list[dict[str, Any]]:
     """Median seconds until all figures are drawn."""
-    paths = [
-        next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None),
-        shutil.which("chromedriver"),
-    ]
-    if paths[0] is None or paths[1] is None:
-        raise RuntimeError("chromium and chromedriver are needed (apt-get install chromium chromium-driver)")
     given = os.environ.get("JOMA_REPORT")
-    with tempfile.TemporaryDirectory() as folder, browser(paths[0], paths[1]) as driver:
+    with tempfile.TemporaryDirectory() as folder, browser(*paths()) as driver:
         page = Path(given or f"{folder}/report.html")
         if given is None:
             if not FOLDER.is_dir():

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from joma import _figures
+from joma._exhibits._curves import deep
 from joma._exhibits.recorded import FOLDER as RECORDED
 from joma._figures import panels as p
 from joma._forecast.clock import Key as CurveKey
@@ -256,7 +257,7 @@ def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
         x, y = p.x("tau", "τ = Σ lr"), p.y("value", "attention entropy, top layer", zero=True)
         marks = (p.lines(ours_table, x, y, p.by("which", order=order)),
                  p.dots(pd.concat(dots), x, y, p.by("which", order=order), size=14))  # fmt: skip
-        panels.append(p.panel(f"{layers} layer{'s' if layers > 1 else ''}", *marks))
+        panels.append(p.panel(deep(layers), *marks))
     pairs = [p.row(*panels[n : n + 2], shared=True) for n in range(0, len(panels), 2)]
     return p.column(*pairs, shared=True)
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,13 @@ class State:
         return sum(entry["cpu_seconds"] for entry in self.items.values()) / 3600
 
 
+def behind_all() -> None:
+    """Take the lowest priority, with the whole session: where Linux groups tasks by session, `nice` alone does not."""
+    os.nice(NICE)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
 class Job:
     """A running item."""
 
@@ -163,7 +170,7 @@ class Job:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 item.arguments(out.resolve()), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=lambda: os.nice(NICE),
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=behind_all,
             )  # fmt: skip
 
     def tree(self) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.page import STROKES, WORDS, cut, missed_links, pages, pale_curves, pale_words, printed, show
 from benchmarks.report import PAINTED, browser, check, errors, opened, until
 
 from joma import Run
@@ -34,16 +35,6 @@ def paper(browser_paths, tmp_path_factory):
 @pytest.fixture(scope="session")
 def runs(browser_paths, tmp_path_factory):
     return runs_page(tmp_path_factory.mktemp("runs"))
-
-
-def show(driver, page, width=1400, scheme="light"):
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                           {"features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    driver.get_log("browser"), driver.get_log("performance")
-    driver.get(page.as_uri())
-    until(driver, "window.joma && joma.drawn")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -94,29 +85,10 @@ def test_a_whole_report_is_drawn_and_answers_the_pointer(driver, paper):
     print(f"\n{page}: {figures} figures drawn after {seconds:.2f} s")
 
 
-def luminance(colour):
-    channel = np.array(colour) / 255
-    channel = np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
-    return channel @ [0.2126, 0.7152, 0.0722]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(driver, paper, scheme):
     show(driver, paper, scheme=scheme)
-    pairs = driver.execute_script("""
-      const parse = (text) => text.match(/[\\d.]+/g).map(Number), seen = new Map();
-      for (const e of document.querySelectorAll('main *, nav *')) {
-        if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) || e.closest('script, style')) continue;
-        let back = e, colour;
-        while (back && (colour = parse(getComputedStyle(back).backgroundColor)).length === 4 && colour[3] === 0) back = back.parentElement;
-        const pair = [parse(getComputedStyle(e).color).slice(0, 3), back ? colour.slice(0, 3) : [255, 255, 255]];
-        seen.set(JSON.stringify(pair), [e.tagName + '.' + e.className, ...pair]);
-      }
-      return [...seen.values()];""")
-    assert len(pairs) > 5
-    for what, ink, paper_colour in pairs:
-        low, high = sorted((luminance(ink), luminance(paper_colour)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, (what, ink, paper_colour)
+    assert list(pale_words(driver)) == []
 
 
 def test_a_narrow_screen_does_not_scroll_sideways(driver, paper, runs):
@@ -404,20 +376,9 @@ def test_a_figure_is_switched_between_steps_and_the_clock(driver, runs):
     assert errors(driver) == []
 
 
-def mobile(driver, page, width, *, drawn=True):
-    """Open a page at a width, and wait until all is drawn or do not."""
-    if drawn:
-        show(driver, page, width=width)
-        return
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    driver.get("about:blank")
-    driver.get(page.as_uri())
-
-
 @pytest.mark.parametrize("width", [1400, 390])
 def test_findings_are_the_first_that_is_seen(driver, paper, width):
-    mobile(driver, paper, width)
+    show(driver, paper, width)
     bottom = "return document.querySelector('.findings dd:nth-of-type(2)').getBoundingClientRect().bottom"
     assert driver.execute_script(bottom) <= 900
     order = driver.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
@@ -425,66 +386,22 @@ def test_findings_are_the_first_that_is_seen(driver, paper, width):
 
 
 def test_links_land_where_they_should_while_figures_are_drawn(driver, paper):
-    for id in ("claims", "fig4", "claim-T4.order"):
-        mobile(driver, paper, 390, drawn=False)
-        driver.execute_script("document.querySelector(`a[href='#${arguments[0]}']`).click()", id)
-        until(driver, "window.joma && joma.drawn")
-        top = "return document.getElementById(arguments[0]).getBoundingClientRect().top"
-        assert abs(driver.execute_script(top, id)) <= 50, id
+    assert list(missed_links(driver, paper, 390, ["claims", "fig4", "claim-T4.order"])) == []
     assert errors(driver) == []
-
-
-CUT = """const wide = [];
-  for (const e of document.querySelectorAll('main *')) {
-    if (e.closest('.scroll, .chart, svg, math, pre, code, .formulas, thead, details:not([open])') || !e.getClientRects().length) continue;
-    const r = e.getBoundingClientRect();
-    if (r.right > innerWidth + 1 || r.left < -1) wide.push(e.tagName + '.' + e.className);
-  }
-  for (const box of document.querySelectorAll('.chart')) {
-    if (box.querySelector('canvas').offsetWidth > box.clientWidth) wide.push(box.id);
-  }
-  return wide;"""
-OVERLAP = """const blocks = [...document.querySelectorAll('main > section, main > header')].map(e => e.getBoundingClientRect());
-  return blocks.slice(1).filter((r, n) => r.top < blocks[n].bottom - 1).length;"""
-# words of a figure that stand over each other: axis labels and titles of its panels
-WORDS = """const found = [];
-  const visit = (mark, x, y) => { for (const item of mark.items) {
-    if (mark.marktype === 'group') { for (const below of item.items) visit(below, x + (item.x || 0), y + (item.y || 0)); continue; }
-    if (mark.marktype !== 'text' || !item.text || item.opacity === 0 || !/title|legend-label/.test(mark.role)) continue;
-    const b = item.bounds; found.push([x + b.x1, y + b.y1, x + b.x2, y + b.y2, String(item.text)]); } };
-  visit(joma.views.get(arguments[0]).scenegraph().root, 0, 0);
-  return found;"""
 
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_is_cut_and_nothing_stands_over_another(driver, paper, width):
-    mobile(driver, paper, width)
-    assert driver.execute_script(CUT) == []
-    assert driver.execute_script(OVERLAP) == 0
-    for chart in ("fig3-chart", "fig4-chart"):
-        words = driver.execute_script(WORDS, chart)
-        assert words
-        for (a, b, c, d, one), (e, f, g, h, other) in itertools.combinations(words, 2):
-            across, down = min(c, g) - max(a, e), min(d, h) - max(b, f)
-            assert across <= 2 or down <= 2, (chart, one, other)
+    show(driver, paper, width)
+    assert all(driver.execute_script(WORDS, chart) for chart in ("fig3-chart", "fig4-chart"))
+    assert list(cut(driver)) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_curves_can_be_seen_and_verdicts_told_apart(driver, paper, scheme):
     show(driver, paper, scheme=scheme)
-    strokes = driver.execute_script("""const found = new Set();
-      const visit = (mark) => { for (const item of mark.items) {
-        if (mark.marktype === 'line' && item.stroke && (item.opacity ?? 1) === 1) found.add(item.stroke);
-        if (mark.marktype === 'group') item.items.forEach(visit); } };
-      for (const view of joma.views.values()) visit(view.scenegraph().root);
-      const context = document.createElement('canvas').getContext('2d');
-      return [...found].map(s => { context.fillStyle = s; context.fillRect(0, 0, 1, 1);
-        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); })""")
-    back = [255, 255, 255] if scheme == "light" else [15, 20, 25]
-    assert len(strokes) > 8
-    for stroke in strokes:
-        low, high = sorted((luminance(stroke), luminance(back)))
-        assert (high + 0.05) / (low + 0.05) >= 3, stroke
+    assert len(driver.execute_script(STROKES)) > 8
+    assert list(pale_curves(driver, scheme)) == []
     names = ["good", "corrected", "condition", "indistinct", "bad", "neutral"]
     marks = driver.execute_script(
         """return arguments[0].map(name => { const e = document.createElement('span');
@@ -513,10 +430,7 @@ def lab(seen, colour):
 
 def test_on_paper_figures_are_their_pictures_and_nothing_is_wider_than_the_page(driver, paper):
     show(driver, paper, scheme="dark")
-    until(driver, "joma.pictured")
-    printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
-    pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
-    assert 2 <= len(pages) <= 11  # two exhibits and all claims: thirty exhibits stay below thirty pages
+    assert 2 <= pages(printed(driver)) <= 11  # two exhibits and all claims: thirty exhibits stay below thirty pages
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                            {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False})  # fmt: skip

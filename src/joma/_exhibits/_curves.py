@@ -144,7 +144,25 @@ def entropy_story(run: Run, data: str) -> dict[str, Any]:
 
 
 def _name(key: tuple[int, float, int]) -> str:
-    return f"{key[0]} layers, lr {key[1]:g}, layer {key[2]}"
+    return f"{deep(key[0])}, lr {key[1]:g}, layer {key[2]}"
+
+
+def deep(layers: int) -> str:
+    """How deep a model is.
+
+    >>> deep(1), deep(5)
+    ('1 layer', '5 layers')
+    """
+    return f"{layers} layer{'' if layers == 1 else 's'}"
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Several, or none of them.
+
+    >>> listed([1, 2]), listed([])
+    ('1, 2', 'none')
+    """
+    return ", ".join(map(str, values)) or "none"
 
 
 def best_loss(run: Run, data: str) -> dict[tuple[int, float], float]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, span
+from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, span
 from joma._exhibits._rates import families, fate, mean_curves, slow
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import panels as p
@@ -75,7 +75,7 @@ def draw(run: Run) -> p.Chart:
     found = families(run, GAUGES, settings["tau"])
     rows = []
     for layers in settings["layers"]:
-        named = f"{layers} layer{'s' if layers > 1 else ''}"
+        named = deep(layers)
         entropy, rank, loss = Key("entropy", layers - 1), Key("stable_rank", layers - 1), Key("valid_loss", None)
         adam = {kind: mean_curves(found, ("adam",), layers, kind) for kind in (entropy, rank, loss)}
         rows.append(p.row(
@@ -116,13 +116,13 @@ def judge(run: Run) -> Judgement:
         apart, power = clock.apart(groups), clock.best_power(groups)
         ratios[kind, layers, key] = apart.ratio
         end = fate(found[kind, layers, key], apart, key)
-        numbers[f"{kind}, {layers} layers, {key}"] = {
+        numbers[f"{kind}, {deep(layers)}, {key}"] = {
             "between rates": apart.between, "between seeds": apart.within, "ratio": apart.ratio, "exponent": power,
             "fastest": end,
         }  # fmt: skip
         if (layers, key) in deciding:
             words.append(
-                f"{kind}, {layers} layers, {key}: {apart.between:.3g} between rates, {apart.within:.3g} between seeds, "
+                f"{kind}, {deep(layers)}, {key}: {apart.between:.3g} between rates, {apart.within:.3g} between seeds, "
                 f"exponent {power:.2f}; the fastest rate {end}"
             )
     kept = [pair for pair in deciding if ratios["adam", *pair] <= LEAST]

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma._exhibits._curves import (
+    AXES,
+    GRID,
+    PLAIN,
+    TO_THE_LETTER,
+    TOY,
+    TOY_RULE,
+    best_loss,
+    curves,
+    deep,
+    listed,
+    measured,
+)
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures import patterns
@@ -76,7 +88,7 @@ def draw(run: Run) -> p.Chart:
         for layers in settings["layers"]:
             theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
             loss = f"validation loss {losses[layers, settings['lr']]:.3f}{theirs}"
-            title = f"{layers} layer{'s' if layers > 1 else ''}: {loss}"
+            title = f"{deep(layers)}: {loss}"
             title = f"{data}, {title}" if len(settings["data"]) > 1 else title
             panels = []
             for gauge, name in GAUGES.items():
@@ -103,7 +115,7 @@ def judge(run: Run) -> Judgement:
     """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
     settings = run.info["config"]["settings"]
     corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
-    deep = [n for n in depths if n > 1]
+    deeper = [n for n in depths if n > 1]
     bounced, complete, toy = False, True, TOY in corpora
     summary, paths, losses = [], [], []
     numbers: dict[str, Any] = {}
@@ -112,26 +124,27 @@ def judge(run: Run) -> Judgement:
         by_layer = curves(run, data)
         top = {n: by_layer[n, lr, n - 1] for n in depths}
         shown = [n for n, c in top.items() if c.bounced]
-        suppressed = [n for n in deep if by_layer[n, lr, 0].end <= top[n].end - MARGIN]
+        suppressed = [n for n in deeper if by_layer[n, lr, 0].end <= top[n].end - MARGIN]
         bounced |= bool(shown)
-        complete &= shown == depths and suppressed == deep
-        words = [f"{n} layers, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
+        complete &= shown == depths and suppressed == deeper
+        words = [f"{deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
         ranks, rank_numbers = _curves.rank_story(run, data)
         seeds = _curves.seeds_that_bounce(run, data)
         counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
         summary.append(
-            f"{name}top layer dips and bounces at depths {shown or 'none'} of {depths}, in how many seeds by depth: "
-            f"{counts}; bottom layer below it at {suppressed or 'none'} of {deep}; {'; '.join(words)}; {ranks}"
+            f"{name}top layer dips and bounces at depths {listed(shown)} of {listed(depths)}, in how many seeds by "
+            f"depth: {counts}; bottom layer below it at {listed(suppressed)} of {listed(deeper)}; {'; '.join(words)}; "
+            f"{ranks}"
         )
         paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
         paper = _paper(settings, data)
         losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
         numbers[data] = {
             "entropy": _curves.entropy_story(run, data),
-            "seeds whose top layer bounces": {f"{n} layers": seeds[n, lr, n - 1] for n in depths},
+            "seeds whose top layer bounces": {deep(n): seeds[n, lr, n - 1] for n in depths},
             "stable rank": rank_numbers,
-            "best validation loss": {f"{n} layers": loss for (n, _), loss in best_loss(run, data).items()},
-            "the paper's": {f"{n} layers": loss for n, loss in PAPER.get(data, {}).items()},
+            "best validation loss": {deep(n): loss for (n, _), loss in best_loss(run, data).items()},
+            "the paper's": {deep(n): loss for n, loss in PAPER.get(data, {}).items()},
         }
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
     return Judgement(

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, measured
+from joma._exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, measured
 from joma._exhibits.base import Experiment, Judgement, Progress
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -88,7 +88,7 @@ def draw(run: Run) -> p.Chart:
         ranks = pd.concat([own[gauge].assign(of=name) for gauge, name in RANKS.items()])
         x, tip = p.step_axis(ranks.step), {"of": None, "step": None, "value": ".3g"}
         colour = p.by("of", order=list(RANKS.values()))
-        title = f"{layers} layer{'s' if layers > 1 else ''}: lower MLP of the top layer"
+        title = f"{deep(layers)}: lower MLP of the top layer"
         above = p.lines(ranks, x, p.y("value", "stable rank", log=True), colour, tip=tip)
         below = p.lines(own["entropy"], x, p.y("value", "attention entropy (nats)", zero=True))
         columns.append(p.column(p.panel(title, above, size=(300, 180)), p.panel(None, below, size=(300, 110))))

@@ -15,6 +15,7 @@ _SCRIPT = re.compile(
     r"((?<![A-Za-z_`.])(?:max|min|sup|inf|[^\W\d_][\u0300-\u036f]?)|[)\]‖])(_|\^)"
     r"(\{[^{}]*\}|[−-]?\d+\.\d+|[−-]?[A-Za-z0-9Α-ω±]{1,3}(?![A-Za-z0-9_])[′*]?)"
 )
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")  # of a command: no line ends within it
 # macros that the converter does not know
 _MACROS = {r"\textstyle": "", r"\arg": r"\operatorname{arg}", r"\nparallel": "∦"}
 _MACRO = re.compile(r"\\(?:textstyle|arg|nparallel)(?![A-Za-z])\s?")
@@ -65,7 +66,7 @@ def formula(latex: str, *, block: bool = False) -> str:
 def _prose(text: str) -> str:
     parts = re.split(r"`([^`]+)`", escape(text, quote=False))
     parts[1::2] = (f"<code>{code}</code>" for code in parts[1::2])
-    parts[::2] = (_scripts(part) for part in parts[::2])
+    parts[::2] = (_OPTION.sub(r"<code>\g<0></code>", _scripts(part)) for part in parts[::2])
     return "".join(parts)
 
 
