@@ -17,6 +17,7 @@ from joma._exhibits import EXHIBITS
 from joma._exhibits.base import load_verdict
 from joma._exhibits.recorded import recorded
 from joma._exhibits.runner import Runner
+from joma._report.page import sentence
 from joma._report.plot import plot
 from joma._train.simulate import simulate
 from joma.theory.claims import check, claims
@@ -132,7 +133,10 @@ def exhibit_sections(folder: Path) -> str:
         lines += ["", f"### {exhibit.title}", "", f"`joma reproduce {id}`. *{exhibit.statement}*", ""]
         if (folder / id / "verdict.json").exists():
             verdict = load_verdict(folder / id)
-            lines += [f"**{verdict.verdict.capitalize()}**: {verdict.summary}.".replace("..", "."), ""]
+            lines += [f"**Quick: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
+        if (record := recorded(id)) is not None:
+            told = record.judgement
+            lines += [f"**Longer run: {told.verdict}.** {sentence(told.summary)} (`{record.preset}`, {record.day})", ""]
         lines.append(f"![{exhibit.title}](figures/{id}.png)")
     return "\n".join([*lines, ""])
 
