@@ -48,7 +48,7 @@ SEEDS = {1: (1, 2), 2: (1, 2), 5: (1,), 10: (1,)}  # of the sources, by depth: d
 REACH = 0.29  # τ of the sources
 TARGET_LR, TARGET_STEPS = 1e-5, 29_000
 FIRST_STEPS = 580
-FIRST_RATES = (1e-3, 1e-2, 1e-5, 1e-6)
+FIRST_RATES = (1e-3, 1e-2)  # and that of the sources; at slower ones nothing has happened by then
 SOURCES: list[Key] = [(layers, SOURCE_LR, seed) for seed in (1, 2) for layers in DEPTHS if seed in SEEDS[layers]]
 FASTER: list[Key] = [(layers, FASTER_LR, 1) for layers in DEPTHS]
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
@@ -164,10 +164,12 @@ def collapses(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     truth = lowest.groupby(["layers", "lr"]).mean() > 0.5  # in most seeds
     rows = []
     for (layers, lr, seed), run in runs.items():
-        common = runs.get((layers, SOURCE_LR, 1))
-        if lr == FASTER_LR or seed > 1 or common is None:
+        if lr == FASTER_LR or seed > 1:
             continue
-        reasons = warned(run, common)
+        common = runs.get((layers, SOURCE_LR, 1))
+        reasons = signs(run) + ([] if common is None else away(run, common))
+        if common is None and not reasons:  # its source may tell more
+            continue
         rows.append({
             "layers": layers, "lr": lr, "foretold": bool(reasons), "why": "; ".join(reasons),
             "collapsed": bool(truth.get((layers, lr), False)), "rate_alone": lr >= BASELINE_LR,
@@ -175,23 +177,33 @@ def collapses(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["layers", "lr"]) if rows else pd.DataFrame(rows)
 
 
-def warned(run: Run, common: Run) -> list[str]:
-    """Reasons to expect a collapse, by the first 580 steps: told before a result was looked at, see `RULE`."""
+def first(run: Run) -> pd.DataFrame:
+    """What was measured in the first 580 steps."""
     frame = run.frame()
-    frame = frame[frame.step <= FIRST_STEPS]
+    return frame[frame.step <= FIRST_STEPS]
+
+
+def signs(run: Run) -> list[str]:
+    """Reasons to expect a collapse that the first steps of a run give by themselves; see `RULE`."""
+    frame = first(run)
     phases = frame[(frame.gauge == "phase") & (frame.step == frame.step.max())]
     lost = [int(row.layer) for row in phases.itertuples() if row.value == PHASES.index("collapsed")]
     alerts = [alert for alert in read_alerts(run.path) if alert["step"] <= FIRST_STEPS]
     reasons = ["diverged"] * (run.info["status"] == "diverged")
     reasons += [f"phase of layer {layer} is collapsed" for layer in lost]
     reasons += sorted({f"alert: {alert['kind']}" for alert in alerts if alert["level"] == "critical"})
-    gauges = ("entropy", "valid_loss")
+    return reasons
+
+
+def away(run: Run, common: Run) -> list[str]:
+    """Reasons that the first steps of a run give beside the source run of its depth, at the same τ; see `RULE`."""
+    frame, gauges, reasons = first(run), ("entropy", "valid_loss"), []
     family = curves(common, gauges)
     for key, curve in curves_of(frame[frame.gauge.isin(gauges)], str(run.path)).items():
         expected = family[key].at(min(curve.tau[-1], family[key].tau[-1]))
-        away = float(np.median(curve.value[-5:] if key.layer is not None else curve.value[-1:]) - expected)
-        if (key.gauge == "entropy" and away < -AWAY) or (key.gauge == "valid_loss" and away > AWAY):
-            reasons.append(f"{key} is {away:+.2f} from the common curve")
+        distance = float(np.median(curve.value[-5:] if key.layer is not None else curve.value[-1:]) - expected)
+        if (key.gauge == "entropy" and distance < -AWAY) or (key.gauge == "valid_loss" and distance > AWAY):
+            reasons.append(f"{key} is {distance:+.2f} from the common curve")
     return reasons
 
 
@@ -273,7 +285,7 @@ def main() -> None:
     data = Path(os.environ.get("JOMA_DATA", ".")) / "authors-wikitext-2"
     if not (data / "entropy.csv").exists():
         parser.error(f"{data}/entropy.csv is not there: set JOMA_DATA to the folder that has it")
-    keys = [*SOURCES, *FIRST, *FASTER]
+    keys = [*SOURCES[: len(DEPTHS)], *FIRST, *SOURCES[len(DEPTHS) :], *FASTER]  # second seeds last
     options.out.mkdir(parents=True, exist_ok=True)
     record = json.loads((RECORDED / "foresight.json").read_text())["foresight.json"]
 
@@ -299,11 +311,7 @@ def main() -> None:
                 shutil.copyfile(Path(folder) / "figure.png", options.figure)
 
     if options.workers:  # not those whose rows are recorded
-        here = {layers for layers, lr, _ in opened(options.out, keys) if lr == SOURCE_LR}
-        here |= {layers for layers, *rest in SOURCES if wanted((layers, *rest), record["runs"])}
-        # what the first steps are compared with is the source of that depth itself, not its row in the record
-        chosen = [key for key in keys if wanted(key, record["runs"]) and (key not in FIRST or key[0] in here)]
-        runs = {name(*key): settings(*key) for key in chosen}
+        runs = {name(*key): settings(*key) for key in keys if wanted(key, record["runs"])}
         sweep(runs, options.out, workers=options.workers, checkpoint_every=250, report=write)
     write()
 
