@@ -74,6 +74,7 @@ def _gpt(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwis
         torch.manual_seed(seed)
         sizes = {"vocab_size": text.size, "n_positions": length, "n_layer": settings["layers"], "n_embd": 64}
         model = GPT2LMHeadModel(GPT2Config(**sizes, n_head=2, bos_token_id=None, eos_token_id=None))
+        model.loss_type = "ForCausalLM"  # the default, of which it would warn
         optimiser = torch.optim.Adam(model.parameters(), lr=settings["lr"])
         data = streams(text.train, 10)
         gauges = ("entropy", *GAUGES)
