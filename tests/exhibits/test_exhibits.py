@@ -16,7 +16,7 @@ from joma.theory.association import association_time
 
 EXPECTED = {
     "folding": "holds under a condition",
-    "fig2": "holds as corrected",
+    "fig2": "holds under a condition",
     "fig3": "holds",
     "fig4": "holds under a condition",
     "fig9": "holds under a condition",
@@ -85,6 +85,10 @@ def doctored(path, tmp_path, axes, change, copies=1):
 def test_the_judges_reject_what_they_should(made, tmp_path):
     low = doctored(made["fig2"].path, tmp_path / "a", fig2.AXES, lambda r: 0.5 if r["gauge"] == "nc" else r["value"])
     assert fig2.judge(low).verdict == "fails"
+    parts = doctored(
+        made["fig2"].path, tmp_path / "parts", fig2.AXES, lambda r: 0.5 if r["gauge"] in ("nc1", "nc2") else r["value"]
+    )
+    assert fig2.judge(parts).verdict == "holds"
     flat = doctored(
         made["fig4"].path, tmp_path / "b", fig4.AXES, lambda r: 2.0 if r["gauge"] == "entropy" else r["value"]
     )

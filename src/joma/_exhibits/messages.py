@@ -20,8 +20,8 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
         FAILS: "A block without attention parameters does not follow the block with them",
     },
     "fig2": {
-        HOLDS: "The first integral follows softmax's logits, and its first part alone does not",
-        CORRECTED: "The first integral follows softmax's logits, and so does its first part alone",
+        HOLDS: "The first integral follows softmax's logits, and neither of its parts alone does",
+        UNDER: "The first integral follows softmax's logits; its first part alone does so only later",
         FAILS: "The first integral does not follow softmax's logits throughout",
     },
     "saliency": {
@@ -40,7 +40,7 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
     "fig4": {
         HOLDS: "Attention turns sparse, then dense",
         UNDER: "Attention turns sparse, then dense; by Eqn. 6 only if C = I",
-        FAILS: "Sparse, then dense: not in every draw",
+        FAILS: "Sparse, then dense: not in most draws",
     },
     "contrast": {
         HOLDS: "Nonlinear activations bring attention back; linear ones do so less",
@@ -59,9 +59,9 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
         FAILS: "Tokens do not associate in the paper's order",
     },
     "hierarchy": {
-        HOLDS: "Trained Transformers learn the hierarchy level by level",
+        HOLDS: "The small Transformers trained here learn the hierarchy level by level",
         UNDER: "Level by level in attention or in latents, not in both",
-        FAILS: "Trained Transformers do not learn the hierarchy level by level",
+        FAILS: "The small Transformers trained here do not learn the hierarchy level by level",
         UNDECIDED: "do trained Transformers learn a hierarchy level by level?",
     },
     "cdag": {
@@ -99,9 +99,9 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
         FAILS: "Under no attention does one weight hold the patterns of two queries as stated",
     },
     "embeddings": {
-        HOLDS: "Embeddings are almost orthogonal at every layer",
-        UNDER: "Embeddings are almost orthogonal at the first layer or without their mean",
-        FAILS: "Embeddings are not almost orthogonal",
+        HOLDS: "In the model that was read, embeddings are almost orthogonal at every layer",
+        UNDER: "In the model that was read, embeddings are almost orthogonal at the first layer or without their mean",
+        FAILS: "In the model that was read, embeddings are not almost orthogonal",
         UNDECIDED: "are embeddings almost orthogonal?",
     },
     "table1": {
@@ -157,8 +157,8 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
         UNDECIDED: "are runs at different learning rates one curve over the sum of their rates?",
     },
     "sinks": {
-        HOLDS: "Most heads of low entropy are parked on the first token, and spread beside it",
-        FAILS: "Most heads of low entropy are not merely parked on the first token",
+        HOLDS: "In the model that was read, most heads of low entropy are parked on the first token",
+        FAILS: "In the model that was read, most heads of low entropy are not merely parked on the first token",
         UNDECIDED: "are heads of low entropy sparse, or parked on the first token?",
     },
     "lowrank": {

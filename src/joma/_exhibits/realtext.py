@@ -106,14 +106,15 @@ def draw(run: Run) -> p.Chart:
     lists = top.groupby(["query", "word"]).side.transform("nunique")
     top = top.assign(hit=np.where(lists == 2, "in both lists", "in one"))
     above, bare = {"orient": "top", "domain": False, "ticks": False}, {"domain": False, "ticks": False}
-    words = p.words(
-        top, p.x("side", kind="N", sort=["learned", "predicted"], axis=above), p.y("rank", "rank", kind="O", axis=bare),
-        "word", p.by("hit", colours={"in both lists": p.ACCENT, "in one": "#9aa3ad"}), fontSize=12,
-        tip={"query": None, "side": None, "word": None, "value": ".3f"},
-    )  # fmt: skip
-    title = "Softmax: words with the largest logits, by query"
-    table = p.facets(words, "query", title, list(dict.fromkeys(top["query"])), size=(170, 110))
-    return p.column(p.row(left, right), table)
+    side, rank = p.x("side", kind="N", sort=["learned", "predicted"], axis=above), p.y("rank", kind="O", axis=bare)
+    colour, tip = p.by("hit", colours={"in both lists": p.ACCENT, "in one": "#9aa3ad"}), {"word": None, "value": ".3f"}
+    tables = []
+    for query, rows in top.groupby("query", sort=False):
+        words = p.words(rows, side, rank, "word", colour, fontSize=12, tip=tip)
+        tables.append(
+            p.panel(f"query “{query}”", words, note="words with the largest logits, softmax", size=(170, 110))
+        )
+    return p.column(p.row(left, right), p.row(*tables, shared=True))
 
 
 def judge(run: Run) -> Judgement:

@@ -295,13 +295,6 @@ def panel(title: Any, *marks: Any, note: str | None = None, size: tuple[float, f
     return chart if title is None else chart.properties(title=alt.Title(title, **_given(subtitle=note)))
 
 
-def facets(mark: alt.Chart, field: str, title: str, order: Sequence[str], *, size: tuple[float, float]) -> Chart:
-    """The same panel once per value of a column, side by side, with the values below."""
-    header = alt.Header(labelOrient="bottom", labelAnchor="middle")
-    each = alt.Column(f"{field}:N", title=title, sort=list(order), header=header)
-    return mark.properties(width=size[0], height=size[1]).facet(column=each)
-
-
 def row(*panels: Any, shared: bool = False) -> alt.HConcatChart:
     """Panels beside each other; colours have the same meaning in all of them only if they are ``shared``."""
     chart = alt.hconcat(*panels)
