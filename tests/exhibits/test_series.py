@@ -238,8 +238,10 @@ def test_the_judge_of_embeddings_asks_for_a_small_drift(tmp_path, raw, centred, 
         writer.write(0, {"mean": [0.0, 0.0]}, kind="raw")
         for kind, values in (("raw", raw), ("centred", centred)):
             writer.write(9, {"mean": values}, kind=kind)
+        writer.write(9, {"inner": [0.05, 0.07]})
         writer.write(9, {"random": 0.1, "dimension": float(dimension)})
     found = embeddings.judge(Run(tmp_path))
+    assert "without mean and outliers 0.05 to 0.07" in found.measured
     assert found.verdict == (verdict if dimension == 2048 else "not decided here")
     drift = found.numbers["drift by the law"]["raw"][0]
     assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)

@@ -32,6 +32,7 @@ AXES = {
     **{name: ["layer"] for name in STATISTICS},
     "histogram": ["layer", "bin"],
     "same_token": ["layer", "other"],
+    "inner": ["layer"],  # the mean without outliers and common mean
 }
 BINS = 64
 KINDS = {"raw": "as they are", "centred": "without their common mean"}
@@ -69,6 +70,8 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             values["same_token"] = geometry.between(centre=kind == "centred")
             values["histogram"] = np.array([c.histogram(BINS).numpy() for c in getattr(geometry, kind)])
             writer.write(step, values, kind=kind)
+        inner = table[table.kind == "centred, no outliers"].sort_values("layer")["mean"]
+        writer.write(step, {"inner": inner.to_numpy()})
         writer.write(step, {"random": geometry.random, "dimension": geometry.dimension, "tokens": part.tokens.iloc[0]})
 
 
@@ -131,9 +134,12 @@ def judge(run: Run) -> Judgement:
     within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}
     numbers["almost orthogonal"] = within
     raw, centre = means["raw"], means["centred"]
+    inner = where(last, gauge="inner").value
+    numbers["mean |cos| without mean and outliers"] = inner.tolist()
     text = (
-        f"mean |cos| of different tokens at the layers' inputs: {raw[0]:.2f} (first) to {raw[-1]:.2f} (last) as they "
-        f"are, {centre[0]:.2f} to {centre[-1]:.2f} without their mean; random vectors {random:.2f}; a drift of up to "
+        f"mean |cos| of different tokens at the layers' inputs: {min(raw):.2f} to {max(raw):.2f} as they are, "
+        f"{min(centre):.2f} to {max(centre):.2f} without their mean, {inner.min():.2f} to {inner.max():.2f} also without "
+        f"outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
         f"{max(numbers['drift by the law']['raw']):.2f} and {max(numbers['drift by the law']['centred']):.2f} of the "
         f"motion (random vectors {0.5 * math.sqrt(CONTEXT / dimension):.2f}); almost orthogonal "
         f"at {sum(within['raw'])} and {sum(within['centred'])} of {len(raw)} layers"
@@ -141,7 +147,10 @@ def judge(run: Run) -> Judgement:
     verdict = Verdict.HOLDS
     if not all(within["raw"]):
         verdict = Verdict.UNDER if all(within["centred"]) or within["raw"][0] else Verdict.FAILS
-    measured = f"mean |cos| {max(raw):.2f}, centred {max(centre):.2f}, random {random:.2f}"
+    measured = (
+        f"mean |cos| {min(raw):.2f} to {max(raw):.2f}, without mean and outliers {inner.min():.2f} to "
+        f"{inner.max():.2f}, random {random:.2f}"
+    )
     small = dimension < SMALL * CONTEXT
     verdict, would_decide = (Verdict.UNDECIDED, WOULD_DECIDE) if small else (verdict, "")
     return Judgement(verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED)
