@@ -138,8 +138,8 @@ def judge(run: Run) -> Judgement:
     numbers["mean |cos| without mean and outliers"] = inner.tolist()
     text = (
         f"mean |cos| of different tokens at the layers' inputs: {min(raw):.2f} to {max(raw):.2f} as they are, "
-        f"{min(centre):.2f} to {max(centre):.2f} without their mean, {inner.min():.2f} to {inner.max():.2f} also without "
-        f"outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
+        f"{min(centre):.2f} to {max(centre):.2f} without their mean, {inner.min():.2f} to {inner.max():.2f} also "
+        f"without outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
         f"{max(numbers['drift by the law']['raw']):.2f} and {max(numbers['drift by the law']['centred']):.2f} of the "
         f"motion (random vectors {0.5 * math.sqrt(CONTEXT / dimension):.2f}); almost orthogonal "
         f"at {sum(within['raw'])} and {sum(within['centred'])} of {len(raw)} layers"

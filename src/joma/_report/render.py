@@ -55,6 +55,7 @@ def _environment() -> Environment:
         short=_short,
         titled=_titled,
         day=lambda time: str(time)[:10],
+        capital=lambda text: text[:1].upper() + text[1:],
     )
     return environment
 
