@@ -186,6 +186,21 @@ def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
     assert f"{out}/figure.svg" in joma("plot", out, check=0).stdout
 
 
+def test_a_pipe_gets_no_empty_line_from_a_progress_bar(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for command in ("scan", "audit"):
+        done = joma(command, "empty", cwd=tmp_path, check=2)
+        assert done.stderr.startswith("joma: no checkpoints in"), done.stderr
+
+
+def test_errors_of_the_system_are_told_without_their_numbers(tmp_path):
+    (tmp_path / "file").write_text("")
+    joma("simulate", "two-tokens", "--t-end", "1", "--out", "run", cwd=tmp_path, check=0)
+    done = joma("plot", "run", "--csv", "file/table.csv", cwd=tmp_path, check=2)
+    assert "Errno" not in done.stderr
+    assert "Not a directory" in done.stderr or "File exists" in done.stderr
+
+
 def test_a_scan_prints_brackets_as_they_are(tmp_path):
     from rich.console import Console
 

@@ -33,6 +33,21 @@ def test_help_has_plain_words_and_shows_defaults_whole(path):
         assert "Example:" in text
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [("plot", "[OPTIONS] RUN"), ("report", "[OPTIONS] RUNS..."), ("claims", "[OPTIONS] [IDS]...")],
+)
+def test_usage_has_brackets_around_what_may_be_left_out_and_none_around_what_is_needed(command, usage):
+    first = joma(command, "--help", check=0).stdout.strip().splitlines()[0]
+    assert first.strip().endswith(f"joma {command} {usage}")
+
+
+def test_a_sweep_shows_the_defaults_of_the_settings_that_it_takes_lists_of():
+    text = joma("sweep", "train", "--help", check=0, columns=200).stdout
+    for option, default in (("--layers", "1"), ("--lr", "0.0001"), ("--norm-first", "false"), ("--gauges", "entropy")):
+        assert re.search(rf"{option} .*\[default: \({default}", text), option
+
+
 def test_commands_stand_in_panels():
     text = joma("--help", check=0).stdout
     assert re.findall(r"─ (\w+) ─", text) == ["Options", "Start", "Measure", "Theory", "Paper"]

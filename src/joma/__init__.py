@@ -7,6 +7,8 @@ Measure, in training and on checkpoints:
     joma.audit(checkpoints)                 copies, wrong shards, swapped steps and damage in such a series
     joma.charges(model)                     the conserved quantities of a model's weights
     joma.superpose(model, data)             neurons that several patterns fire
+    joma.embedding_geometry(model, tokens)  how near to orthogonal a model's embeddings are
+    joma.forecast(runs, lr=…, steps=…)      a run at another learning rate, before it is made
     joma.plot(run), joma.report(runs)       pictures and pages of what was measured
     joma.Run(path).frame()                  all numbers of a run, as a table
     joma.gauges(), @joma.gauge              what can be measured; a gauge of one's own

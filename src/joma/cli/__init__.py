@@ -71,12 +71,19 @@ def main() -> None:
     try:
         app()
     except (ValueError, TypeError, RunError, OSError) as error:
-        print("\n".join(harmless(line) for line in f"joma: {error}".splitlines()), file=sys.stderr)
+        print("\n".join(harmless(line) for line in f"joma: {_sentence(error)}".splitlines()), file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # Ctrl-C, as Typer passes it on
             print("joma: interrupted; what was complete is kept, nothing is half-written", file=sys.stderr)
         raise
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, of the system's own without its number: "out.csv: Permission denied"."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -45,16 +45,17 @@ def _audit(
 
     The same command again goes on where it stopped.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
     from joma._run.names import harmless
     from joma._scan.audit import audit
     from joma._scan.budget import TRANSFER
+    from joma.cli.progress import bars_of
     from joma.cli.scan import folder_name
 
     folder = out or Path("runs") / f"audit-{folder_name(source)}-{level}"
     columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+    with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("", total=None)
 
         def report(done: int, total: int, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import typer
@@ -42,6 +43,7 @@ class _Plain:
             if param.param_type_name == "argument":
                 param.metavar = param.metavar or param.name.upper()
                 param.display_type_rich = _nothing
+                param.get_usage_pieces = partial(_usage, param)
             elif param.metavar is None:
                 param.metavar = "" if param.is_flag else _word(param)
         return params
@@ -57,6 +59,12 @@ class Group(_Plain, TyperGroup):
 
 def _nothing(ctx: Any) -> None:
     """What is shown beside an argument's name."""
+
+
+def _usage(param: Any, ctx: Any) -> list[str]:
+    """An argument in the line of usage: RUN, [TASK], RUNS..."""
+    name = param.metavar if param.required else f"[{param.metavar}]"
+    return [f"{name}{'...' * (param.nargs != 1)}"]
 
 
 def _word(param: Any) -> str:

@@ -67,10 +67,11 @@ def _scan(
     as_json: AsJson = False,
 ) -> None:
     """Measure gauges on a series of checkpoints. The same command again goes on where it stopped."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from joma._scan.budget import TRANSFER
     from joma._scan.scan import scan
+    from joma.cli.progress import bars_of
 
     folder = out or Path("runs") / f"scan-{folder_name(source)}"
     if page is not None:
@@ -81,7 +82,7 @@ def _scan(
         BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )  # fmt: skip
-    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+    with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("", total=None)
 
         def report(done: int, total: int, what: str) -> None:

@@ -22,7 +22,7 @@ def _superpose(
     top: Annotated[int, typer.Option(help="Show so many neurons, those that pass most tests.")] = 20,
     tokens: Annotated[int | None, typer.Option(help="Read so many tokens.", show_default="the whole corpus")] = None,
     contexts: Annotated[int, typer.Option(help="Contexts kept for each neuron.")] = 32,
-    length: Annotated[int, typer.Option(help="Tokens a window.")] = 64,
+    length: Annotated[int, typer.Option(help="Tokens per window.")] = 64,
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 16,
     tokenizer: Annotated[str | None, typer.Option(help="A folder or id.", show_default="the model's")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")] = None,
@@ -36,10 +36,11 @@ def _superpose(
     as_json: AsJson = False,
 ) -> None:
     """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from joma._inspect.superpose import default_run, superpose
     from joma._run.folder import RunError, existing
+    from joma.cli.progress import bars_of
 
     path = out or default_run(model)
     if existing(path) is not None and not force:
@@ -47,7 +48,7 @@ def _superpose(
     if top < 1:
         raise ValueError(f"--top is {top}: at least one neuron is to be shown")
     columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+    with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("loading the model", total=1.0)
         superposition = superpose(
             model, data, layer=layer, neuron=neuron, tokens=tokens, contexts=contexts, length=length, batch=batch,

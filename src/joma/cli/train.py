@@ -20,7 +20,7 @@ _OUT = Annotated[Path | None, typer.Option(help="Run folder to write.", show_def
 
 
 def with_settings(function: Callable[..., None], *, lists: bool = False) -> Callable[..., None]:
-    """``function(**settings)`` with one option a setting; with ``lists`` each takes "1,2,5" or "0..2"."""
+    """``function(**settings)`` with one option per setting; with ``lists`` each takes "1,2,5" or "0..2"."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     parameters = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints = typing.get_type_hints(Settings)
@@ -31,7 +31,10 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
         shown = None if lists else default
         kind: Any = str | None if lists else str if item.name == "gauges" else hints[item.name]
         complete = help.gauges if item.name == "gauges" else None
-        annotation = Annotated[kind, typer.Option(help=item.metadata["help"] + ".", autocompletion=complete)]
+        told: Any = str(default).lower() if lists and default is not None else True  # in the help
+        annotation = Annotated[
+            kind, typer.Option(help=item.metadata["help"] + ".", show_default=told, autocompletion=complete)
+        ]
         options.append(
             inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
         )
@@ -105,7 +108,7 @@ def _hierarchy(
     layers: Annotated[int, typer.Option(help="Blocks of the Transformer.")] = 2,
     width: Annotated[int, typer.Option(help="Width of the model.")] = 64,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 400,
-    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 64,
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 64,
     lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
     every: Annotated[int, typer.Option(help="Steps between measurements.")] = 20,
     seed: Annotated[int, typer.Option(help="Of tree, weights and samples.")] = 0,
