@@ -204,10 +204,9 @@ def test_every_block_of_a_page_says_what_comes_of_it(page):
     assert [snippet.code for snippet in snippets(text) if not snippet.told] == []
     assert {kind for kind, _ in fences(text)} <= {"python", "console", "text", "toml"}
     assert len(snippets(text)) == sum(kind in ("python", "console") for kind, _ in fences(text))
-    if page.name != "reproduce.md":  # its commands take minutes to hours: the page tells how long
-        printed = {snippet.printed for snippet in snippets(text)}
-        typed = [code for kind, code in fences(text) if kind == "text" and code not in printed]
-        assert [code for code in typed if re.search(r"^(\$ )?(joma|torchrun) |^with joma", code, flags=re.M)] == []
+    printed = {snippet.printed for snippet in snippets(text)}
+    typed = [code for kind, code in fences(text) if kind == "text" and code not in printed]
+    assert [code for code in typed if re.search(r"^(\$ )?(joma|torchrun) |^with joma", code, flags=re.M)] == []
 
 
 ROOT_COMMAND = typer.main.get_command(app)
