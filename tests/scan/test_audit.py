@@ -166,7 +166,8 @@ def faults_of(points: np.ndarray) -> tuple[list[Fault], tuple[str, ...]]:
     gathered = Gathered()
     for n, point in enumerate(points):
         samples = {f"m{m}": torch.tensor(numbers) for m, numbers in enumerate(point)}
-        tensors = {name: TensorFact(f"f{name[1:]}", "f", (20, 20), digest=f"{n}") for name in samples}
+        tensors = {name: TensorFact(f"f{name[1:]}", "f", (20, 20), digest=f"{hash(samples[name].numpy().tobytes())}")
+                   for name in samples}  # fmt: skip
         gathered.add(Facts(f"step{n}", n, tensors=tensors), samples, "")
     return find_faults(gathered.series, gathered.sketches)
 
@@ -188,6 +189,25 @@ def test_ways_of_training_are_no_misfits_and_strangers_are(kind, seed):
     part[at, 2] = wrong[at, 2]
     (found,) = faults_of(part)[0]
     assert (found.checkpoints, found.tensors) == ((f"step{at}",), ("m2",))
+
+
+@pytest.mark.parametrize("kind", ["straight", "random"])
+@pytest.mark.parametrize(("at", "of"), [(2, 5), (3, 0), (2, 7), (6, 1), (4, 5)])
+def test_a_step_with_the_weights_of_another_is_blamed_and_its_neighbours_are_not(kind, at, of):
+    points = walk(3, kind, steps=8)
+    points[at] = points[of]
+    first, last = (f"step{n}" for n in sorted((at, of)))
+    blamed = [checkpoints for fault, checkpoints in named(faults_of(points)[0]) if fault != "identical"]
+    assert blamed in ([], [(f"step{at}",)])  # next to each other, the copy is none that does not fit
+    assert ("identical", (first, last)) in named(faults_of(points)[0])
+
+
+@pytest.mark.parametrize("kind", ["straight", "random"])
+def test_of_two_strangers_both_are_blamed(kind):
+    points = walk(4, kind, steps=12)
+    strangers = 10 * np.random.default_rng(98).normal(size=(2, *points[0].shape))
+    points[4], points[7] = strangers
+    assert sorted(named(faults_of(points)[0])) == [("misfit", ("step4",)), ("misfit", ("step7",))]
 
 
 @pytest.mark.parametrize("kind", ["straight", "random", "log"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from joma._scan.facts import Facts, Samples
 from joma._scan.fit import misfits
-from joma._scan.order import judge_order, put_back
+from joma._scan.order import arranged, judge_order, put_back
 from joma._scan.sketch import MOST, Distances
 from joma._scan.steps import step_of
 
@@ -60,8 +60,15 @@ def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tu
     order = judge_order(readable, apart, copies)
     for kind, pairs in (("exchanged", order.exchanged), ("late", order.late)):
         faults += [Fault(kind, tuple(readable[n].name for n in pair), text) for pair, text in pairs]
-    right = put_back(readable, [pair for pair, _ in order.exchanged], apart)
-    faults += [Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in misfits(right)]
+    right = put_back(len(readable), [pair for pair, _ in order.exchanged])
+
+    def without(names: Container[str]) -> list[Facts]:
+        """The series in its right order, and without these."""
+        kept = [n for n in right if readable[n].name not in names]
+        return readable if apart is None else arranged(readable, kept, apart)
+
+    found = misfits(without(()), None if apart is None else without)
+    faults += [Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in found]
     return faults, order.unknown
 
 

@@ -7,14 +7,16 @@ With d for the relative change of a tensor between two checkpoints, its *detour*
 1 on a straight way, √2 on a random walk, 2 where weights only jitter around a point, whatever the steps between; and
 much more if i is another model's, another step's or damaged. A checkpoint is a misfit if its detour is far from those
 of the other checkpoints of the series, by medians: of all matrices (a step), of those in one file (a shard), of one
-matrix. The first and the last have no detour: a shard there is judged by how its change compares with that of the
-others. Whether checkpoints are exchanged is asked first (`order.py`), and such are put back before this.
+matrix. A misfit spoils the detours of its neighbours, too: where several checkpoints stand out, the one without which
+the others fit best is the first, and the rest is judged without it. The first and the last have no detour: a shard
+there is judged by how its change compares with that of the others. Whether checkpoints are exchanged is asked first
+(`order.py`), and such are put back before this.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,21 +40,29 @@ class Misfit:
     tensors: tuple[str, ...] = ()
 
 
-def misfits(series: Sequence[Facts]) -> list[Misfit]:
-    """The checkpoints of a series, in the order of steps, that do not fit to their neighbours."""
+def misfits(
+    series: Sequence[Facts], without: Callable[[Container[str]], Sequence[Facts]] | None = None
+) -> list[Misfit]:
+    """The checkpoints of a series, in the order of steps, that do not fit to their neighbours.
+
+    ``without`` gives the series without those of these names, if the changes over them are known.
+    """
     names = matrices(series)
     if len(series) < FEWEST or not names:
         return []
-    detour = _detours(series, names)  # (matrices, checkpoints), logarithms
-    with np.errstate(all="ignore"):
-        usual = middle(detour, 0)  # of each checkpoint
     found: list[Misfit] = []
+    detour = _detours(series, names)  # (matrices, checkpoints), logarithms
+    usual = middle(detour, 0)  # of each checkpoint
     wrong = _outliers(usual, _STEP, _JITTER)
-    for n in _places(wrong):
-        text = f"{series[n].name} does not lie between {series[n - 1].name} and {series[n + 1].name}: " + (
-            f"the detour over it is {math.exp(usual[n]):.3g}, {math.exp(np.nanmedian(usual)):.3g} is usual"
-        )
-        found.append(Misfit(series[n].name, text))
+    while without is not None and wrong.sum() > 1 and len(series) > FEWEST:
+        gone = {misfit.checkpoint for misfit in found}
+        worst = min(_places(wrong), key=lambda n: _largest(without({*gone, series[n].name}), names))
+        found.append(_step(series, worst, usual))
+        series = without({*gone, series[worst].name})
+        detour = _detours(series, names)
+        usual = middle(detour, 0)
+        wrong = _outliers(usual, _STEP, _JITTER)
+    found += [_step(series, n, usual) for n in _places(wrong)]
     rest = np.where(wrong, np.nan, detour - usual)  # what a file or a matrix has more than the checkpoint
     by_file = _by_file(series, names)
     for file, rows in by_file.items():
@@ -64,6 +74,19 @@ def misfits(series: Sequence[Facts]) -> list[Misfit]:
         odd = _places(_outliers(rest[row], _TENSOR))
         found += [_part(series, n, name, [name], rest[row, n]) for n in odd]
     return found + _ends(series, names, by_file, {misfit.checkpoint for misfit in found})
+
+
+def _largest(series: Sequence[Facts], names: list[str]) -> float:
+    """The largest detour over a checkpoint."""
+    usual = middle(_detours(series, names), 0)
+    return float(np.nanmax(usual, initial=0.0))
+
+
+def _step(series: Sequence[Facts], n: int, usual: NDArray[np.float64]) -> Misfit:
+    text = f"{series[n].name} does not lie between {series[n - 1].name} and {series[n + 1].name}: " + (
+        f"the detour over it is {math.exp(usual[n]):.3g}, {math.exp(np.nanmedian(usual)):.3g} is usual"
+    )
+    return Misfit(series[n].name, text)
 
 
 def _part(series: Sequence[Facts], n: int, what: str, names: list[str], excess: float) -> Misfit:

@@ -30,6 +30,7 @@ from joma._scan.sketch import MOST, Distances
 
 _SAVED = math.log(1.05)  # an exchange that saves more is a fault; one that costs less cannot be judged
 _JITTER = 1.55  # the detour from which on weights jitter more than they move: it is √2 of a random walk
+_BESIDE = 1.8  # the detour over one of the two in its new place: it is 2 of a stranger beside another stranger
 _NO_WAY = 2.1  # a detour that no training makes
 _STRANGE = 3.0  # what is so much further from its new neighbours than they are from each other does not belong there
 _NEAR = 4  # checkpoints to either side, that this is judged by
@@ -105,8 +106,12 @@ def _is_fault(now: Distances, pair: Pair, order: list[int], places: list[int]) -
     """Whether a pair whose exchange makes the way shorter is exchanged: both fit there, and the way is one then."""
     if any(order[n] != places[n] for n in pair):
         return False
-    stranger = any(now.strangeness(_with_exchanged(now, *pair), n) > _STRANGE for n in pair)
-    return not stranger and bool(np.nanmedian(_detours(now, *pair)) < _JITTER)
+    there, inner = _with_exchanged(now, *pair), [n for n in pair if 0 < n < now.count - 1]
+    if any(now.strangeness(there, n) > _STRANGE for n in pair):
+        return False
+    if inner and not np.nanmax(now.detours(there, inner), initial=0.0) < _BESIDE:
+        return False
+    return bool(np.nanmedian(_detours(now, *pair)) < _JITTER)
 
 
 def _with_exchanged(now: Distances, i: int, j: int) -> list[int]:
@@ -127,13 +132,16 @@ _BACKWARDS = (
 )
 
 
-def put_back(series: Sequence[Facts], exchanged: Sequence[Pair], apart: Distances | None) -> list[Facts]:
-    """The series with these checkpoints exchanged, and the changes that follow from it."""
-    if not exchanged or apart is None:
-        return list(series)
-    order = list(range(len(series)))
+def put_back(count: int, exchanged: Iterable[Pair]) -> list[int]:
+    """The places of a series in their right order: with these exchanged."""
+    order = list(range(count))
     for i, j in exchanged:
         order[i], order[j] = order[j], order[i]
+    return order
+
+
+def arranged(series: Sequence[Facts], order: Sequence[int], apart: Distances) -> list[Facts]:
+    """The checkpoints at these places of a series, in this order, with the changes that follow from it."""
 
     def since(place: int, back: int, known: dict[str, float]) -> dict[str, float]:
         if place < back:
