@@ -94,6 +94,12 @@ def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_p
         made["orthogonality"], orthogonality, tmp_path, lambda r: 1e-3 if r["gauge"] == "control" else r["value"]
     )
     assert orthogonality.judge(broken).verdict == "fails"
+    (tmp_path / "steeper").mkdir()
+    steeper = doctored(
+        made["orthogonality"], orthogonality, tmp_path / "steeper",
+        lambda r: r["value"] * r["d"] ** -0.5 if (r["gauge"], r["sweep"]) == ("drift", "dimension") else r["value"],
+    )  # fmt: skip
+    assert orthogonality.judge(steeper).verdict == "fails"  # like 1/d, where the law is like its root
 
 
 def test_the_frozen_limit_is_what_a_stepper_finds_and_its_judge_can_say_no(made, tmp_path):
