@@ -74,7 +74,9 @@ def _position(
 
 
 def x(field: str, title: str | None = None, **options: Any) -> alt.X:
-    """The horizontal axis; options as in `_position`."""
+    """The horizontal axis; options as in `_position`. Of numbers it has few ticks: their labels stand side by side."""
+    if options.get("kind", "Q") == "Q" and not options.get("log") and "axis" not in options:
+        options.setdefault("ticks", 6)
     return alt.X(**_position(field, title, **options))
 
 
