@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from joma._exhibits._bounces import curves, path
 from joma._exhibits._statistics import counted, in_words
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
 from joma._run.curve import EXACT, describe_all
-from joma.theory import solve_bounce, solve_softmax_bounce
-from joma.theory.bounce import softmax_entropy
-from joma.theory.rebound import dip_and_rebound, entropy, eqn6_path, joint_path
-from joma.theory.setting import Array
+from joma.theory.rebound import dip_and_rebound, entropy
 from joma.theory.verdict import Verdict
 
 SETTINGS = {
@@ -49,35 +47,13 @@ REVISED = (
 TERM = 0.5  # the ε at which the dropped term is judged; the corrected Theorem 3 gives 0.0008 to 0.91 (S4.shift)
 
 
-def _path(case: str, mu: Array, along: float = 1.0) -> tuple[Array, Array]:
-    target = mu * np.exp(mu * mu / 2) if case == "joint" else mu
-    return eqn6_path(mu, along, end=1e3) if case == "eqn6" else joint_path(target, along)
-
-
-def _curves(mu: Array, times: int) -> dict[str, tuple[Array, Array, Array]]:
-    """Times, v and entropy per case; of a solver's steps about ``times``, the lowest entropy among them."""
-    t = np.linspace(0.0, SHOWN["paper"][1], times)
-    script = solve_softmax_bounce(mu, t)
-    curves = {"paper": (t, script.v, script.entropy())}
-    for case in ("eqn6", "joint", "target"):
-        t, v = _path(case, mu)
-        v = solve_bounce(mu, t).v if case == "eqn6" else v
-        curves[case] = (t, v, entropy(v))
-        if case == "eqn6":
-            curves["caption"] = (t, v, softmax_entropy(v * v))
-    for case, (t, v, nats) in curves.items():
-        kept = np.unique([*range(0, len(t), -(-len(t) // times)), nats.argmin(), len(t) - 1])
-        curves[case] = (t[kept], v[kept], nats[kept])
-    return curves
-
-
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """The dynamics for each draw of μ (v is kept for the first), then the two sweeps for μ evenly in [1, 4]."""
     for s in range(settings["seeds"]):
         progress(s / (settings["seeds"] + 5), f"draw {s + 1} of {settings['seeds']}")
         mu = np.sort(1 + 3 * np.random.default_rng((seed, s)).random(settings["components"]))
         writer.write(0, {"mu": mu}, draw=s)
-        for case, (t, v, nats) in _curves(mu, settings["times"]).items():
+        for case, (t, v, nats) in curves(mu, settings["times"], SHOWN["paper"][1]).items():
             for i in range(len(t)):
                 gauges = {"entropy": nats[i]} | ({"v": v[i]} if s == 0 and case != "caption" else {})
                 writer.write(i, gauges, t=float(t[i]), case=case, draw=s)
@@ -86,7 +62,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     cells = [(case, scale, 1.0) for case, scales in SCALES.items() for scale in scales]
     cells += [(case, 1.0, epsilon) for case in ("eqn6", "joint") for epsilon in EPSILONS[1:]]
     for case, scale, epsilon in cells:
-        dip, rebound = dip_and_rebound(entropy(_path(case, scale * mu, epsilon)[1]))
+        dip, rebound = dip_and_rebound(entropy(path(case, scale * mu, epsilon)[1]))
         writer.write(0, {"dip": dip, "rebound": rebound}, case=case, scale=scale, epsilon=epsilon)
 
 
@@ -104,11 +80,11 @@ def draw(run: Run) -> p.Chart:
         time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme=p.DEPTH, legend=bar)
         left = p.lines(shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3)
         above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
-        curves = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
-        curves = curves.assign(attention=curves.case.map(ATTENTION).fillna("softmax(v²/2)"))
+        lines = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
+        lines = lines.assign(attention=lines.case.map(ATTENTION).fillna("softmax(v²/2)"))
         colour = p.by("attention", order=list(ATTENTION.values()), legend={"orient": "bottom", "symbolOpacity": 1})
         x, tip = p.x("t", "t", log=log, format="~g" if log else None, ticks=5), {"attention": None, "draw": None, **TIP}
-        right = p.lines(curves, x, nats, colour, detail="draw", bold="datum.draw == 0", tip=tip)
+        right = p.lines(lines, x, nats, colour, detail="draw", bold="datum.draw == 0", tip=tip)
         below.append(p.panel("attention entropy", right, most, note="one line per draw; dashed: ln M", size=(200, 150)))
     return p.column(p.row(*above), p.row(*below), _sweeps(frame))
 
@@ -131,8 +107,8 @@ def _sweeps(frame: pd.DataFrame) -> p.Chart:
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
-    curves = describe_all(entropy, EXACT, ["case", "draw"], over="t")
-    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in curves.items()]
+    told = describe_all(entropy, EXACT, ["case", "draw"], over="t")
+    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in told.items()]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 

@@ -5,19 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import (
-    AXES,
-    GRID,
-    PLAIN,
-    TO_THE_LETTER,
-    TOY,
-    TOY_RULE,
-    best_loss,
-    curves,
-    deep,
-    listed,
-    measured,
-)
+from joma._exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._figures import patterns
@@ -88,7 +76,7 @@ def draw(run: Run) -> p.Chart:
         for layers in settings["layers"]:
             theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
             loss = f"validation loss {losses[layers, settings['lr']]:.3f}{theirs}"
-            title = f"{deep(layers)}: {loss}"
+            title = f"{_curves.deep(layers)}: {loss}"
             title = f"{data}, {title}" if len(settings["data"]) > 1 else title
             panels = []
             for gauge, name in GAUGES.items():
@@ -127,24 +115,24 @@ def judge(run: Run) -> Judgement:
         suppressed = [n for n in deeper if by_layer[n, lr, 0].end <= top[n].end - MARGIN]
         bounced |= bool(shown)
         complete &= shown == depths and suppressed == deeper
-        words = [f"{deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
+        words = [f"{_curves.deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
         ranks, rank_numbers = _curves.rank_story(run, data)
         seeds = _curves.seeds_that_bounce(run, data)
         counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
+        at, of, below = (_curves.listed(found) for found in (shown, depths, suppressed))
         summary.append(
-            f"{name}top layer dips and bounces at depths {listed(shown)} of {listed(depths)}, in how many seeds by "
-            f"depth: {counts}; bottom layer below it at {listed(suppressed)} of {listed(deeper)}; {'; '.join(words)}; "
-            f"{ranks}"
+            f"{name}top layer dips and bounces at depths {at} of {of}, in how many seeds by depth: {counts}; bottom "
+            f"layer below it at {below} of {_curves.listed(deeper)}; {'; '.join(words)}; {ranks}"
         )
         paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
         paper = _paper(settings, data)
         losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
         numbers[data] = {
             "entropy": _curves.entropy_story(run, data),
-            "seeds whose top layer bounces": {deep(n): seeds[n, lr, n - 1] for n in depths},
+            "seeds whose top layer bounces": {_curves.deep(n): seeds[n, lr, n - 1] for n in depths},
             "stable rank": rank_numbers,
-            "best validation loss": {deep(n): loss for (n, _), loss in best_loss(run, data).items()},
-            "the paper's": {deep(n): loss for n, loss in PAPER.get(data, {}).items()},
+            "best validation loss": {_curves.deep(n): loss for (n, _), loss in best_loss(run, data).items()},
+            "the paper's": {_curves.deep(n): loss for n, loss in PAPER.get(data, {}).items()},
         }
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
     return Judgement(

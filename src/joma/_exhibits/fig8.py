@@ -5,20 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joma._exhibits import _curves
-from joma._exhibits._curves import (
-    AXES,
-    GRID,
-    PLAIN,
-    TO_THE_LETTER,
-    TOY,
-    TOY_RULE,
-    best_loss,
-    curves,
-    deep,
-    listed,
-    measured,
-    span,
-)
+from joma._exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
 from joma._run import Run, RunWriter
@@ -51,7 +38,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     """Train one model per depth, learning rate and seed."""
     runs = [
         {"data": settings["data"], "layers": layers, "lr": lr}
-        | span(lr, settings["tau"], settings["points"], settings["steps"], settings["every"])
+        | _curves.span(lr, settings["tau"], settings["points"], settings["steps"], settings["every"])
         for layers in settings["layers"]
         for lr in settings["lr"]
     ]
@@ -76,7 +63,7 @@ def draw(run: Run) -> p.Chart:
         drawn = p.lines(top, x, y, colour, tip={"run": None, "step": None, "value": ".3f"})
         labels = ends.assign(value=places, rate=ends.lr.map("{:g}".format))
         named = p.words(labels, x, y, "rate", colour, align="left", dx=6)
-        title = f"{deep(layers)}: the top one, by learning rate"
+        title = f"{_curves.deep(layers)}: the top one, by learning rate"
         panels.append(p.panel(title, drawn, named, size=(420, 250)))
     return p.row(*panels)
 
@@ -93,14 +80,15 @@ def judge(run: Run) -> Judgement:
     apart = [n for n in depths if _apart([(losses[n, lr], matches[n, lr]) for lr in rates])]
     complete = lowest == apart == collapses == depths
     words = [
-        f"{deep(n)}, lr {lr:g}: {losses[n, lr]:.3f}, " + ", ".join(by_layer[n, lr, layer].pattern for layer in range(n))
+        f"{_curves.deep(n)}, lr {lr:g}: {losses[n, lr]:.3f}, "
+        + ", ".join(by_layer[n, lr, layer].pattern for layer in range(n))
         for n in depths
         for lr in rates
     ]
     ranks, rank_numbers = _curves.rank_story(run, data)
     numbers = {
-        "validation loss": {f"{deep(n)}, lr {lr:g}": loss for (n, lr), loss in losses.items()},
-        "matches": {f"{deep(n)}, lr {lr:g}": match for (n, lr), match in matches.items()},
+        "validation loss": {f"{_curves.deep(n)}, lr {lr:g}": loss for (n, lr), loss in losses.items()},
+        "matches": {f"{_curves.deep(n)}, lr {lr:g}": match for (n, lr), match in matches.items()},
         "depths whose best run matches": lowest,
         "depths whose matching runs are all better": apart,
         "depths that collapse at the largest rate": collapses,
@@ -110,7 +98,7 @@ def judge(run: Run) -> Judgement:
     best_runs = [
         f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}" for n in depths
     ]
-    collapse = f"lr {rates[-1]:g} collapses at depths {listed(collapses)} of {listed(depths)}"
+    collapse = f"lr {rates[-1]:g} collapses at depths {_curves.listed(collapses)} of {_curves.listed(depths)}"
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS
     return Judgement(
         Verdict.UNDECIDED if data == TOY else verdict,

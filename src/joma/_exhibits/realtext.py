@@ -111,9 +111,7 @@ def draw(run: Run) -> p.Chart:
     tables = []
     for query, rows in top.groupby("query", sort=False):
         words = p.words(rows, side, rank, "word", colour, fontSize=12, tip=tip)
-        tables.append(
-            p.panel(f"query “{query}”", words, note="words with the largest logits, softmax", size=(170, 110))
-        )
+        tables.append(p.panel(f"query “{query}”", words, note="largest logits, softmax", size=(170, 110)))
     return p.column(p.row(left, right), p.row(*tables, shared=True))
 
 
