@@ -28,7 +28,7 @@ def draw(frame: pd.DataFrame, title: str) -> p.Chart:
         _panel(v, p.y("value", "largest weights v", zero=False), "weight"),
     )
     below = (
-        _panel(entropy, p.y("value", "attention entropy (nats)", zero=False)),
+        _panel(entropy, p.y("value", "attention entropy (nats)", zero=True)),
         _panel(
             drift.assign(value=drift.value.clip(lower=1e-17)),
             p.y("value", "drift of the first integral", format=".0e", ticks=6, **logarithmic),
@@ -38,6 +38,6 @@ def draw(frame: pd.DataFrame, title: str) -> p.Chart:
 
 
 def _panel(data: pd.DataFrame, y: Any, colour: str | None = None) -> Any:
-    by = p.by(colour, colour, scheme="tableau20") if colour else None
+    by = p.by(colour, colour, scheme=p.DEPTH) if colour else None
     tip = ["t", "value", *([colour] if colour else [])]
     return p.panel(None, p.lines(data, p.x("t", "t"), y, by, tip=tip), size=(330, 180))
