@@ -72,7 +72,9 @@ def test_make_reproduce(tmp_path):
     make = f"make -o {sys.prefix}/.ready VENV={sys.prefix} OUT={tmp_path}/out REPORT={tmp_path}/report.html"
     out = run(f"{make} 'EXHIBITS={' '.join(chosen)}' reproduce", ROOT)
     rows = (ROOT / "docs/results.md").read_text()
-    shown = dict(re.findall(r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under a condition)?|fails) \|", rows, flags=re.M))
+    shown = dict(
+        re.findall(r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under a condition)?|fails) \|", rows, flags=re.M)
+    )
     assert set(chosen) <= set(shown)
     for id in chosen:
         assert re.search(rf"^{id}\s+{shown[id]}\b", out, flags=re.M), f"docs/results.md says {id}: {shown[id]}"
