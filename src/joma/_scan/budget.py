@@ -106,7 +106,7 @@ def _parts(revision: Revision, parts: list[str], mlp: str | None) -> int:
         tensors.expect(views(tensors, planned(tensors, parts, mlp)))
     except NotWhole:
         return sum(revision.weights().values())
-    return revision.meter.spent + revision.meter.expected
+    return revision.meter.expected
 
 
 def _share(budget: int, each: int | None, count: int) -> int:

@@ -115,7 +115,7 @@ def transfer_of(revision: Revision, level: Level) -> int:
     if level is Level.SLICES:
         try:
             _expected(revision.tensors(ranges=True), level)
-            return revision.meter.spent + revision.meter.expected
+            return revision.meter.expected
         except NotWhole:
             pass
     return sum(revision.weights().values())

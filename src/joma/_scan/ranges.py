@@ -37,7 +37,9 @@ class Place:
 
 
 class Meter:
-    """Bytes over the wire, counted and limited.
+    """Bytes over the wire, counted and limited: those that were ``spent``, and those that are ``expected`` in all.
+
+    Of a stretch that was asked for, more or fewer bytes may have come: how many is up to the network.
 
     Arguments:
         limit: how many there may be; no limit if None.
@@ -159,6 +161,7 @@ class HubFile:
         else:
             begin = max(0, min(offset, self.size - self._window))
             stretch = _Stretch(begin, max(end, min(begin + self._window, self.size)), kept=True)
+            self._meter.expected += stretch.end - stretch.start
         self._held = [*self._held[1 - _HELD :], stretch]
         return stretch
 
