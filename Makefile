@@ -23,13 +23,13 @@ reproduce: $(READY) ## reproduce the paper at the quick preset and write report.
 	$(BIN)/joma reproduce $(EXHIBITS) --preset quick --out $(OUT) --report $(REPORT)
 
 test: $(READY) ## run the tests on all cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto -q
 
 soak: $(READY) ## run them four times in a row on two cores, twice under load; SOAK_ARGS="tests/jobs" for a part
 	PYTHON=$(BIN)/python .ci/soak $(SOAK_ARGS)
 
 coverage: $(READY) ## the tests with coverage: at least 90 % of the lines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto -q --cov --cov-report=term
 
 lint: $(READY) ## ruff (lint and format), mypy and the import contract
 	$(BIN)/ruff check .

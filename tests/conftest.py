@@ -20,6 +20,7 @@ HOW = "install chromium and chromium-driver (apt-get install chromium chromium-d
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # some virtual machines announce AMX and end a process that uses it (SIGILL in products of bfloat16); set before torch
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; and the last bits are the same everywhere
 
 
 def pytest_configure(config):
