@@ -246,6 +246,17 @@ def test_weights_changed_by_hand_are_refused_until_rebased():
     assert torch.equal(folded.logits, z)
 
 
+def test_training_that_diverges_gives_nan_as_anywhere():
+    folded = block("exp").fold()
+    train(folded, many(5), lr=1e200)
+    assert folded.v.isnan().any()
+    assert folded(*samples()[:2]).isnan().any()
+    with torch.no_grad():
+        folded.v.nan_to_num_(0.0)
+    with pytest.raises(RuntimeError, match="changed without a backward pass"):
+        folded(*samples()[:2])
+
+
 def test_frozen_weights_are_refused():
     folded = block("exp").fold()
     folded.v.requires_grad_(False)

@@ -76,8 +76,9 @@ def topics(rng: np.random.Generator, words: int = 60, queries: int = 6, classes:
 class Twin:
     """A block with a linear head, its optimiser, and what a step costs."""
 
-    def __init__(self, block: JoMABlock, head: nn.Linear, optimiser: str) -> None:
+    def __init__(self, block: JoMABlock, head: nn.Linear, optimiser: str, pace: float) -> None:
         lr, _, momentum, _ = OPTIMISERS[optimiser]
+        lr *= pace
         self.block, self.head = block, copy.deepcopy(head)
         groups = [*block.parameter_groups(lr), {"params": list(self.head.parameters()), "lr": lr}]
         self.optimiser: torch.optim.Optimizer = (
@@ -109,9 +110,18 @@ class Twin:
 
 
 def compare(
-    fold: Fold, optimiser: str, data: Data, *, nodes: int, batch: int, steps: int, every: int, seed: int
+    fold: Fold,
+    optimiser: str,
+    data: Data,
+    *,
+    nodes: int,
+    batch: int,
+    steps: int,
+    every: int,
+    seed: int,
+    pace: float = 1.0,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Train both; every so many steps: how far apart they are, and what they cost."""
+    """Train both; every so many steps: how far apart they are, and what they cost. ``pace``: of the learning rates."""
     _, ratio, _, told = OPTIMISERS[optimiser]
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
@@ -122,7 +132,7 @@ def compare(
         )  # fmt: skip
         head = nn.Linear(nodes, data.targets, dtype=torch.float64)
     start = joint.logits
-    one, two = Twin(joint, head, optimiser), Twin(joint.fold(fold.carry, told), head, optimiser)
+    one, two = (Twin(block, head, optimiser, pace) for block in (joint, joint.fold(fold.carry, told)))
     query, context, target = (torch.as_tensor(part) for part in data.places.__dict__.values())
     for step in range(1, steps + 1):
         pick = torch.randint(len(query), (batch,), generator=generator)

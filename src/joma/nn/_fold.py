@@ -102,6 +102,10 @@ class Carried(nn.Module):
             return
         gradient = self._gradient
         if gradient is None:
+            if torch.equal(v.nan_to_num(0.0), self.weights.nan_to_num(0.0)) and torch.equal(
+                v.isnan(), self.weights.isnan()
+            ):
+                return  # training has diverged: no NaN is equal to itself
             raise RuntimeError(
                 "the weights v of a folded JoMABlock have changed without a backward pass through it (set, loaded or "
                 "averaged by hand?), so that its attention is not known. Call block.rebase() to keep the attention as "
