@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joma.cli import help
-from joma.cli.terminal import console, escape, print_table, say, show_number
+from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +32,7 @@ def _audit(
         ),
     ] = "slices",
     out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/audit-…")] = None,
-    json_: Annotated[Path | None, typer.Option("--json", help="File for all facts and faults; - prints them.")] = None,
+    as_json: AsJson = False,
     budget: Annotated[
         str | None,
         typer.Option(help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."),
@@ -66,14 +65,11 @@ def _audit(
         result = audit(
             source, folder, revisions=revisions, level=level, budget=budget, retry=retry, overwrite=force, report=report
         )
-    if json_ is not None:
-        text = json.dumps(result.as_json(), indent=1)
-        if str(json_) == "-":
-            typer.echo(text)
-        else:
-            json_.write_text(text + "\n", encoding="utf-8")
-    said = console(stderr=str(json_) == "-")
-    _show(result, said)
+    said = console(stderr=as_json)
+    if as_json:
+        print_json(result.as_json())
+    else:
+        _show(result, said)
     files = "run.json, metrics.jsonl, gathered/"
     if (result.changes().change > 0).any():
         from joma import _figures

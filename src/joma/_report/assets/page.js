@@ -7,7 +7,8 @@ window.joma = joma;
 async function unpack(id) {
   const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+  const packed = new ReadableStream({ start(to) { to.enqueue(bytes); to.close(); } }); // a Blob would go through another process
+  return new Response(packed.pipeThrough(new DecompressionStream("gzip")));
 }
 function save(blob, name) {
   const link = document.createElement("a");
