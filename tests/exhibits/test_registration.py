@@ -55,6 +55,17 @@ def test_what_other_code_has_made_does_not_count_as_done(answer, tmp_path):
     assert reproduce(answer, out=tmp_path).fresh
 
 
+def test_functions_that_no_module_holds_are_run_anew_each_time(tmp_path):
+    names = {"Judgement": Judgement, "Verdict": Verdict}
+    code = "def run(writer, settings, seed, progress): writer.write(0, {'a': 1.0})\n"
+    exec(code + "def judge(run): return Judgement(Verdict.HOLDS, 'rule', 'done')", names)
+    made = joma.exhibit("made", "Made", "It runs.", run=names["run"], draw=draw, judge=names["judge"])
+    try:
+        assert [reproduce(made, out=tmp_path).fresh for _ in range(2)] == [True, True]
+    finally:
+        remove("made")
+
+
 @pytest.mark.parametrize(
     ("id", "settings", "message"),
     [

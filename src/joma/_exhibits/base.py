@@ -114,11 +114,13 @@ class Outcome:
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
     experiment = exhibit.experiment
     settings = json.loads(json.dumps(experiment.settings[preset]))  # as they will be read again: lists, no tuples
+    # what ``exec`` makes may have no module
+    modules = {str(function.__module__) for function in (experiment.run, experiment.judge)}
     return {
         "exhibit": exhibit.id,
         "preset": preset,
         "settings": settings,
-        "fingerprint": fingerprint({experiment.run.__module__, experiment.judge.__module__}, settings),
+        "fingerprint": fingerprint(modules, settings),
     }
 
 
