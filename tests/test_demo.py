@@ -10,7 +10,7 @@ import pytest
 
 from joma import Run
 from joma._run.writer import RunWriter
-from joma.cli import demo, main
+from joma.cli import browser, demo, main
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def joma(tmp_path, monkeypatch, capsys):
 def test_it_leaves_a_run_and_its_page_opens_it_if_wanted_and_the_next_has_a_number(joma, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr(demo, "_has_browser", lambda: True)
+    monkeypatch.setattr(browser, "has_windows", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     for folder, more in (("runs/demo", ["--no-open"]), ("runs/demo-2", [])):
         code, out, err = joma("demo", "--seed", "3", *more)
         assert code == 0, err
@@ -50,15 +51,15 @@ def test_it_leaves_a_run_and_its_page_opens_it_if_wanted_and_the_next_has_a_numb
 
 
 def test_a_text_browser_is_not_started_on_a_terminal_without_windows(monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
-    assert not demo._has_browser()
+    assert not browser.open_page("file:///page.html")
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    assert demo._has_browser()
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert not demo._has_browser()
+    browser.open_page("file:///page.html")
+    assert opened == ["file:///page.html"]
 
 
 def test_folders_that_are_taken_are_refused_in_a_sentence(joma, tmp_path):

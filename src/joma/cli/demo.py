@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joma._train.settings import Settings
+from joma.cli.browser import open_page
 
 if TYPE_CHECKING:
     from joma._run import Run
@@ -54,10 +54,8 @@ def _demo(
         page = report([folder], folder / "report.html", "joma demo")
     for line in (*story(run), f"page: {page}", _NEXT):
         say(line)
-    if open_ and _has_browser():
-        import webbrowser
-
-        webbrowser.open(page.absolute().as_uri())
+    if open_ and sys.stdout.isatty():  # not in a script
+        open_page(page.absolute().as_uri())
 
 
 _NEXT = """
@@ -99,12 +97,6 @@ def _free(out: Path | None) -> Path:
     if existing(out) is not None:
         raise RunError(f"{out} holds a run already, which stays as it is: choose another --out")
     return out
-
-
-def _has_browser() -> bool:
-    """Whether a window can be opened: not over ssh or into a pipe, where `webbrowser` would start a text browser."""
-    windows = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
-    return windows and sys.stdout.isatty()
 
 
 def register(app: typer.Typer) -> None:

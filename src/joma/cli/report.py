@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from joma.cli.browser import NO_WINDOW, open_page
 from joma.cli.terminal import console, say
 
 
@@ -40,20 +41,16 @@ def _report(
     with console(stderr=True).status("drawing"):
         page = report(runs, out or Path("report.html"), title, clock=clock)
     say(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")
-    if open_:
-        import webbrowser
-
-        webbrowser.open(page.absolute().as_uri())
+    if open_ and not open_page(page.absolute().as_uri()):
+        say(NO_WINDOW)
 
 
 def _serve(runs: list[Path], title: str | None, clock: bool, show: bool, port: int) -> None:
-    import webbrowser
-
     from joma._report.live import serve
 
     def ready(url: str) -> None:
-        if show:
-            webbrowser.open(url)
+        if show and not open_page(url):
+            say(NO_WINDOW)
 
     serve(runs, title, port=port, clock=clock, say=lambda line: print(line, flush=True), ready=ready)
 
