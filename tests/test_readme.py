@@ -133,6 +133,20 @@ def test_numbers_of_the_results_are_those_recorded(exhibit, pattern):
         assert number in summary, (number, summary)
 
 
+def test_numbers_of_the_clock_are_those_recorded():
+    """In docs/foresight.md: per depth the distance of rates and of seeds, then the ratios under SGD."""
+    said = (ROOT / "docs/foresight.md").read_text().partition("## The clock in our own runs")[2].partition("## ")[0]
+    numbers, (apart, seeds) = recorded("clock").judgement.numbers, ("between rates", "between seeds")
+    entropy = [numbers[f"adam, {depth}, entropy, layer {n}"] for n, depth in enumerate(("1 layer", "2 layers"))]
+    loss = [numbers[f"adam, {depth}, valid_loss"] for depth in ("1 layer", "2 layers")]
+    sgd = [numbers[f"sgd, {depth}, entropy, layer {n}"] for n, depth in enumerate(("1 layer", "2 layers"))]
+    assert re.findall(r"\b0\.\d{3}\b", said) == [
+        *(f"{row[key]:.3f}" for row in entropy for key in (apart, seeds)),
+        *(f"{row[apart]:.3f}" for row in loss), *{f"{row[seeds]:.3f}" for row in loss},
+    ]  # fmt: skip
+    assert "differs by {:.1f} and {:.1f} times".format(*(row["ratio"] for row in sgd)) in said
+
+
 def test_numbers_of_the_forecast_are_those_recorded():
     pooled = json.loads((FOLDER / "foresight.json").read_text())["foresight.json"]["pooled"]
     names = ("top layer, nats", "validation loss", "top layer, nats, same step", "validation loss, same step")
