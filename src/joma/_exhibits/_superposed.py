@@ -36,10 +36,10 @@ def judged(frame: pd.DataFrame, model: str) -> tuple[dict[str, Any], Verdict, st
     else:
         verdict = Verdict.FAILS if not superposed and power >= FOUND else Verdict.UNDECIDED
     sentence = (
-        f"{model}: {superposed} of {total:,} neurons have two or more patterns that pass all tests "
-        f"({share['trained']:.1%}; {share['untrained']:.1%} before training); two patterns before these tests: "
-        f"{several['trained'].mean():.1%}, with contexts dealt out at random {level.mean():.2%} (at most "
-        f"{level.max():.2%}); {_found(power, pairs)}; the texts A and B "
+        f"{model}: {superposed:,} of {total:,} neurons have two or more patterns that pass all tests (before training "
+        f"{share['untrained'] * total:,.0f}); two patterns before these tests: {several['trained'].sum():,}, with "
+        f"contexts dealt out at random {level.mean() * total:,.1f} (at most {level.max() * total:,.0f}); "
+        f"{_found(power, pairs)}; the texts A and B "
         f"of the figure's pairs both fire {', '.join(f'{count:.0f}' for count in paired)} neurons, texts of two "
         f"pairs {others.mean():.1f} in the mean"
     )

@@ -150,8 +150,8 @@ def judge(run: Run) -> Judgement:
         parts.append(sentence)
     verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
     first = numbers[next(iter(numbers))]
-    chance = first["two patterns by chance"]["mean"]
-    measured = f"superposed {first['trained']:.1%}, {first['untrained']:.1%} untrained, {chance:.1%} dealt"
+    before = first["untrained"] * first["neurons"]
+    measured = f"{first['superposed']:,} of {first['neurons']:,} neurons, {before:,.0f} before training"
     would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
     paper = "4 neurons shown, 2 patterns each"
     return Judgement(verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED)
