@@ -112,18 +112,21 @@ def test_halfway_is_the_first_step_beyond_the_middle():
 
 
 @pytest.mark.parametrize(
-    ("cosines", "verdict"),
+    ("cosines", "agreement", "verdict"),
     [
-        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, "holds"),
-        ({"layerwise": 0.9}, "holds under a condition"),
-        ({}, "fails"),
+        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, 0.8, "holds"),
+        ({"layerwise": 0.9}, 0.8, "holds under a condition"),
+        ({}, 0.8, "fails"),
+        ({"joint": 0.9}, 0.8, "not decided here"),
+        ({}, 0.1, "not decided here"),  # noise hides the mean gradient
+        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, -0.1, "not decided here"),
     ],
 )
-def test_the_judge_of_the_assumptions(tmp_path, cosines, verdict):
+def test_the_judge_of_the_assumptions(tmp_path, cosines, agreement, verdict):
     with RunWriter.create(tmp_path / "run", kind="exhibit", config={"settings": {"data": "wikitext-2"}}) as writer:
         for model in assumptions.MODELS:
             for step in (10, 20):
-                values = {"gradient_stationarity": cosines.get(model, 0.1), "gradient_agreement": 0.8}
+                values = {"gradient_stationarity": cosines.get(model, 0.1), "gradient_agreement": agreement}
                 writer.write(step, {**values, "attention_drift": 0.1, "eqn17_residual": 0.9}, model=model)
     found = assumptions.judge(Run(tmp_path / "run"))
     assert found.verdict == verdict

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -146,6 +147,15 @@ def test_a_watched_model_is_measured_and_the_run_ends_with_a_sentence(tmp_path):
     assert "premises of JoMA hold here" in said
 
 
+def test_a_direction_that_noise_hides_is_neither_kept_nor_left():
+    rows = [("gradient_stationarity", 0.1), ("gradient_agreement", 0.1), ("attention_drift", 0.01)]
+    table = pd.DataFrame([{"step": 10, "layer": 0, "gauge": name, "value": value} for name, value in rows])
+    assert sentence(table) == (
+        "1 of 1 premises of JoMA hold here (attention): whether mean gradients keep their direction cannot be told "
+        "(noise alone would leave 0.18); 1.0 % of attention moves between measurements."
+    )
+
+
 def test_what_a_checkpoint_keeps_is_what_the_next_measurement_needs(tmp_path):
     gauges = ["eqn17_residual", "gradient_stationarity"]
 
@@ -162,7 +172,7 @@ def test_what_a_checkpoint_keeps_is_what_the_next_measurement_needs(tmp_path):
             watched = joma.watch(model, None, 4, gauges, optimizer=optimiser, live=False)
             watched.load_state_dict(state)
         train(watched, model, optimiser, 8)
-        values = watched.latest.values
+        values = watched.latest.values  # noqa: PD011 - not of pandas
         watched.close()
         return values
 
