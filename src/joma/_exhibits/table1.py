@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
               "noisy": {"rho": [0.9], "seeds": 2, "steps": 30}},
     "laptop": {"columns": 6, "seeds": 3, "d": 256, "steps": 2000, "lr": [1e-4],
-               "noisy": {"rho": [0.8, 0.9], "seeds": 3, "steps": 1000}},
+               "noisy": {"rho": [0.9], "seeds": 3, "steps": 200}},
     "paper": {"columns": 12, "seeds": 5, "d": 1024, "steps": 10_000, "lr": [1e-5, 1e-4],
               "noisy": {"rho": [0.8, 0.9], "seeds": 5, "steps": 10_000}},
 }  # fmt: skip
