@@ -76,7 +76,7 @@ def topics(rng: np.random.Generator, words: int = 60, queries: int = 6, classes:
 class Twin:
     """A block with a linear head, its optimiser, and what a step costs."""
 
-    def __init__(self, block: JoMABlock, head: nn.Linear, optimiser: str, pace: float) -> None:
+    def __init__(self, block: JoMABlock, head: nn.Linear, optimiser: str, pace: float = 1.0) -> None:
         lr, _, momentum, _ = OPTIMISERS[optimiser]
         lr *= pace
         self.block, self.head = block, copy.deepcopy(head)
