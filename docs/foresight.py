@@ -254,20 +254,23 @@ def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
 
 
 def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
-    """Per depth: the top layer's entropy over τ in our run, and in the authors' runs at 1e-5 and 1e-4."""
+    """Per depth: the top layer's entropy over τ in our runs, and in the authors' runs at 1e-5 and 1e-4."""
     panels, order = [], ["joma, 1e-4", "authors, 1e-5", "authors, 1e-4"]
     for layers in DEPTHS:
-        if (layers, SOURCE_LR, 1) not in runs:
+        tables = []
+        for seed in SEEDS[layers]:
+            if (key := (layers, SOURCE_LR, seed)) in runs:
+                ours = curves(runs[key])[CurveKey("entropy", layers - 1)].until(REACH)
+                tables.append(pd.DataFrame({"tau": ours.tau, "value": ours.value, "which": order[0], "seed": seed}))
+        if not tables:
             continue
-        ours = curves(runs[layers, SOURCE_LR, 1])[CurveKey("entropy", layers - 1)].until(REACH)
-        ours_table = pd.DataFrame({"tau": ours.tau, "value": ours.value, "which": order[0]})
         dots = []
         for rate, which in ((1e-5, order[1]), (1e-4, order[2])):
             table = pd.concat([theirs(data, layers, rate, seed) for seed in (1, 2, 3)])
             top = (table.gauge == "entropy") & (table.layer == layers - 1) & (rate * table.step <= REACH + 1e-9)
             dots.append(table[top].assign(tau=rate * table.step[top], which=which))
         x, y = p.x("tau", "τ = Σ lr"), p.y("value", "attention entropy, top layer", zero=True)
-        marks = (p.lines(ours_table, x, y, p.by("which", order=order)),
+        marks = (p.lines(pd.concat(tables), x, y, p.by("which", order=order), detail="seed"),
                  p.dots(pd.concat(dots), x, y, p.by("which", order=order), size=14))  # fmt: skip
         panels.append(p.panel(deep(layers), *marks))
     pairs = [p.row(*panels[n : n + 2], shared=True) for n in range(0, len(panels), 2)]
