@@ -48,6 +48,9 @@ def test_it_leaves_a_run_and_its_page_opens_it_if_wanted_and_the_next_has_a_numb
         assert run.done
         assert (run.info["seed"], run.latest().step.max()) == (3, 6)
     assert opened == [(tmp_path / "runs/demo-2/report.html").as_uri()]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert joma("demo", "--seed", "3")[0] == 0
+    assert len(opened) == 1  # not into a pipe
 
 
 def test_a_text_browser_is_not_started_on_a_terminal_without_windows(monkeypatch):

@@ -43,17 +43,7 @@ TINY = {
     "frozen": {"draws": 3, "tokens": 4, "nodes": 2, "ratios": [10, 100, 1000], "t_softmax": 2.0},
     "twoqueries": {"seeds": 1, "angles": [0.0, 0.3]},
     "width": {"text": "pydoc", "V": 30, "widths": [2, 8], "window": 4, "batch": 8, "steps": 40, "seeds": 2},
-    "block": {
-        "text": "pydoc",
-        "V": 40,
-        "K": 4,
-        "window": 6,
-        "batch": 8,
-        "SGD": 20,
-        "other": 10,
-        "seeds": 1,
-        "pace": 1.0,
-    },
+    "block": {"text": "pydoc", "V": 40, "K": 4, "window": 6, "batch": 8, "SGD": 20, "other": 10, "seeds": 1, "pace": 1},
 }
 MODULES = {
     m.__name__.rsplit(".", 1)[1]: m

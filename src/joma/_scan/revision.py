@@ -183,8 +183,9 @@ class Revision:
                 about = hf.hf_hub_download(self.repo, name, **where, dry_run=True)
                 self.meter.allow(name, about.file_size)
             path = Path(hf.hf_hub_download(self.repo, name, **where, tqdm_class=self._bar(name)))
-            self.meter.expected += path.stat().st_size
-            self.meter.spent += path.stat().st_size
+            size = path.stat().st_size
+            self.meter.expected += size
+            self.meter.spent += size
             return path
 
         return self._asked(name, download)

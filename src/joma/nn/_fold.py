@@ -102,9 +102,7 @@ class Carried(nn.Module):
             return
         gradient = self._gradient
         if gradient is None:
-            if torch.equal(v.nan_to_num(0.0), self.weights.nan_to_num(0.0)) and torch.equal(
-                v.isnan(), self.weights.isnan()
-            ):
+            if torch.allclose(v, self.weights, rtol=0.0, atol=0.0, equal_nan=True):
                 return  # training has diverged: no NaN is equal to itself
             raise RuntimeError(
                 "the weights v of a folded JoMABlock have changed without a backward pass through it (set, loaded or "
