@@ -122,12 +122,13 @@ class Hub:
                     stream.seek(first)
                     while count:
                         part = stream.read(min(1 << 16, count))
+                        hub.sent += len(part)  # before they arrive, so that who has them finds them counted
                         try:
                             self.wfile.write(part)
                         except OSError:  # the other side has left
+                            hub.sent -= len(part)
                             self.close_connection = True
                             return
-                        hub.sent += len(part)
                         count -= len(part)
 
             def json(self, body: object) -> None:
