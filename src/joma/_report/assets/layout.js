@@ -68,5 +68,19 @@ window.jomaLayout = (() => {
     }
     return fitted({ ...spec, config }, room, natural);
   }
-  return { placed, reserve };
+  // what the panels of a row take without axes and legends; of the emptiest row
+  function panels(node) {
+    const key = parts(node);
+    if (!key) return node.spec ? panels(node.spec) : node.width || 300;
+    const each = node[key].map(panels);
+    return key === "hconcat" ? each.reduce((a, b) => a + b) : Math.min(...each) * across(node, key);
+  }
+  // makes the panels of a view narrower, so that it takes so many pixels less
+  async function narrow(view, spec, over) {
+    const { signals } = view.getState({ signals: (name) => /(^|_)(childWidth|width)$/.test(name), data: () => false, recurse: false });
+    const factor = Math.max(0.5, 1 - (over + 2) / panels(spec));
+    for (const [name, value] of Object.entries(signals)) if (typeof value === "number") view.signal(name, Math.floor(value * factor));
+    await view.resize().runAsync();
+  }
+  return { placed, reserve, narrow };
 })();

@@ -101,24 +101,23 @@ async function paint(box, keep) {
   try {
     await drawingLibrary();
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
-    const spec = jomaRuns.placed(box.id, specs.get(box.id)), place = box.firstElementChild;
-    box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
-    const before = joma.views.get(box.id), kept = keep && before ? choices(before) : null;
+    const spec = jomaRuns.placed(box.id, specs.get(box.id)), place = box.firstElementChild, before = joma.views.get(box.id);
+    const kept = keep && before ? choices(before) : null, over = () => place.querySelector("canvas").offsetWidth - box.clientWidth;
+    if (before) box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
     before?.finalize();
-    let result;
-    for (let room = box.clientWidth, tries = 3; ; ) { // again where labels are wider than was thought
-      result = await vegaEmbed(place, themed(jomaLayout.placed(spec, room, natural(box))), {
-        actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() },
-      });
-      const over = place.querySelector("canvas").offsetWidth - box.clientWidth;
-      if (over <= 0 || !--tries) break;
-      result.view.finalize();
-      room = Math.max(200, room - over - 4);
+    let view;
+    for (let room = box.clientWidth, tries = 3; ; ) {
+      const fitted = themed(jomaLayout.placed(spec, room, natural(box)));
+      ({ view } = await vegaEmbed(place, fitted, { actions: false, renderer: "canvas", mode: "vega-lite", tooltip: { theme: theme() } }));
+      if (over() > 0) await jomaLayout.narrow(view, fitted, over()); // where labels are wider than was thought
+      if (over() <= 0 || !--tries) break;
+      view.finalize(); // or titles and legends are: again, for less room
+      room = Math.max(200, room - over() - 4);
     }
-    if (kept) await choose(result.view, kept);
+    if (kept) await choose(view, kept);
     box.style.minHeight = "";
-    joma.views.set(box.id, result.view);
-    switches(box, result.view);
+    joma.views.set(box.id, view);
+    switches(box, view);
     settle();
   } catch (error) {
     console.error(box.id, error);
@@ -128,16 +127,22 @@ async function paint(box, keep) {
 for (const box of document.querySelectorAll(".chart")) {
   jomaHover.attach(box, () => joma.views.has(box.id) && { view: joma.views.get(box.id), fields: jomaRuns.fields(box.id, specs.get(box.id)) });
 }
+let round = 0;
 async function drawAll() {
-  // those in sight first; a pause between two keeps the page alive
-  const near = (box) => Math.abs(box.getBoundingClientRect().top);
-  const boxes = [...document.querySelectorAll(".chart")].sort((a, b) => near(a) - near(b));
-  for (const box of boxes) {
-    await draw(box);
-    await new Promise((next) => setTimeout(next));
+  // always the one that is nearest to what the reader sees; a pause between two keeps the page alive
+  const own = ++round, left = new Set(document.querySelectorAll(".chart"));
+  const away = (box) => { const { top, bottom } = box.getBoundingClientRect(); return Math.max(top - innerHeight, -bottom, 0); };
+  while (left.size) {
+    const next = [...left].reduce((a, b) => (away(b) < away(a) ? b : a));
+    left.delete(next);
+    await draw(next);
+    await new Promise((after) => setTimeout(after));
+    if (own !== round) return; // the light or the room has changed, and all are drawn again
   }
+  document.documentElement.dataset.drawn = theme(); // from here on all of the page is laid out
+  settle();
+  void document.body.offsetHeight; // laid out, not only asked for
   joma.drawn = performance.now();
-  document.documentElement.dataset.drawn = theme();
   await pictures();
 }
 // on paper a figure is its SVG; a browser does not wait for it when it prints, so that it is there before
