@@ -3,7 +3,7 @@
 "use strict";
 window.jomaLayout = (() => {
   const AXIS = 62, GAP = 20, NARROW = 640, LEAST = 150;
-  const MOST = 2.4, TALLER = 1.25; // times its own width and height that a panel grows
+  const MOST = 2.4, TALLER = 1.25, TIGHTER = 0.75; // times its own width and height that a panel grows, or shrinks to stay in its row
   const parts = (node) => ["hconcat", "vconcat", "concat"].find((key) => node[key]);
   const across = (node, key) => (key === "hconcat" ? node[key].length : key === "concat" ? node.columns || node[key].length : 1);
   function breadth(node) {
@@ -22,6 +22,18 @@ window.jomaLayout = (() => {
     for (let n = 0; n < each.length; n += columns) sum += Math.max(...each.slice(n, n + columns)) + (n ? GAP : 0);
     return sum;
   }
+  // what the panels of a row take without axes and legends; of the emptiest row
+  function panels(node) {
+    const key = parts(node);
+    if (!key) return node.spec ? panels(node.spec) : node.width || 300;
+    const each = node[key].map(panels);
+    return key === "hconcat" ? each.reduce((a, b) => a + b) : Math.min(...each) * across(node, key);
+  }
+  function scaled(node, factor) {
+    const key = parts(node);
+    if (key) return { ...node, [key]: node[key].map((child) => scaled(child, factor)) };
+    return typeof node.width === "number" ? { ...node, width: Math.floor(node.width * factor) } : node;
+  }
   function wrapped(node, room) {
     const key = parts(node);
     if (!key) {
@@ -29,7 +41,9 @@ window.jomaLayout = (() => {
       return { ...node, width: Math.max(LEAST, Math.min(node.width, room - AXIS)) };
     }
     const children = node[key].map((child) => wrapped(child, room)), { [key]: _, columns, ...rest } = node;
-    if (key === "vconcat" || breadth({ ...rest, columns, [key]: children }) <= room) return { ...node, [key]: children };
+    const row = { ...node, [key]: children }, over = breadth(row) - room;
+    if (key === "vconcat" || over <= 0) return row;
+    if (over <= (1 - TIGHTER) * panels(row)) return scaled(row, 1 - over / panels(row)); // rather than a row of its own for the last
     const most = Math.max(1, Math.floor((room + GAP) / (Math.max(...children.map(breadth)) + GAP)));
     const rows = Math.ceil(children.length / Math.min(most, columns || Infinity));
     return { ...rest, concat: children, columns: Math.ceil(children.length / rows) };
@@ -67,13 +81,6 @@ window.jomaLayout = (() => {
       config.title = { ...config.title, limit: room - 10, subtitleFontSize: 10 };
     }
     return fitted({ ...spec, config }, room, natural);
-  }
-  // what the panels of a row take without axes and legends; of the emptiest row
-  function panels(node) {
-    const key = parts(node);
-    if (!key) return node.spec ? panels(node.spec) : node.width || 300;
-    const each = node[key].map(panels);
-    return key === "hconcat" ? each.reduce((a, b) => a + b) : Math.min(...each) * across(node, key);
   }
   // makes the panels of a view narrower, so that it takes so many pixels less
   async function narrow(view, spec, over) {
