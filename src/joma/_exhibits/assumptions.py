@@ -131,7 +131,9 @@ def judge(run: Run) -> Judgement:
         verdict = Verdict.UNDECIDED
     text = ". ".join(f"{MODELS[m]}: " + "; ".join(t for *_, t in measured.values()) for m, measured in found.items())
     cosines = ", ".join(
-        f"{m} {measured['gradients'][0]:.2f}" for m, measured in found.items() if "gradients" in measured
+        f"{m} {measured['gradients'][0]:.2f}{' (noise)' if measured['gradients'][1] is None else ''}"
+        for m, measured in found.items()
+        if "gradients" in measured
     )
     if run.info["config"]["settings"]["data"] == TOY:
         verdict = Verdict.UNDECIDED
