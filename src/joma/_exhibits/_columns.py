@@ -80,6 +80,7 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     represented: dict[int, bool] = {}
     sentences = []
+    added: dict[str, list[str]] = {"untrained": [], "permuted": []}
     for s in LAYERS:
         entries = [entry for entry in columns if entry["s"] == s]
         passed = sum(entry["above untrained"] and entry["above permuted"] for entry in entries)
@@ -98,11 +99,14 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
             f"{len(entries)} columns (above its own chance level: trained by {above['trained'][s]:.2f}, untrained by "
             f"{above['untrained'][s]:.2f})"
         )
+        for baseline, gain in gains.items():
+            added[baseline].append(f"{_signed(gain)} at s = {s}")
     measured = ", ".join(f"s = {s}: {means.trained[s]:.2f} (untrained {means.untrained[s]:.2f})" for s in LAYERS)
     reproduces = 2 * sum(entry["the paper's value"] for entry in columns) >= len(columns)
     return {
         "columns": columns, "numbers": numbers, "represented": represented, "reproduces": reproduces,
         "text": "; ".join(sentences), "measured": measured,
+        "conclusion": "; ".join(f"trained − {baseline} {', '.join(parts)}" for baseline, parts in added.items()),
     }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def judge(run: Run) -> Judgement:
     return Judgement(
         Verdict.UNDECIDED if small else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
         RULE,
-        f"{text} {_settings(run)} {baselines(run)} {noise} {change}",
+        f"{text} {_settings(run)} {baselines(run)} {noise} {change} So: {judged[best]['conclusion']}",
         numbers,
         measured="; ".join(f"lr {lr:g}, {judged[lr]['measured']}" for lr in rates),
         paper="; ".join(f"s = {s}: {paper[s]:.2f}" for s in LAYERS),
