@@ -5,8 +5,8 @@ window.joma = joma;
 
 // ---- embedded files: gzip, base64 ----
 async function unpack(id) {
-  const text = atob(document.getElementById(id).textContent), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const text = document.getElementById(id).textContent;
+  const bytes = Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); // older browsers
   const packed = new ReadableStream({ start(to) { to.enqueue(bytes); to.close(); } }); // a Blob would go through another process
   return new Response(packed.pipeThrough(new DecompressionStream("gzip")));
 }
