@@ -99,8 +99,8 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
             f"{len(entries)} columns (above its own chance level: trained by {above['trained'][s]:.2f}, untrained by "
             f"{above['untrained'][s]:.2f})"
         )
-        for baseline, gain in gains.items():
-            added[baseline].append(f"{_signed(gain)} at s = {s}")
+        for baseline, interval in gains.items():
+            added[baseline].append(f"{_signed(interval)} at s = {s}")
     measured = ", ".join(f"s = {s}: {means.trained[s]:.2f} (untrained {means.untrained[s]:.2f})" for s in LAYERS)
     reproduces = 2 * sum(entry["the paper's value"] for entry in columns) >= len(columns)
     return {
