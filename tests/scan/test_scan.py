@@ -284,18 +284,18 @@ def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine
     monkeypatch.setattr(module, "_measure_one", calls.measure_killed_once)
     reported = []
     scan = joma.scan(
-        str(bare), tmp_path / "run", revisions="0..2", workers=2, engine=engine, data=tmp_path,
+        str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
         report=lambda done, total, what: reported.append((done, len(Scan(tmp_path / "run").status()))),
     )  # fmt: skip
     assert (tmp_path / "killed").read_text().count("\n") == 2  # attempts
     processes = Counter(file.read_text() for file in tmp_path.glob("process-*"))
-    assert processes.total() == 3
+    assert processes.total() == 4
     assert max(processes.values()) <= 2
     alone = whole.frame()
-    assert scan.frame().equals(alone[alone.step <= 2])
+    assert scan.frame().equals(alone[alone.step <= 4])
     alone = whole.checkpoints()
-    assert scan.checkpoints().equals(alone[alone.step <= 2])
-    assert {done for done, _ in reported} == set(range(4))
+    assert scan.checkpoints().equals(alone[alone.step <= 4])
+    assert {done for done, _ in reported} == set(range(5))
     assert all(done == stored for done, stored in reported)  # each row is written before the next is waited for
 
 
