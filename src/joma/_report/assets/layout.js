@@ -43,7 +43,8 @@ window.jomaLayout = (() => {
     const children = node[key].map((child) => wrapped(child, room)), { [key]: _, columns, ...rest } = node;
     const row = { ...node, [key]: children }, over = breadth(row) - room;
     if (key === "vconcat" || over <= 0) return row;
-    if (over <= (1 - TIGHTER) * panels(row)) return scaled(row, 1 - over / panels(row)); // rather than a row of its own for the last
+    const factor = 1 - over / panels(row);
+    if (factor >= TIGHTER) return scaled(row, factor); // rather than a row of its own for the last
     const most = Math.max(1, Math.floor((room + GAP) / (Math.max(...children.map(breadth)) + GAP)));
     const rows = Math.ceil(children.length / Math.min(most, columns || Infinity));
     return { ...rest, concat: children, columns: Math.ceil(children.length / rows) };
