@@ -1,6 +1,11 @@
-# Everything a fresh machine needs is Python 3.11, git and make. Each target sets itself up; a second call does not.
-PYTHON ?= python3.11
+# Everything a fresh machine needs is Python 3.11 to 3.13, git and make. Each target sets itself up; a second call does not.
 VENV ?= .venv
+# Python: that of an environment which is there, else the newest on the path that runs. Version managers leave shims of
+# versions that are not installed.
+SUITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in $(VENV)/bin/python python3.13 python3.12 python3.11 python3; do \
+	$$python -c '$(SUITS)' >/dev/null 2>&1 && echo $$python && break; done)
+VERSION := import sys; print(*sys.version_info[:2], sep=".")
 OUT ?= runs/reproduce
 REPORT ?= report.html
 EXHIBITS ?=
@@ -8,13 +13,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test soak coverage lint bench figures mutate record docs format clean
+.PHONY: help which-python reproduce test soak coverage lint bench figures mutate record docs format clean
+
+which-python:
+	@echo "$(PYTHON)"
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "joma needs $(PYTHON); or say make PYTHON=/path/to/python3.11+"; exit 1; }
+	@$(PYTHON) -c '' 2>/dev/null || { echo "joma needs Python 3.11, 3.12 or 3.13; install one, or say make PYTHON=/path/to/python"; exit 1; }
+	@there=$$($(BIN)/python -c '$(VERSION)' 2>/dev/null); test -z "$$there" -o "$$there" = "$$($(PYTHON) -c '$(VERSION)')" || \
+		{ echo "$(VENV) has Python $$there, not that of $(PYTHON): make clean first, or say make VENV=another"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@

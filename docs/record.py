@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from joma._exhibits.recorded import FOLDER as RECORDED
+from joma._exhibits.recorded import FORMAT
 from joma._run import write_json
 from joma._run.lock import take
 
@@ -312,6 +313,7 @@ def tests_run() -> bool:
 def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """The small file of a finished item: numbers, verdict, settings, what made them, and when."""
     result: dict[str, Any] = {
+        "format": FORMAT,
         "item": item.name,
         "what": item.what,
         "command": " ".join(["python", *item.arguments(Path("runs/record"))[1:]]),
@@ -324,7 +326,7 @@ def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
     folder = item.folder(out) / item.exhibit
     info, verdict = (json.loads((folder / name).read_text()) for name in ("run.json", "verdict.json"))
     config = info["config"]
-    result |= {key: config[key] for key in ("exhibit", "preset", "settings", "fingerprint")}
+    result |= {key: config[key] for key in ("exhibit", "preset", "settings")}
     result |= {"seed": info.get("seed"), "versions": info.get("packages", info.get("versions"))}
     return result | rounded({key: value for key, value in verdict.items() if key != "exhibit"})
 

@@ -83,7 +83,7 @@ def fork_server():
 RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
 FORKED = re.compile(r"test_sweep\.py::|test_distributed\.py::|::test_killed_at_random_it_ends_in_the_same_bits")
 SHARED = ("test_examples.py", "test_docs.py", "test_exhibits.py", "test_tiny_settings.py", "test_hierarchy_lab.py",
-          "test_browser.py", "test_report.py")  # fmt: skip
+          "test_browser.py", "test_report.py", "test_wheel.py")  # fmt: skip
 # what begins first, since it takes longest
 LONG = ("ray", "test_two_processes_of_torchrun", "test_examples.py", "test_python_blocks_and_joma_commands", "forked",
         "test_docs.py", *SHARED, "test_make_reproduce", "test_a_script_that_ends_without_close")  # fmt: skip

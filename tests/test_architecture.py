@@ -16,8 +16,6 @@ sys.path.insert(0, str(ROOT / "docs/_build"))
 
 import imports  # noqa: E402
 
-NO_IMPORTS = ("joma/_run/fingerprint.py",)  # names modules in order to leave them out
-
 
 def named_in(path: Path) -> set[str]:
     """The modules of joma that a file names in strings, or reaches as attributes of the lazy package itself."""
@@ -43,7 +41,7 @@ def with_strings() -> tuple[grimp.ImportGraph, set[tuple[str, str]]]:
     """The import graph with the imports by string (those of the package itself are its lazy names), and the latter."""
     graph = grimp.build_graph("joma", cache_dir=None)
     added = set()
-    for path in sorted({*SRC.rglob("*.py")} - {SRC / name for name in NO_IMPORTS}):
+    for path in sorted(SRC.rglob("*.py")):
         module = module_of(path)
         for name in named_in(path):
             if module != "joma" and name in graph.modules and name != module:

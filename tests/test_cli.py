@@ -207,7 +207,10 @@ def test_a_scan_prints_brackets_as_they_are(tmp_path):
     from joma.cli.scan import _show
 
     row = {"step": 1, "checkpoint": "a[/x]", "status": "failed", "note": "no [/y] here", "same_as": "b[/z]"}
-    result = SimpleNamespace(checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None)
+    result = SimpleNamespace(
+        checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None,
+        remarks=lambda: {row["note"]: [row["checkpoint"]]},
+    )  # fmt: skip
     console = Console(file=io.StringIO(), width=100)
     assert _show(result, console) == 1
     said = console.file.getvalue()
@@ -244,6 +247,78 @@ def test_the_list_of_exhibits_is_readable_in_60_columns():
     assert max(map(len, out.splitlines())) <= 60
     assert "realtext" in out
     assert "…" not in out
+
+
+# what `python` imports before anything else: it sends Ctrl-C to itself when a module begins to be imported
+CTRL_C = """
+import os, signal, sys, weakref
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):  # until Python has seen the signal
+        pass
+
+class Descriptor:
+    def __set_name__(self, owner, name):
+        interrupt()  # before 3.12, Python makes a RuntimeError of it
+
+def in_class():
+    class Owner:
+        part = Descriptor()
+
+def in_callback():
+    class Owner: pass
+    owner = Owner()
+    reference = weakref.ref(owner, interrupt)  # Python prints and ignores it
+    del owner
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["CTRL_C_AT"]:
+            sys.meta_path.remove(self)
+            place = os.environ["CTRL_C_IN"]
+            exec(place) if place == "interrupt()" else globals()[place]()
+
+sys.meta_path.insert(0, Finder())
+"""
+STARTS = {"python -m joma": ["-m", "joma"], "joma": ["-c", "import sys; from joma.cli import main; sys.exit(main())"]}
+AT_WORK = "joma: interrupted; what was complete is kept, nothing is half-written\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "module", "place", "words"),
+    [
+        ("joma", "typer", "interrupt", "joma: interrupted\n"),
+        ("python -m joma", "typer", "interrupt", "joma: interrupted\n"),
+        ("python -m joma", "typer", "interrupt()", "joma: interrupted\n"),  # in a string
+        ("joma", "typer", "in_class", "joma: interrupted\n"),
+        ("joma", "typer", "in_callback", "joma: interrupted\n"),
+        ("python -m joma", "joma.cli.train", "interrupt", "joma: interrupted\n"),
+        ("joma", "joma._run", "interrupt", "joma: interrupted\n"),
+        ("joma", "joma._gauges.stream", "interrupt", AT_WORK),
+        ("python -m joma", "joma._gauges.stream", "interrupt()", AT_WORK),
+        ("joma", "joma._gauges.stream", "in_class", AT_WORK if sys.version_info >= (3, 12) else "joma: interrupted\n"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_ends_quietly(start, module, place, words, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(CTRL_C)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, *STARTS[start], "gauges"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "CTRL_C_AT": module, "CTRL_C_IN": place},
+    )
+    assert (done.returncode, done.stderr) == (130, words)
+
+
+def test_the_entry_point_imports_nothing_that_takes_time():
+    """Before `main` is at work, Python itself shows a traceback for Ctrl-C."""
+    script = "import sys; before = set(sys.modules); import joma.cli; print(*sorted(set(sys.modules) - before))"
+    out = subprocess.run([sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {script}"],
+                         capture_output=True, text=True, check=True).stdout  # fmt: skip
+    loaded = {name for name in out.split() if not name.startswith("importlib")}
+    assert loaded <= {"__future__", "warnings", "joma", "joma.cli"}
 
 
 @pytest.mark.timeout(600)

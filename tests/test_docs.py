@@ -246,6 +246,22 @@ def test_a_command_with_a_wrong_option_is_found():
             parsed(wrong.split())
 
 
+def every_option(command):
+    """All options of a command and of those below it."""
+    yield from (param for param in command.params if param.param_type_name == "option")
+    for below in getattr(command, "commands", {}).values():
+        yield from every_option(below)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_an_option_that_is_a_switch_is_not_described_with_a_value(page):
+    takes_value = {name for option in every_option(ROOT_COMMAND) if not option.is_flag for name in option.opts}
+    flags = {name for option in every_option(ROOT_COMMAND) if option.is_flag for name in option.opts} - takes_value
+    assert {"--json", "--force"} <= flags
+    described = re.findall(r"`(--[a-z-]+) ([^`]+)`", page.read_text())  # `--out FILE`, at the start of its own code
+    assert [" ".join(option) for option in described if option[0] in flags] == []
+
+
 @pytest.fixture
 def _registries():
     """What a page registers is gone after it."""

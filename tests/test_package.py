@@ -21,7 +21,7 @@ def loaded_by(code: str) -> set[str]:
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it():
     heavy = {"torch", "numpy", "scipy", "pandas", "altair", "vl_convert", "matplotlib"}
-    assert not heavy & loaded_by("import joma, joma.cli")
+    assert not heavy & loaded_by("import joma, joma.cli.commands")
 
 
 def test_theory_does_not_need_torch_or_pictures():

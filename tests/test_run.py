@@ -642,7 +642,7 @@ def test_a_failed_exchange_brings_the_old_run_back(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def remains(parent: Path, pid: int, what: str, host: str = joma._run.folder._host()) -> Path:
+def remains(parent: Path, pid: int, what: str, host: str = joma._run.folder.this_host()) -> Path:
     """Make what a process killed inside `staged(parent / "a")` leaves behind."""
     return make(parent / f".a.{what}-{pid}-{host}-0123abcd")
 

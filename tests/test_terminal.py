@@ -32,8 +32,9 @@ def places(tmp_path_factory):
             writer.note(phases=["dense", "sparsifying", "bouncing", "collapsed"])
             numbers = {"loss": loss, "valid_loss": 1234.5678 + n, "entropy": [2.6321, 1.5], "phase": [0, 1]}
             writer.write(5999 + n, numbers)
-    alert = {"step": 12, "kind": "collapse", "level": "critical", "layer": 1, "head": None, "gauge": "entropy"}
-    alert |= {"value": 0.0123456, "threshold": 0.1, "what_to_do": "Lower the rate [by half]."}
+    alert = {"step": 12, "kind": "collapse", "level": "critical", "layer": 1, "heads": [], "gauge": "entropy"}
+    alert |= {"module": "blocks.1", "later": [], "value": 0.0123456, "threshold": 0.1}
+    alert |= {"what_to_do": "Lower the rate [by half]."}
     (folder / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
     generator = torch.Generator().manual_seed(0)
     for step in (1000, 143000):

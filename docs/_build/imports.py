@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from fractions import Fraction
 from html import escape
 from pathlib import Path
 
@@ -39,22 +40,27 @@ def rooms() -> nx.DiGraph:
     return between
 
 
-def places(arrows: nx.DiGraph) -> dict[str, tuple[float, float]]:
-    """Centre of each box: above the middle of what it imports from, in the order of its row."""
+def places(arrows: nx.DiGraph) -> dict[str, tuple[int, int]]:
+    """Return the centre of each box: above the middle of what it imports from, in the order of its row.
+
+    In fractions, which are exact: Python 3.12 and later add floats in another way than 3.11, and a centre that lies
+    half-way between two pixels would go to one or the other.
+    """
     rows = layers()
-    at: dict[str, tuple[float, float]] = {}
+    at: dict[str, tuple[Fraction, int]] = {}
     for number, row in reversed(list(enumerate(rows))):
-        wanted = []
+        wanted: list[Fraction] = []
         for n, room in enumerate(row):
-            below = sorted(at[other][0] for other in arrows[room])  # sums of one order: the same bits in every process
-            wanted.append(sum(below) / len(below) if below else n * (W + GAP) * 1.35)
+            below = [at[other][0] for other in arrows[room]]
+            free_place = n * Fraction(W + GAP) * 27 / 20
+            wanted.append(sum(below, Fraction()) / len(below) if below else free_place)
         apart = list(wanted)
         for n in range(1, len(row)):
             apart[n] = max(apart[n], apart[n - 1] + W + GAP)
-        back = (sum(apart) - sum(wanted)) / len(row)  # the row as a whole stays where it wanted to be
+        back = (sum(apart, Fraction()) - sum(wanted, Fraction())) / len(row)  # the row as a whole stays where it wanted to be
         at |= {room: (x - back, number * (H + DROP)) for room, x in zip(row, apart, strict=True)}
-    left = min(x for x, _ in at.values()) - W / 2 - 20
-    return {room: (x - left, y + H / 2 + 20) for room, (x, y) in at.items()}
+    left = min(x for x, _ in at.values()) - W // 2 - 20
+    return {room: (round(x - left), y + H // 2 + 20) for room, (x, y) in at.items()}
 
 
 def svg() -> str:

@@ -20,6 +20,8 @@ The theory, and the paper:
     joma.reproduce("fig3")                  the paper's figures, with a verdict for each
     joma.nn, joma.integrations              a block without attention parameters; watches for trainers
 
+Warnings are of one category, `joma.JomaWarning`, which can be filtered.
+
 Statistics of tensors: `attention_stats`, `stable_rank`, `effective_rank`, `embedding_coherence`, …
 
 Everything is loaded on first use, so that ``import joma`` stays fast. ``joma --help`` has the same verbs.
@@ -28,7 +30,10 @@ Everything is loaded on first use, so that ``import joma`` stays fast. ``joma --
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes longer to import than all of this
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -37,6 +42,7 @@ _API = {
     "AttentionStats": "joma._gauges.attention",
     "Coherence": "joma._gauges.embedding",
     "Geometry": "joma._inspect.geometry",
+    "JomaWarning": "joma._run.warning",
     "Judgement": "joma._exhibits.base",
     "Run": "joma._run",
     "Verdict": "joma.theory.verdict",
@@ -70,6 +76,7 @@ __all__ = [
     "AttentionStats",
     "Coherence",
     "Geometry",
+    "JomaWarning",
     "Judgement",
     "Run",
     "Verdict",

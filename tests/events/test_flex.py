@@ -1,5 +1,8 @@
 """FlexAttention that a model calls itself: measured as it is and compiled, against brute force."""
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -121,3 +124,52 @@ def test_a_look_that_fails_does_not_stop_the_model(monkeypatch):
         functional.mse_loss(model(x), x).backward()
         with pytest.raises(NotWatchable, match="not again"):
             w.step()
+
+
+CELL = """
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+class LaterCell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k = (f(x).detach().unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k))
+        return self.q(flex_attention(q, k, k).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize("name", ["__main__", "a_module_that_imports_late"])
+def test_a_name_that_an_imported_module_gets_after_an_earlier_watch_is_seen(monkeypatch, name):
+    """A later cell of a notebook adds names to __main__, and imports nothing that is new."""
+    notebook = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, notebook)
+    torch.manual_seed(0)
+    x = torch.randn(2, T, 16)
+    assert difference(Flex("here", None, causal, 4), x) <= 1e-4  # of an earlier cell
+    exec(CELL, vars(notebook))
+    model = notebook.LaterCell()
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        functional.mse_loss(model(x), x).backward()
+        w.step()
+        assert set(w.frame().gauge) >= {"entropy"}
+    assert notebook.flex_attention is flex_attention
+
+
+def test_a_name_of_a_notebook_that_is_assigned_anew_is_seen(monkeypatch):
+    """The number of names stays what it was."""
+    notebook = ModuleType("__main__")
+    notebook.flex_attention = None
+    exec(CELL.replace("import flex_attention", "import create_block_mask"), vars(notebook))
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    torch.manual_seed(0)
+    x = torch.randn(2, T, 16)
+    assert difference(Flex("here", None, causal, 4), x) <= 1e-4
+    notebook.flex_attention = flex_attention
+    model = notebook.LaterCell()
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        functional.mse_loss(model(x), x).backward()
+        w.step()
+        assert set(w.frame().gauge) >= {"entropy"}

@@ -89,6 +89,12 @@ def dropped_sdpa(self, q, k, v):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=0.4)
 
 
+def take_steps(model, w, number):
+    for _ in range(number):
+        model(states())
+        w.step()
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -165,9 +171,39 @@ def swapped(self, q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
+def halves(q, k):
+    return *q.chunk(2, dim=-1), *k.chunk(2, dim=-1)
+
+
+def two_fused_maps(self, q, k, v):
+    """Differential attention with a fused kernel, one call per map."""
+    q1, q2, k1, k2 = halves(q, k)
+    return F.scaled_dot_product_attention(q1, k1, v) - 0.3 * F.scaled_dot_product_attention(q2, k2, v)
+
+
+def two_maps_of_one_call(self, q, k, v):
+    """The same in one call, with the values twice, as transformers has it."""
+    q1, q2, k1, k2 = halves(q, k)
+    both = F.scaled_dot_product_attention(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), torch.cat([v, v], 1))
+    first, second = both.chunk(2, dim=1)
+    return first - 0.3 * second
+
+
+def maps_of_half_the_values(self, q, k, v):
+    """The same where a kernel wants values of the keys' size: four calls."""
+    q1, q2, k1, k2 = halves(q, k)
+    v1, v2 = v.chunk(2, dim=-1)
+    first = torch.cat([F.scaled_dot_product_attention(q1, k1, part) for part in (v1, v2)], dim=-1)
+    second = torch.cat([F.scaled_dot_product_attention(q2, k2, part) for part in (v1, v2)], dim=-1)
+    return first - 0.3 * second
+
+
 @pytest.mark.parametrize(
     ("attend", "reason"),
     [
+        (two_fused_maps, r"two attention maps over the same values .*\[difference\]"),
+        (two_maps_of_one_call, r"two attention maps over the same values .*\[difference\]"),
+        (maps_of_half_the_values, r"two attention maps over the same values .*\[difference\]"),
         (over_heads, "3 attentions in one call, in a loop over heads or samples"),
         (over_samples, "2 attentions in one call, in a loop over heads or samples"),
         (eager_over_heads, "in a loop over heads or samples"),
@@ -242,13 +278,15 @@ def test_self_and_cross_attention_in_one_module_are_layers_of_their_own(how):
         assert heads == pytest.approx(entropy_of(scores).tolist(), abs=2e-6)
 
 
-def test_two_maps_of_differential_attention_are_layers_of_their_own():
-    def two_maps(self, q, k, v):
-        (q1, q2), (k1, k2) = q.chunk(2, dim=-1), k.chunk(2, dim=-1)
-        self.truth = [q1 @ k1.mT / math.sqrt(2), q2 @ k2.mT / math.sqrt(2)]
-        return F.scaled_dot_product_attention(q1, k1, v) - 0.3 * F.scaled_dot_product_attention(q2, k2, v)
+def test_two_attentions_that_are_added_are_layers_of_their_own_if_each_has_its_values():
+    """As an adapter adds attention to an image to that to a text."""
 
-    model = Toy(two_maps)
+    def two_sources(self, q, k, v):
+        self.truth = [q @ k.mT / math.sqrt(4), q @ k.flip(1).mT / math.sqrt(4)]
+        own = F.scaled_dot_product_attention(q, k, v)
+        return own + 0.5 * F.scaled_dot_product_attention(q, k.flip(1), v.flip(1))
+
+    model = Toy(two_sources)
     for heads, scores in zip(measure(model).values(), model.truth, strict=True):
         assert heads == pytest.approx(entropy_of(scores).tolist(), abs=2e-6)
 
@@ -306,3 +344,158 @@ def test_block_sparse_attention_of_bigbird_is_refused():
     with joma.watch(model, every=1, gauges="entropy") as w:
         p = model(tokens, output_attentions=True).attentions[0]
         assert w.step()["joma/entropy/layer_00"] == pytest.approx(float(entropy_of_probabilities(p).mean()), abs=2e-6)
+
+
+class Mixing(nn.Module):
+    """Talking heads that begin as the identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.mix = nn.Linear(D, 3 * D), nn.Parameter(torch.eye(H))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
+        p = (q @ k.mT).softmax(-1)
+        return torch.einsum("bhij,gh->bgij", p, self.mix) @ v
+
+
+@pytest.mark.parametrize("earlier", [1, 5, 20])
+def test_the_guard_looks_again_though_shapes_stay_the_same(earlier):
+    """Heads that begin to be mixed in training are refused, after a few measurements at most."""
+    model = Mixing()
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        for _ in range(earlier):
+            model(states())
+            assert w.step()
+        torch.nn.init.normal_(model.mix)
+        with pytest.warns(UserWarning, match=r"heads that are mixed.*\[no-product\]"):
+            take_steps(model, w, 16)
+        model(states())
+        assert w.step() == {}
+
+
+def test_a_fused_output_that_changes_later_is_refused():
+    """A kernel that becomes another function, as a gate that opens in training makes it."""
+
+    class Replaced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.qkv, self.gate = nn.Linear(D, 3 * D), 0.0
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
+            output = F.scaled_dot_product_attention(q, k, v)
+            with torch.no_grad():
+                output += self.gate * output.flip(1)  # in place: what was computed is not softmax(s)·V any more
+            return output
+
+    model = Replaced()
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        model(states())
+        assert w.step()
+        model.gate = 1.0
+        with pytest.warns(UserWarning, match=r"its output is not softmax.*\[guard\]"):
+            take_steps(model, w, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [10, 200])
+def test_mixed_heads_are_refused_in_every_type_and_at_every_length(length, dtype):
+    """Probabilities of 1/200 are far below any absolute tolerance."""
+    model = Mixing()
+    with torch.no_grad():
+        model.qkv.weight.mul_(0.3)
+        torch.nn.init.normal_(model.mix, std=0.5)
+    x = torch.randn(1, length, D, generator=torch.Generator().manual_seed(3))
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            model(x)
+        with pytest.raises(NotWatchable, match=r"heads that are mixed.*\[no-product\]"):
+            w.step()
+
+
+@pytest.mark.parametrize("attend", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [10, 200])
+def test_low_precision_is_not_mistaken_for_another_function(length, attend):
+    def attended(self, q, k, v):
+        if attend == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v)
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+    model = Toy(attended)
+    x = torch.randn(2, length, D, generator=torch.Generator().manual_seed(3))
+    with joma.watch(model, every=1, gauges="entropy") as w, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x)
+        w.step()
+    heads = w.latest.values["entropy"][0].tolist()
+    assert heads == pytest.approx(entropy_of(model.truth[0]).tolist(), abs=3e-2)
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions computed in float32, as models do under autocast: the result is float32."""
+    d = x.shape[-1]
+    angle = torch.arange(x.shape[-2])[:, None] * 0.7 ** torch.arange(d // 2)
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def test_autocast_dropout_and_rotary_positions_are_checked_together():
+    """Never "could not be measured" and a number all the same."""
+
+    def attended(self, q, k, v):
+        q, k = rotated(q), rotated(k)
+        self.truth = [(q @ k.mT / math.sqrt(q.shape[-1])).detach().float()]
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+    model = Toy(attended)
+    with joma.watch(model, every=1, gauges="entropy") as w, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(states())
+        w.step()
+    heads = w.latest.values["entropy"][0].tolist()
+    assert heads == pytest.approx(entropy_of(model.truth[0]).tolist(), abs=3e-2)
+
+
+def test_what_cannot_be_checked_is_refused(monkeypatch):
+    """A check that fails is no reason to believe a number."""
+    from joma._events import guard
+
+    def fails(seen):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(guard, "disagreement", fails)
+    model = Toy(dropped_sdpa)
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        model(states())
+        with pytest.raises(NotWatchable, match=r"could not be compared .*no such kernel.*\[unchecked\]"):
+            w.step()
+
+
+class Channels(nn.Module):
+    """Attention of channels to channels, at all tokens (XCiT)."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.kernel = nn.Linear(D, 3 * D), kernel
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 4, 1)  # (B, H, d, T)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        if self.kernel == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [T, D // H, 7])
+def test_attention_over_channels_is_refused_by_name(length, kernel):
+    """Also if there are as many channels in a head as tokens."""
+    model = Channels(kernel)
+    x = torch.randn(B, length, D, generator=torch.Generator().manual_seed(3))
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        model(x)
+        with pytest.raises(NotWatchable, match=r"attends over 4 channels.*not over tokens \[channels\]"):
+            w.step()

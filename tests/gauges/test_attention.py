@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from joma._gauges import attention, kernels, tiles
 from joma._gauges.attention import attention_stats, attention_stats_from_scores
+from joma._gauges.logits import max_logit
 
 
 def brute_force(q, k, mask=None, is_causal=False, scale=None, softcap=None):
@@ -416,3 +418,52 @@ def test_nested_tensors_are_packed_documents():
             attention_stats(nested[0], keys, enable_gqa=True)
     with pytest.raises(ValueError, match="not both"):
         attention_stats(*nested, cu_seqlens=torch.tensor([0, 3, 4, 11]))
+
+
+@pytest.mark.parametrize("garbage", [1e6, 1e15, 1e30])
+@pytest.mark.parametrize("how", ["causal", "bool", "minus_inf", "per head", "grouped", "bias"])
+def test_keys_that_no_query_sees_may_hold_anything(how, garbage):
+    """A cache that is not filled yet: attention does not depend on it, so neither do its statistics."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 6, 8, generator=generator)
+    k = torch.randn(2, 2 if how == "grouped" else 4, 12, 8, generator=generator)
+    keep = torch.ones(6, 12, dtype=torch.bool).tril()  # the last six keys are seen by none
+    options = {
+        "causal": {"is_causal": True},
+        "bool": {"attn_mask": keep},
+        "minus_inf": {"attn_mask": torch.zeros(6, 12).masked_fill(~keep, -math.inf)},
+        "per head": {"attn_mask": keep.expand(2, 4, 6, 12).clone()},
+        "grouped": {"attn_mask": keep.expand(1, 4, 6, 12).clone(), "enable_gqa": True},
+        "bias": {"attn_mask": torch.full((6, 12), 0.5).masked_fill(~keep, -math.inf)},
+    }[how]
+    expected = attention_stats(q, k, **options)
+    largest = max_logit(q, k, **options)
+    filled = k.clone()
+    filled[:, :, 6:] = garbage * torch.randn(filled[:, :, 6:].shape, generator=generator)
+    stats = attention_stats(q, filled, **options)
+    assert torch.allclose(stats.entropy, expected.entropy, rtol=0, atol=1e-6)
+    assert torch.allclose(stats.logsumexp, expected.logsumexp, rtol=1e-6)
+    assert torch.equal(stats.visible, expected.visible)
+    assert torch.allclose(max_logit(q, filled, **options).value, largest.value)
+    assert torch.equal(filled[:, :, :6], k[:, :, :6])  # the keys are not changed
+
+
+def test_keys_after_the_last_causal_query_may_be_no_numbers():
+    """The kernel of the model does not read them."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 4, 8, generator=generator)
+    k = torch.randn(1, 2, 7, 8, generator=generator)
+    expected = attention_stats(q, k, is_causal=True).entropy
+    k[:, :, 4:] = math.nan
+    assert functional.scaled_dot_product_attention(q, k, torch.ones(1, 2, 7, 8), is_causal=True).isfinite().all()
+    assert torch.allclose(attention_stats(q, k, is_causal=True).entropy, expected, rtol=0, atol=1e-6)
+
+
+def test_keys_that_are_no_numbers_show_where_they_are_masked():
+    """A masked score is NaN − ∞, so the model's attention is NaN, too."""
+    q = torch.ones(1, 1, 2, 4)
+    k = torch.ones(1, 1, 3, 4)
+    k[:, :, 2] = math.nan
+    keep = torch.tensor([True, True, False])
+    assert functional.scaled_dot_product_attention(q, k, torch.ones(1, 1, 3, 4), keep[None]).isnan().all()
+    assert attention_stats(q, k, keep[None]).entropy.isnan().all()

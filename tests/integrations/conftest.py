@@ -12,7 +12,11 @@ def critical_at_step_3(monkeypatch):
     """Every watch tells of a collapse of two heads at its third step."""
 
     def update(self, reading, *names):
-        heads = (0, 1) if reading.step == 3 else ()
-        return [Alert(3, "collapse", 0, head, "h.0", "normalised non-sink entropy", 0.0, LOW) for head in heads]
+        if reading.step != 3:
+            return []
+        return [
+            Alert(3, "collapse", layer, (0, 1), f"h.{layer}", "normalised non-sink entropy", 0.0, LOW)
+            for layer in (0, 1)
+        ]
 
     monkeypatch.setattr(Alarms, "update", update)

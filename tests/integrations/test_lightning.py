@@ -153,15 +153,16 @@ def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
 @pytest.mark.parametrize(
     ("error", "leaves"), [(RuntimeError("the disk is gone"), RuntimeError), (KeyboardInterrupt(), SystemExit)]
 )
-def test_a_fit_that_fails_leaves_a_failed_run_with_the_reason(tmp_path, monkeypatch, error, leaves):
+def test_a_fit_that_fails_or_is_interrupted_leaves_a_run_that_says_so(tmp_path, monkeypatch, error, leaves):
     monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning would ignore Ctrl-C from then on
     watched = WatchCallback(run=tmp_path / "run", every=1)
     module = Module(error=error)
     with pytest.raises(leaves):
         fit(module, tmp_path, watched)
     run = joma.Run(tmp_path / "run")
-    assert run.info["status"] == "failed"
-    assert run.info["reason"] == f"{type(error).__name__}: {error}"
+    failed = isinstance(error, RuntimeError)
+    assert run.info["status"] == ("failed" if failed else "interrupted")
+    assert run.info["reason"] == ("RuntimeError: the disk is gone" if failed else "KeyboardInterrupt (Ctrl-C)")
     assert run.frame("loss").step.tolist() == watched.frame().step.unique().tolist() == [1, 2, 3]
     joma.watch(module, live=False).close()  # which may be watched again
 

@@ -98,6 +98,31 @@ def test_metrics_reach_tensorboard_next_to_the_loss_and_take_nothing_from_it(tmp
     assert joma.Run(tmp_path / "run").done
 
 
+class Heard(TrainerCallback):
+    """A reporter of the user's own."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_without_a_reporter_the_trainer_does_not_print_all_layers_and_gauges(tmp_path, capsys, disable_tqdm):
+    trainer = trainer_for(gpt(), tmp_path / "out", report_to="none", disable_tqdm=disable_tqdm)
+    reporter = Heard()
+    trainer.add_callback(reporter)
+    watch(trainer, every=1)
+    trainer.train()
+    printed = "".join(capsys.readouterr())
+    assert "joma/" not in printed
+    assert printed.count("'loss'") == 3  # its own numbers are printed as ever
+    assert sum("joma/entropy/layer_00" in logs for logs in reporter.logs) == 6
+    assert sum("loss" in logs for logs in reporter.logs) == 3
+    assert not any("on_log" in vars(callback) for callback in trainer.callback_handler.callbacks)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_values_are_those_of_a_plain_loop_on_the_same_batches(tmp_path, accumulate):
     trainer = trainer_for(
@@ -173,7 +198,7 @@ class Stop(TrainerCallback):
 
 
 @pytest.mark.parametrize("how", ["data", "interrupt"])
-def test_a_training_that_fails_leaves_a_failed_run_with_the_reason(tmp_path, how):
+def test_a_training_that_fails_or_is_interrupted_leaves_a_run_that_says_so(tmp_path, how):
     trainer = trainer_for(gpt(), tmp_path / "out", Tokens(fail_at=14) if how == "data" else None)
     watched = watch(trainer, run=tmp_path / "run", every=1)
     if how == "interrupt":
@@ -182,7 +207,7 @@ def test_a_training_that_fails_leaves_a_failed_run_with_the_reason(tmp_path, how
     with pytest.raises(error):
         trainer.train()
     run = joma.Run(tmp_path / "run")
-    assert run.info["status"] == "failed"
+    assert run.info["status"] == ("failed" if how == "data" else "interrupted")
     assert run.info["reason"].startswith("RuntimeError: the disk is gone" if how == "data" else "KeyboardInterrupt")
     assert run.frame().step.max() >= 2
     assert watched.frame().step.max() >= 2

@@ -38,8 +38,8 @@ def dipping_run(path, lr, curves, valid=None, alerts=()):
 
 
 def alert(level, step=7):
-    names = ("layer", "head", "module", "gauge", "value", "threshold")
-    facts = dict(zip(names, (1, 0, "h.1", "entropy", 0.01, 0.1), strict=True))
+    names = ("layer", "heads", "module", "gauge", "value", "threshold", "later")
+    facts = dict(zip(names, (1, [0], "h.1", "entropy", 0.01, 0.1, []), strict=True))
     return {"step": step, "kind": "collapse", "level": level, "what_to_do": "lower <it>", **facts}
 
 
@@ -77,7 +77,7 @@ def test_the_page_of_two_runs_has_their_numbers_and_their_alerts(tmp_path):
     assert f"step {trough}, τ {0.25 * trough:.3g}" in flat
     assert "Settings in which they differ run lr slow 0.25 fast 0.5" in flat
     assert "1 critical" in flat
-    assert "lower &lt;it&gt;" in text
+    assert "Lower &lt;it&gt;" in text
     assert text.count('data-clock="tau"') == 3  # over each other, and of each
 
 

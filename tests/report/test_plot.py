@@ -187,12 +187,16 @@ def test_a_watched_training_is_drawn_and_hovering_names_its_layers(tmp_path):
     assert Run(tmp_path / "run").done
 
 
-def test_a_run_under_way_or_failed_can_be_drawn_and_says_so(tmp_path):
+def test_a_run_under_way_killed_or_failed_can_be_drawn_and_says_so(tmp_path):
     for name, status in (("a", "running"), ("b", "RuntimeError: no memory")):
-        title = figure.draw(write_run(tmp_path / name, [1, 2], status=status)).to_dict()["title"]
+        run = write_run(tmp_path / name, [1, 2], status=status)
+        title = figure.draw(run).to_dict()["title"]
         assert title["text"] == name
-        assert status in title["subtitle"]
+        assert ("killed" if status == "running" else status) in title["subtitle"]  # its writer is gone
         assert "12.3k parameters" in title["subtitle"]
+    writer = RunWriter.resume(tmp_path / "a", Run(tmp_path / "a").info["config"])
+    assert figure.draw(Run(tmp_path / "a")).to_dict()["title"]["subtitle"].endswith("running")
+    writer.finish()
 
 
 def test_a_simulation_and_its_redrawing_are_the_same_picture(tmp_path):
@@ -210,7 +214,7 @@ def test_runs_that_cannot_be_drawn_are_refused_by_name_and_nothing_is_written(tm
     with pytest.raises(RunError, match=r"empty has no measurements yet \(status: done\)"):
         plot(tmp_path / "empty", out)
     RunWriter.create(tmp_path / "other", kind="other", config={}).finish()
-    with pytest.raises(RunError, match="kind 'other'; joma plot draws watch, train, scan, simulate, exhibit"):
+    with pytest.raises(RunError, match="kind 'other'; joma plot draws watch, train, scan, audit, simulate, exhibit"):
         plot(tmp_path / "other", out)
     with RunWriter.create(tmp_path / "bare", kind="watch", config={}) as writer:
         writer.write(1, {"lr": 0.1})

@@ -3,6 +3,7 @@
 import base64
 import errno
 import gzip
+import html
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import shutil
 import xml.etree.ElementTree as ET
 from contextlib import nullcontext
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import altair as alt
 import numpy as np
@@ -20,9 +23,12 @@ import vl_convert
 from markupsafe import escape
 from typer.testing import CliRunner
 
-from joma._exhibits import get, reproduce
+from joma._data.packaged import MODELS
+from joma._exhibits import EXHIBITS, get, reproduce
+from joma._exhibits.base import packaged_model
+from joma._exhibits.choices import with_settings
 from joma._exhibits.messages import message
-from joma._exhibits.recorded import recorded
+from joma._exhibits.recorded import recorded, records
 from joma._exhibits.runner import Runner
 from joma._figures import specification
 from joma._figures.compare import MEAN
@@ -40,7 +46,7 @@ from joma._run import Run, RunError, RunWriter
 from joma._run.curve import ENTROPY
 from joma.cli import app, main
 from joma.theory import claims as registry
-from joma.theory.claims import Claim, claims
+from joma.theory.claims import Claim, Kind, claims
 from joma.theory.verdict import Verdict
 
 from .pages import HOSTILE, results, watch_run
@@ -220,6 +226,73 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(tmp_path, runs, monk
             main()
         assert end.value.code == 2
         assert capsys.readouterr().err.startswith("joma: ")
+
+
+def shows(page):
+    """The heading of a page."""
+    return unescape(re.search(r"<h1>(.*?)</h1>", page.read_text())[1])
+
+
+def copies(runs, folder):
+    return [Path(shutil.copytree(run, folder / run.name)) for run in runs]
+
+
+def test_the_page_of_a_run_is_in_its_folder_and_no_other_page_is_replaced(tmp_path, runs, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a, b = copies(runs, tmp_path / "runs")
+    (tmp_path / "report.html").write_text("the paper")  # of `make reproduce`
+    for run in ("runs/a", "runs/b", "runs/a"):  # the last time it replaces its own page
+        assert joma(monkeypatch, "report", run) == 0
+        assert f"report: {run}/report.html" in capsys.readouterr().out
+    assert (shows(a / "report.html"), shows(b / "report.html")) == (Run(a).info["name"], Run(b).info["name"])
+    assert (tmp_path / "report.html").read_text() == "the paper"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "runs"]
+
+
+def test_the_page_of_several_runs_has_their_names_and_a_page_of_its_own(tmp_path, runs, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    copies(runs, tmp_path / "old")
+    copies(runs, tmp_path / "new")
+    pages = {
+        ("old/a", "old/b"): "old/report-a+b.html",
+        ("new/a", "new/b/"): "new/report-a+b.html",
+        ("new",): "new/report.html",
+        ("old/a", "old/../old/a"): "old/a/report.html",
+    }
+    for folders, page in pages.items():
+        assert joma(monkeypatch, "report", *folders) == 0
+        assert f"report: {page} (" in capsys.readouterr().out
+    mixed = report(["old/a", "new/a"])
+    assert re.fullmatch(r"report-old-a\+new-a-[0-9a-f]{8}\.html", str(mixed))
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")}
+    assert made == {*pages.values(), str(mixed)}
+    assert report(["old/a", "new/a"]) == mixed
+
+
+def test_a_default_place_is_not_taken_from_another_file(tmp_path, runs, monkeypatch, capsys):
+    (run,) = copies(runs[:1], tmp_path)
+    page = run / "report.html"
+    page.write_text("my own notes")
+    assert joma(monkeypatch, "report", run) == 2
+    assert capsys.readouterr().err == (
+        f"joma: {page} is there already, and is no page of the same runs: it stays as it is; name another file with "
+        "--out (out= in Python)\n"
+    )
+    assert page.read_text() == "my own notes"
+    assert report(run, page) == page  # what is named is replaced
+    assert report(run) == page
+    with pytest.raises(ValueError, match="no run folder was given"):
+        report([])
+
+
+def test_the_page_of_the_paper_is_not_replaced_by_one_of_its_runs(made):
+    first = report(made)
+    assert first == made / "report.html"
+    assert report(made) == first
+    text = first.read_text()
+    with pytest.raises(RunError, match=r"report\.html is there already, and is no page of the same runs"):
+        report(made, title="mine")
+    assert first.read_text() == text
 
 
 @pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
@@ -478,7 +551,7 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     assert "What would decide it: a &lt;larger&gt; model." in text
     assert f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">' in text
     assert "Not decided here: Figure 3: growth of the components</h2>" in text
-    assert '1 exhibit not decided at these settings: <a href="#fig3">Figure 3</a>' in text
+    assert '1 of 1 exhibit of this run is inconclusive: <a href="#fig3">Figure 3</a>' in text
     assert "Changed after a look at results: it was judged." in text
     assert "--seed 100" in text
     broken = stored | {"verdict": "not decided here"}
@@ -487,32 +560,112 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
         write_report(tmp_path, [exhibit], None, preset="quick", seed=0)
 
 
+def plain(markup):
+    """The words of a piece of HTML."""
+    words = " ".join(html.unescape(re.sub("<[^>]*>", " ", str(markup))).split())
+    return re.sub(r" ([:;,.])", r"\1", words)
+
+
+def with_verdict(exhibit, here, longer=None, **more):
+    """An exhibit on the page whose longer run, if there is one, came to that verdict."""
+    record = None
+    if longer is not None:
+        would_decide = "more" if longer is Verdict.UNDECIDED else ""
+        judgement = replace(recorded(exhibit.id).judgement, verdict=longer, would_decide=would_decide)
+        record = replace(recorded(exhibit.id), judgement=judgement)
+    return Shown(exhibit, exhibit.id, here, record, **more)
+
+
 def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
     fig3, fig9 = get(["fig3", "fig9"])
     odd = replace(fig3, id="odd", title="It <grows>")  # without a message of its own
     checked = results()  # the verdicts take turns
-    n = sum(r.verdict is Verdict.HOLDS for r in checked)
+    papers = [r.verdict for r in checked if r.claim.kind is not Kind.EXTENSION]
+    ours = [r.verdict for r in checked if r.claim.kind is Kind.EXTENSION]
     text = findings([Shown(odd, "fig3", Verdict.HOLDS), Shown(fig9, "fig9", Verdict.FAILS)], checked, None)
-    assert f'{n} claims and 1 exhibit hold: <a href="#fig3">It &lt;grows&gt;: holds</a>.' in text
-    fails = sum(r.verdict is Verdict.FAILS for r in checked)
-    assert f'{fails} claims and 1 exhibit fail: <a href="#fig9">{message(fig9, Verdict.FAILS)}</a>.' in text
+    said = plain(text)
+    hold = papers.count(Verdict.HOLDS)
+    assert f"The paper's: {hold} claims and 1 exhibit of this run hold: It <grows>: holds." in said
+    assert f"Ours: {ours.count(Verdict.HOLDS)} claims hold:" in said
+    fails = papers.count(Verdict.FAILS)
+    assert f"The paper's: {fails} claims and 1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}." in said
     assert text.count('class="mark ') == len(checked) + 2
-    alone = findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None)
-    assert f'1 exhibit holds under a condition: <a href="#fig9">{message(fig9, Verdict.UNDER)}</a>.' in alone
-    assert "Nothing on this page holds exactly as printed." in alone
+    alone = plain(findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None))
+    assert f"1 exhibit of this run holds under a condition: {message(fig9, Verdict.UNDER)}." in alone
+    assert "Nothing on this page holds as stated." in alone
     assert "Nothing that was tested fails." in alone
     assert "The claims were not checked." in alone
 
 
+def test_this_run_and_the_longer_runs_are_counted_apart():
+    fig2, fig3, fig9 = get(["fig2", "fig3", "fig9"])
+    text = findings(
+        [
+            with_verdict(fig2, Verdict.UNDECIDED, Verdict.HOLDS),
+            with_verdict(fig3, Verdict.UNDECIDED, Verdict.UNDECIDED),
+            with_verdict(fig9, Verdict.HOLDS),
+        ],
+        None,
+        None,
+    )
+    said = plain(text)
+    assert "2 of 3 exhibits of this run are inconclusive: Figure 2, Figure 3." in said
+    assert "1 of 2 longer runs is inconclusive: Figure 3." in said
+    assert "The paper's: 1 exhibit of this run and 1 longer run hold:" in said
+    table = re.search(r'<table class="tally">(.*?)</table>', text, flags=re.S)[1]
+    rows = [re.findall(r'<td class="n">(\d+|–)</td>', row) for row in table.split("<tr")[1:]]
+    # claims, this run, longer runs: of the paper and beyond it
+    assert [row for row in rows if row] == [["–", "–", "1", "–", "1", "–"], ["–", "–", "2", "–", "1", "–"]]
+
+
+def test_the_papers_statements_are_counted_apart_from_ours():
+    fig9, sinks = get(["fig9", "sinks"])
+    text = findings([Shown(fig9, "fig9", Verdict.FAILS), Shown(sinks, "sinks", Verdict.FAILS)], results(), None)
+    said = plain(text)
+    assert f"1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}." in said
+    assert f"1 exhibit of this run fail: {message(sinks, Verdict.FAILS)}." in said.partition("Does not hold")[2]
+    assert text.count(' beyond"') == sum(r.claim.kind is Kind.EXTENSION for r in results()) + 1  # marks: sinks is ours
+    assert Verdict.HOLDS.meaning == "as stated"  # of ours as well as of the paper's
+
+
+def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
+    beyond = {id for id, exhibit in EXHIBITS.items() if not exhibit.is_from_paper}
+    assert beyond == {
+        "parameterised", "realtext", "softmax", "optimisers", "foretold", "clock", "sinks", "lowrank"
+    }  # fmt: skip
+    mine = replace(EXHIBITS["fig3"], id="mine", declared=EXHIBITS["fig3"].experiment)  # as a user registers one
+    assert not mine.is_from_paper
+    assert with_settings(EXHIBITS["fig3"], "quick", ["times=20"]).is_from_paper
+
+
+def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
+    fig3, sinks = get(["fig3", "sinks"])
+    smollm2 = MODELS["smollm2"].about
+    shown = [with_verdict(fig3, Verdict.HOLDS, Verdict.HOLDS), with_verdict(sinks, Verdict.UNDECIDED, Verdict.FAILS)]
+    said = plain(findings(shown, None, None))
+    assert f"1 verdict rests on one model, {smollm2}: Sparse attention, or a sink? (fails)." in said
+    assert f"{message(sinks, Verdict.FAILS)} (one model)" in said
+    assert "rests on one model" not in plain(findings(shown[:1], None, None))
+    alone = with_verdict(sinks, Verdict.FAILS, short=False, settings={"model": "smollm2"})  # this run's own
+    assert alone.model == smollm2
+    assert (
+        with_verdict(sinks, Verdict.FAILS, short=False, settings={"models": {"smollm2": None, "m": None}}).model == ""
+    )
+
+
+def test_the_recorded_verdicts_on_one_packaged_model_are_these():
+    resting = {record.exhibit for record in records() if packaged_model(record.settings)}
+    assert resting == {"embeddings", "sinks", "fig10"}
+
+
 def test_a_longer_run_counts_more_than_a_short_one_and_neither_is_hidden(tmp_path):
     (fig2,) = get(["fig2"])
-    record = recorded("fig2")
-    longer = replace(record, judgement=replace(record.judgement, verdict=Verdict.FAILS))
-    one = Shown(fig2, "fig2", Verdict.HOLDS, longer)
+    one = with_verdict(fig2, Verdict.HOLDS, Verdict.FAILS)
     assert (one.verdict, one.message) == (Verdict.FAILS, message(fig2, Verdict.FAILS))
     text = findings([one], None, None)
-    assert f'1 exhibit fails: <a href="#fig2">{escape(one.message)}</a>' in text
-    assert 'this one comes to another verdict in <a href="#fig2">Figure 2</a>' in text
+    assert f'1 longer run fails: <a href="#fig2">{escape(one.message)}</a>' in text
+    assert "The paper's: 1 exhibit of this run holds." in plain(text)
+    assert 'this run comes to another verdict in <a href="#fig2">Figure 2</a>' in text
     assert "another verdict" not in findings([replace(one, here=Verdict.FAILS)], None, None)
     assert replace(one, short=False).verdict is Verdict.HOLDS  # a run as long counts itself
     assert replace(one, here=Verdict.ERROR).verdict is Verdict.ERROR  # a record does not hide that nothing was made

@@ -27,6 +27,8 @@ class Hub:
         self.busy: list[int] = []  # statuses of the next answers for files of weights
         self.breaks = 0  # so many of the next answers end after half of their bytes
         self.lies = 0  # bytes that a range's beginning is off by
+        self.piece = 1 << 16  # bytes that are sent at a time
+        self.pause = 0.0  # seconds before each piece
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -121,7 +123,9 @@ class Hub:
                 with file.open("rb") as stream:
                     stream.seek(first)
                     while count:
-                        part = stream.read(min(1 << 16, count))
+                        if hub.pause:
+                            threading.Event().wait(hub.pause)  # tests replace time.sleep
+                        part = stream.read(min(hub.piece, count))
                         hub.sent += len(part)  # before they arrive, so that who has them finds them counted
                         try:
                             self.wfile.write(part)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from tests.scan import models
 from tests.scan.hubserver import Hub
 
 import joma
-from joma._scan.budget import parse_bytes
+from joma._scan.budget import needed, show_bytes, transfer
+from joma._scan.checkpoints import Checkpoint
+from joma._scan.measure import Request
 
 pytest.importorskip("transformers")
 STEPS = (0, 1, 4)
@@ -106,7 +109,7 @@ def test_adapters_change_with_their_base_or_alone(tmp_path):
         assert by_layer(whole, gauge, 2)[1] == pytest.approx(value, rel=1e-4)
     alone = joma.scan(tmp_path / "series", gauges="change.mlp_in_update", base=tmp_path / "base")
     assert by_layer(alone, "change.mlp_in_update", 2)[1] == pytest.approx(expected(updates[2], updates[1])[0], rel=1e-5)
-    assert np.isnan(by_layer(alone, "change.mlp_in_update", 1)).all()
+    assert by_layer(alone, "change.mlp_in_update", 1) == []
     assert "it was zero in step-0: no change is relative to that" in alone.checkpoints().note[1]
     refused = joma.scan(tmp_path / "series", gauges="change")
     assert refused.failed == ["step-1", "step-2"]
@@ -118,7 +121,7 @@ def test_nothing_that_changed_has_no_rank_and_no_size_has_no_change(tmp_path):
     shutil.copytree(tmp_path / "series/step-1", tmp_path / "series/step-2")
     scan = joma.scan(tmp_path / "series", gauges="change,change_rank")
     assert by_layer(scan, "change", 2) == [0.0] * models.LAYERS
-    assert np.isnan(by_layer(scan, "change_rank", 2)).all()
+    assert by_layer(scan, "change_rank", 2) == []
     assert "mlp.gate_proj: unchanged since step-1" in scan.checkpoints().note[2]
 
 
@@ -158,14 +161,16 @@ def test_both_checkpoints_are_in_the_bytes_and_in_the_budget(tmp_path, monkeypat
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        said: list[str] = []
-        options = {"revisions": "all", "gauges": "change", "report": lambda done, total, what: said.append(what)}
+        announced: list[str] = []
+        options = {"revisions": "all", "gauges": "change", "report": lambda done, total, what: announced.append(what)}
         remote = joma.scan("someone/model", **options)
-        about = parse_bytes(next(line for line in said if "about" in line).split("about ")[1].split(",")[0])
         spent = remote.checkpoints().transferred
-        assert max(spent) == pytest.approx(about / 3, rel=0.01)  # said in three digits
+        each = transfer([Checkpoint("step1", 1, repo="someone/model")], partial(needed, request=Request(("change",))))
+        assert spent[1] == spent[2] == each
+        assert f"to be transferred from the hub: about {show_bytes(3 * each)}, 3 × {show_bytes(each)}" in announced
+        assert joma.scan("someone/model", **options, budget=3 * each).failed == []
         with pytest.raises(ValueError, match=r"3 checkpoints of .* and the budget is"):
-            joma.scan("someone/model", **options, budget=int(about * 0.9))
+            joma.scan("someone/model", **options, budget=3 * each - 1)
         assert remote.frame().value.tolist() == joma.scan(tmp_path / "series", gauges="change").frame().value.tolist()
     assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []
 

@@ -113,11 +113,122 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
     same_rows(Scan(run), whole)
 
 
-def test_another_question_in_the_same_folder_is_refused(whole, bare):
+def test_another_question_gets_a_numbered_folder_and_the_same_one_goes_on_in_its_own(bare, tmp_path, capfd):
+    run = tmp_path / "run"
+    two = "0..1"
+    first = joma.scan(str(bare), run, revisions=two)
+    before = (run / "metrics.jsonl").read_bytes()
+    assert capfd.readouterr().err == ""
+    other = joma.scan(str(bare), run, revisions=two, gauges="spectral_norm")
+    assert (first.path, other.path) == (run, tmp_path / "run-2")
+    assert set(other.frame().gauge) == {"spectral_norm"}
+    assert (run / "metrics.jsonl").read_bytes() == before
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"joma.scan: {run} holds the scan of another config (gauges: ['stable_rank'] in the run, ['spectral_norm'] "
+        f"asked): this one goes to {run}-2; overwrite=True (--force) replaces the old one"
+    )
+    assert joma.scan(str(bare), run, revisions=two, mlp=".*fc2").path == tmp_path / "run-3"
+    rows = (tmp_path / "run-2/metrics.jsonl").read_bytes()
+    again = joma.scan(str(bare), run, revisions=two, gauges="spectral_norm")
+    assert again.path == tmp_path / "run-2"
+    assert (tmp_path / "run-2/metrics.jsonl").read_bytes() == rows  # nothing was measured again
+    assert f"this one goes on in {run}-2" in capfd.readouterr().err
+    assert joma.scan(str(bare), run, revisions=two).path == run
+    assert capfd.readouterr().err == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-2", "run-3"]
+
+
+def test_a_folder_with_a_run_of_another_kind_is_refused_and_stays(bare, tmp_path):
     from joma._run import RunError
 
-    with pytest.raises(RunError, match="another config"):
-        joma.scan(str(bare), whole.path, gauges="spectral_norm")
+    joma.simulate("two-tokens", tmp_path / "run", t_end=1.0, times=11)
+    before = (tmp_path / "run/run.json").read_bytes()
+    with pytest.raises(RunError, match=r"run holds simulate 'run', done, created .*, and no scan: choose another fold"):
+        joma.scan(str(bare), tmp_path / "run")
+    assert (tmp_path / "run/run.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_gauge_without_its_part_costs_the_others_nothing(bare, whole):
+    """Without a config.json nothing tells how many heads there are: no W_Q W_Kᵀ per head."""
+    scan = joma.scan(str(bare), revisions="0..4", gauges="stable_rank.qk,stable_rank,spectral_norm.vo")
+    alone = whole.frame()
+    measured = scan.frame().drop(columns=["head"], errors="ignore")
+    assert measured.equals(alone[alone.step <= 4])
+    table = scan.checkpoints()
+    assert set(table.status) == {"partly"}
+    for problems in table.problems:
+        assert list(problems) == ["stable_rank.qk", "spectral_norm.vo"]
+        assert problems["stable_rank.qk"].startswith("no matrix found for 'qk'")
+        assert problems["spectral_norm.vo"].startswith("no matrix found for 'vo'")
+    assert [len(names) for names in scan.remarks().values()] == [4, 4]  # each reason once, for all checkpoints
+    assert all("stable_rank.qk: no matrix found for 'qk'" in note for note in table.note)
+
+
+def test_a_part_that_is_damaged_costs_the_others_nothing(tmp_path):
+    save("neox", tmp_path / "model")
+    state = _state(tmp_path / "model")
+    name = "gpt_neox.layers.2.mlp.dense_4h_to_h.weight"
+    save_file({**state, name: state[name].to(torch.int8)}, tmp_path / "model/model.safetensors")
+    scan = joma.scan(str(tmp_path / "model"), gauges="stable_rank.mlp_out,stable_rank")
+    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in lower("neox")], rel=1e-4)
+    (problems,) = scan.checkpoints().problems
+    assert list(problems) == ["stable_rank.mlp_out"]
+    assert problems["stable_rank.mlp_out"].startswith(f"{name} is of type torch.int8")
+
+
+def test_a_gauge_whose_function_raises_costs_the_others_nothing(bare, whole):
+    from joma._gauges.registry import remove
+
+    @joma.gauge("picky", on="weight")
+    def picky(w):
+        raise ZeroDivisionError("too picky")
+
+    try:
+        scan = joma.scan(str(bare), revisions="0..1", gauges="picky,stable_rank")
+    finally:
+        remove("picky")
+    alone = whole.frame()
+    assert scan.frame().equals(alone[alone.step <= 1])
+    assert scan.checkpoints().problems[0] == {"picky": "on layers.0.fc1: ZeroDivisionError: too picky"}
+
+
+def test_a_kind_of_charge_that_a_model_lacks_costs_the_others_nothing(tmp_path):
+    save("mixtral", tmp_path / "model")
+    both = joma.scan(str(tmp_path / "model"), gauges="charge.mlp,charge.qk")
+    alone = joma.scan(str(tmp_path / "model"), gauges="charge.qk")
+    assert alone.failed == []
+    values = both.frame()
+    assert values[values.gauge == "charge.qk"].value.tolist() == alone.frame().value.tolist()
+    assert list(both.checkpoints().problems[0]) == ["charge.mlp"]
+
+
+def test_the_exit_status_says_whether_all_was_measured_and_each_reason_is_printed_once(bare, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from joma.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    scan = ["scan", str(bare), "--revisions", "0..4", "--report", "page.html"]
+    some = run(app, [*scan, "--gauges", "stable_rank,stable_rank.qk"])
+    assert some.exit_code == 1
+    assert some.output.count("no matrix found for 'qk'") == 1
+    assert "all 4 checkpoints: stable_rank.qk: no matrix found for 'qk'" in some.output
+    assert some.stdout.strip().splitlines()[-1] == "4 checkpoints: 0 failed, 4 measured in part"
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("no matrix found for &#39;qk&#39;") == 1
+    assert "<b>All 4 checkpoints</b>: stable_rank.qk: no matrix found" in page
+    none = run(app, [*scan, "--gauges", "stable_rank.qk"])
+    assert none.exit_code == 1
+    assert none.stdout.strip().splitlines()[-1] == "4 checkpoints: 4 failed"
+    assert "page: page.html" in none.stdout
+    every = run(app, [*scan, "--json"])
+    assert every.exit_code == 0
+    told = json.loads(every.stdout)
+    assert told["run"] == f"runs/scan-{bare.name}-3"
+    assert [row["problems"] for row in told["checkpoints"]] == [{}] * 4
 
 
 @pytest.fixture

@@ -310,9 +310,7 @@ def test_an_interrupted_run_is_unfinished_and_goes_on(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(settings, tmp_path / "run", checkpoint_every=5, say=lambda line: None, show=show)
-    info = joma.Run(tmp_path / "run").info
-    assert info["status"] == "running"
-    assert "reason" not in info
+    assert joma.Run(tmp_path / "run").info["status"] == "interrupted"
     assert not (tmp_path / "run" / LOCK).exists()
     said = []
     assert train(settings, tmp_path / "run", checkpoint_every=5, say=said.append).done

@@ -89,7 +89,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Stepper, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep(runs, tmp_path)
-    assert status(tmp_path)["status"].tolist() == ["done", "running"]
+    assert status(tmp_path)["status"].tolist() == ["done", "interrupted"]
     assert [o.status for o in sweep(runs, tmp_path)] == ["done", "done"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed=0", "seed=1"]
 

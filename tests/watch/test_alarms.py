@@ -57,7 +57,7 @@ def run(spreads, losses, **more):
 def test_a_collapse_is_told_after_eight_measurements_however_late_it_comes(at):
     losses = [*np.linspace(6, 3, at), *[3.2] * 40]
     alerts = told(run([[0.6, 0.7]] * at + [[0.001, 0.002]] * 40, losses))
-    assert {(a.kind, a.layer, a.head) for a in alerts} == {("collapse", 0, 0), ("collapse", 0, 1)}
+    assert [(a.kind, a.layer, a.heads) for a in alerts] == [("collapse", 0, (0, 1))]
     assert {a.step for a in alerts} == {10 * (at + PATIENCE)}
     assert all(a.value < a.threshold and a.level == "critical" and a.module == "a" for a in alerts)
 
@@ -65,18 +65,18 @@ def test_a_collapse_is_told_after_eight_measurements_however_late_it_comes(at):
 @pytest.mark.parametrize("after", [[519.0, 60.0, *np.linspace(10, 3.8, 38)], [math.nan] * 40])
 def test_a_loss_that_falls_from_its_own_spike_or_is_not_a_number_does_not_silence_it(after):
     alerts = told(run([[0.6, 0.7]] * 30 + [[0.0, 0.0]] * 40, [*np.linspace(4, 1.9, 30), *after]))
-    assert {a.step for a in alerts} == {10 * (30 + PATIENCE)}
+    assert [a.step for a in alerts if a.kind == "collapse"] == [10 * (30 + PATIENCE)]
 
 
 def test_seven_of_eight_heads():
     alerts = told(run([[0.6] * 8] * 30 + [[0.001] * 7 + [0.6]] * 40, [*np.linspace(4, 2, 30), *[2.1] * 40]))
-    assert {a.head for a in alerts} == set(range(7))
+    assert [a.heads for a in alerts] == [tuple(range(7))]
 
 
 def test_all_on_a_sink():
     healthy = Reading(1, 2.0, [layer([0.5] * 4, [0.5] * 4)])
     on_sinks = [Reading(n, 2.1, [layer([0.0] * 4, [0.999] * 4)]) for n in range(2, 30)]
-    assert {a.head for a in told([healthy, *on_sinks])} == {0, 1, 2, 3}
+    assert [a.heads for a in told([healthy, *on_sinks])] == [(0, 1, 2, 3)]
     elsewhere_too = [Reading(n, 2.1, [layer([0.02] * 4, [0.95] * 4)]) for n in range(2, 30)]
     assert told([healthy, *elsewhere_too]) == []  # heads that park their mass are healthy
 
@@ -93,16 +93,17 @@ def test_one_head_that_collapses_is_told_if_the_loss_is_worse():
     rng = np.random.default_rng(0)
     losses = [*[2.0] * 100, *[2.4] * 30] + 0.05 * rng.standard_normal(130)
     alerts = told(run([[0.6] * 4] * 100 + [[0.6, 0.001, 0.6, 0.6]] * 30, losses))
-    assert [(a.head, a.step) for a in alerts] == [(1, 10 * (100 + PATIENCE))]
+    collapses = [(a.heads, a.step) for a in alerts if a.kind == "collapse"]
+    assert collapses == [((1,), 10 * (100 + PATIENCE))]
 
 
 def test_without_a_loss_there_is_no_alarm_of_a_collapse():
-    assert told(run([[0.6] * 2] * 10 + [[0.0] * 2] * 40, [math.nan] * 50)) == []
+    assert told(run([[0.6] * 2] * 10 + [[0.0] * 2] * 40, [None] * 50)) == []
 
 
 def test_it_is_told_again_only_after_it_was_over():
     spreads = ([[0.6] * 2] * 10 + [[0.0] * 2] * 20) * 2
-    assert sorted(a.step for a in told(run(spreads, [2.0] * 60))) == [180, 180, 480, 480]
+    assert [a.step for a in told(run(spreads, [2.0] * 60))] == [180, 480]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -128,11 +129,11 @@ def gauges(values, loss=2.0):
 def test_logit_growth():
     grown = [Reading(n, 2.0, [layer([0.6] * 2, logsumexp=[5.0, 4.0 * 1.2**n])]) for n in range(1, 40)]
     (alert,) = told(grown)
-    assert (alert.kind, alert.head, alert.gauge) == ("logit growth", 1, "max_logsumexp")
+    assert (alert.kind, alert.heads, alert.gauge) == ("logit growth", (1,), "max_logsumexp")
     assert 4.0 * 1.2 ** (alert.step - 2) < 100 < alert.value
     exact = [Reading(n, 2.0, [], {"max_logit": [[5.0, 60.0 if n < 10 else 130.0]]}) for n in range(1, 20)]
     (alert,) = told(exact)
-    assert (alert.head, alert.step, alert.threshold) == (1, 11, 120.0)  # twice the first value
+    assert (alert.heads, alert.step, alert.threshold) == ((1,), 11, 120.0)  # twice the first value
 
 
 def of_logits(values):
@@ -171,8 +172,8 @@ def test_update_spikes():
     rng = np.random.default_rng(0)
     usual = [{"update_ratio": 1e-3 * math.exp(0.3 * x)} for x in rng.standard_normal(100)]
     assert told(gauges(usual)) == []
-    alerts = told(gauges([*usual, {"update_ratio": 0.05}, *usual, {"update_ratio": math.inf}]))
-    assert [(a.kind, a.step) for a in alerts] == [("update spike", 101), ("update spike", 202)]
+    alerts = told(gauges([*usual, {"update_ratio": 0.05}, *usual]))
+    assert [(a.kind, a.step) for a in alerts] == [("update spike", 101)]
     assert told(gauges([{"update_ratio": 1e-6}] * 20 + [{"update_ratio": 1e-4}])) == []
 
 
@@ -218,10 +219,10 @@ def test_alerts_reach_the_callback_the_folder_and_the_command_line(tmp_path):
     assert sum("on_alert raised RuntimeError: no network; training goes on" in text for text in said) == 1
     assert len(said) == 2
     assert heard == w.alerts
-    assert {(a.kind, a.layer, a.head) for a in heard} == {("collapse", 1, 0), ("collapse", 1, 1)}
+    assert [(a.kind, a.layer, a.heads) for a in heard] == [("collapse", 1, (0, 1))]
     rows = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
-    assert rows == [alert.to_json() for alert in heard]
-    assert {*rows[0]} >= {"step", "layer", "head", "kind", "value", "threshold", "what_to_do"}
+    assert rows == json.loads(json.dumps([alert.to_json() for alert in heard]))
+    assert {*rows[0]} >= {"step", "layer", "heads", "kind", "value", "threshold", "what_to_do"}
     result = CliRunner().invoke(app, ["status", str(tmp_path / "run"), "--json"])
     facts = json.loads(result.stdout)
     assert result.exit_code == 5
@@ -230,7 +231,7 @@ def test_alerts_reach_the_callback_the_folder_and_the_command_line(tmp_path):
     assert facts["phases"] == ["dense", "collapsed"]
     assert (facts["step"], facts["loss"], facts["status"]) == (3 * PATIENCE, 4.0, "done")
     told = CliRunner().invoke(app, ["status", str(tmp_path / "run")])
-    assert "critical: step 8, layer 1, head 0: collapse" in told.stdout
+    assert "critical: step 8: collapse in layer 1 (blocks.1.attn), heads 0 and 1: " in told.stdout
 
 
 def test_a_healthy_run_has_exit_status_0(tmp_path):
@@ -256,8 +257,8 @@ def test_a_resumed_run_has_the_alerts_of_an_unbroken_one(tmp_path):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="on_alert must be a function of an alert; got 'stop'"):
-        joma.watch(HandWrittenGPT("sdpa"), on_alert="stop")
+    with pytest.raises(TypeError, match="on_alert must be 'stop' or a function of an alert; got 'halt'"):
+        joma.watch(HandWrittenGPT("sdpa"), on_alert="halt")
 
 
 def test_an_unreduced_loss_is_refused():

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 
 import joma
 from joma._gauges.rank import top_singular
+from joma._run.alerts import read_alerts
 
 GAUGES = ("entropy", "sink_mass", "max_logsumexp", "stable_rank", "spectral_norm", "effective_rank", "stable_rank.q")
 STEPS = 3
@@ -54,6 +56,8 @@ def work(rank: int, kind: str, port: int, folder: str) -> None:
             result = shards()
         elif kind == "alone":
             result = alone(rank, Path(folder))
+        elif kind == "not finite":
+            result = not_finite(rank, Path(folder))
         else:
             model = build()
             if kind == "ddp":
@@ -172,6 +176,43 @@ def test_a_watch_in_one_process_waits_for_no_other(tmp_path):
     assert second == [{}, pytest.approx(expected[1], rel=1e-6), {}]
     losses = [joma.Run(tmp_path / name).frame("loss")["value"].item() for name in ("run0", "run1", "run1-rank1")]
     assert losses == [0.0, 0.0, 1.0]
+
+
+def not_finite(rank: int, folder: Path) -> list[dict[str, object]]:
+    """An activation is infinite in step 2, in the second process only; the first one writes the run."""
+    model = build()
+    if rank == 1:
+        calls = []
+
+        def spoil(module, args, output):
+            calls.append(output)
+            return output * math.inf if len(calls) == 2 else output
+
+        model.blocks[0].mlp[1].register_forward_hook(spoil)
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with joma.watch(model, run=folder / "run", every=1, processes="all") as w:
+            for step in range(1, 5):
+                x = batch(step)
+                loss = nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                w.step(loss=loss)
+    phases = [phase.name for phase in w.phases]
+    return [{"alert": alert.to_json(), "phases": phases} for alert in w.alerts if alert.kind == "not finite"]
+
+
+def test_what_is_not_finite_in_another_process_is_one_alert_that_names_the_module(tmp_path):
+    for results in run_two("not finite", tmp_path):
+        (result,) = results
+        alert = result["alert"]
+        assert (alert["step"], alert["gauge"], alert["module"]) == (2, "activations", "blocks.0.mlp.1")
+        assert result["phases"] == ["ended", "ended"]
+    (written,) = read_alerts(tmp_path / "run")
+    assert written["level"] == "critical"
 
 
 def test_processes_are_own_or_all():

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -262,12 +263,19 @@ def test_an_exception_in_the_model_leaves_nothing_behind(kind):
         model(tokens())
 
 
-def large_tensors() -> int:
+def large_tensors() -> list[torch.Tensor]:
     gc.collect()
-    return sum(1 for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and thing.dim() >= 3)
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and thing.dim() >= 3]
 
 
 def test_no_tensor_is_kept_after_a_step():
+    others = [weakref.ref(tensor) for tensor in large_tensors()]  # of earlier tests, which may go meanwhile
+
+    def own_tensors() -> int:
+        tensors = large_tensors()
+        of_others = {id(reference()) for reference in others}
+        return sum(id(tensor) not in of_others for tensor in tensors)
+
     model = HandWrittenGPT("sdpa")
     with joma.watch(model, every=1, gauges=("entropy", "coherence")) as w:
         loss_of(model, tokens()).backward()
@@ -275,14 +283,14 @@ def test_no_tensor_is_kept_after_a_step():
         model.zero_grad()
         for block in model.blocks:
             block.attn.last = None
-        alive = large_tensors()
+        alive = own_tensors()
         for _ in range(3):
             loss_of(model, tokens()).backward()
             w.step()
         model.zero_grad()
         for block in model.blocks:
             block.attn.last = None
-        assert large_tensors() == alive
+        assert own_tensors() == alive
 
 
 # Bad input
@@ -335,9 +343,8 @@ def test_nan_in_weights_is_said_and_training_goes_on():
         model(tokens())
         with pytest.warns(UserWarning, match=r"joma\.watch") as said:
             metrics = w.step(loss=math.nan)
-        messages = [str(warning.message) for warning in said]
-        assert any("entropy of layer 1 (blocks.1.attn) is NaN" in text for text in messages)
-        assert any("blocks.1.mlp.0" in text and "not finite" in text for text in messages)
+        (message,) = [str(warning.message) for warning in said]
+        assert "weights: NaN first in blocks.1.attn.qkv.weight (layer 1); then in " in message
         assert math.isnan(metrics["joma/entropy/layer_01"])
         assert math.isnan(metrics["joma/stable_rank/layer_01"])
         assert metrics["joma/entropy/layer_00"] > 0
@@ -378,7 +385,7 @@ def test_run_folders(tmp_path):
     assert sorted(w.frame().step.unique()) == [1]
 
 
-def test_a_second_run_of_the_same_name_is_given_a_number_and_loses_nothing(tmp_path, monkeypatch, capsys):
+def test_a_second_run_of_the_same_name_is_given_a_number_and_loses_nothing(tmp_path, monkeypatch):
     from joma._run import RunError, RunWriter
     from joma._run.folder import newest
 
@@ -392,15 +399,15 @@ def test_a_second_run_of_the_same_name_is_given_a_number_and_loses_nothing(tmp_p
         return str(w.path)
 
     assert train() == "runs/mine"
-    assert capsys.readouterr().err == ""
     first = Path("runs/mine/run.json").read_bytes()
-    assert train() == "runs/mine-2"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "runs/mine holds a run already (done" in line
-    assert "this one goes to runs/mine-2" in line
+    with pytest.warns(
+        joma.JomaWarning, match=r"^joma.watch: runs/mine holds a run already \(done.* goes to runs/mine-2\."
+    ):
+        assert train() == "runs/mine-2"
     Path("runs/mine-3").mkdir()
     Path("runs/mine-3/notes.txt").write_text("mine")  # not a run: never touched
-    assert train(every=2) == "runs/mine-4"  # other settings as well
+    with pytest.warns(joma.JomaWarning, match=r"goes to runs/mine-4\."):
+        assert train(every=2) == "runs/mine-4"  # other settings as well
     assert newest(Path("runs/mine")) == Path("runs/mine-4")
     assert newest(Path("runs/mine-4")) == Path("runs/mine-4")
     assert Path("runs/mine/run.json").read_bytes() == first
@@ -439,33 +446,6 @@ w.step(loss=1.0)
     info = joma.Run(tmp_path / "run").info
     assert info["status"] == ("failed" if fails else "done")
     assert not fails or "ZeroDivisionError" in info["reason"]
-
-
-def test_a_full_disk(tmp_path, monkeypatch):
-    import os
-
-    model = HandWrittenGPT("sdpa")
-    write = os.write
-    with joma.watch(model, run=tmp_path / "run", every=1) as w:
-        model(tokens())
-        w.step()
-        full = {"on": True}
-
-        def limited(descriptor, data):
-            if full["on"]:
-                raise OSError(28, "No space left on device")
-            return write(descriptor, data)
-
-        monkeypatch.setattr(os, "write", limited)
-        model(tokens())
-        with pytest.warns(UserWarning, match="No space left"):
-            assert w.step()
-        model(tokens())
-        assert w.step()  # said once, and training goes on
-        full["on"] = False
-        model(tokens())
-        w.step()
-    assert sorted(w.frame().step.unique()) == [1, 4]
 
 
 @pytest.mark.parametrize(

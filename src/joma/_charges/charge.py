@@ -137,21 +137,22 @@ class Charge:
             return torch.zeros(())
         return _total([_product(side, side.of(read), side.of(read), self.form) for side in self.sides])
 
-    def residual(self, read: Read, right_side: float = 0.0) -> Tensor:
+    def residual(self, read: Read, right_side: float = 0.0, against: Read | None = None) -> Tensor:
         """|B(θ, g)| relative to Σ |w| ‖X‖‖G‖, per head: zero to rounding for a healthy gradient g.
 
         (heads,) for charges per head, () for others; zero where there is no gradient at all. Of a charge up to ε, B
-        minus its ``right_side``.
+        minus its ``right_side``. ``against`` reads G, if that is not g.
         """
         b = self.bilinear(read) - right_side
+        against = against or read
         if self.form == "linear":
             compared = self.scale_by or self.sides
-            norm = torch.stack([read_norm(side, read) for side in compared]).sum()
+            norm = torch.stack([read_norm(side, against) for side in compared]).sum()
             return torch.linalg.vector_norm(b) / norm if norm > 0 else torch.zeros_like(norm)
         heads = self.form == "matrix" or b.dim() > 1
         scale = _total(
             [
-                abs(side.weight) * _norms(side.weights(), "matrix") * _norms(side.of(read), "matrix")
+                abs(side.weight) * _norms(side.weights(), "matrix") * _norms(side.of(against), "matrix")
                 for side in self.sides
             ]
         )

@@ -1,15 +1,17 @@
 """Laws of motion per step: what an optimiser's step does to a charge, exactly.
 
 SGD moves each side's weights by X ← X − lr·D with m = μ m + (1 − τ)(G + λX) and D = m; Nesterov: D = G + λX + μ m. The
-dampening τ is left out in the first step; lr and the decay λ may differ between sides and change over time. Since
-B(θ, G) = 0,
+dampening τ is left out in the first step; lr and the decay λ may differ between sides and change over time. So
 
-    P_t = B(θ_t, m_t) = μ (P_{t−1} − Σ w lr D mᵀ|_{t−1}) + (1 − τ) Λ_t,     Λ_t = Σ w λ XXᵀ,
+    P_t = B(θ_t, m_t) = μ (P_{t−1} − Σ w lr D mᵀ|_{t−1}) + (1 − τ) Λ_t,     Λ_t = B(θ_t, G_t) + Σ w λ XXᵀ,
     ΔQ = −(P + Pᵀ) + Σ w lr DDᵀ                      (Nesterov: Λ_t + μ P_t in the place of P)
 
 for Q = Σ (w/lr) XXᵀ, the charge with each side weighed by one over its learning rate. Nothing but Q before the step and
-the optimiser's own buffers are needed: no weights are copied. A deviation is an error of the *update* (or of the
-gradient): a matrix stepped twice, a rate that one side does not know of.
+the optimiser's own buffers are needed: no weights are copied. A deviation is an error of the *update*: a matrix stepped
+twice, a rate that one side does not know of.
+
+B(θ, G) is zero but for rounding, which autocast makes large beside that of the step. It is taken as it is, and whether
+the gradient is right is the question of its own identity, which is asked before the step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from joma._charges.charge import Charge, Side, Status, read_norm
-from joma._charges.identity import Deviation, bound_of, gradient_norm, over, precision
+from joma._charges.identity import Deviation, bound_of, check_gradients, gradient_norm, over, precision
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class StepLaw:
         self._memory: dict[int, Tensor] = {}  # μ-weighted part of P from the step before, per charge
         self._stepped: set[int] = set()
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._of_gradients: list[Deviation] = []
         self._total = 0.0  # the norm of all gradients
 
     def _rules(self) -> dict[int, _Rule]:
@@ -80,8 +83,10 @@ class StepLaw:
 
     @torch.no_grad()
     def before(self) -> None:
-        """Note the charges, and what decay is about to do to them."""
+        """Check the gradients, and note the charges and what decay is about to do to them."""
         rules = self._rules()
+        # of all charges, since what rounding allows depends on the norm of all gradients
+        self._of_gradients = [d for d in check_gradients(self._known) if d.charge in self.charges]
         self._held = {}
         for charge in self.charges:
             used = [(side, rules[id(side.parameter)]) for side in charge.sides if side.parameter.requires_grad]
@@ -92,8 +97,9 @@ class StepLaw:
 
     @torch.no_grad()
     def after(self) -> list[Deviation]:
-        """What the step did, against the law; empty if all is well."""
-        rules, out = self._rules(), []
+        """What is off of the gradients and of what the step did; empty if all is well."""
+        rules, out = self._rules(), self._of_gradients
+        self._of_gradients = []
         self._total = gradient_norm(side for charge in self._known for side in charge.sides)
         for charge in self.charges:
             if id(charge) not in self._held:
@@ -109,11 +115,12 @@ class StepLaw:
     def _judge(self, charge: Charge, used: list[tuple[Side, _Rule]], earlier: Tensor, decay: Tensor) -> list[Deviation]:
         rule = used[0][1]
         first = id(charge) not in self._stepped
-        product = decay * (1.0 if first else 1.0 - rule.dampening)
+        steps = [(side, *self._directions(side, own), own.lr) for side, own in used]  # D, m, lr
+        added = decay + _of_gradient(charge, used, steps)
+        product = added * (1.0 if first else 1.0 - rule.dampening)
         if rule.momentum:
             product = product + self._memory.get(id(charge), torch.zeros_like(decay))
-        steps = [(side, *self._directions(side, own), own.lr) for side, own in used]  # D, m, lr
-        whole_step = decay + rule.momentum * product if rule.nesterov else product
+        whole_step = added + rule.momentum * product if rule.nesterov else product
         if charge.form == "linear":
             law = -whole_step
         else:
@@ -168,6 +175,21 @@ def _sum(charge: Charge, terms: list[tuple[Side, Tensor, Tensor, float]]) -> Ten
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+def _of_gradient(
+    charge: Charge, used: list[tuple[Side, _Rule]], steps: list[tuple[Side, Tensor, Tensor, float]]
+) -> Tensor:
+    """Return B(θ, G) at the weights before the step, X + lr D if X are those after it."""
+    terms = []
+    for (side, rule), (_, direction, _, lr) in zip(used, steps, strict=True):
+        gradient = side.of(lambda p: p.grad)
+        if charge.form == "linear":
+            terms.append((side, gradient, gradient, rule.sign))
+        else:
+            earlier = side.weights().double() + lr * direction.double()
+            terms.append((side, earlier, gradient, rule.sign))
+    return _sum(charge, terms)
 
 
 def _weighed(charge: Charge, used: list[tuple[Side, _Rule]]) -> Tensor:

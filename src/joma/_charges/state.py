@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,11 +15,18 @@ from joma._gauges.registry import CHARGES
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What gauges are given: (heads,) each, heads = 1 for charges that are not per head; NaN where not known."""
+    """What gauges are given: (heads,) each, heads = 1 for charges that are not per head.
+
+    Attributes:
+        balance, drift: numbers; 0/0 = NaN where both sides are zero.
+        residual: None where no gradient was checked.
+        finite: True if weights and gradients are finite, so that NaN means 0/0.
+    """
 
     balance: Tensor
     drift: Tensor
-    residual: Tensor
+    residual: Tensor | None
+    finite: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,5 +136,7 @@ class States:
             self.starts[key] = charge, (_norm(sums[0]) + _norm(sums[1])).cpu()
         start, size = self.starts[key]
         drift = _norm(charge - start) / size
-        unknown = torch.full_like(drift, math.nan)
-        return State(layer.balance(sums).cpu(), drift, self._residuals.get(key, unknown))
+        residual = self._residuals.get(key)
+        numbers = [*sums, *([] if residual is None else [residual])]
+        finite = all(bool(tensor.isfinite().all()) for tensor in numbers)
+        return State(layer.balance(sums).cpu(), drift, residual, finite)

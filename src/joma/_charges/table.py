@@ -13,9 +13,10 @@ from joma._charges.anatomy import Placement
 from joma._charges.charge import Charge, Status
 from joma._charges.epsilon import EpsilonTerm
 from joma._charges.find import find
-from joma._charges.identity import Deviation, check_gradients
+from joma._charges.identity import Deviation, Verdict, judge_gradients
 from joma._charges.law import StepLaw
 from joma._charges.state import Layered
+from joma._run.warning import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,14 +94,20 @@ class Charges(Sequence[Charge]):
         Call it after ``loss.backward()``, before the optimiser's step. Gradients may be scaled, all by the same factor.
 
         Arguments:
-            tolerance: relative; by default the root of the machine precision of parameters and products.
-            computed_in: the type that autocast computed in, if it did.
+            tolerance: relative; by default the root of the machine precision of the passes.
+            computed_in: the type that the passes were computed in: ``torch.bfloat16`` under such an autocast,
+                ``torch.float32`` if nothing was cast. By default the gradients show it. Where they do not, and a lower
+                precision than that of the parameters would explain what is off, it is not returned; if nothing else is
+                off, a warning says so.
             epsilon: what was recorded of the passes by `epsilon`; without it, charges up to ε are not judged.
 
         Returns:
             What is off, the head named.
         """
-        return check_gradients(self.all, tolerance, computed_in, epsilon)
+        verdict = judge_gradients(self.all, tolerance, computed_in, epsilon)
+        if verdict.undecided and not verdict.deviations:
+            warn(_undecided(verdict))
+        return verdict.deviations
 
     def epsilon(self) -> EpsilonTerm:
         """A context in which to run the model forward and backward, so that charges up to ε can be judged too."""
@@ -117,6 +124,19 @@ class Charges(Sequence[Charge]):
             key = charge.kind, str(charge.status), reason
             groups[key] = groups.get(key, 0) + 1
         return "\n".join(f"{kind:9s} {status:8s} {n:4d} ×  {reason}" for (kind, status, reason), n in groups.items())
+
+
+def _undecided(verdict: Verdict) -> str:
+    """Explain what was not judged, and what to do about it."""
+    worst = max(verdict.undecided, key=lambda deviation: deviation.value)
+    others = len(verdict.undecided) - 1
+    more = f", and {others} more are off" if others else ""
+    return (
+        f"joma.charges: the gradients are inconclusive. {worst} in the precision of the parameters"
+        f"{more}. Passes that were computed in a lower precision would explain it, but the "
+        "gradients do not show one. Give the type that the passes were computed in: "
+        "check_gradients(computed_in=torch.float32), torch.bfloat16, …"
+    )
 
 
 def _numbers(charge: Charge, q: torch.Tensor) -> int:

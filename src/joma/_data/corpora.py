@@ -150,14 +150,26 @@ def _find(source: str | os.PathLike[str], cache: Path, say: Callable[[str], None
         return source, *_hblt(source.partition(":")[2])
     if isinstance(source, str) and source.startswith("hf:"):
         return source, *_folder(fetch(source.removeprefix("hf:"), cache, say))
-    if not os.fspath(source):
-        raise ValueError(f"no corpus was named: give one of {_choices()}")
+    check_source(source)
     path = Path(source).expanduser()
     if path.is_file():
         return path.name, *Text((Span(path),)).split(1 - VALID)
-    if path.is_dir():
-        return _folder_name(path), *_folder(path)
-    raise ValueError(f"unknown corpus {str(source)!r}: there is no file or folder {path.absolute()}. Give {_choices()}")
+    return _folder_name(path), *_folder(path)
+
+
+def check_source(source: str | os.PathLike[str]) -> None:
+    """Refuse what names no corpus, before anything is read; names on the hub are not looked up."""
+    if not os.fspath(source):
+        raise ValueError(f"no corpus was named: give one of {_choices()}")
+    if source in (*WIKITEXT, "pydoc"):
+        return
+    if isinstance(source, str) and (source.partition(":")[0] == "hblt" or source.startswith("hf:")):
+        return
+    path = Path(source).expanduser()
+    if not (path.is_file() or path.is_dir()):
+        raise ValueError(
+            f"unknown corpus {str(source)!r}: there is no file or folder {path.absolute()}. Give {_choices()}"
+        )
 
 
 def _choices() -> str:

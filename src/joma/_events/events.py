@@ -26,7 +26,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from joma._events.padding import Padding, real_queries
 from joma._gauges.attention import AttentionStats, attention_stats_from_scores, mask_of, stats_with_mask
 from joma._gauges.logits import EagerLogits, Received, logits_of
 from joma._gauges.masks import Mask, causal_mask
@@ -58,9 +57,16 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
-    products: dict[int, Tensor] = field(default_factory=dict)  # size of a product of two activations -> the second one
+    products: dict[int, Any] = field(default_factory=dict)  # size of a product of two activations -> the product
     held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
     attentions: int = 0  # that were seen in this call
+    projections: list[Any] = field(default_factory=list)  # what modules inside gave, while axes are learnt
+    has_attention: bool = False  # in this module, or in one inside it
+    examined: list[Any] = field(default_factory=list)  # attentions that are looked at, whose outputs are followed
+    followed: list[Tensor] = field(default_factory=list)  # their outputs, and what is made of them
+    combined: bool = False  # two of these were added or subtracted
+    real: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)  # (B, T) -> tokens that are no padding
+    confirmed: dict[str, Call | None] = field(default_factory=dict)  # argument -> the module inside that applies it
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -145,7 +151,7 @@ class ModuleEnds(Event):
 class Attention(Event):
     """An attention was computed; of one of the two kinds below."""
 
-    padding: Padding | None = field(default=None, repr=False)
+    real: Tensor | None = field(default=None, repr=False)  # (B or 1, 1, Tq), False at padding; None if there is none
     ordinal: int = 0  # which of the attentions in this call of the module
 
     @property
@@ -192,12 +198,6 @@ class Attention(Event):
     def device(self) -> torch.device:
         """Where it happens."""
         return self.per_query.device
-
-    @cached_property
-    def real(self) -> Tensor | None:
-        """(B or 1, 1, Tq), True for queries that are not padding; None if none is known to be."""
-        B, _, Tq = self.shape
-        return real_queries(self.calls, self.padding, B, Tq, self.device)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -312,7 +312,7 @@ class BlockInput(Event):
     """The input (B, T, d) of the block around an attention, whose module ``call`` is; it follows that attention."""
 
     states: Tensor = field(repr=False)
-    padding: Padding | None = field(default=None, repr=False)
+    real: Tensor | None = field(default=None, repr=False)  # (B or 1, 1, T), False at padding; None if there is none
     ordinal: int = 0  # of that attention
 
     @property
@@ -324,12 +324,6 @@ class BlockInput(Event):
     def device(self) -> torch.device:
         """Where it happens."""
         return self.states.device
-
-    @cached_property
-    def real(self) -> Tensor | None:
-        """(B or 1, 1, T), True for tokens that are not padding; None if none is known to be."""
-        B, T, _ = self.states.shape
-        return real_queries(self.calls, self.padding, B, T, self.device)
 
     @cached_property
     def tokens(self) -> Tensor | None:

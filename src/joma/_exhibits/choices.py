@@ -14,14 +14,25 @@ from dataclasses import replace
 from typing import Any
 
 from joma._exhibits.base import Exhibit
+from joma._exhibits.sense import check_sense
 from joma.theory.setting import nearest
 
 
 def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibit:
-    """The exhibit with some settings of a preset changed, as `choose` reads them."""
+    """The exhibit with some settings of a preset changed, as `choose` reads them.
+
+    Values that make no sense are refused. What makes sense for an exhibit that a user registered is
+    not known here.
+    """
     experiment = exhibit.experiment
-    changed = {**experiment.settings[preset], **choose(experiment.settings, preset, texts)}
-    return replace(exhibit, declared=replace(experiment, settings={**experiment.settings, preset: changed}))
+    texts = list(texts)
+    chosen = choose(experiment.settings, preset, texts)
+    if exhibit.declared is None:
+        for key, value in chosen.items():
+            examples = [settings[key] for settings in experiment.settings.values() if key in settings]
+            check_sense(key, value, examples, exhibit.id)
+    settings = {**experiment.settings, preset: {**experiment.settings[preset], **chosen}}
+    return replace(exhibit, declared=replace(experiment, settings=settings), changed=tuple(texts))
 
 
 def choose(presets: Mapping[str, Mapping[str, Any]], preset: str, texts: Iterable[str]) -> dict[str, Any]:

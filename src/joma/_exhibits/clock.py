@@ -3,7 +3,7 @@
 Language models at several rates and depths, under Adam, SGD and momentum (τ = Σ lr / (1 − β)), each trained to the same
 τ. Single runs of different rates are compared on the clock with single runs of one rate, which differ by their seeds;
 the fastest rate of each kind is there to leave the common curve, and is not judged. The authors' own runs are beside
-ours in docs/foresight.md.
+ours in `joma docs foresight`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pandas as pd
 
 from joma._data.packaged import MODELS
 from joma._exhibits._series import checkpoints, located, series
-from joma._exhibits._superposed import FOUND, judged
+from joma._exhibits._superposed import REVISED, RULE, WOULD_DECIDE, judged
 from joma._exhibits._texts import fired_by_both
 from joma._exhibits.base import Experiment, Judgement, Progress, where
 from joma._figures import panels as p
@@ -40,18 +40,6 @@ REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub; on
 EXAMPLES = 4  # neurons that are shown, two patterns each
 STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
 MERGED = 200  # pairs of neurons made one
-RULE = (
-    "a pattern is words that a neuron's strong contexts attend to more often than its layer's (exact binomial, "
-    "corrected for words and neurons), whose embeddings are unlike those of the neuron's other patterns; it passes if "
-    "it comes back on held-out text, if masking its words lowers the activation more than masking others, and if w "
-    "points to it more than 95 % of the layer's neurons do. A neuron with two that pass is superposed. Holds: every "
-    "model has such neurons, a larger share than in any deal of contexts at random and than before training. Fails: "
-    f"none has, though of neurons made one in pairs at least {FOUND:.0%} are found. Else not decided"
-)
-WOULD_DECIDE = (
-    f"a model and a text on which at least {FOUND:.0%} of the neurons made one in pairs are found: --preset laptop"
-)
-REVISED = "three contexts that attend to a common word were a pattern; chance made as many, and nothing was decided"
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:

@@ -53,9 +53,9 @@ _OURS = (
     Exhibit("orthogonality", "Almost orthogonal embeddings", seconds=20, statement=
       "With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7)."),
     Exhibit("parameterised", "Attention through embeddings, embeddings that train", seconds=20, statement=
-      "Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train too (left open in Section 7)."),
+      "Ours: Theorem 1 with Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that train (open in Section 7)."),
     Exhibit("realtext", "Many queries on real text", seconds=20, statement=
-      "The first integral, summed over queries, in a block trained by SGD on next-word prediction."),
+      "Ours: the first integral, summed over queries, in a block trained by SGD on next-word prediction."),
     Exhibit("block", "A block with folded attention", seconds=60, statement=
       "Self-attention need not be updated explicitly: it is implicit in the lower MLP weights (Section 3)."),
     Exhibit("width", "Over-parameterisation", seconds=60, statement=
@@ -73,7 +73,7 @@ _OURS = (
     Exhibit("sinks", "Sparse attention, or a sink?", seconds=60, statement=
       "Ours: heads of low attention entropy are parked on the first token, and spread beside it (Figures 6 and 7)."),
     Exhibit("lowrank", "Is the gradient of lower rank than the weight?", seconds=60, statement=
-      "The gradient of the lower MLP becomes low-rank before the weight does (GaLore, from Theorem 2)."),
+      "GaLore: the gradient of the lower MLP becomes low-rank before the weight does (from Theorem 2)."),
 )
 # fmt: on
 EXHIBITS = {listed.id: listed for listed in _OURS}
@@ -97,7 +97,7 @@ def exhibit(
     Arguments:
         id: an identifier, the name of its folder.
         title: for headings.
-        statement: what is put to the test, in one line.
+        statement: what is put to the test, in one line; the page counts it apart from the paper's statements.
         run: measures: ``run(writer, settings, seed, progress)`` writes rows by ``writer.write(step, {gauge: value},
             **labels)`` and says how far it is by ``progress(share, words)``.
         draw: an Altair chart, from nothing but the run folder.

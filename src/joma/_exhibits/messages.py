@@ -16,7 +16,8 @@ _REASONS = {UNDECIDED: "Not decided here", Verdict.ERROR: "Not made"}
 
 MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
     "folding": {
-        UNDER: "Attention can be integrated out exactly, if it is linear or exp",
+        UNDER: "Linear and exp attention can be integrated out exactly: free logits, frozen orthonormal embeddings, "
+        "plain gradient flow",
         FAILS: "A block without attention parameters does not follow the block with them",
     },
     "fig2": {
@@ -43,10 +44,10 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
         FAILS: "Sparse, then dense: not in most draws",
     },
     "contrast": {
-        HOLDS: "Nonlinear activations bring attention back; linear ones do so less",
-        UNDER: "Attention comes back towards large finite targets, not as stated",
-        FAILS: "It is not nonlinear activations that bring attention back",
-        UNDECIDED: "do nonlinear activations bring attention back?",
+        HOLDS: "From a small start, attention comes back with nonlinear nodes, and less with linear ones",
+        UNDER: "From a small start, attention comes back towards large finite targets",
+        FAILS: "From a small start, nonlinear nodes do not bring attention back as stated",
+        UNDECIDED: "from a small start, do nonlinear nodes bring attention back?",
     },
     "fig9": {
         HOLDS: "A line through the origin meets G twice, in every family that was tried",
@@ -84,7 +85,7 @@ MESSAGES: Mapping[str, Mapping[Verdict, str]] = {
     },
     "fig8": {
         HOLDS: "The best run is the one that dips and bounces",
-        UNDER: "At some depth the best run is one that dips and bounces",
+        UNDER: "At some depth the best run dips and bounces, which alone is no evidence for the pattern",
         FAILS: "The best run is not one that dips and bounces",
         UNDECIDED: "is the best run the one that dips and bounces?",
     },

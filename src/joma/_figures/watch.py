@@ -206,8 +206,9 @@ def _heading(run: Run, frame: pd.DataFrame) -> alt.Title:
     parts = [f"{config['model']}" if "model" in config else "", f"step {steps:,}"]
     if isinstance(number := config.get("parameters"), int):
         parts.insert(1, f"{_short(number)} parameters")
-    if info["status"] != "done":
-        parts.append(info["status"] + (f": {info['reason']}" if info.get("reason") else ""))
+    status = run.status
+    if status != "done":
+        parts.append(f"{status}: {info['reason']}" if info.get("reason") else status)
     return alt.Title(str(info.get("name", run.path.name)), subtitle=", ".join(filter(None, parts)))
 
 

@@ -1,4 +1,4 @@
-"""What is known of the clock's limits: where a forecast has to be taken with care. Measured in docs/foresight.md."""
+"""Known limits of the clock: where a forecast needs care. Measured in `joma docs foresight`."""
 
 from __future__ import annotations
 

@@ -89,41 +89,42 @@ def _centred(x: Tensor, seen: Tensor) -> Tensor:
     return (x - mean) * seen
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    """The cosine of two tensors as vectors; NaN if one of them is zero."""
-    a, b = a.double().flatten(), b.double().flatten()
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """Return the cosine of two tensors as vectors; None if one of them is zero, NaN if one is not finite."""
+    a = a.double().flatten()
+    b = b.double().flatten()
     size = float(a.norm() * b.norm())
-    return float(a @ b) / size if size > 0 else math.nan
+    return None if size == 0 else float(a @ b) / size
 
 
 @gauge("gradient_stationarity", on="block")
-def gradient_stationarity(block: BlockMotion) -> float:
+def gradient_stationarity(block: BlockMotion) -> float | None:
     """cos of the lower MLP's mean gradient E[g φ′ f] with that of the interval before: 1 is Assumption 1."""
     if block.earlier is None or block.halves is None:
-        return math.nan
+        return None
     return cosine(block.earlier, block.halves[0] + block.halves[1])
 
 
 @gauge("gradient_agreement", on="block")
-def gradient_agreement(block: BlockMotion) -> float:
+def gradient_agreement(block: BlockMotion) -> float | None:
     """cos between that mean over the odd and the even steps of one interval: what noise leaves of stationarity."""
-    return math.nan if block.halves is None else cosine(*block.halves)
+    return None if block.halves is None else cosine(*block.halves)
 
 
 @gauge("attention_drift", on="block")
-def attention_drift(block: BlockMotion) -> float:
+def attention_drift(block: BlockMotion) -> float | None:
     """Share of the mean attention b̄ that moved elsewhere since the last measurement: 0 is Theorem 1's premise."""
     if block.states is None:
-        return math.nan
+        return None
     before, after = (block.logits(w).softmax(dim=-1) for w in (block.before, block.after))
     return float((after - before).abs().sum(dim=-1).mean() / 2)
 
 
 @gauge("eqn17_residual", on="block")
-def eqn17_residual(block: BlockMotion) -> float:
+def eqn17_residual(block: BlockMotion) -> float | None:
     """Share of the logits' motion that Eqn. 17 misses with its best factor: 0 is all predicted, 1 nothing."""
     if block.states is None:
-        return math.nan
+        return None
     z, v = [block.logits(w) for w in (block.before, block.after)], [block.seen(w) for w in (block.before, block.after)]
     b = (z[0].softmax(dim=-1) + z[1].softmax(dim=-1)) / 2
     pull = ((v[1] - v[0]) * (v[1] + v[0]) / 2).sum(dim=-1)[:, None, :]  # Σ_k Δv ∘ v, (heads, 1, n)
@@ -132,4 +133,6 @@ def eqn17_residual(block: BlockMotion) -> float:
     moved = moved - moved.mean(dim=-1, keepdim=True)  # softmax does not see what all keys share
     predicted = predicted - predicted.mean(dim=-1, keepdim=True)
     match = cosine(moved, predicted)
-    return math.sqrt(1 - min(1.0, match) ** 2) if match > 0 else (1.0 if match <= 0 else math.nan)
+    if match is None or math.isnan(match):
+        return match
+    return math.sqrt(1 - min(1.0, match) ** 2) if match > 0 else 1.0

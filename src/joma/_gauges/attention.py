@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from joma._gauges.kernels import fused_attention, groups, has_kernel, key_heads, part_of, widened
-from joma._gauges.masks import Mask
+from joma._gauges.masks import Mask, lowest_seen
 from joma._gauges.tiles import combined, stats_of_scores, stats_of_softmax
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ def attention_stats_from_scores(
 ) -> AttentionStats:  # fmt: skip
     """The same statistics from the scores (B, H, Tq, Tk) or the probabilities that eager attention computes.
 
-    Entries of −inf, or at most half the type's lowest finite number, count as masked; so do probabilities of 0 (a key
-    with exactly no attention cannot be told from a masked one).
+    Entries of −inf, large finite masks (−1e9, −65504, −1e4) and the type's lowest numbers count as masked; so do
+    probabilities of 0 (a key with exactly no attention cannot be told from a masked one).
 
     Arguments:
         scores: (B, H, Tq, Tk), or with fewer leading dimensions.
@@ -221,7 +221,7 @@ def attention_stats_from_scores(
     columns = scores.shape[-1]
     if learned_sink not in (None, 0, columns - 1, -1):
         raise ValueError(f"a learned sink is the first or the last of {columns} columns, not {learned_sink}")
-    lowest = -math.inf if is_probability else torch.finfo(scores.dtype).min / 2
+    lowest = -math.inf if is_probability else lowest_seen(scores.dtype)
     if is_probability:
         scores, probabilities = (scores if scores.dtype == torch.float64 else scores.float()).log(), scores
     scores = scores.detach()[(None,) * max(0, 4 - scores.dim())].flatten(0, -4)
@@ -268,9 +268,36 @@ def checked_inputs(
     if q.shape[0] != k.shape[0] or (Hk not in (H, 1) and not (enable_gqa and Hk and H % Hk == 0)):
         hint = "" if enable_gqa else "; grouped-query heads need enable_gqa=True"
         raise ValueError(f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}")
-    if attn_mask is None or isinstance(attn_mask, Mask):
-        return q, k, attn_mask
-    return q, k, mask_of(attn_mask, q, k)
+    mask = mask_of(attn_mask, q, k) if isinstance(attn_mask, Tensor) else attn_mask
+    return q, _without_unseen(k, mask, is_causal, q.shape[2]), mask
+
+
+def _without_unseen(k: Tensor, mask: Mask | None, is_causal: bool, queries: int) -> Tensor:
+    """Return keys (B, Hk, Tk, d) with the mean of the others in place of those that no query sees.
+
+    They may hold anything, as a cache does that is not filled yet: attention does not depend on
+    them, but the centre that is taken from all keys would. NaN and infinities behind a mask still
+    show, since they make the attention of the model NaN, too; a causal kernel does not read them.
+    """
+    if is_causal:
+        unseen = k.shape[2] - queries
+        if unseen <= 0 or not queries:
+            return k
+        used = k[:, :, :queries]
+        return torch.cat([used, used.mean(dim=2, keepdim=True).expand(-1, -1, unseen, -1)], dim=2)
+    if mask is None or mask.seen_keys is None:
+        return k
+    seen = _by_key_head(mask.seen_keys, k.shape[1])  # (B or 1, Hk or 1, Tk)
+    counts = seen.sum(dim=-1).clamp(min=1)[..., None, None]
+    mean = (seen[..., None, :].float() @ k.float()) / counts  # (B, Hk, 1, d); 0 · NaN is NaN
+    return torch.where(seen[..., None], k, mean.to(k.dtype))
+
+
+def _by_key_head(seen: Tensor, key_heads: int) -> Tensor:
+    """Return (B, Hk or 1, Tk) from (B, H or 1, Tk): a key is seen if one of its query heads sees it."""
+    if seen.shape[1] in (1, key_heads):
+        return seen
+    return seen.unflatten(1, (key_heads, -1)).any(dim=2)
 
 
 def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:

@@ -153,9 +153,9 @@ def change(d: Tensor) -> float:
 
 
 @gauge("change_rank", on="change", given="top")
-def change_rank(top: TopSingular) -> float:
-    """Stable rank of ΔW since the checkpoint before, NaN if nothing has changed; in scans."""
-    return top.stable_rank if top.sigma > 0 else math.nan
+def change_rank(top: TopSingular) -> float | None:
+    """Stable rank of ΔW since the checkpoint before; none if nothing has changed; in scans."""
+    return None if top.sigma == 0 else top.stable_rank
 
 
 class ChargeState(Protocol):
@@ -163,7 +163,7 @@ class ChargeState(Protocol):
 
     balance: Tensor
     drift: Tensor
-    residual: Tensor
+    residual: Tensor | None
 
 
 @gauge("charge", on="charge")
@@ -179,7 +179,7 @@ def charge_drift(state: ChargeState) -> Tensor:
 
 
 @gauge("charge_residual", on="charge")
-def charge_residual(state: ChargeState) -> Tensor:
+def charge_residual(state: ChargeState) -> Tensor | None:
     """What the gradient identity of a charge is off by, relative: rounding, or a bug; needs optimizer=."""
     return state.residual
 
@@ -191,41 +191,44 @@ def correlated_neurons(w: Tensor) -> float:
 
 
 @gauge("effective_neurons", on="weight")
-def effective_neurons(w: Tensor) -> float:
+def effective_neurons(w: Tensor) -> float | None:
     """M²/Σ cos² over pairs of neurons' weights: how many independent ones there are, at most d (Section 7)."""
     return _cosines(w, "effective_number")
 
 
 @gauge("effective_vocabulary", on="hidden")
-def effective_vocabulary(states: Tensor) -> float:
+def effective_vocabulary(states: Tensor) -> float | None:
     """M²/Σ cos² over pairs of tokens' representations: how many independent ones there are, at most d (Section 7)."""
     return _cosines(states, "effective_number")
 
 
-def _cosines(states: Tensor, statistic: str) -> float:
-    """One number of `Coherence`; NaN where states are not finite."""
-    return float(getattr(embedding_coherence(states), statistic)) if bool(states.isfinite().all()) else math.nan
+def _cosines(states: Tensor, statistic: str) -> float | None:
+    """Return one number of `Coherence`: NaN if states are not finite, None if there are no two rows to compare."""
+    if not bool(states.isfinite().all()):
+        return math.nan
+    coherence = embedding_coherence(states)
+    return float(getattr(coherence, statistic)) if coherence.rows > 1 else None
 
 
 @gauge("coherence", on="hidden")
-def coherence(states: Tensor) -> float:
+def coherence(states: Tensor) -> float | None:
     """Largest |cos| between the representations of different tokens."""
     return _cosines(states, "maximum")
 
 
 @gauge("coherence_centred", on="hidden")
-def coherence_centred(states: Tensor) -> float:
+def coherence_centred(states: Tensor) -> float | None:
     """Largest |cos| between different tokens, their common mean taken away."""
     return _cosines(centred(states), "maximum")
 
 
 @gauge("mean_cosine", on="hidden")
-def mean_cosine(states: Tensor) -> float:
+def mean_cosine(states: Tensor) -> float | None:
     """Mean |cos| between the representations of different tokens; √(2/(πd)) for random ones."""
     return _cosines(states, "mean")
 
 
 @gauge("mean_cosine_centred", on="hidden")
-def mean_cosine_centred(states: Tensor) -> float:
+def mean_cosine_centred(states: Tensor) -> float | None:
     """Mean |cos| between different tokens, their common mean taken away."""
     return _cosines(centred(states), "mean")

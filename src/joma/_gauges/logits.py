@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from joma._gauges.attention import checked_inputs, default_scale, visible_keys
 from joma._gauges.kernels import fused_attention, groups, key_heads, part_of, widened
-from joma._gauges.masks import Mask, key_columns
+from joma._gauges.masks import Mask, hidden_scores, key_columns, lowest_seen
 from joma._gauges.tiles import below, tiles
 
 _SHARP = 2.0**16  # β: ln n/β is 2e-4 at a million keys; 2¹³ would leave 1e-3 at 3,600
@@ -310,7 +310,7 @@ class EagerLogits(Logits):
     @property
     def _lowest(self) -> float:
         """What is not above this is masked; what is not a number is not."""
-        return torch.finfo(self.scores.dtype).min / 2
+        return lowest_seen(self.scores.dtype)
 
     def weights(self, rows: Tensor | None) -> Tensor:
         """(B, H, Tq): 1 for queries that see a key and are real, 0 for others."""
@@ -330,10 +330,14 @@ class EagerLogits(Logits):
 
     def seen_by(self, weights: Tensor) -> Tensor:
         """Σ of the weights of the queries that see a key, (B, H, Tk)."""
-        rows = weights[..., None, :]  # (B, H, 1, Tq)
-        by_head = [[r @ (~(s <= self._lowest)).float() for r, s in zip(*heads, strict=True)]
-                   for heads in zip(rows, self.scores, strict=True)]  # fmt: skip
-        return torch.stack([torch.cat(heads) for heads in by_head])[..., self._keys]
+        B, H, _, columns = self.scores.shape
+        counted = torch.empty((B, H, columns), device=self.scores.device)
+        for b in range(B):
+            for h in range(H):
+                scores = self.scores[b, h]  # (Tq, columns)
+                hidden = hidden_scores(scores, scores.amax(dim=-1, keepdim=True), self._lowest)
+                counted[b, h] = weights[b, h] @ (~hidden).float()
+        return counted[..., self._keys]
 
 
 def _add_received(mass: Tensor, s: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None) -> None:

@@ -16,6 +16,27 @@ from torch import Tensor
 
 _PART = 1 << 18  # entries of a mask that are looked at together, so that they stay in the cache
 
+# Masks are written as −inf, as the lowest number of the type, or as a large finite number: −1e9, −65504, −1e4. A key
+# that is hidden by such a number is not a visible key, though softmax gives it "some" attention on paper.
+_NEVER = -1e8  # lower than any logit or bias: hidden, whatever the rest of the row is
+_BIAS_GAP = 5e3  # a bias so far below the largest of its row is a mask; ALiBi gets there after 10,000 tokens at most
+_SCORE_GAP = 8e3  # likewise for scores, which are a mask plus logits: −1e4 with logits of up to ±1,000
+
+
+def lowest_seen(dtype: torch.dtype) -> float:
+    """The number of this type up to which a bias or a score is always a mask."""
+    return max(torch.finfo(dtype).min / 2, _NEVER)
+
+
+def hidden_scores(scores: Tensor, largest: Tensor, lowest: float) -> Tensor:
+    """True where a key is masked, for scores (…, Tk) and the largest of each row (…, 1).
+
+    Worked example, a causal mask of −1e4: the row [0.3, −1.2, −9999.1] has the largest score 0.3, and −9999.1 lies more
+    than 8,000 below it: two keys are visible. A row without a mask and with sharp attention, [310, −45, 12], has three.
+    A score that is not a number is not masked: it has to show.
+    """
+    return scores <= (largest - _SCORE_GAP).clamp(min=lowest)
+
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -27,9 +48,16 @@ class Mask:
 
     @cached_property
     def keep(self) -> Tensor:
-        """Boolean; −inf and "as low as can be" both mean masked."""
+        """Boolean; −inf, "as low as can be" and large finite numbers (−1e9, −1e4) all mean masked.
+
+        Worked example: the row [0, 0, −1e4, −1e4] keeps two keys. The row [−1e4, −1e4, −1e4, −1e4] keeps all four,
+        since softmax does not see a common offset: such a query attends as if there were no mask.
+        """
         given = self.given
-        return given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+        if given.dtype == torch.bool:
+            return given
+        largest = given.amax(dim=-1, keepdim=True)  # (…, Tq, 1)
+        return given > (largest - _BIAS_GAP).clamp(min=lowest_seen(given.dtype))
 
     @cached_property
     def biased(self) -> bool:
@@ -56,6 +84,14 @@ class Mask:
         if self.keep.shape[-1] == self.keys:
             return count(self.keep)
         return self.keep[..., 0].long() * self.keys
+
+    @cached_property
+    def seen_keys(self) -> Tensor | None:
+        """True for keys that some query sees, (B or 1, H or 1, Tk); None if all are seen."""
+        if self.keep.shape[-1] == 1:
+            return None
+        seen = self.keep.view(torch.uint8).amax(dim=-2) > 0  # 15 times as fast as any()
+        return None if bool(seen.all()) else seen
 
     @cached_property
     def sink(self) -> Tensor | None:

@@ -102,14 +102,22 @@ class Gauge:
             "charge_drift",
         )
 
-    def measure(self, w: Any, top: Any = None) -> float:
-        """The value on a matrix; ``top`` is its `TopSingular` if that is known already."""
+    def measure(self, w: Any, top: Any = None) -> float | None:
+        """Return the value on a matrix, or None where the gauge is not defined.
+
+        ``top`` is the matrix's `TopSingular`, if it is known already.
+        """
         from joma._gauges.rank import top_singular
         from joma._gauges.sharded import whole
 
-        if self.given == "top":
-            return float(self.function(top_singular(w) if top is None else top))
-        return float(self.function(whole(w)))
+        if self.given != "top":
+            return number_or_none(self.function(whole(w)))
+        return number_or_none(self.function(top_singular(w) if top is None else top))
+
+
+def number_or_none(value: Any) -> float | None:
+    """Return what a gauge's function gave as a float; None, for "not defined here", stays None."""
+    return None if value is None else float(value)
 
 
 _GAUGES: dict[str, Gauge] = {}
@@ -126,7 +134,8 @@ def gauge(
             (it returns (B, H)), "weight" a matrix (m, n), "gradient" its gradient, "update" what a step did to it over
             its norm, "change" what has become of it since the checkpoint before, "hidden" states (tokens, d), "stream"
             a `Stream`, "neurons" states (tokens, h), "router" a `Routing`, "block" a `BlockMotion`; these return a
-            number.
+            number, or None where the gauge is not defined. NaN and Inf mean that the model computed something that
+            is not finite, which is an alert.
         reduce: "mean" or "max": over real queries, to one value per head of an attention gauge; and over heads and
             experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of

@@ -39,21 +39,21 @@ def stream_rms(stream: Stream) -> float:
 
 
 @gauge("massive_activation", on="stream", reduce="max")
-def massive_activation(stream: Stream) -> float:
+def massive_activation(stream: Stream) -> float | None:
     """Largest entry of the residual stream over the median, by size: some thousand where activations are massive."""
     size = stream.states.float().abs()
     median = float(size.median())
-    return float(size.max()) / median if median > 0 else math.nan if math.isnan(median) else math.inf
+    return None if median == 0 else float(size.max()) / median
 
 
 @gauge("attention_share", on="stream")
-def attention_share(stream: Stream) -> float:
+def attention_share(stream: Stream) -> float | None:
     """RMS of what attention writes to the residual stream, over that of the stream after the block."""
     return _written(stream.attention, stream.states, "attention")
 
 
 @gauge("mlp_share", on="stream")
-def mlp_share(stream: Stream) -> float:
+def mlp_share(stream: Stream) -> float | None:
     """RMS of what the MLP writes to the residual stream, over that of the stream after the block."""
     return _written(stream.mlp, stream.states, "the MLP")
 
@@ -96,10 +96,11 @@ def _rms(x: Tensor) -> float:
     return float(widened(x).square().mean().sqrt())
 
 
-def _written(part: Tensor | None, states: Tensor, who: str) -> float:
+def _written(part: Tensor | None, states: Tensor, who: str) -> float | None:
     if part is None:
         raise ValueError(f"what {who} writes was not seen")
-    return _rms(part) / size if (size := _rms(states)) > 0 else math.nan
+    size = _rms(states)
+    return None if size == 0 else _rms(part) / size
 
 
 def _active(neurons: Tensor) -> Tensor:

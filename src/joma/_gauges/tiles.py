@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from joma._gauges.kernels import widened
-from joma._gauges.masks import count, first_seen, key_columns, sinks
+from joma._gauges.masks import count, first_seen, hidden_scores, key_columns, lowest_seen, sinks
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
 _NOTHING = (
@@ -58,7 +58,7 @@ def stats_of_scores(
     nonsink, others, at_sink = torch.empty((3, len(q)), dtype=q.dtype, device=q.device)
     for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
         at_sink[rows] = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        nonsink[rows], others[rows] = _rest(s, kind=torch.float32)
+        nonsink[rows], others[rows], _ = _rest(s, kind=torch.float32)
     return combined(nonsink, others, at_sink).float()
 
 
@@ -96,7 +96,7 @@ def _reach(added: Tensor | None, keys: int) -> int:
     """How many of the first keys some query of a tile sees, at least one: what lies beyond need not be computed."""
     if added is None or added.device.type != "cpu":
         return keys
-    seen = (added.amax(dim=0) > torch.finfo(added.dtype).min / 2).nonzero()
+    seen = (added.amax(dim=0) > lowest_seen(added.dtype)).nonzero()
     return int(seen[-1]) + 1 if len(seen) else 1
 
 
@@ -112,18 +112,19 @@ def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
     return at_sink
 
 
-def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Entropy and logsumexp (rows,) of scores s (rows, keys); where no key is seen, 0 and −inf.
+def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy, logsumexp and largest (rows,) of scores s (rows, keys); where no key is seen, 0, −inf and −inf.
 
     Arguments:
         p: all of one factor times exp(s).
         kind: a narrower type than that of the scores, for what is left when a row's largest is taken away.
     """
     if not s.shape[-1]:
-        return s.new_zeros(len(s)), s.new_full((len(s),), -math.inf)
-    largest = s.amax(dim=-1)
-    empty = largest == -math.inf
-    largest = torch.where(empty, 0.0, largest)
+        nothing = s.new_full((len(s),), -math.inf)
+        return s.new_zeros(len(s)), nothing, nothing
+    top_score = s.amax(dim=-1)
+    empty = top_score == -math.inf
+    largest = torch.where(empty, 0.0, top_score)
     d = below(s, largest, kind or s.dtype)
     top = None if p is None else p.amax(dim=-1)
     if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
@@ -135,7 +136,7 @@ def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -
         total = p.sum(dim=-1)
         logarithm = (total / top).log()
     entropy = logarithm - torch.linalg.vecdot(p, d) / total
-    return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm)
+    return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm), top_score
 
 
 def below(s: Tensor, largest: Tensor, kind: torch.dtype) -> Tensor:
@@ -149,7 +150,7 @@ def stats_of_softmax(
     """Of scores (N, Tq, columns) and their softmax, which is worked out where it is not there in float32 or wider.
 
     Arguments:
-        lowest: what is not above this is masked; what is not a number is not.
+        lowest: what is not above this is masked, and so is what lies far below its row (`hidden_scores`).
         learned: the first or the last column, if it is no key but a learned sink.
 
     Returns:
@@ -173,13 +174,13 @@ def stats_of_softmax(
         s = scores[n, part].to(kind)
         if learned is not None:
             at_sinks[1][n, part] = s[:, learned]
-        seen = ~(s <= lowest)  # what is not a number is not masked: it must show
+        p = None if probabilities is None else probabilities[n, part, after]
+        nonsink[n, part], others[n, part], largest = _rest(s[:, after], p)
+        at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
+        seen = ~hidden_scores(s, torch.maximum(largest, s[:, start])[:, None], lowest)
         if not bool(seen[:, start].all()):
             first[n, part] = first_seen(seen[:, keys].contiguous())
         visible[n, part] = count(seen)
-        p = None if probabilities is None else probabilities[n, part, after]
-        nonsink[n, part], others[n, part] = _rest(s[:, after], p)
-        at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
     sink = sinks(first, columns - (learned is not None))
     if sink is None:
         return combined(nonsink, others, *at_sinks), visible
@@ -188,7 +189,7 @@ def stats_of_softmax(
         if not bool(at.any()):
             continue
         s = scores[n, part, keys].to(kind)
-        s = s.masked_fill(s <= lowest, -math.inf)
+        s = s.masked_fill(hidden_scores(s, s.amax(dim=-1, keepdim=True), lowest), -math.inf)
         at_sinks[0][n, part] = _taken(s, at)
-        nonsink[n, part], others[n, part] = _rest(s)
+        nonsink[n, part], others[n, part], _ = _rest(s)
     return combined(nonsink, others, *at_sinks), visible

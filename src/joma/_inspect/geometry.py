@@ -8,7 +8,6 @@ are also taken without what is far out of proportion (`joma._inspect.outliers`),
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ import numpy as np
 
 from joma._gauges.embedding import Coherence, centred, embedding_coherence, random_cosine
 from joma._inspect.outliers import Outliers, find_outliers
+from joma._run.warning import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,10 +201,9 @@ def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
     folders: dict[int, Model] = {}
     for checkpoint in find_checkpoints(os.fspath(source)):
         if checkpoint.step in folders:
-            warnings.warn(
-                f"{checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step "
-                f"{checkpoint.step} too. To choose, give a mapping step -> model",
-                stacklevel=3,
+            warn(
+                f"joma: {checkpoint.name} is left out: {Path(str(folders[checkpoint.step])).name} is of step "
+                f"{checkpoint.step} too. To choose, give a mapping step -> model"
             )
         folders.setdefault(checkpoint.step, str(checkpoint.path))
     return folders

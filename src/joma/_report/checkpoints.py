@@ -29,7 +29,7 @@ def checkpoints_table(run: Run) -> str:
         rows.append(
             {"step": row.step, "name": row.checkpoint, "status": row.status, "same": row.same_as, "numbers": shown}
         )
-    notes = [(list(names), note) for note, names in points[points.note != ""].groupby("note", sort=False).checkpoint]
+    notes = [(names, remark) for remark, names in scan.remarks().items()]
     return render(
         "checkpoints.html", rows=rows, gauges=[titled(gauge) for gauge in gauges], notes=notes, tones=TONES,
         counts={status: int((points.status == status).sum()) for status in TONES},

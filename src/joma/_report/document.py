@@ -35,6 +35,7 @@ class Page:
     files: list[tuple[str, str]] = field(default_factory=list)  # id, content in Base64
     size: int = 0
     ids: set[str] = field(default_factory=lambda: {"main", "theme", "live", "vega"})
+    mark: str = ""  # what it shows; see `joma._report.place`
     live: bool = False  # served while a run goes on: without pictures to download, and it may ask for changes
 
     def id(self, text: str) -> str:
@@ -181,7 +182,7 @@ def check_place(path: Path) -> None:
     """Refuse a place where the page cannot be written, before any work is done."""
     if path.is_dir():
         raise RunError(f"cannot write {path}: it is a folder; name a file, as {path / 'report.html'}")
-    check_writable(path.parent, ROOM, "place for the report")
+    check_writable(path.parent, ROOM, "place for the report, with --out (out= in Python)")
 
 
 def write_page(page: Page, text: str) -> Path:

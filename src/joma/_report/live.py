@@ -57,7 +57,7 @@ class LivePage:
             if self._clock:
                 check_clock(runs)
             page = Page(self._paths[0] / "live.html", live=True)  # nothing is written there
-            self.done = all(run.info["status"] != "running" for run in runs)
+            self.done = all(run.status != "running" for run in runs)
             header = render("live.html", version=version, runs=[_state(run) for run in runs], every=self._every)
             self._text = runs_page(page, runs, self._title, self._clock, header)
             self.version = version
@@ -65,9 +65,10 @@ class LivePage:
 
 
 def _version(runs: Sequence[Run]) -> str:
-    """A hash of the sizes and times of the files that a page is made from."""
+    """Return a hash of the sizes and times of the files that a page is made from, and of the states of the runs."""
     digest = hashlib.sha256()
     for run in runs:
+        digest.update(run.status.encode())  # a kill changes no file
         for path in (run.path, *run.members):
             for file in (path / name for name in FILES):
                 facts = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else None
@@ -77,12 +78,11 @@ def _version(runs: Sequence[Run]) -> str:
 
 def _state(run: Run) -> dict[str, str]:
     """The name of a run, whether it goes on, and when it last wrote."""
-    metrics, info = run.path / "metrics.jsonl", run.info
+    metrics, state = run.path / "metrics.jsonl", run.state
     written = datetime.fromtimestamp(metrics.stat().st_mtime).strftime("%H:%M:%S") if metrics.exists() else ""
-    status = str(info["status"])
     return {
-        "name": str(info.get("name") or run.path.name), "status": status, "tone": STATUS.get(status, "fair"),
-        "written": written,
+        "name": str(run.info.get("name") or run.path.name), "status": state.status,
+        "tone": STATUS.get(state.status, "fair"), "written": written, "remark": state.remark,
     }  # fmt: skip
 
 

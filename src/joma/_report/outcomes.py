@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from joma._run.alerts import LEVELS
+from joma._run.alerts import readable, worst_level
 from joma._run.curve import Curve
 from joma._run.outcome import Outcome
 
@@ -28,15 +27,15 @@ def numbers(run: Outcome) -> dict[str, str]:
 
 def worst(run: Outcome) -> str:
     """The level of the worst alert; "" if there is none."""
-    return max(_levels(run), key=LEVELS.index, default="")
+    return worst_level(run.alerts) or ""
 
 
 def _levels(run: Outcome) -> Counter[str]:
     return Counter(str(alert["level"]) for alert in run.alerts)
 
 
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "" if value is None else readable(value)
 
 
 def _phases(phases: Sequence[str | None]) -> str:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from joma._report.claims import claims_section
 from joma._report.document import Page, check_place, document, figure, write_page
 from joma._report.findings import Shown, findings
+from joma._report.place import PAPER, mark_of
 from joma._report.render import TONE, render
 from joma._report.typeset import markdown_table
 from joma._run import Run, RunNotFound
@@ -56,6 +57,7 @@ def write_report(
     from joma._exhibits import Exhibit
 
     page = Page(path or out / "report.html")
+    page.mark = mark_of(PAPER, [out], page.path)
     check_place(page.path)
     page.ids |= {"findings", "claims", "explorer"}
     page.contents.append(("findings", "Findings", ""))
@@ -130,7 +132,14 @@ def exhibit_section(
     run = Run(folder) if said else None
     made_at = run.info["config"]["preset"] if run else preset
     record = recorded(exhibit.id)
-    shown = Shown(exhibit, id, said.verdict if said else Verdict.ERROR, record, short=made_at == PRESETS[0])
+    shown = Shown(
+        exhibit,
+        id,
+        said.verdict if said else Verdict.ERROR,
+        record,
+        short=made_at == PRESETS[0],
+        settings=run.info["config"]["settings"] if run else {},
+    )
     page.contents.append((id, title, TONE[shown.verdict]))
     judgement = said or (record.judgement if record else None)
     common = {

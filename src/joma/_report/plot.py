@@ -45,7 +45,7 @@ def chart(run: Run, clock: bool = False) -> Chart:
     if kind not in _DRAW:
         raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
     if next(run.rows(), None) is None:
-        raise RunError(f"{run.path} has no measurements yet (status: {run.info['status']})")
+        raise RunError(f"{run.path} has no measurements yet (status: {run.status})")
     return _watch(run, clock) if clock else _DRAW[kind](run)
 
 
@@ -61,6 +61,12 @@ def _simulation(run: Run) -> Chart:
     return simulation.draw_run(run)
 
 
+def _audit(run: Run) -> Chart:
+    from joma._scan.audit import read_audit
+
+    return read_audit(run.path).draw()
+
+
 def _exhibit(run: Run) -> Chart:
     from joma._exhibits import get
 
@@ -71,6 +77,7 @@ _DRAW: dict[str, Callable[[Run], Any]] = {
     "watch": _watch,
     "train": _watch,
     "scan": _watch,
+    "audit": _audit,
     "simulate": _simulation,
     "exhibit": _exhibit,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -11,6 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from joma._report.typeset import typeset
+from joma._run.alerts import tell_alert
+from joma._run.state import State
 from joma.theory.verdict import Verdict
 
 # the colour of a verdict: a class of the style
@@ -23,7 +26,22 @@ TONE: dict[str, str] = {
     Verdict.ERROR: "bad",
     Verdict.UNDECIDED: "neutral",
 }
-STATUS = {"done": "good", "running": "fair", "failed": "bad", "diverged": "bad"}  # of a run
+STATUS = {  # of a run
+    "done": "good", "running": "fair", "interrupted": "fair", "failed": "bad", "diverged": "bad", "killed": "bad",
+}  # fmt: skip
+
+
+def tone_of(info: Mapping[str, Any], state: State, worst: str | None) -> str:
+    """Return the tone of a run's state: "good", "fair" or "bad".
+
+    A run with a critical alert, and an audit that found faults, are bad, though they are done. ``worst`` is the
+    level of the run's worst alert, if it has one.
+    """
+    if worst == "critical" or info.get("faults"):
+        return "bad"
+    if state.status == "done" and info.get("reason"):
+        return "fair"
+    return STATUS.get(state.status, "fair")
 
 
 def asset(name: str) -> str:
@@ -51,6 +69,7 @@ def _environment() -> Environment:
         typeset=typeset,
         number=lambda value: "–" if value is None else f"{value:.2g}",
         plain=_plain,
+        told=tell_alert,
         json=json.dumps,
         short=_short,
         titled=_titled,

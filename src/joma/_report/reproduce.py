@@ -71,6 +71,8 @@ def runner_of(
         from joma.theory.setting import nearest
 
         raise ValueError(nearest(preset, PRESETS, "preset"))
+    if seed < 0:
+        raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
     chosen = get(ids) if ids else list(exhibits().values())
     if settings:
         from joma._exhibits.choices import with_settings

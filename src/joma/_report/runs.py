@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from joma._report.audits import faults_table
 from joma._report.checkpoints import checkpoints_table
 from joma._report.document import Page, check_place, document, figure, write_page
 from joma._report.outcomes import TONES, by_layer, numbers, worst
 from joma._report.page import exhibit_section, versions, write_report
-from joma._report.render import STATUS, render
+from joma._report.place import PAPER, RUNS, check_replaceable, default_place, mark_of
+from joma._report.render import render, tone_of
 from joma._run import Run, RunError, RunNotFound
-from joma._run.alerts import read_alerts
+from joma._run.alerts import read_alerts, worst_level
 from joma._run.outcome import Outcome, outcome
+from joma._run.state import missing_in_words
 
 MOST_RUNS = 12  # that get a figure each
 
@@ -45,7 +48,7 @@ def _below(path: Path) -> list[Path]:
 
 def report(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str] = "report.html",
+    out: str | os.PathLike[str] | None = None,
     title: str | None = None,
     *,
     clock: bool = False,
@@ -54,7 +57,9 @@ def report(
 
     Arguments:
         paths: run folders, or folders of them: of train, sweep, scan, watch, simulate, …; one or several.
-        out: the page to write. It needs no network to be viewed.
+        out: the page to write. It needs no network to be viewed. By default, ``report.html`` in the
+            folder that is given; of several, ``report-A+B.html`` in the folder that holds them. A file
+            there that is no earlier page of the same runs is not replaced.
         title: its heading.
         clock: draw over τ, the sum of learning rates, in the place of steps; a run without it is refused.
 
@@ -68,14 +73,19 @@ def report(
     'page.html'
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
-    out = Path(out)
+    if not folders:
+        raise ValueError("no run folder was given: name at least one, as runs/mine")
     runs = collect(folders)
-    check_place(out)
+    is_paper = not clock and title is None and len(folders) == 1 and _of_the_paper(folders[0], runs)
+    place = default_place(folders) if out is None else Path(out)
+    page = Page(place, mark=mark_of(PAPER if is_paper else RUNS, folders, place))
+    if out is None:
+        check_replaceable(place, page.mark)
+    check_place(place)
+    if is_paper:
+        return _paper(folders[0], runs, place)
     if clock:
         check_clock(runs)
-    elif title is None and len(folders) == 1 and _of_the_paper(folders[0], runs):
-        return _paper(folders[0], runs, out)
-    page = Page(out)
     return write_page(page, runs_page(page, runs, title, clock))
 
 
@@ -152,9 +162,10 @@ def _table(page: Page, runs: list[Run], labels: list[str], now: dict[str, Outcom
     for run, label, config in zip(runs, labels, configs, strict=True):
         came_to = now.get(label)
         told = {} if came_to is None else numbers(came_to)
+        worst_here = "" if came_to is None else worst(came_to)
         rows.append({
             "label": label, "info": run.info, "config": config, "files": _files(page, run), "numbers": told,
-            "worst": "" if came_to is None else worst(came_to),
+            "worst": worst_here, "state": run.state, "tone": tone_of(run.info, run.state, worst_here or None),
         })  # fmt: skip
     headings = dict.fromkeys(name for row in rows for name, text in row["numbers"].items() if text)
     settings = [key for key in keys if len(values[key]) > 1][:8]
@@ -223,10 +234,19 @@ def _section(
         if (exhibit := exhibits().get(str(info["config"].get("exhibit")))) is not None:
             preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
             return exhibit_section(page, exhibit, run.path, preset, info["seed"], id=id, label=title)[1]
-    page.contents.append((id, label, STATUS.get(str(info["status"]), "fair")))
-    checkpoints = checkpoints_table(run) if info["kind"] == "scan" else ""
-    keys = ("kind", "status", "reason", "seed", "created", "finished")
-    facts = _flat(info["config"]) | {key: info[key] for key in keys if info.get(key) is not None} | versions(run)
+    alerts = read_alerts(run.path)
+    state = run.state
+    page.contents.append((id, label, tone_of(info, state, worst_level(alerts))))
+    checkpoints = ""
+    if info["kind"] == "scan":
+        checkpoints = checkpoints_table(run)
+    elif info["kind"] == "audit":
+        checkpoints = faults_table(run)
+    keys = ("kind", "status", "reason", "seed", "created", "finished", "not written")
+    known = info | {"status": state.status, "reason": state.remark or None}
+    if info.get("missing"):
+        known["not written"] = missing_in_words(info["missing"])
+    facts = _flat(info["config"]) | {key: known[key] for key in keys if known.get(key) is not None} | versions(run)
     try:
         spec = json.loads(specification(chart(run, clock)))
     except RunError as error:
@@ -238,7 +258,7 @@ def _section(
     return render(
         "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run, now or outcome(run)),
         command_line=command, error=None, checkpoints=checkpoints, clock=clock, switch=switch(spec),
-        alerts=read_alerts(run.path), TONES=TONES, attention=_attention(page, run, id, label),
+        alerts=alerts, TONES=TONES, attention=_attention(page, run, id, label),
     )  # fmt: skip
 
 

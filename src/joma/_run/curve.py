@@ -100,6 +100,7 @@ class Curve:
     rule: Rule
     collapsed: bool = False  # attention that turned sparse for good, by the watch's phase at the end
     rise_step: float | None = None  # when it had risen far enough to count as a bounce; None if it never did
+    trouble: str = ""  # the watch's phase at the end, if that is "failing" or "ended"
 
     @property
     def depth(self) -> float:
@@ -128,7 +129,9 @@ class Curve:
 
     @property
     def pattern(self) -> str:
-        """In words: "collapse", "dip and bounce", "dip" or "flat"."""
+        """In words: "failing", "ended", "collapse", "dip and bounce", "dip" or "flat"."""
+        if self.trouble:
+            return self.trouble
         if self.collapsed:
             return "collapse"
         return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
@@ -146,7 +149,7 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
     """Describe a curve by medians of ``rule.window`` values; its start is the highest of them before the trough.
 
     The first value is taken as it is, since a fast fall right after it is no noise. At both ends the window has fewer
-    values. NaN are left out.
+    values. Values that are not finite are left out.
 
     Arguments:
         steps: when, in increasing order, (n,).
@@ -158,7 +161,7 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
     import pandas as pd
 
     y = np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(y)
+    known = np.isfinite(y)
     if not known.any():
         raise ValueError(f"a curve of {len(y)} values, none of them a number, cannot be described")
     y, at = y[known], np.asarray(steps)[known]
@@ -189,7 +192,9 @@ def describe_all(
     Returns:
         Values of ``by`` -> the curve, in order; curves without a number are left out.
     """
-    table = table.dropna(subset=["value"])
+    import numpy as np
+
+    table = table[np.isfinite(table.value)]
     means = table.groupby([*by, over]).value.mean().reset_index()
     return {
         key: describe(rows[over], rows.value, rule, collapsed=key in collapsed)

@@ -15,15 +15,19 @@ import os
 import platform
 import re
 import shutil
-import warnings
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from joma._run.lock import take
+from joma._run.lock import is_free, take
+from joma._run.warning import warn
 
 RUN, LOCK = "run.json", ".lock"
+# Readers hold the lock for microseconds, to see whether a run has a writer. So one refusal does not mean much.
+_ATTEMPTS = 5
+_PAUSE = 0.02  # seconds between two attempts
 _SIBLING = re.compile(r"\.(?P<name>.+)\.(?P<what>partial|old)-(?P<pid>\d+)-(?P<host>.*)-[0-9a-f]{8}")
 
 
@@ -129,9 +133,9 @@ def read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def describe(info: Mapping[str, Any]) -> str:
-    """Say in a few words which run this is."""
-    return f"{info['kind']} {info.get('name')!r}, {info['status']}, created {info.get('created')}"
+def describe(info: Mapping[str, Any], status: str | None = None) -> str:
+    """Return in a few words which run this is; ``status`` is its state, if it is not the recorded one."""
+    return f"{info['kind']} {info.get('name')!r}, {status or info['status']}, created {info.get('created')}"
 
 
 def existing(path: Path) -> dict[str, Any] | None:
@@ -184,9 +188,15 @@ def lock(folder: Path) -> int:
     def unavailable(error: ImportError | OSError) -> None:
         if isinstance(error, ImportError):  # reading works everywhere
             raise RunError("runs can be written on Linux and macOS; on Windows use WSL") from error
-        warnings.warn(f"cannot lock {folder} ({error}): let only one process write there", stacklevel=6)
+        warn(f"joma: cannot lock {folder} ({error}): let only one process write there")
 
-    descriptor = take(file, unavailable=unavailable)
+    descriptor = None
+    for attempt in range(_ATTEMPTS):
+        descriptor = take(file, unavailable=unavailable)
+        if descriptor is not None:
+            break
+        if attempt < _ATTEMPTS - 1:
+            time.sleep(_PAUSE)
     if descriptor is None:
         with suppress(FileNotFoundError):  # the holder has just gone
             holder = file.read_text(errors="replace") or "another process"
@@ -205,12 +215,23 @@ def unlock(descriptor: int, folder: Path) -> None:
     os.close(descriptor)
 
 
-def _host() -> str:
+def this_host() -> str:
+    """Return the name of this machine, without characters that file names cannot have."""
     return re.sub(r"[^\w.-]", "_", platform.node())
 
 
 def _me() -> str:
-    return f"pid {os.getpid()} on {_host()}"
+    return f"pid {os.getpid()} on {this_host()}"
+
+
+def writer_of(folder: Path) -> tuple[int | None, str | None]:
+    """Return process id and host of the last writer of a folder, as its lock file has them; None if it has none."""
+    try:
+        text = (folder / LOCK).read_text(errors="replace")
+    except OSError:
+        return None, None
+    holder = re.fullmatch(r"pid (\d+) on (.*)", text)
+    return (int(holder[1]), holder[2]) if holder else (None, None)
 
 
 def final_name(path: Path) -> str:
@@ -220,10 +241,11 @@ def final_name(path: Path) -> str:
 
 
 def _sibling(path: Path, what: str) -> Path:
-    return path.with_name(f".{path.name}.{what}-{os.getpid()}-{_host()}-{os.urandom(4).hex()}")
+    return path.with_name(f".{path.name}.{what}-{os.getpid()}-{this_host()}-{os.urandom(4).hex()}")
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """True if this machine has a process of this id."""
     if os.name != "posix":  # elsewhere os.kill(pid, 0) may end the process
         return True
     try:
@@ -239,7 +261,7 @@ def _tidy(path: Path) -> None:
     """Clear what killed processes of this host left beside `path`; bring back a run they set aside."""
     for entry in list(path.parent.iterdir()):
         left = _SIBLING.fullmatch(entry.name)
-        if left and left["name"] == path.name and left["host"] == _host() and not _alive(int(left["pid"])):
+        if left and left["name"] == path.name and left["host"] == this_host() and not is_alive(int(left["pid"])):
             if left["what"] == "old" and not path.exists():
                 with suppress(OSError):  # another process may be doing the same
                     os.rename(entry, path)
@@ -289,7 +311,9 @@ def _check_free(path: Path, overwrite: bool) -> None:
     """Refuse a path that must not be replaced: before the work, and again after it."""
     if (old := existing(path)) is not None:
         if not overwrite:
-            raise RunError(f"{path} holds {describe(old)}: choose another folder or pass overwrite=True")
+            is_killed = old["status"] == "running" and is_free(path / LOCK)
+            status = "killed" if is_killed else None
+            raise RunError(f"{path} holds {describe(old, status)}: choose another folder or pass overwrite=True")
         unlock(lock(path), path)
 
 

@@ -53,6 +53,30 @@ def take(
         os.close(descriptor)
 
 
+def is_free(file: Path) -> bool | None:
+    """True if nobody holds the lock on ``file``, which need not exist; None if this cannot be found out.
+
+    The lock is taken, shared, for a moment. A writer that asks for it in this very moment has to ask again.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return None
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def _is(descriptor: int, file: Path) -> bool:
     """Whether the file is still there: its former holder may have removed or moved it since we opened it."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from joma._run.alerts import read_alerts
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Numbers of one run; NaN where it has none.
+    """Numbers of one run; None where it has none.
 
     Attributes:
-        status: as in `run.json`.
+        status: as of `Run.status`.
         step: the last one that was measured.
-        loss: at the last step that has one, and NaN if that is no number.
-        valid_loss: the smallest validation loss.
+        loss: at the last step that has one; NaN if that is no number.
+        valid_loss: the smallest validation loss that is finite; NaN without one.
         valid_step: when that was.
         phases: of each layer at its last measurement; None where a layer has no attention.
         alerts: as a watch told them.
@@ -35,7 +35,7 @@ class Outcome:
 
     status: str
     step: int
-    loss: float
+    loss: float | None
     valid_loss: float
     valid_step: int | None
     phases: list[str | None]
@@ -55,9 +55,9 @@ def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
     rules = CHECKPOINTS if info["kind"] == "scan" else TRAINING
     clock = {} if not has_clock(table) else table.dropna(subset=["tau"]).groupby("step").tau.last().to_dict()
     return Outcome(
-        status=str(info["status"]),
+        status=run.status,
         step=int(table.step.max()) if len(table) else 0,
-        loss=float(losses.value.iloc[-1]) if len(losses) else math.nan,
+        loss=float(losses.value.iloc[-1]) if len(losses) else None,
         valid_loss=math.nan if best is None else float(best.value),
         valid_step=None if best is None else int(best.step),
         phases=phases,
@@ -87,4 +87,8 @@ def _curves(table: pd.DataFrame, gauge: str, rule: Rule, phases: list[str | None
     if rows.empty or "layer" not in rows:
         return {}
     collapsed = {(n,) for n, phase in enumerate(phases) if phase == "collapsed" and gauge == "entropy"}
-    return {int(n): curve for (n,), curve in describe_all(rows, rule, collapsed=collapsed).items()}
+    curves = {int(n): curve for (n,), curve in describe_all(rows, rule, collapsed=collapsed).items()}
+    for n, phase in enumerate(phases):
+        if n in curves and phase in ("failing", "ended"):
+            curves[n] = replace(curves[n], trouble=phase)
+    return curves

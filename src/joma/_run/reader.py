@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joma._run.folder import RunError, RunNotFound, describe, read_info
 from joma._run.patterns import Patterns, read_patterns
+from joma._run.state import State, state_of
 from joma._run.table import long_table, unspell
 
 if TYPE_CHECKING:
@@ -51,6 +52,21 @@ class Run:
     def info(self) -> dict[str, Any]:
         """The content of `run.json`, as it is now."""
         return read_info(self.path)
+
+    @property
+    def status(self) -> str:
+        """State of the run now: "running", "done", "failed", "interrupted", "diverged" or "killed".
+
+        In `info` a run that was killed is "running": nobody was left to record the end. It was killed if no process
+        holds its folder any more. Of a run on another machine that may be impossible to see: then it is "running",
+        and ``state.written`` is when it was last written.
+        """
+        return self.state.status
+
+    @property
+    def state(self) -> State:
+        """The `status` now, with ``host``, ``written`` and ``remark``; ``str(state)`` is a phrase."""
+        return state_of(self.path, self.info)
 
     @property
     def done(self) -> bool:
@@ -144,7 +160,7 @@ class Run:
             ) from error
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}: {describe(self.info)})"
+        return f"Run({str(self.path)!r}: {describe(self.info, self.status)})"
 
     def _repr_html_(self) -> str:
         info = {"folder": self.path, **self.info}

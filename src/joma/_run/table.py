@@ -1,6 +1,7 @@
 """The long table of run folders, one row per number; every table that joma shows of a run is made here.
 
-Layers with fewer heads than the widest are written as arrays padded with NaN; the table has no rows for the padding.
+A number that was not measured is null in the files and has no row. NaN and infinities are numbers that were computed.
+Layers with fewer heads than the widest may also be padded with NaN; the table has no rows for the padding.
 """
 
 from __future__ import annotations
@@ -109,9 +110,10 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
             size, count = math.prod(stacked.shape[1:]), len(stacked)
             place = shapes[key].places(stacked.shape[1:])
             values = stacked.reshape(-1)
-            keep: Any = slice(None)
+            dropped = _not_measured(chosen, stacked, rows)
             if (padding := shapes[key].padding(place)) is not None:
-                keep = ~(np.tile(padding, count) & np.isnan(values))  # a number stays, whatever run.json says
+                dropped |= np.tile(padding, count) & np.isnan(values)  # a number stays, whatever run.json says
+            keep: Any = ~dropped if dropped.any() else slice(None)
             at.append(np.repeat(chosen, size)[keep])
             flat.append(values[keep])
             modules.append(np.tile(shapes[key].named(place, size), count)[keep])
@@ -153,6 +155,23 @@ def _stacks(
             arrays.append(array)
         stacks = [(np.array(chosen), np.array(arrays)) for chosen, arrays in by_shape.values()]
     return [(chosen, stacked) for chosen, stacked in stacks if stacked.size]
+
+
+def _not_measured(
+    numbers: NDArray[np.int64], stacked: NDArray[np.float64], rows: Sequence[Mapping[str, Any]]
+) -> NDArray[np.bool_]:
+    """Return which of the values of these lines are null, (lines · numbers per line,).
+
+    `np.array` reads both null and "nan" as NaN, so only lines with a NaN are looked at again.
+    """
+    import numpy as np
+
+    flat = stacked.reshape(len(stacked), -1)  # (lines, numbers per line)
+    missing = np.zeros(flat.shape, dtype=np.bool_)
+    for line in np.flatnonzero(np.isnan(flat).any(axis=1)):
+        value = np.array(rows[numbers[line]]["value"], dtype=object)
+        missing[line] = [item is None for item in value.flat]
+    return missing.reshape(-1)
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from joma._run.folder import (
     LOCK,
@@ -23,10 +23,12 @@ from joma._run.folder import (
     lock,
     plain,
     read_info,
+    this_host,
     unlock,
     write_json,
 )
 from joma._run.reader import END, METRICS, RESERVED, complete
+from joma._run.state import Ending, ending
 from joma._run.table import SPELT
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 class RunWriter:
     """Writes a run folder, alone: `create` or `resume` it, `write` measurements, `finish`.
 
-    As a context manager it finishes by itself: "done", or "failed" with the exception as the reason.
+    As a context manager it finishes by itself: "done", or "failed" with the exception as the reason, or "interrupted".
 
     Attributes:
         path: the folder.
@@ -91,6 +93,7 @@ class RunWriter:
             "seed": plain(seed, "seed"),
             "versions": _versions(packages),
             "created": _now(),
+            "host": this_host(),
             "axes": {gauge: _checked_axes(gauge, names) for gauge, names in (axes or {}).items()},
             "status": "running",
         }
@@ -100,9 +103,10 @@ class RunWriter:
             stack.callback(unlock, descriptor := lock(path), path)
             if (old := existing(path)) is not None:
                 if not overwrite:
+                    status = "killed" if old["status"] == "running" else None  # its lock was free
                     same = old["config"] == info["config"]
                     raise RunError(
-                        f"{path} holds {'this' if same else 'another'} run ({describe(old)}): "
+                        f"{path} holds {'this' if same else 'another'} run ({describe(old, status)}): "
                         f"{'resume it, ' if same else ''}choose another folder or pass overwrite=True"
                     )
                 # whenever a kill comes, what is left says that it is neither the old run nor the new one
@@ -128,7 +132,7 @@ class RunWriter:
             packages = [package for package in info.get("versions", {}) if package != "python"]
             info.setdefault("resumed", []).append({"at": _now(), "versions": _versions(packages)})
             info = {key: item for key, item in info.items() if key not in ("finished", "reason")}
-            writer = cls(path, {**info, "status": "running"}, descriptor)
+            writer = cls(path, {**info, "status": "running", "host": this_host()}, descriptor)
             stack.pop_all()
         return writer
 
@@ -211,7 +215,7 @@ class RunWriter:
                 at += len(line)
         self.truncate(at)
 
-    def finish(self, status: Literal["done", "failed", "diverged"] = "done", reason: str | None = None) -> None:
+    def finish(self, status: Ending = "done", reason: str | None = None) -> None:
         """Record how the run ended and release the folder; a second call does nothing."""
         if not self._open:
             return
@@ -227,7 +231,7 @@ class RunWriter:
             unlock(self._lock, self.path)
 
     def leave(self) -> None:
-        """Release the folder of a run that was interrupted: it stays "running", for `resume` to go on with."""
+        """Release the folder without recording an end: the run counts as killed, and can be resumed."""
         if not self._open:
             return
         self._open = False
@@ -251,9 +255,14 @@ class RunWriter:
         try:
             array = np.asarray(value)
         except ValueError as error:
-            raise RunError(f"gauge {gauge!r} is ragged: give an array, padded with NaN") from error
+            raise RunError(f"gauge {gauge!r} is ragged: give an array, padded with None") from error
+        missing = None
+        if array.dtype.kind == "O" and array.ndim:  # None stands for a number that was not measured
+            missing = np.array([item is None for item in array.flat]).reshape(array.shape)
+            with suppress(TypeError, ValueError):
+                array = np.asarray(np.where(missing, np.nan, array).tolist())
         if array.dtype.kind not in "biuf":
-            raise RunError(f"gauge {gauge!r} is {value!r}: give real numbers, with NaN where nothing is")
+            raise RunError(f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured")
         if array.ndim != len(axes):
             raise RunError(
                 f"gauge {gauge!r} has shape {array.shape} but the axes {axes}: "
@@ -265,6 +274,8 @@ class RunWriter:
             return array.tolist()
         spelt = array.astype(object)
         spelt[~finite] = array[~finite].astype(str)  # "nan", "inf", "-inf"
+        if missing is not None:
+            spelt[missing] = None
         return spelt.tolist()
 
     def __enter__(self) -> Self:
@@ -277,7 +288,7 @@ class RunWriter:
             self.finish()
         else:
             with suppress(OSError):  # a full disk must not hide the error that the user has to see
-                self.finish("failed", f"{type(error).__name__}: {error}")
+                self.finish(*ending(error))
 
     def __del__(self) -> None:
         # a dropped writer must not lock a notebook out; a forked child must not unlock its parent's run
@@ -334,11 +345,16 @@ def _versions(packages: Sequence[str]) -> dict[str, str | None]:
 
 def check_config(path: Path, old: Mapping[str, object], asked: Mapping[str, object]) -> None:
     """Refuse to take the run in `path` for one of another config; say what differs."""
-    if differences := _differences(old, plain(asked, "config")):
+    if differences := config_differences(old, asked):
         raise RunError(
             f"{path} was made with another config ({'; '.join(differences)}): "
             "ask for the same config or choose another folder"
         )
+
+
+def config_differences(old: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
+    """Return a phrase for every setting that differs between the config of a run and the one asked for."""
+    return _differences(old, plain(asked, "config"))
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:

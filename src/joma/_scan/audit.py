@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._run import Run
 from joma._run.names import harmless
 from joma._scan.budget import allowance, parse_bytes
 from joma._scan.checkpoints import find_checkpoints
 from joma._scan.facts import Facts, Level, as_json, gather, transfer_of
 from joma._scan.faults import Fault, find_faults
 from joma._scan.fit import FEWEST
-from joma._scan.gathered import Gathered, stamps_of
+from joma._scan.gathered import Gathered, read_series, stamps_of
+from joma._scan.numbering import place_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +34,9 @@ class Audit:
     Attributes:
         source: the series.
         level: how much of it was read.
-        faults: what is wrong, `Fault`s with ``kind``, ``checkpoints``, ``text`` and ``tensors``.
+        faults: what is wrong, `Fault`s with ``kind``, ``checkpoints``, ``text``, ``tensors`` and
+            ``what_to_do``.
+        path: the run folder; None if nothing is kept.
     """
 
     source: str
@@ -40,6 +44,7 @@ class Audit:
     faults: tuple[Fault, ...]
     _facts: tuple[Facts, ...]
     _unknown: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def ok(self) -> bool:
@@ -118,7 +123,8 @@ def audit(
     Arguments:
         source: as for `joma.scan`: a folder of checkpoints, or the id of a model on the hub.
         run: the run folder to keep what was gathered in: the same call again goes on where it stopped. Nothing is kept
-            without one.
+            without one. If it holds the audit of another series or level, this one goes to ``run``-2,
+            ``run``-3, …, and a line says so.
         revisions: which of them, as for `joma.scan`; all that have a step by default.
         level: "hashes" (of the hub no byte of a weight is transferred), "slices" (64 kB per tensor) or "full".
         budget: bytes that may be transferred from the hub, as "20GB": more is refused before it begins. Each
@@ -143,6 +149,8 @@ def audit(
     total, stamps = len(checkpoints), stamps_of(checkpoints) if run is not None else [""] * len(checkpoints)
     config = {"source": harmless(name.rstrip("/")), "level": level}
     folder = None if run is None else Path(run)
+    if folder is not None and not overwrite:
+        folder = place_for(folder, "audit", config)
     with Gathered.open(folder, config, checkpoints, stamps, retry=retry, overwrite=overwrite) as gathered:
         done = len(gathered.series)
         share = allowance(
@@ -151,9 +159,21 @@ def audit(
         for n in range(done, total):
             say(n, total, checkpoints[n].name)
             gathered.add(*gather(checkpoints[n], Level(level), share), stamps[n])
-    say(total, total, "")
-    faults, unknown = find_faults(gathered.series, gathered.sketches)
-    return Audit(harmless(name), level, tuple(faults), tuple(gathered.series), unknown)
+        say(total, total, "")
+        faults, unknown = find_faults(gathered.series, gathered.sketches)
+        gathered.conclude(faults, unknown)
+    return Audit(harmless(name), level, tuple(faults), tuple(gathered.series), unknown, folder)
+
+
+def read_audit(path: str | os.PathLike[str]) -> Audit:
+    """Return the audit in a run folder; one that has not come to its end has no faults yet."""
+    run = Run(path)
+    info = run.info
+    config = info["config"]
+    faults = tuple(Fault.from_json(fault) for fault in info.get("faults") or ())
+    series = tuple(read_series(run.path))
+    unknown = tuple(info.get("unknown", ()))
+    return Audit(config["source"], config["level"], faults, series, unknown, run.path)
 
 
 def _silent(done: int, total: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ from functools import partial
 
 from joma._gauges.registry import get
 from joma._scan.checkpoints import Checkpoint
-from joma._scan.measure import Request, planned, views
+from joma._scan.hub import TOKENIZER
+from joma._scan.measure import Request, views
+from joma._scan.plan import plan
 from joma._scan.reading import BadCheckpoint
 from joma._scan.revision import NotWhole, Revision
 
@@ -83,29 +86,46 @@ def transfer(checkpoints: Sequence[Checkpoint], bytes_of: Callable[[Revision], i
 
 
 def needed(revision: Revision, request: Request) -> int:
-    """Bytes that a request will take of a revision, and of the one before it."""
+    """Return the bytes that a request takes of a revision and of the one before it, on a machine that has no file.
+
+    They depend on the request and the files only: what is in a cache, or was planned before, counts as well.
+    """
     gauges = get(request.gauges)
-    parts, changing = (
-        list(dict.fromkeys(g.part for g in gauges if g.on in on)) for on in (("weight", "change"), ("change",))
-    )
-    whole = not request.ranges or any(gauge.on == "charge" for gauge in gauges)  # charges: most of the model
-    here = sum(revision.weights().values()) if whole else _parts(revision, parts, request.mlp)
-    if not changing or request.keep:  # what is kept is there when the next one needs it
+    weight_parts = list(dict.fromkeys(g.part for g in gauges if g.on in ("weight", "change")))
+    change_parts = list(dict.fromkeys(g.part for g in gauges if g.on == "change"))
+    if not request.ranges:
+        here = _whole(revision, request)
+    elif any(gauge.on == "charge" for gauge in gauges):  # charges: most of the model
+        revision.fetch("config.json")
+        here = revision.all_bytes(by_ranges=True)
+    else:
+        here = _parts(revision, weight_parts, request.mlp)
+    if not change_parts or request.keep:  # what is kept is there when the next one needs it
         return here
-    earlier = Revision(revision.repo, revision.revision, dry=True)
+    earlier = revision.another()
     try:
-        return here + _parts(earlier, changing, request.mlp)
+        return here + _parts(earlier, change_parts, request.mlp)
     finally:
         earlier.close()
 
 
+def _whole(revision: Revision, request: Request) -> int:
+    """Return the bytes of the files of weights, and of the small files that are read with them."""
+    runs_model = any(gauge.runs_model for gauge in get(request.gauges))
+    reads_text = isinstance(request.data, (str, os.PathLike)) and request.tokenizer is None
+    for name in ("config.json", *(TOKENIZER if runs_model and reads_text else ())):
+        revision.fetch(name)
+    return revision.all_bytes(by_ranges=False)
+
+
 def _parts(revision: Revision, parts: list[str], mlp: str | None) -> int:
-    """Bytes of the matrices of these parts, with the headers that tell where they are."""
+    """Return the bytes of the matrices of these parts, with the headers that tell where they are."""
     try:
         tensors = revision.tensors(ranges=True)
-        tensors.expect(views(tensors, planned(tensors, parts, mlp)))
+        # not `planned`: with the plan of another checkpoint, fewer files would be opened than without
+        tensors.expect(views(tensors, plan(tensors, parts, mlp)))
     except NotWhole:
-        return sum(revision.weights().values())
+        return revision.all_bytes(by_ranges=True)
     return revision.meter.expected
 
 

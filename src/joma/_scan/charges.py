@@ -22,11 +22,15 @@ from joma._scan.tensors import Tensors
 
 @dataclass
 class MeasuredCharges:
-    """By gauge: values (layers,) or (layers, heads), names of the layers, and heads of each where there are heads."""
+    """By gauge: values (layers,) or (layers, heads), names of the layers, heads of each if it has any.
 
-    values: dict[str, list[float] | list[list[float]]] = field(default_factory=dict)
+    ``problems``: gauge -> why it could not be measured.
+    """
+
+    values: dict[str, list[float | None] | list[list[float | None]]] = field(default_factory=dict)
     layers: dict[str, list[str]] = field(default_factory=dict)
     heads: dict[str, list[int]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -49,17 +53,27 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
 
     measured = MeasuredCharges()
     for part in dict.fromkeys(gauge.part for gauge in gauges):
-        if part not in by_kind:
-            raise BadCheckpoint(missing(charges, part))
-        states = [_state(layer, read) if layer.charges else None for layer in by_kind[part]]
-        for gauge in (g for g in gauges if g.part == part):
-            rows = [torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states]
-            width = max(map(len, rows))
-            padded = [row + [math.nan] * (width - len(row)) for row in rows]
-            measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in padded]
-            measured.layers[gauge.name] = [layer.name for layer in by_kind[part]]
-            measured.heads |= {gauge.name: [len(row) for row in rows]} if gauge.per_head else {}
+        concerned = [gauge for gauge in gauges if gauge.part == part]
+        try:
+            if part not in by_kind:
+                raise BadCheckpoint(missing(charges, part))
+            _measure_kind(measured, by_kind[part], concerned, read)
+        except BadCheckpoint as error:  # the other kinds may be complete
+            measured.problems |= dict.fromkeys((gauge.name for gauge in concerned), str(error))
     return measured
+
+
+def _measure_kind(measured: MeasuredCharges, layers: list[Layered], gauges: list[Gauge], read: Read) -> None:
+    """Add the gauges of one kind of charges."""
+    states = [_state(layer, read) if layer.charges else None for layer in layers]
+    for gauge in gauges:
+        rows = [torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states]
+        width = max(map(len, rows))
+        padded: list[list[float | None]] = [row + [None] * (width - len(row)) for row in rows]  # (layers, heads)
+        measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in padded]
+        measured.layers[gauge.name] = [layer.name for layer in layers]
+        if gauge.per_head:
+            measured.heads[gauge.name] = [len(row) for row in rows]
 
 
 def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
@@ -88,4 +102,4 @@ def _state(layer: Layered, read: Read) -> State:
 
     balance = layer.balance(layer.sums(kept))
     unknown = torch.full_like(balance, math.nan)
-    return State(balance, unknown, unknown)
+    return State(balance, unknown, None)

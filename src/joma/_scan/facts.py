@@ -112,13 +112,12 @@ def transfer_of(revision: Revision, level: Level) -> int:
     if level is Level.HASHES:
         small = (*INDEX, _STATE)
         return sum(size for name, (size, _) in revision.hashes().items() if name in small)
-    if level is Level.SLICES:
-        try:
-            _expected(revision.tensors(ranges=True), level)
-            return revision.meter.expected
-        except NotWhole:
-            pass
-    return sum(revision.weights().values())
+    revision.fetch(_STATE)
+    try:
+        _expected(revision.tensors(ranges=True), level)
+    except NotWhole:
+        return revision.all_bytes(by_ranges=True)
+    return revision.meter.expected
 
 
 def _state_folder(checkpoint: Checkpoint, revision: Revision | None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -16,6 +16,21 @@ from joma._scan.sketch import MOST, Distances
 from joma._scan.steps import step_of
 
 _LEAST = 64  # numbers: smaller tensors may be equal by chance
+_GET_AGAIN = "get it again from its source, or leave it out (--revisions)"
+WHAT_TO_DO = {
+    "unreadable": f"Nothing can be measured on it: {_GET_AGAIN}.",
+    "size": "Compare the file with its source; --level slices reads what is inside.",
+    "tensors": f"Check that it is a checkpoint of this model; if it is, {_GET_AGAIN}.",
+    "type": "Check that it is of this model and in the same precision; convert it, or leave it out.",
+    "not finite": "Do not train on from it: take the last checkpoint without such numbers.",
+    "state": "Rename it to the step that trainer_state.json has, or leave it out (--revisions).",
+    "identical": f"One is not the step of its name, unless training had not begun yet: {_GET_AGAIN}.",
+    "copied": f"One of them has weights of another step: {_GET_AGAIN}.",
+    "repeated": f"The same numbers are there twice, and others are lost: {_GET_AGAIN}.",
+    "exchanged": "Exchange their names, or get both again from their source.",
+    "late": "An initialisation comes first: was the series numbered backwards? Then rename it.",
+    "misfit": f"It does not lie between its neighbours: {_GET_AGAIN}.",
+}  # by kind of fault
 
 
 @dataclass(frozen=True)
@@ -35,9 +50,19 @@ class Fault:
     text: str
     tensors: tuple[str, ...] = ()
 
+    @property
+    def what_to_do(self) -> str:
+        """Advice, by the kind of the fault."""
+        return WHAT_TO_DO[self.kind]
+
     def as_json(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, fault: Mapping[str, Any]) -> Fault:
+        """Return the fault that `as_json` gave."""
+        return cls(fault["kind"], tuple(fault["checkpoints"]), fault["text"], tuple(fault["tensors"]))
 
 
 def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tuple[list[Fault], tuple[str, ...]]:

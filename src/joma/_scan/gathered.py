@@ -23,6 +23,7 @@ from joma._run import Run, RunWriter, write_atomic, write_json
 from joma._scan import hub
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.facts import Facts, FileFact, Samples, TensorFact, relative_change
+from joma._scan.faults import Fault
 from joma._scan.sketch import sketch
 
 _FOLDER = "gathered"
@@ -55,6 +56,7 @@ class Gathered:
             try:
                 gathered = cls(writer)
                 if gathered._load(checkpoints, stamps, retry):
+                    writer.note(faults=None)  # those of the last call are not those of this one
                     return gathered
             except BaseException:
                 writer.leave()
@@ -104,12 +106,28 @@ class Gathered:
         for n in old:
             (folder / f"{n}.samples").unlink(missing_ok=True)
 
+    def conclude(self, faults: Sequence[Fault], unknown: Sequence[str]) -> None:
+        """Record what was found in the run folder: the page of the run shows it."""
+        if self._writer is None:
+            return
+        self._writer.note(faults=[fault.as_json() for fault in faults], unknown=list(unknown))
+        if faults:
+            concerned = {name for fault in faults for name in fault.checkpoints}
+            count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+            self._writer.finish("done", f"{count} in {len(concerned)} of {len(self.series)} checkpoints")
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self._writer is not None:
             self._writer.__exit__(*error)
+
+
+def read_series(run: Path) -> list[Facts]:
+    """Return the facts of each checkpoint in the folder of an audit, as far as it has come."""
+    count = sum(1 for _ in Run(run).rows())
+    return [_facts(json.loads((run / _FOLDER / f"{n}.json").read_text("utf-8"))) for n in range(count)]
 
 
 def stamps_of(checkpoints: Sequence[Checkpoint]) -> list[str]:

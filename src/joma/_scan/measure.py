@@ -1,12 +1,15 @@
-"""The row of one checkpoint: its values by gauge, or why there are none."""
+"""The row of one checkpoint: its values by gauge, and why some gauges have none.
+
+A gauge that cannot be measured costs the others nothing: the reason is in `Row.problems`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._gauges.rank import top_singular
+from joma._gauges.rank import TopSingular, top_singular
 from joma._gauges.registry import Gauge, get
 from joma._run.names import harmless
 from joma._scan.checkpoints import Checkpoint
 from joma._scan.hub import DownloadProgress
 from joma._scan.lora import with_base
-from joma._scan.plan import Plan, Planned, plan
+from joma._scan.plan import NoMatrices, Plan, Planned, plan
 from joma._scan.reading import BadCheckpoint
 from joma._scan.revision import Revision
 from joma._scan.tensors import Tensors, View
@@ -54,6 +57,7 @@ class Row:
     checkpoint: Checkpoint
     status: str = "ok"  # "partly" if some gauges could not be measured, "failed" if none
     note: str = ""
+    problems: dict[str, str] = field(default_factory=dict)  # gauge -> why it could not be measured
     digest: str = ""
     bytes_read: int = 0
     transferred: int = 0  # bytes from the hub
@@ -62,6 +66,12 @@ class Row:
     heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
     not_numbers: bool = False  # whether something on the sample, or in the checkpoint before, is NaN
     since: str = ""  # the checkpoint that changes are measured from
+
+    def report_problem(self, gauges: Iterable[Gauge], error: Exception | str) -> None:
+        """Record why these gauges could not be measured; the first reason of a gauge stays."""
+        reason = harmless(error if isinstance(error, str) else _message(error))
+        for gauge in gauges:
+            self.problems.setdefault(gauge.name, reason)
 
 
 def measure_checkpoint(
@@ -79,22 +89,27 @@ def measure_checkpoint(
     try:
         gauges = get(request.gauges)
         tensors = with_base(checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base)
-        kinds = {
-            "weights": partial(_weights, row, tensors, gauges, Earlier(before, request, revision), request.mlp),
-            "charges": partial(_charges, row, tensors, [g for g in gauges if g.on == "charge"]),
-            "model": partial(_model, row, tensors, revision, [g for g in gauges if g.runs_model], request),
-        }
-        done = 0
-        for measured_kind in kinds.values():
+        weights = [gauge for gauge in gauges if gauge.on in ("weight", "change")]
+        charges = [gauge for gauge in gauges if gauge.on == "charge"]
+        in_model = [gauge for gauge in gauges if gauge.runs_model]
+        earlier = Earlier(before, request, revision)
+        kinds = [
+            (weights, partial(_weights, row, tensors, weights, earlier, request.mlp)),
+            (charges, partial(_charges, row, tensors, charges)),
+            (in_model, partial(_model, row, tensors, revision, in_model, request)),
+        ]
+        for concerned, measure_kind in kinds:
+            if not concerned:
+                continue
             try:
-                notes += measured_kind()
-                done += 1
+                notes += measure_kind()
             except Exception as error:  # the other kinds of gauges may work all the same
-                notes.append(_message(error))
+                missing = [gauge for gauge in concerned if gauge.name not in row.measured]
+                row.report_problem(missing, error)
         if tensors.not_finite:
             notes.append(f"NaN or infinite: {_some(tensors.not_finite)}")
-        right = done == len(kinds) and not tensors.not_finite and not row.not_numbers
-        row.status = "ok" if right else "partly" if row.measured else "failed"
+        if row.problems or tensors.not_finite or row.not_numbers:
+            row.status = "partly" if row.measured else "failed"
         row.bytes_read += tensors.bytes_read
         notes += tensors.notes
     except Exception as error:
@@ -213,110 +228,178 @@ class _NoEarlier(BadCheckpoint):
 
 
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
-    """Weight gauges, and changes since the checkpoint before, if there is one that can be read."""
-    weights, changes = ([g for g in gauges if g.on == on] for on in ("weight", "change"))
-    names = ", ".join(g.name for g in changes)
+    """Measure weight gauges, and changes since the checkpoint before, if that can be read."""
+    changes = [gauge for gauge in gauges if gauge.on == "change"]
+    notes: list[str] = []
     if changes and earlier.checkpoint is None:
-        return [*_matrices(row, tensors, weights, earlier, mlp), f"{names}: there is no checkpoint before it"]
-    if not changes:
-        return _matrices(row, tensors, weights, earlier, mlp)
+        gauges = [gauge for gauge in gauges if gauge.on == "weight"]
+        names = ", ".join(gauge.name for gauge in changes)
+        notes.append(f"{names}: there is no checkpoint before it")
+    elif changes:
+        try:
+            earlier.open(list(dict.fromkeys(gauge.part for gauge in changes)))
+        except _NoEarlier as error:
+            row.report_problem(changes, error)
+            gauges = [gauge for gauge in gauges if gauge.on == "weight"]
     try:
-        earlier.open(list(dict.fromkeys(g.part for g in changes)))
-        notes = _matrices(row, tensors, weights + changes, earlier, mlp)
-        return notes + earlier.close(row)
-    except _NoEarlier as error:
-        notes = [*_matrices(row, tensors, weights, earlier, mlp), *earlier.close(row), f"{names}: {error}"]
-        raise BadCheckpoint("; ".join(notes)) from error
+        notes = _matrices(row, tensors, gauges, earlier, mlp) + notes
+    finally:
+        last_notes = earlier.close(row)
+    return notes + last_notes
 
 
 def _matrices(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
-    """Gauges on matrices: each read once and decomposed once, from a fixed start: no row depends on another."""
+    """Measure gauges on matrices, part by part; a missing or damaged part costs the others nothing."""
     if not gauges:
         return []
-    parts = list(dict.fromkeys(g.part for g in gauges))
-    notes, values, by_part = [], {}, planned(tensors, parts, mlp)
-    tensors.expect(views(tensors, by_part))
-    with torch.no_grad():
-        for part in parts:
-            chosen, matrices = [g for g in gauges if g.part == part], by_part[part]
-            heads = max(matrix.heads for matrix in matrices)
-            table = {g.name: [[math.nan] * heads for _ in matrices] for g in chosen}
-            for layer, matrix in enumerate(matrices):
-                for head, (measured, reasons) in enumerate(_one(matrix, part, tensors, chosen, earlier)):
-                    notes += [f"{matrix.name}: {reason}" for reason in reasons]
-                    for name, value in measured.items():
-                        table[name][layer][head] = value
-            for g in chosen:
-                values[g.name] = table[g.name] if g.per_head else [by_head[0] for by_head in table[g.name]]
-                row.layers[g.name] = [matrix.name for matrix in matrices]
-                row.heads |= {g.name: [matrix.heads for matrix in matrices]} if g.per_head else {}
-    row.measured |= values
-    row.digest = tensors.digest
+    parts = list(dict.fromkeys(gauge.part for gauge in gauges))
+    try:
+        by_part = planned(tensors, parts, mlp)
+    except NoMatrices as error:
+        by_part = Plan()
+        by_part.missing = error.missing
+    # All parts at once: neighbours in a file become one request. If a file is missing or damaged, the
+    # parts that are in it will report that.
+    with suppress(BadCheckpoint):
+        tensors.expect(views(tensors, by_part))
+    notes: list[str] = []
+    for part in parts:
+        concerned = [gauge for gauge in gauges if gauge.part == part]
+        if part in by_part.missing:
+            row.report_problem(concerned, by_part.missing[part])
+            continue
+        try:
+            notes += _part(row, tensors, part, by_part[part], concerned, earlier)
+        except Exception as error:
+            row.report_problem(concerned, error)
+    if row.measured:
+        row.digest = tensors.digest
     return notes
 
 
-Values = tuple[dict[str, float], list[str]]  # by gauge, and why some are 0 or NaN
+def _part(
+    row: Row, tensors: Tensors, part: str, matrices: list[Planned], gauges: list[Gauge], earlier: Earlier
+) -> list[str]:  # fmt: skip
+    """Measure a part; without its changes if the matrices of the checkpoint before cannot be read."""
+    try:
+        return _layers(row, tensors, part, matrices, gauges, earlier)
+    except _NoEarlier as error:
+        row.report_problem((gauge for gauge in gauges if gauge.on == "change"), error)
+    weights = [gauge for gauge in gauges if gauge.on == "weight"]
+    return _layers(row, tensors, part, matrices, weights, earlier) if weights else []
 
 
-def _one(matrix: Planned, part: str, tensors: Tensors, gauges: list[Gauge], earlier: Earlier) -> list[Values]:
-    """Values by gauge of one matrix, or of one per head; nothing of it stays in memory."""
-    weights, changes = ([g for g in gauges if g.on == on] for on in ("weight", "change"))
-    now, values = matrix.read(tensors), list[Values]()
+def _layers(
+    row: Row, tensors: Tensors, part: str, matrices: list[Planned], gauges: list[Gauge], earlier: Earlier
+) -> list[str]:  # fmt: skip
+    """Measure each matrix: read once and decomposed once, from a fixed start.
+
+    So no row depends on another.
+    """
+    notes: list[str] = []
+    heads = max(matrix.heads for matrix in matrices)
+    # (layers, heads) each; None where nothing was measured
+    table: dict[str, list[list[float | None]]] = {gauge.name: [[None] * heads for _ in matrices] for gauge in gauges}
+    with torch.no_grad():
+        for layer, matrix in enumerate(matrices):
+            working = [gauge for gauge in gauges if gauge.name not in row.problems]
+            for head, (measured, reasons) in enumerate(_one(row, matrix, part, tensors, working, earlier)):
+                notes += [f"{matrix.name}: {reason}" for reason in reasons]
+                for name, value in measured.items():
+                    table[name][layer][head] = value
+    for gauge in gauges:
+        if gauge.name in row.problems:
+            continue
+        by_layer = table[gauge.name]
+        row.measured[gauge.name] = by_layer if gauge.per_head else [by_head[0] for by_head in by_layer]
+        row.layers[gauge.name] = [matrix.name for matrix in matrices]
+        if gauge.per_head:
+            row.heads[gauge.name] = [matrix.heads for matrix in matrices]
+    return notes
+
+
+Values = tuple[dict[str, float | None], list[str]]  # by gauge, and why some are 0 or missing
+
+
+def _one(
+    row: Row, matrix: Planned, part: str, tensors: Tensors, gauges: list[Gauge], earlier: Earlier
+) -> list[Values]:  # fmt: skip
+    """Return the values by gauge of one matrix, or of one per head; nothing stays in memory."""
+    weights = [gauge for gauge in gauges if gauge.on == "weight"]
+    changes = [gauge for gauge in gauges if gauge.on == "change"]
+    now = matrix.read(tensors)
     then = earlier.read(part, matrix) if changes else [None] * len(now)
+    values: list[Values] = []
     for w, old in zip(now, then, strict=True):
-        top = top_singular(w) if any(g.given == "top" for g in weights) else None
-        measured = {g.name: g.measure(w, top) for g in weights}
+        top = top_singular(w) if any(gauge.given == "top" for gauge in weights) else None
+        measured = _by_gauge(row, matrix, weights, w, top)
         reasons = [top.reason] if top is not None and top.reason else []
         if old is not None and earlier.checkpoint is not None:
-            changed, reason = _change(w, old, changes, earlier.checkpoint.name)
+            changed, reason = _change(row, matrix, w, old, changes, earlier.checkpoint.name)
             measured |= changed
             reasons += [reason] if reason else []
         values.append((measured, reasons))
     return values
 
 
-def _change(w: Tensor, old: Tensor, gauges: list[Gauge], since: str) -> tuple[dict[str, float], str]:
-    """Values by gauge of what has become of a matrix, and why some are NaN."""
+def _by_gauge(
+    row: Row, matrix: Planned, gauges: list[Gauge], w: Tensor, top: TopSingular | None
+) -> dict[str, float | None]:
+    """Return the values by gauge on a matrix; one whose function raises, as a user's may, has a problem instead."""
+    values: dict[str, float | None] = {}
+    for gauge in gauges:
+        try:
+            values[gauge.name] = gauge.measure(w, top)
+        except Exception as error:
+            row.report_problem([gauge], f"on {matrix.name}: {_message(error)}")
+    return values
+
+
+def _change(
+    row: Row, matrix: Planned, w: Tensor, old: Tensor, gauges: list[Gauge], since: str
+) -> tuple[dict[str, float | None], str]:  # fmt: skip
+    """Return, by gauge, what has become of a matrix, and why some values are missing."""
     if w.shape != old.shape:
         raise _NoEarlier(f"a matrix was {tuple(old.shape)} in {since}, and is {tuple(w.shape)}")
     size = float(torch.linalg.vector_norm(old, dtype=torch.float64))
     if size == 0:
-        return {g.name: math.nan for g in gauges}, f"it was zero in {since}: no change is relative to that"
+        return dict.fromkeys((g.name for g in gauges), None), f"it was zero in {since}: no change is relative to that"
     change = (w - old) / size
     top = top_singular(change) if any(g.given == "top" for g in gauges) else None
     reason = (
         "" if top is None or not top.reason else top.reason if math.isnan(top.sigma) else f"unchanged since {since}"
     )
-    return {g.name: g.measure(change, top) for g in gauges}, reason
+    return _by_gauge(row, matrix, gauges, change, top), reason
 
 
 def _charges(row: Row, tensors: Tensors, gauges: list[Gauge]) -> list[str]:
     """Charge gauges; what only they need is imported here: most scans are of weights."""
-    if gauges:
-        from joma._scan.charges import measure_charges
+    from joma._scan.charges import measure_charges
 
-        measured = measure_charges(tensors, gauges)
-        row.measured |= measured.values
-        row.layers |= measured.layers
-        row.heads |= measured.heads
+    measured = measure_charges(tensors, gauges)
+    row.measured |= measured.values
+    row.layers |= measured.layers
+    row.heads |= measured.heads
+    for gauge in gauges:
+        if gauge.name in measured.problems:
+            row.report_problem([gauge], measured.problems[gauge.name])
+    if measured.values:
         row.digest = tensors.digest
     return []
 
 
 def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:
     """Attention and hidden-state gauges: the model is loaded and run on the sample."""
-    if not gauges:
-        return []
     from joma._scan.sample import measure_on_sample  # with the whole of a watch
 
     names = [g.name for g in gauges]
-    try:
-        places = _tokenizers(row.checkpoint, tensors, revision, request)
-        measured = measure_on_sample(tensors, places, names, request.data, request.tokens, request.length)
-    except Exception as error:
-        raise BadCheckpoint(f"{', '.join(names)}: {_message(error)}") from error
+    places = _tokenizers(row.checkpoint, tensors, revision, request)
+    measured = measure_on_sample(tensors, places, names, request.data, request.tokens, request.length)
+    for gauge in gauges:
+        if gauge.name in measured.problems:
+            row.report_problem([gauge], measured.problems[gauge.name])
     row.measured |= measured.values
-    row.layers |= dict.fromkeys(names, measured.layers)
+    row.layers |= dict.fromkeys(measured.values, measured.layers)
     row.heads |= measured.heads
     row.digest = row.digest or tensors.digest
     row.not_numbers |= measured.not_numbers

@@ -8,8 +8,9 @@ the names and shapes of the tensors, and the same search is made on that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,52 +88,111 @@ class Planned:
         return tensors.updates if self.update and tensors.updates is not None else tensors
 
 
-Plan = dict[str, list[Planned]]  # part -> matrices by layer
+class Plan(dict[str, list[Planned]]):
+    """Part -> matrices by layer.
+
+    Attributes:
+        missing: part -> why the checkpoint has no such matrices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.missing: dict[str, str] = {}
+
+    def add(self, part: str, find: Callable[[], list[Planned]]) -> None:
+        """Add the matrices that ``find`` returns, or the reason why there are none."""
+        try:
+            self[part] = find()
+        except MissingPart as error:
+            self.missing[part] = str(error)
+
+
+class MissingPart(BadCheckpoint):
+    """The checkpoint does not have the matrices of a part; it may have those of others."""
+
+
+class NoMatrices(BadCheckpoint):
+    """The checkpoint has none of the parts that were asked for; ``missing``: part -> the reason."""
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(missing.values())))
+        self.missing = dict(missing)
 
 
 def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan:
-    """The matrices of each part; a part that the checkpoint does not have is an error."""
+    """Find the matrices of each part.
+
+    A part that the checkpoint does not have is in `Plan.missing`; if it has none, that is an error.
+    """
+    parts = list(dict.fromkeys(parts))
     try:
-        return _plan(tensors, parts, mlp)
+        result = _plan(tensors, parts, mlp)
+        if parts and not result:
+            raise NoMatrices(result.missing)
     except BadCheckpoint:
         if (why := quantised(tensors.config, tensors.names)) is not None:
-            raise BadCheckpoint(why) from None
+            raise NoMatrices(dict.fromkeys(parts, why)) from None
         raise
+    if result.missing and (why := quantised(tensors.config, tensors.names)) is not None:
+        result.missing = dict.fromkeys(result.missing, why)
+    return result
 
 
-def _plan(tensors: Tensors, parts: Iterable[str], mlp: str | None) -> Plan:
+def _plan(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
     if any(".lora_" in name for name in tensors.names):
         raise BadCheckpoint("it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that")
-    matrices_by_part: Plan = {}
-    parts = list(dict.fromkeys(parts))
-    if updates := [part for part in parts if part.endswith(UPDATE)]:
-        matrices_by_part |= _updates(tensors, updates, mlp)
-    rest = [part for part in parts if part not in updates]
+    result = Plan()
+    rest = [part for part in parts if not part.endswith(UPDATE)]
+    for part in (part for part in parts if part.endswith(UPDATE)):
+        result.add(part, partial(_update, tensors, part, mlp))
     if rest and tensors.incomplete:
-        raise BadCheckpoint(tensors.incomplete)
+        result.missing |= dict.fromkeys(rest, tensors.incomplete)
+        return result
     if "mlp_in" in rest and mlp is not None:
-        matrices_by_part["mlp_in"] = _by_names(tensors, mlp)
         rest.remove("mlp_in")
-    if rest and (usual := _usual(tensors, rest)) is not None:
-        return matrices_by_part | usual
-    model, skeleton = model_of(tensors.config, len(tensors.names)) if rest else None, None
-    for part in rest:
-        matrices = None if model is None else _traced(find_matrices(model, part), model, tensors)
+        result.add("mlp_in", partial(_by_names, tensors, mlp))
+    if rest:
+        search = _Search(tensors, rest)
+        for part in rest:
+            result.add(part, partial(search.matrices, part))
+    return result
+
+
+class _Search:
+    """Finds matrices: by names and shapes, in the model, or in a skeleton of the file."""
+
+    def __init__(self, tensors: Tensors, parts: list[str]) -> None:
+        self._tensors = tensors
+        self._usual = _usual(tensors, parts)
+        self._model: nn.Module | None = None
+        self._skeleton: nn.Module | None = None
+        if self._usual is None:
+            self._model = model_of(tensors.config, len(tensors.names))
+
+    def matrices(self, part: str) -> list[Planned]:
+        """Return the matrices of a part, or raise `MissingPart`."""
+        if self._usual is not None:
+            return self._usual[part]
+        matrices = None
+        if self._model is not None:
+            matrices = _traced(find_matrices(self._model, part), self._model, self._tensors)
         if not matrices:
-            skeleton = _skeleton(tensors) if skeleton is None else skeleton
-            matrices = _traced(find_matrices(skeleton, part), skeleton, tensors)
+            if self._skeleton is None:
+                self._skeleton = _skeleton(self._tensors)
+            matrices = _traced(find_matrices(self._skeleton, part), self._skeleton, self._tensors)
         if not matrices:
-            raise BadCheckpoint(
-                f"no matrix found for {part!r} ({PARTS[part]}) among {len(tensors.names)} tensors"
-                + ("; name them with --mlp REGEX (mlp= in Python)" if part == "mlp_in" else "")
-                + (
-                    "; heads, and fused projections, need a config.json of a family that is known"
-                    if part in ("q", "k", "v", *PRODUCTS)
-                    else ""
-                )
-            )
-        matrices_by_part[part] = matrices
-    return matrices_by_part
+            raise MissingPart(_not_found(part, len(self._tensors.names)))
+        return matrices
+
+
+def _not_found(part: str, count: int) -> str:
+    """Say that a part is not among so many tensors, and what would help."""
+    text = f"no matrix found for {part!r} ({PARTS[part]}) among {count} tensors"
+    if part == "mlp_in":
+        text += "; name them with --mlp REGEX (mlp= in Python)"
+    if part in ("q", "k", "v", *PRODUCTS):
+        text += "; heads, and fused projections, need a config.json of a family that is known"
+    return text
 
 
 def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
@@ -156,20 +216,20 @@ def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
     return matrices_by_part
 
 
-def _updates(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
-    """What an adapter adds to the matrices of these parts; to those of them that it adds to."""
+def _update(tensors: Tensors, part: str, mlp: str | None) -> list[Planned]:
+    """Find what an adapter adds to the matrices of a part; to those of them that it adds to."""
     updates = tensors.updates
     if updates is None:
-        raise BadCheckpoint(f"there is no LoRA adapter, whose updates {parts[0]!r} would be measured on")
-    matrices_by_part: Plan = {}
-    for part in parts:
-        whole = part.removesuffix(UPDATE)
-        base = _plan(updates if tensors.incomplete else tensors, [whole], mlp)[whole]
-        chosen = [m for m in base if all(piece.tensor in updates for piece in m.pieces)]
-        if not chosen:
-            raise BadCheckpoint(f"the adapter adds nothing to {whole!r} ({PARTS[whole]})")
-        matrices_by_part[part] = [replace(m, name=f"{m.name} (update)", update=True) for m in chosen]
-    return matrices_by_part
+        raise MissingPart(f"there is no LoRA adapter, whose updates {part!r} would be measured on")
+    whole = part.removesuffix(UPDATE)
+    try:
+        base = plan(updates if tensors.incomplete else tensors, [whole], mlp)[whole]
+    except NoMatrices as error:
+        raise MissingPart(str(error)) from error
+    chosen = [m for m in base if all(piece.tensor in updates for piece in m.pieces)]
+    if not chosen:
+        raise MissingPart(f"the adapter adds nothing to {whole!r} ({PARTS[whole]})")
+    return [replace(m, name=f"{m.name} (update)", update=True) for m in chosen]
 
 
 def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
@@ -194,7 +254,7 @@ def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> l
         return None
     if missing and len(missing) < sum(len(p.pieces) for p in planned) + len(missing):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise BadCheckpoint(f"the tensor {missing[0]}{more} is missing")
+        raise MissingPart(f"the tensor {missing[0]}{more} is missing")
     return None if missing else planned
 
 
@@ -235,7 +295,7 @@ def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
             planned.append(Planned(title, (piece,), lambda views: views, 1))
     if not planned:
         some = ", ".join(sorted(tensors.names, key=_natural)[:8])
-        raise BadCheckpoint(f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …")
+        raise MissingPart(f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …")
     return planned
 
 

@@ -100,7 +100,7 @@ class HubFile:
         self._resolve, self._place, self._download = resolve, resolve(), whole
         self.size = self._place.size
         self._local: LocalFile | None = None  # of a server that knows no ranges
-        self._window = min(max(_WINDOW[0], self.size // 2048), _WINDOW[1])
+        self._window = window_size(self.size)
         self._expected: list[_Stretch] = []  # not asked for yet
         self._held: list[_Stretch] = []  # come, or coming: the last is being read
         self._stream: tuple[_Stretch, Iterator[bytes], ExitStack] | None = None
@@ -245,6 +245,38 @@ class HubFile:
         if (place.size, place.etag) != (self._place.size, self._place.etag):
             raise BadCheckpoint(f"{self.name} changed on the hub while it was read: scan it again")
         return place
+
+
+class CachedFile(HubFile):
+    """A file on this machine whose reads are counted as if they were requests to the hub.
+
+    An estimate reads through it, so that the estimate does not depend on what is in the cache.
+
+    Arguments:
+        name: for messages.
+        path: the file.
+        whole: called instead of a download of the whole file.
+        meter: counts the bytes.
+    """
+
+    def __init__(self, name: str, path: Path, whole: Callable[[], Path], meter: Meter) -> None:
+        self._path = path
+        super().__init__(name, self._local_place, whole, meter)
+
+    def _local_place(self) -> Place:
+        return Place(str(self._path), {}, self._path.stat().st_size)
+
+    def _open(self, stretch: _Stretch) -> bool:
+        with self._path.open("rb") as file:
+            file.seek(stretch.come)
+            content = file.read(stretch.end - stretch.come)
+        self._stream = stretch, iter([content]), ExitStack()
+        return True
+
+
+def window_size(file_size: int) -> int:
+    """Return the bytes that a small unexpected read fetches of a file: its header is most often in them."""
+    return min(max(_WINDOW[0], file_size // 2048), _WINDOW[1])
 
 
 def resolved(url: str, commit: str | None) -> tuple[Place, str]:

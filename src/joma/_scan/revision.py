@@ -17,7 +17,7 @@ from joma._run.lock import take
 from joma._scan.dcp import Dcp
 from joma._scan.formats import CHUNK, INDEX, METADATA, NAMES, SINGLE, weight_names
 from joma._scan.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
-from joma._scan.ranges import HubFile, Meter, Place, resolved
+from joma._scan.ranges import CachedFile, HubFile, Meter, Place, resolved, window_size
 from joma._scan.reading import BadCheckpoint, LocalFile, Reader
 from joma._scan.tensors import NoWeights, Tensors, shards_of
 
@@ -39,7 +39,8 @@ class Revision:
         report: called with the progress of each download.
         keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget` deletes.
         limit: bytes that may be transferred.
-        dry: never download a file of weights.
+        dry: for an estimate. Never download a file of weights, and count in ``meter.expected`` what a machine without
+            any of the files would transfer.
         file: the file of weights that is meant, of a model that has several.
     """
 
@@ -59,6 +60,7 @@ class Revision:
         self.meter = Meter(limit, report)
         self._lock: int | None = None
         self._pinned: str | None = None
+        self._small_files: dict[str, int] = {}  # of an estimate: name -> bytes
 
     def tensors(self, *, ranges: bool = False) -> Tensors:
         """Its tensors; of a shard, what is needed is read when a tensor in it is, or all of it is downloaded."""
@@ -112,9 +114,6 @@ class Revision:
     def reader(self, name: str) -> Reader | None:
         """A file of weights, None if the revision does not have it: a local one if it is there, else by ranges."""
         hf = library()
-        if (known := self._known(name)) is not None or hf.constants.HF_HUB_OFFLINE:
-            path = self.fetch(name) if known is None else known
-            return LocalFile(path, name) if isinstance(path, Path) else None
 
         def resolve() -> Place:
             commit = self._pinned or self.commit()
@@ -129,20 +128,40 @@ class Revision:
                 raise BadCheckpoint(f"{name} of revision {self.revision} is not there any more")
             return path
 
+        known = self._known(name)
+        if hf.constants.HF_HUB_OFFLINE:
+            path = self.fetch(name) if known is None else known
+            return LocalFile(path, name) if isinstance(path, Path) else None
+        if isinstance(known, Path):
+            return CachedFile(name, known, whole, self.meter) if self._dry else LocalFile(known, name)
+        if known is not None:
+            return None
         return self._asked(name, lambda: HubFile(name, resolve, whole, self.meter))
 
     def weights(self) -> dict[str, int]:
-        """The files of weights, and the bytes that are not on this machine yet of each."""
+        """Return the bytes of each file of weights; of an estimate without a connection 0, since none can come."""
         for name in NAMES if self._meant is None else (self._meant,):
             shards = [name]
             if name in INDEX:
-                shards = shards_of(path, name) if (path := self.fetch(name)) else []
-            if shards and (first := self.reader(shards[0])) is not None:
-                rest = {shard: self.reader(shard) for shard in shards[1:]}
-                return {n: r.size if isinstance(r, HubFile) else 0 for n, r in ({shards[0]: first} | rest).items()}
+                path = self.fetch(name)
+                shards = shards_of(path, name) if path is not None else []
+            readers = {shard: self.reader(shard) for shard in shards[:1]}
+            if None in readers.values() or not readers:
+                continue
+            readers |= {shard: self.reader(shard) for shard in shards[1:]}
+            return {shard: file.size if isinstance(file, HubFile) else 0 for shard, file in readers.items()}
         if self._meant is None and (others := self._others()):
-            return {name: 0 if isinstance(self._known(name), Path) else size for name, size in others.items()}
+            return dict.fromkeys(others, 0) if library().constants.HF_HUB_OFFLINE else others
         raise BadCheckpoint(f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}")
+
+    def all_bytes(self, *, by_ranges: bool) -> int:
+        """Return an estimate for all files of weights, and the small files that were fetched before.
+
+        ``by_ranges``: each file is first opened by a range, which may turn out to be a part of what is read later.
+        """
+        weights = self.weights()
+        opening = sum(min(size, window_size(size)) for size in weights.values()) if by_ranges else 0
+        return sum(self._small_files.values()) + opening + sum(weights.values())
 
     def hashes(self) -> dict[str, tuple[int, str]]:
         """Sizes and hashes of all files, by what the hub lists, or of those in its cache without a connection."""
@@ -164,6 +183,13 @@ class Revision:
 
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""
+        path = self._fetched(name)
+        if self._dry and path is not None and name not in self._small_files and not library().constants.HF_HUB_OFFLINE:
+            self._small_files[name] = path.stat().st_size
+            self.meter.expected += self._small_files[name]
+        return path
+
+    def _fetched(self, name: str) -> Path | None:
         hf = library()
         known, commit = self._known(name), self._pinned or self.commit()
         if known is not None:
@@ -184,8 +210,9 @@ class Revision:
                 self.meter.allow(name, about.file_size)
             path = Path(hf.hf_hub_download(self.repo, name, **where, tqdm_class=self._bar(name)))
             size = path.stat().st_size
-            self.meter.expected += size
             self.meter.spent += size
+            if not self._dry:  # an estimate counts it whether it was here or not
+                self.meter.expected += size
             return path
 
         return self._asked(name, download)
@@ -243,6 +270,10 @@ class Revision:
             except OSError:  # a system without links
                 shutil.copyfile(path, together / name)
         return together
+
+    def another(self) -> Revision:
+        """Return a second estimate of the same files, which counts for itself."""
+        return Revision(self.repo, self.revision, dry=True, file=self._meant)
 
     def close(self) -> None:
         """Let other scans delete the folder of this revision."""

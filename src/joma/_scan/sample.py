@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +34,17 @@ PASS = 4096  # tokens per forward pass: fixed, since hidden-state gauges are mea
 
 @dataclass(frozen=True)
 class Measured:
-    """Values by gauge, (layers, heads) or (layers,); names of the layers; what there was to say about them."""
+    """Values by gauge, (layers, heads) or (layers,); names of the layers; notes about them.
+
+    ``problems``: gauge -> why it could not be measured.
+    """
 
     values: dict[str, Any]
     layers: list[str]
     heads: dict[str, list[int]]  # gauge -> how many heads each layer has
     notes: list[str]
     not_numbers: bool  # whether some of them are NaN
+    problems: dict[str, str]
 
 
 def measure_on_sample(
@@ -65,16 +68,23 @@ def measure_on_sample(
                 more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}
                 model(input_ids=batch, **more)
         values = passes.measure()
-    if missing := [name for name in gauges if name not in values]:
-        raise BadCheckpoint(f"{', '.join(missing)} could not be measured: {'; '.join(notes)}")
+    missing = [name for name in gauges if name not in values]
+    problems = {name: _reason(name, notes) for name in missing}
+    notes = [note for note in notes if not any(note in problem for problem in problems.values())]
     layers = passes.layers
-    seen = {name: passes.heads(name) for name in gauges}
-    measurement = Measurement(0, values, dict.fromkeys(gauges, layers), seen, math.nan)
-    not_numbers = list(measurement.not_numbers())
-    notes += [f"{name} of layer {n} ({module}) is NaN" for name, n, module in not_numbers]
-    heads = {name: passes.tally.widths() for name, value in values.items() if value.dim() == 2}
-    lists = {name: value.tolist() for name, value in values.items()}
-    return Measured(lists, layers, heads, notes, bool(not_numbers))
+    measurement = Measurement(0, values, dict.fromkeys(values, layers), None)
+    not_finite = list(measurement.not_finite())
+    notes += [f"{bad.gauge} of layer {bad.layer} ({bad.module}) is not finite" for bad in not_finite]
+    heads = {name: passes.tally.widths() for name, table in values.items() if table.numbers.dim() == 2}
+    lists = {name: table.to_lists() for name, table in values.items()}
+    return Measured(lists, layers, heads, notes, bool(not_finite), problems)
+
+
+def _reason(gauge: str, notes: list[str]) -> str:
+    """Return why a gauge has no values: the notes that name it, or else all there are."""
+    own = [note for note in notes if repr(gauge) in note]
+    reasons = "; ".join(own or notes) or "no pass of the model had anything to measure"
+    return f"could not be measured: {reasons}"
 
 
 def _positions(model: Any) -> int:

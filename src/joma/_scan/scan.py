@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from joma._scan.budget import announced, parse_bytes
 from joma._scan.checkpoints import Checkpoint, find_checkpoints
 from joma._scan.copies import same_weights, settled
 from joma._scan.measure import Request, Row, forget, measure_checkpoint
+from joma._scan.numbering import place_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_GAUGES = ("stable_rank",)
 ScanProgress = Callable[[int, int, str], None]  # checkpoints done, in all, what is being done
 _SERVICE = "bytes_read"  # the one number that every checkpoint has
+_PROBLEMS = "problems"  # the column with the reasons of gauges that could not be measured, as JSON
 
 
 def scan(
@@ -59,12 +62,14 @@ def scan(
 
     Gauges of weights and charges read the tensors they need and nothing else. Attention gauges and ``coherence`` load
     the model and run it on a fixed sample of tokens. A checkpoint that cannot be read has a row that says why, and the
-    others go on.
+    others go on; so has a gauge that cannot be measured on it.
 
     Arguments:
         source: a folder of checkpoints (``step-*/``, ``checkpoint-*/``, or files), one model, a run of ``joma train``,
             or the id of a model on the Hugging Face hub.
-        run: the run folder to write; without one, rows are kept for `Scan.frame` only.
+        run: the run folder to write; without one, rows are kept for `Scan.frame` only. If it holds a
+            scan with another config (other gauges, another model), this one goes to ``run``-2,
+            ``run``-3, …, and a line says so.
         revisions: which of them: "step0,step1000", "1000..5000", "0..5000:500", "pythia", "all", "log", "log:20", or a
             list of names. All of a folder by default, "main" of a model on the hub.
         gauges: names as in `joma.watch`: "stable_rank", "stable_rank.qk", "entropy", …; also with commas between them.
@@ -107,7 +112,10 @@ def scan(
     config: dict[str, Any] = {"model": model, "gauges": names, "mlp": mlp, "base": request.base}
     if any(g.runs_model for g in chosen):
         config |= {"data": _named(data), "tokens": tokens, "length": length, "tokenizer": request.tokenizer}
-    path = Path(run) if run is not None else Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
+    if run is not None:
+        path = Path(run) if overwrite else place_for(Path(run), "scan", config)
+    else:
+        path = Path(tempfile.mkdtemp(prefix="joma-scan-")) / "run"
     result = Scan(path, temporary=run is None)
     result.asked = [c.name for c in checkpoints]
     if not overwrite and (path / "run.json").exists():
@@ -231,6 +239,11 @@ def _write(writer: RunWriter, row: Row, changes: bool) -> None:
             writer.note(**facts)
     if row.checkpoint.repo is not None:  # not in the row, which is the same to the bit whenever it is made
         writer.note(transferred={**writer.info.get("transferred", {}), row.checkpoint.name: row.transferred})
+    columns: dict[str, Any] = {}
+    if changes:
+        columns["since"] = row.since or None
+    if row.problems:
+        columns[_PROBLEMS] = json.dumps(row.problems, ensure_ascii=False)  # a column holds one text
     writer.write(
         row.checkpoint.step,
         {**row.measured, _SERVICE: row.bytes_read},
@@ -238,8 +251,32 @@ def _write(writer: RunWriter, row: Row, changes: bool) -> None:
         status=row.status,
         note=row.note or None,
         digest=row.digest or None,
-        **({"since": row.since or None} if changes else {}),
+        **columns,
     )
+
+
+def _problems(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return gauge -> why it could not be measured, from a row of the run."""
+    text = row.get(_PROBLEMS)
+    return json.loads(text) if text else {}
+
+
+def _by_reason(problems: Mapping[str, str], gauges: Sequence[str]) -> list[str]:
+    """Return a text per reason with the gauges that it concerns; if it concerns all, they are not named.
+
+    >>> _by_reason({"a": "no heads", "b": "no heads"}, ["a", "b", "c"])
+    ['a, b: no heads']
+    >>> _by_reason({"a": "cut off", "b": "cut off"}, ["a", "b"])
+    ['cut off']
+    """
+    concerned: dict[str, list[str]] = {}
+    for gauge, reason in problems.items():
+        concerned.setdefault(reason, []).append(gauge)
+    texts = []
+    for reason, names in concerned.items():
+        is_for_all = set(names) == set(gauges)
+        texts.append(reason if is_for_all else f"{', '.join(names)}: {reason}")
+    return texts
 
 
 class Scan:
@@ -272,18 +309,31 @@ class Scan:
         return [name for name, status in self.status().items() if status != "ok"]
 
     def checkpoints(self) -> pd.DataFrame:
-        """One row per checkpoint: step, checkpoint, status, same_as (equal weights), bytes_read, transferred, note."""
+        """One row per checkpoint.
+
+        Columns: step, checkpoint, status, same_as (equal weights), bytes_read, transferred, digest, note,
+        and problems: gauge -> why it could not be measured there, which the note has in words.
+        """
         import pandas as pd
 
-        points, transferred = self._points(), Run(self.path).info.get("transferred", {})
-        same = same_weights(points)
+        points, info = self._points(), Run(self.path).info
+        transferred, same = info.get("transferred", {}), same_weights(points)
         rows = [
             {"step": row["step"], "checkpoint": name, "status": row["status"], "same_as": same.get(name, ""),
              "bytes_read": int(row["value"]), "transferred": transferred.get(name, 0),
-             "digest": row["digest"] or "", "note": row["note"] or ""}
+             "digest": row["digest"] or "", "note": "; ".join(_texts(row, info)), "problems": _problems(row)}
             for name, row in points.items()
         ]  # fmt: skip
         return pd.DataFrame(rows)
+
+    def remarks(self) -> dict[str, list[str]]:
+        """Return note -> the checkpoints that have it; so too the reasons of gauges without values."""
+        info = Run(self.path).info
+        remarks: dict[str, list[str]] = {}
+        for name, row in self._points().items():
+            for text in _texts(row, info):
+                remarks.setdefault(text, []).append(name)
+        return remarks
 
     def frame(self) -> pd.DataFrame:
         """The table of the run in the order of steps: step, checkpoint, layer, head, gauge, value, module, same_as.
@@ -309,4 +359,10 @@ class Scan:
         return f"Scan({str(self.path)!r}: {len(status)} checkpoints, {sum(s != 'ok' for s in status)} failed)"
 
     def _repr_html_(self) -> str:
-        return self.checkpoints().drop(columns="digest").to_html(index=False)
+        return self.checkpoints().drop(columns=["digest", "problems"]).to_html(index=False)
+
+
+def _texts(row: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:
+    """Return the note of a checkpoint and the reasons of gauges that could not be measured."""
+    texts = [row["note"]] if row["note"] else []
+    return texts + _by_reason(_problems(row), info["config"].get("gauges", ()))

@@ -143,7 +143,7 @@ class _Lab:
                 status, reason = self._steps(checkpoint_every, keep, keep_every, show)
         except (KeyboardInterrupt, SystemExit):
             if self.writer is not None:
-                self.writer.leave()  # not finished: the same command goes on
+                self.writer.finish("interrupted")  # the same command goes on
             raise
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"

@@ -149,7 +149,7 @@ def standing(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
         means = table.groupby("gauge").value.mean()
         phases = table[table.gauge == "phase"].value.dropna()
         row: dict[str, Any] = {
-            "run": path.name, "status": info["status"], "step": int(table.step.max()) if len(table) else None,
+            "run": path.name, "status": stored.status, "step": int(table.step.max()) if len(table) else None,
             "steps": info["config"].get("steps"),
         }  # fmt: skip
         row |= {gauge: float(means[gauge]) if gauge in means else None for gauge in ("loss", "valid_loss", "entropy")}

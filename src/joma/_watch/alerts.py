@@ -1,9 +1,11 @@
-"""Telling of alerts: a warning, a row in the run folder, a call of the user's function."""
+"""Reports of alerts: a warning, a row in the run folder, a call of the user's function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+from joma._run.alerts import tell_alert
 from joma._watch.alarms import Alert
 from joma._watch.notices import Notices
 from joma._watch.record import Record
@@ -12,43 +14,38 @@ OnAlert = Callable[[Alert], object]
 
 
 class Alerts:
-    """Tells of alerts; nothing that comes of it stops the training.
+    """Reports alerts; nothing that comes of it stops the training.
 
     Attributes:
-        told: all so far.
+        reported: all so far.
+        should_stop: True after a critical alert, if ``on_alert`` is "stop".
     """
 
-    def __init__(self, record: Record, notices: Notices, on_alert: OnAlert | None) -> None:
-        if on_alert is not None and not callable(on_alert):
-            raise TypeError(f"on_alert must be a function of an alert; got {on_alert!r}")
-        self.told: list[Alert] = []
-        self._record, self._notices, self._on_alert = record, notices, on_alert
+    def __init__(self, record: Record, notices: Notices, on_alert: OnAlert | Literal["stop"] | None) -> None:
+        if on_alert not in (None, "stop") and not callable(on_alert):
+            raise TypeError(f"on_alert must be 'stop' or a function of an alert; got {on_alert!r}")
+        self.reported: list[Alert] = []
+        self.should_stop = False
+        self._record = record
+        self._notices = notices
+        self._on_alert = on_alert
 
-    def tell(self, begun: Sequence[Alert]) -> None:
-        """Of what has just begun; heads of a layer are one warning."""
-        groups: dict[tuple[str, int | None], list[Alert]] = {}
+    def report(self, begun: Sequence[Alert]) -> None:
+        """Report what has just begun."""
+        if not begun:
+            return
         for alert in begun:
-            groups.setdefault((alert.kind, alert.layer), []).append(alert)
-        for (kind, layer), alerts in groups.items():
-            self._notices.forget(("alert", kind, layer))
-            self._notices.once(("alert", kind, layer), _sentence(alerts))
-        self.told += begun
+            key = ("alert", alert.kind, alert.layer)
+            self._notices.forget(key)
+            self._notices.once(key, tell_alert(alert.to_json()))
+        self.reported += begun
         self._record.write_alerts([alert.to_json() for alert in begun])
         for alert in begun:
+            if self._on_alert == "stop":
+                self.should_stop |= alert.level == "critical"
+                continue
             try:
-                if self._on_alert is not None:
+                if callable(self._on_alert):
                     self._on_alert(alert)
             except Exception as error:
                 self._notices.once("on_alert", f"on_alert raised {type(error).__name__}: {error}; training goes on")
-
-
-def _sentence(alerts: Sequence[Alert]) -> str:
-    """What is wrong in one layer, and what to do."""
-    first = alerts[0]
-    heads = [str(alert.head) for alert in alerts if alert.head is not None]
-    where = "" if first.layer is None else f" in layer {first.layer} ({first.module})"
-    which = f", head{'s' if len(heads) > 1 else ''} {', '.join(heads)}" if heads else ""
-    worst = max(alerts, key=lambda alert: alert.value) if first.value > first.threshold else first
-    value = f"{worst.gauge} is {worst.value:.4g}, threshold {worst.threshold:.4g}"
-    advice = f"{first.what_to_do[0].upper()}{first.what_to_do[1:]}"
-    return f"step {first.step}: {first.kind}{where}{which}: {value}. {advice}"

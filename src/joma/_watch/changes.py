@@ -20,6 +20,7 @@ from joma._gauges.matrices import Matrix
 from joma._gauges.rank import top_singular
 from joma._gauges.registry import Gauge
 from joma._watch.processes import Processes
+from joma._watch.values import Values
 
 
 class Changes:
@@ -27,7 +28,7 @@ class Changes:
 
     Attributes:
         due: names of the gauges that are measured in the step to come.
-        reasons: (gauge, matrix) -> why a value of the last measurement is 0 or NaN.
+        reasons: (gauge, matrix) -> why a value of the last measurement is 0 or missing.
     """
 
     wants = (StepBegins, StepEnds)
@@ -50,7 +51,7 @@ class Changes:
         self.due: Collection[str] = ()
         self.reasons: dict[tuple[str, str], str] = {}
         self._matrices, self._processes = matrices, processes
-        self._values: dict[tuple[str, int], float] = {}
+        self._values: dict[tuple[str, int], float | None] = {}
         self._before: dict[tuple[str, int], list[Tensor]] = {}
 
     widths: Mapping[str, list[int]] = {}  # nothing is per head
@@ -99,26 +100,24 @@ class Changes:
         if not chosen:
             return
         if isinstance(change, str):
-            self._values |= {(gauge.name, layer): math.nan for gauge in chosen}
+            self._values |= {(gauge.name, layer): None for gauge in chosen}
             self.reasons |= {(gauge.name, matrix.name): change for gauge in chosen}
             return
         w = matrix.finish(change)[0] if isinstance(change, list) else change
         top = top_singular(w.float()) if any(gauge.given == "top" for gauge in chosen) else None
         for gauge in chosen:
             self._values[gauge.name, layer] = gauge.measure(w, top)
-            if top is not None and top.reason and gauge.given == "top":
+            if top is not None and top.reason and gauge.given == "top" and not math.isnan(top.sigma):
                 self.reasons[gauge.name, matrix.name] = top.reason
 
-    def measure(self) -> dict[str, Tensor]:
-        """Gauge -> (layers,), of the step since the last call; NaN where no optimiser stepped the matrix."""
+    def measure(self) -> dict[str, Values]:
+        """Return, by gauge, its table (layers,) of the step since the last call."""
         values = {}
         for gauge in self._due_now:
             layers = range(len(self._matrices[gauge.part]))
-            per_layer = [self._values.get((gauge.name, n), math.nan) for n in layers]
             here = self._processes.computes_weights
-            values[gauge.name] = self._processes.sum_whole_(
-                torch.tensor(per_layer if here else [0.0] * len(per_layer), dtype=torch.float64)
-            )
+            per_layer = Values.per_layer([self._values.get((gauge.name, n)) for n in layers])
+            values[gauge.name] = self._processes.sum_whole_values(per_layer)
             for n, matrix in enumerate(self._matrices[gauge.part]):
                 if here and (gauge.name, n) not in self._values:
                     self.reasons[gauge.name, matrix.name] = "no optimiser that is watched has stepped it"

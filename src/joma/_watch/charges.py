@@ -17,13 +17,15 @@ from torch.optim import Optimizer
 from joma._charges.charge import Charge, Status
 from joma._charges.find import find
 from joma._charges.identity import Deviation, check_gradients
-from joma._charges.state import States, by_part, missing
+from joma._charges.state import State, States, by_part, missing
 from joma._events.events import PassBegins
 from joma._events.optimiser import StepBegins
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
+from joma._watch.readings import Finding
+from joma._watch.values import Values
 
 
 class Precision:
@@ -63,6 +65,7 @@ class Charges:
         self.deviations: list[Deviation] | None = None
         self.unchecked: list[str] = []
         self._processes, self._optimizers = processes, list(optimizers)
+        self._blocks = blocks
         self._all = find(model) if self.gauges else []
         if self.gauges and processes.cannot_gather:
             raise ValueError(f"charges cannot be measured: {processes.cannot_gather}")
@@ -110,44 +113,53 @@ class Charges:
         if first:
             self.unchecked = [c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)]
 
-    def measure(self) -> dict[str, Tensor]:
+    def measure(self) -> dict[str, Values]:
         """Gauge -> (layers,), or (layers, heads) for charges per head."""
-        values: dict[str, Tensor] = {}
+        values: dict[str, Values] = {}
         for part, layers in self._states.layers.items():
             chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
             here = bool(chosen) and self._processes.computes_weights
             with torch.no_grad():
                 states = {n: self._states.of(part, layer) for n, layer in enumerate(layers) if layer.charges and here}
             for gauge in chosen:
-                values[gauge.name] = self._padded(gauge, {n: gauge.function(state) for n, state in states.items()})
+                values[gauge.name] = self._table(gauge, states)
         return values
 
-    def _padded(self, gauge: Gauge, rows: Mapping[int, Any]) -> Tensor:
-        """(layers, heads) with NaN where a layer has fewer heads, or none; (layers,) of charges not per head."""
+    def _table(self, gauge: Gauge, states: Mapping[int, State]) -> Values:
+        """Return the table (layers, heads) of a gauge, or (layers,) of charges that are not per head."""
         widths = self.widths[gauge.name]
-        table = torch.full((len(widths), max(widths)), math.nan if rows else 0.0, dtype=torch.float64)
-        for n, row in rows.items():
-            table[n, : widths[n]] = torch.as_tensor(row, dtype=torch.float64).reshape(-1)
-        table = self._processes.sum_whole_(table)
-        return table if gauge.per_head else table[:, 0]
+        table = Values.empty(len(widths), max(widths))
+        for n, state in states.items():
+            row = gauge.function(state)
+            if row is None:
+                continue
+            numbers = torch.as_tensor(row, dtype=torch.float64).reshape(-1)
+            for head, number in enumerate(numbers.tolist()):
+                # 0/0 of sides that are both zero is not defined; NaN of sides that are not finite is a fact
+                if not math.isnan(number) or not state.finite:
+                    table.put((n, head), number)
+        table = self._processes.sum_whole_values(table)
+        return table if gauge.per_head else table.column(0)
 
-    def alarm(self, step: int, notices: Notices) -> None:
-        """Say what was off, once per charge until it is right again; and if nothing could be checked."""
-        off = {deviation.charge.name: deviation for deviation in self.deviations or []}
+    def findings(self, step: int, notices: Notices) -> list[Finding]:
+        """Return the laws that the last gradient broke; give notice of what could not be checked."""
         if self.deviations is None and self._processes.computes_weights:
             notices.once("no step", f"step {step}: no step of the optimiser was seen, so no gradient was checked")
-        elif self.deviations is not None:
-            for charge in self._all:
-                if charge.name not in off:
-                    notices.forget(("charge", charge.name))
         if self.unchecked:
             notices.once(
                 "unchecked",
                 f"{len(self.unchecked)} charges are not checked, {self.unchecked[0]} the first of them: they have "
                 "parameters that train but are in no optimiser that is watched",
             )
-        for name, deviation in off.items():
-            notices.once(("charge", name), f"step {step}: the gradient breaks a law of the model: {_told(deviation)}")
+        # a gradient that is not finite is an alert of its own
+        broken = [deviation for deviation in self.deviations or [] if math.isfinite(deviation.value)]
+        return [self._finding(deviation) for deviation in broken]
+
+    def _finding(self, deviation: Deviation) -> Finding:
+        charge = deviation.charge
+        layer = self._blocks.number(charge.name)
+        gauge = f"charge_residual.{charge.kind}"
+        return Finding("broken gradient", layer, deviation.head, gauge, deviation.value, deviation.bound, charge.name)
 
     def clear(self) -> None:
         """Forget the step and its passes."""
@@ -171,20 +183,3 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _within(charge: Charge, parameters: set[int]) -> bool:
     """Are all sides that train among these parameters?"""
     return {id(side.parameter) for side in charge.sides if side.parameter.requires_grad} <= parameters
-
-
-def _told(deviation: Deviation) -> str:
-    """The deviation, and where to look."""
-    return f"{deviation}. {_CAUSES[deviation.charge.kind]}"
-
-
-_USUAL = "Usual causes: a detached path, a gradient that is scaled or clipped for one parameter alone"
-_CAUSES = {
-    "qk": f"{_USUAL} of queries and keys",
-    "vo": f"{_USUAL} of values and outputs",
-    "key_bias": "Usual cause: attention weights that do not sum to 1 over the keys",
-    "mlp": f"{_USUAL} of the MLP's two maps",
-    "norm": f"{_USUAL} of the normalisation and what reads it",
-    "sum": f"{_USUAL} that writes to the residual stream",
-    "stream": f"{_USUAL} that writes to the residual stream",
-}

@@ -3,33 +3,103 @@
 from __future__ import annotations
 
 import math
+import sys
+from contextlib import suppress
 from html import escape
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from joma._watch.watch import Watch
 
-STYLES = {"dense": "green", "sparsifying": "yellow", "bouncing": "cyan", "collapsed": "bold red"}
-_COLOURS = {"dense": "#009e73", "sparsifying": "#e69f00", "bouncing": "#0072b2", "collapsed": "#d55e00"}
+STYLES = {
+    "dense": "green",
+    "sparsifying": "yellow",
+    "bouncing": "cyan",
+    "collapsed": "bold red",
+    "failing": "bold red",
+    "ended": "bold red",
+}
+_COLOURS = {
+    "dense": "#009e73",
+    "sparsifying": "#e69f00",
+    "bouncing": "#0072b2",
+    "collapsed": "#d55e00",
+    "failing": "#d55e00",
+    "ended": "#d55e00",
+}
 
 
 class LiveLine:
-    """One line that is written over: step, loss, mean entropy, and the phase of each layer."""
+    """One line of the terminal that is written over: step, loss, mean entropy, and the phase of each layer.
+
+    Streams stay the user's: nothing is redirected, so that whatever else writes to the terminal does so as without a
+    watch. While a progress bar is on the screen, that bar has the line to itself.
+    """
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live: Any = Live(console=Console(stderr=True), auto_refresh=False, transient=False)
-        self._live.start()
+        self._is_on_screen = False
+        self._last = ""  # for a stream that cannot be written over: shown once, at the end
 
     def show(self, watch: Watch) -> None:
-        """The state after a measurement."""
-        self._live.update(line(watch), refresh=True)
+        """Show the state after a measurement."""
+        if shows_progress_bar():
+            self._is_on_screen = False  # the bar has written over it
+            return
+        from rich.console import Console
+
+        console = Console(stderr=True, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(line(watch), end="", soft_wrap=not console.is_terminal)
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._write(f"\r\x1b[2K{captured.get()}")  # back to the first column, and clear the line
+            self._is_on_screen = True
+        else:
+            self._last = captured.get()
 
     def close(self) -> None:
-        """Leave the last line where it is."""
-        self._live.stop()
+        """Leave the last line where it is; write it if the stream is no terminal."""
+        if self._is_on_screen:
+            self._write("\n")
+        elif self._last:
+            self._write(f"{self._last}\n")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a terminal that was closed must not stop the training
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def shows_progress_bar() -> bool:
+    """True if a bar of tqdm, a live display of Rich or the loop of Keras is using the terminal now."""
+    return _has_tqdm_bar() or _has_rich_display() or _runs_in_keras()
+
+
+def _has_tqdm_bar() -> bool:
+    bar = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    # bars that are open; those with disable=True and those that are closed are not among them
+    return bool(list(getattr(bar, "_instances", ())))
+
+
+def _has_rich_display() -> bool:
+    proxy = getattr(sys.modules.get("rich.file_proxy"), "FileProxy", None)
+    if proxy is not None and isinstance(sys.stderr, proxy):  # by any console, on a terminal
+        return True
+    console = getattr(sys.modules.get("rich"), "_console", None)  # the one that displays use unless told otherwise
+    # `_live` until Rich 13, `_live_stack` from 14 on
+    return bool(getattr(console, "_live_stack", None) or getattr(console, "_live", None))
+
+
+def _runs_in_keras() -> bool:
+    """True within `Model.fit` of Keras, which draws its bar without an object that could be asked."""
+    if "keras" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("keras."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def line(watch: Watch) -> Any:
@@ -39,7 +109,7 @@ def line(watch: Watch) -> Any:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("joma ", style="bold")
     text.append(f"step {watch.last_step:,}")
-    if watch.latest is not None and not math.isnan(watch.latest.loss):
+    if watch.latest is not None and watch.latest.loss is not None:
         text.append(f"  loss {watch.latest.loss:.4g}")
     present = [n for n, phase in enumerate(watch.phases) if not math.isnan(phase.entropy)]
     entropies = [phase.entropy for phase in watch.phases if not math.isnan(phase.entropy)]
@@ -60,7 +130,7 @@ def html(watch: Watch) -> str:
     """A table of layers with entropy, phase, depth of the trough, height of the bounce, and weights."""
     head = [f"<b>{escape(type(watch.model).__name__)}</b>, step {watch.last_step:,}"]
     latest = watch.latest
-    if latest is not None and not math.isnan(latest.loss):
+    if latest is not None and latest.loss is not None:
         head.append(f"loss {latest.loss:.4g}")
     head.append(f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder")
     if latest is None or not latest.values:
@@ -81,5 +151,7 @@ def html(watch: Watch) -> str:
     return f"<p>{', '.join(head)}</p><table><tr>{header}</tr>{''.join(rows)}</table>"
 
 
-def _number(x: float) -> str:
+def _number(x: float | None) -> str:
+    if x is None:
+        return ""
     return "NaN" if math.isnan(x) else f"{x:.4g}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from joma._events.layout import ORDERS, Heads
 from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS, UPDATE, Gauge
+from joma._run.writer import RunWriter
+from joma._watch.notices import warn
 
 _ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)  # not nn.Flatten
 
@@ -36,11 +39,38 @@ def check_model(model: object) -> None:
             raise NotWatchable(f"{kind} cannot be watched: {refused[kind]}")
 
 
+def check_run(run: object, overwrite: bool, resume: object) -> None:
+    """Refuse what names no run folder, and ways to open it that contradict each other."""
+    if not (run is None or isinstance(run, (str, os.PathLike, RunWriter))):
+        raise TypeError(
+            f"run must be the path of a folder to write, as run='runs/mine'; got {run!r} of type {type(run).__name__}"
+        )
+    if not (isinstance(resume, bool) or resume == "auto"):
+        raise ValueError(f"resume must be True, False or 'auto'; got {resume!r}")
+    if overwrite and resume:
+        raise ValueError(
+            f"overwrite=True replaces the run in the folder, and resume={resume!r} goes on with it: give one of them"
+        )
+
+
 def check_has_attention(model: nn.Module) -> None:
     """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
     kinds = {type(module) for module in model.modules()}
     if all(kind.__module__.startswith("torch.nn.modules") for kind in kinds) and nn.MultiheadAttention not in kinds:
         raise NotWatchable(no_attention(model))
+
+
+def check_heads(heads: Heads | Mapping[str, Heads] | None, modules: Sequence[str]) -> dict[str, Heads]:
+    """Module -> what the user says about its heads; "" is the module that stands for all."""
+    stated = dict(heads) if isinstance(heads, Mapping) else {} if heads is None else {"": heads}
+    for name, value in stated.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not is_number and value not in ORDERS:
+            orders = " or ".join(f'"{order}"' for order in ORDERS)
+            raise ValueError(f"heads= must be a number of heads, or {orders}; got {value!r}")
+        if name not in modules:
+            raise ValueError(f"heads= names {name!r}, and no module of the model has that name")
+    return stated
 
 
 def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> str:
@@ -93,5 +123,5 @@ def find(
         )  # fmt: skip
         if not lenient:
             raise ValueError(message)
-        warnings.warn(f"joma.watch: {message}", stacklevel=4)
+        warn(message)
     return matrices_of

@@ -15,8 +15,9 @@ from joma._events.optimiser import StepBegins
 from joma._gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, Weights, share_missed
 from joma._gauges.matrices import Matrix, find_matrices, plain_name
 from joma._gauges.projections import query_bias
-from joma._gauges.registry import Gauge
+from joma._gauges.registry import Gauge, number_or_none
 from joma._gauges.sharded import whole
+from joma._watch.values import Values
 
 _TOKENS = 64  # inputs of attention that are kept per block
 _CHECKED = 8  # queries whose logits are compared with the module's own
@@ -114,7 +115,7 @@ class Motions:
         modules: names of the attention modules, by block.
         inputs: an observer of passes.
         gradients: an observer of steps.
-        problems: block, or gauges -> what measuring it raised, or why it was refused; the values are NaN.
+        problems: block, or gauges -> what measuring it raised, or why it was refused; it has no values then.
     """
 
     def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
@@ -151,7 +152,7 @@ class Motions:
         """Gauge -> the attention module of each block."""
         return {gauge.name: self.modules for gauge in self.gauges}
 
-    def measure(self) -> dict[str, Tensor]:
+    def measure(self) -> dict[str, Values]:
         """Gauge -> (blocks,); {} at the first measurement, which has none before it."""
         if not self.gauges or self.gauges[0].name not in self.due:
             return {}
@@ -162,7 +163,9 @@ class Motions:
         self._tell_refused()
         self.inputs.seen.clear()
         self.gradients.next_interval()
-        return {g.name: torch.tensor([v[g.name] for v in values], dtype=torch.float64) for g in self.gauges if values}
+        if not values:
+            return {}
+        return {gauge.name: Values.per_layer([by_gauge[gauge.name] for by_gauge in values]) for gauge in self.gauges}
 
     def _read(self, n: int, parts: Sequence[str]) -> dict[str, Tensor]:
         """The weights of a block, copied."""
@@ -181,19 +184,19 @@ class Motions:
             self.problems[", ".join(measured)] = (
                 f"in {len(refused)} of {len(self.modules)} layers ({some}) attention is not the softmax of "
                 f"(W_Q u + b_Q)·(W_K u)/√d_h, which misses {self.inputs.missed[refused[0]]:.0%} of the logits: rotary "
-                "or other positions, normalised queries, another scale, or keys of other states; NaN there"
+                "or other positions, normalised queries, another scale, or keys of other states; no value there"
             )
 
-    def _values(self, n: int, after: dict[str, Tensor]) -> dict[str, float]:
+    def _values(self, n: int, after: dict[str, Tensor]) -> dict[str, float | None]:
         states, heads = self.inputs.seen.get(self.modules[n], (None, 1))
         states = None if self.modules[n] in self._refused() else states
         earlier, halves = self.gradients.earlier[n], self.gradients.halves[n]
         motion = BlockMotion(self._before[n], after, states, heads, earlier, halves)
         try:
-            return {gauge.name: float(gauge.function(motion)) for gauge in self.gauges}
+            return {gauge.name: number_or_none(gauge.function(motion)) for gauge in self.gauges}
         except Exception as error:  # nothing that is measured may stop the training
             self.problems[self.modules[n]] = f"{type(error).__name__}: {error}"
-            return dict.fromkeys((gauge.name for gauge in self.gauges), math.nan)
+            return dict.fromkeys((gauge.name for gauge in self.gauges), None)
 
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from, by names that begin with "block:"."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
+
+from joma._run.warning import warn as give_warning
 
 
 class Notices:
@@ -21,6 +21,10 @@ class Notices:
             self._said.add(key)
             self._say(message)
 
+    def say(self, message: str) -> None:
+        """Say it, whatever was said before; nothing about it goes into a checkpoint."""
+        self._say(message)
+
     def forget(self, key: Hashable) -> None:
         """It is over; should it come again, it is said again."""
         self._said.discard(key)
@@ -35,13 +39,8 @@ class Notices:
 
 
 def warn(message: str) -> None:
-    """As a warning of Python."""
-    warnings.warn(f"joma.watch: {message}", stacklevel=4)
-
-
-def tell(message: str) -> None:
-    """As a line, where nothing is wrong."""
-    print(f"joma.watch: {message}", file=sys.stderr)
+    """Give it as a warning of Python."""
+    give_warning(f"joma.watch: {message}")
 
 
 def silent(message: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from joma._events.events import Observer, PassEnds
-from joma._events.padding import Padding
+from joma._events.finite import FiniteTrace
+from joma._events.layout import Heads
+from joma._events.padding import StatedPadding
+from joma._events.reasons import Reason
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
@@ -18,6 +20,7 @@ from joma._watch.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.sample import Sampler
 from joma._watch.tally import Tally
+from joma._watch.values import Values
 
 
 class Losses:
@@ -34,9 +37,11 @@ class Losses:
         if event.grad and isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses.append(loss.detach())
 
-    def mean(self) -> float:
-        """Over the passes since the last `clear`; NaN if there was none."""
-        return float(torch.stack([x.double().cpu() for x in self._losses]).mean()) if self._losses else math.nan
+    def mean(self) -> float | None:
+        """Return the mean over the passes since the last `clear`, or None if there was none."""
+        if not self._losses:
+            return None
+        return float(torch.stack([x.double().cpu() for x in self._losses]).mean())
 
     def clear(self) -> None:
         """Forget them."""
@@ -58,13 +63,14 @@ class Passes:
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: Padding | None,
+        self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: StatedPadding | None,
         processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
+        heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None,
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
         self.losses, self.blocks = Losses(), blocks
-        self.source = Source(model, [self.tally, self.losses, *observers], padding)
+        self.source = Source(model, [self.tally, self.losses, *observers], padding, heads=heads, trace=trace)
         self._processes, self._notices = processes, notices
 
     @property
@@ -76,8 +82,8 @@ class Passes:
         """How many heads of each layer this gauge was measured on, in this process."""
         return [self.tally.heads(n, gauge) for n in range(len(self.tally.layers))]
 
-    def measure(self) -> dict[str, Tensor]:
-        """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran."""
+    def measure(self) -> dict[str, Values]:
+        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran."""
         source, tally = self.source, self.tally
         if source.refusal:
             raise NotWatchable(source.refusal)
@@ -88,6 +94,9 @@ class Passes:
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
             self._notices.once(("problem", name), f"attention of {name} could not be measured: {_reason(error)}")
+        if not nothing:
+            self._check_arguments()
+            self._report_partial()
         for name, problem in tally.problems.items():
             self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
         if nothing:
@@ -106,11 +115,37 @@ class Passes:
         self._name_unseen()
         return tally.values(self._processes.sum_, self._processes.max_)
 
+    def _check_arguments(self) -> None:
+        """Raise for a mistake in the user's arguments that only a pass can show."""
+        padding = self.source.padding
+        mistake = None if padding is None else padding.mistake()
+        if mistake is not None:
+            raise ValueError(mistake)
+
+    def _report_partial(self) -> None:
+        """Report, once, layers without heads and layers that attend with a part of their queries."""
+        modules = self.source.guard.without_heads
+        if modules:
+            names = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+            self._notices.once(
+                ("heads", len(modules)),
+                f"it is not certain which axis holds the heads of {names}: reported as one, the mean over heads. If "
+                f'you know it, say heads={{"{modules[0]}": "batch heads"}} or "heads batch" [{Reason.HEAD_AXIS.value}]',
+            )
+        for name, share in self.source.guard.shares.items():
+            self._notices.once(
+                ("share", name),
+                f"{name} attends with {share:.1%} of its queries, and only those are measured "
+                f"[{Reason.PART_OF_QUERIES.value}]",
+            )
+
     def clear(self) -> None:
         """Forget the passes that were seen."""
         self.tally.clear()
         self.losses.clear()
         self.source.ran.clear()
+        if self.source.trace is not None:
+            self.source.trace.clear()
 
     def _name_unseen(self) -> None:
         """Attention modules that ran without any attention being seen in or around them."""

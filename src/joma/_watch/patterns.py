@@ -81,8 +81,9 @@ class PatternKeeper:
     def write(self, record: Record) -> None:
         """Write what is kept, if there is anything new."""
         if self._kept and self._kept[-1].step != self._written:
-            record.write_patterns(Patterns(self._layers, self._words, self._kept))
-            self._written = self._kept[-1].step
+            is_written = record.write_patterns(Patterns(self._layers, self._words, self._kept))
+            if is_written:
+                self._written = self._kept[-1].step
 
 
 def check(patterns: bool | None, words: Sequence[str] | None, probed: bool) -> bool:

@@ -1,4 +1,7 @@
-"""What a layer's attention is doing: `dense`, `sparsifying`, `bouncing`, `collapsed`.
+"""What a layer's attention is doing: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
+
+While a critical alert stands, a layer is never called by one of the first three names, which healthy layers have: it is
+`ended` if the alert is about numbers that are not finite, else `collapsed` or `failing`.
 
 The rules, on the median s of the last ``RULE.window`` entropies (nats, mean over heads and queries), with the
 thresholds of `joma._run.curve.Rule`:
@@ -30,7 +33,7 @@ from typing import Any
 
 from joma._run.curve import ONLINE
 
-PHASES = ("dense", "sparsifying", "bouncing", "collapsed")
+PHASES = ("dense", "sparsifying", "bouncing", "collapsed", "failing", "ended")
 RULE = ONLINE
 BACK, SECOND = 0.1, 0.25  # of the depth of the dip
 NOISE = 9.0  # standard deviations: white noise spans 7 in a thousand measurements
@@ -76,6 +79,8 @@ class Phase:
     deepest: float = 0.0  # dip so far
     entropy: float = math.nan  # smoothed
     since: int = 0  # the step of the first measurement in this phase
+    trouble: str = ""  # the kind of the critical alert that stands, if one does
+    _shape: str = field(default="dense", repr=False)  # the phase by the curve of entropy alone
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RULE.window), repr=False)
     _bends: deque[float] = field(
         default_factory=lambda: deque(maxlen=SCATTER), repr=False
@@ -90,7 +95,7 @@ class Phase:
     @property
     def depth(self) -> float:
         """How far entropy fell from its peak, in nats; 0 before a dip."""
-        return max(0.0, self.peak - self.trough) if self.name != "dense" or math.isfinite(self.trough) else 0.0
+        return max(0.0, self.peak - self.trough) if math.isfinite(self.trough) else 0.0
 
     @property
     def bounce(self) -> float:
@@ -99,6 +104,8 @@ class Phase:
 
     def __str__(self) -> str:
         """In words: "sparsifying since step 300 (2.41 nats, 0.64 below its peak)"."""
+        if self.name in ("ended", "failing"):
+            return f"{self.name} since step {self.since:,} ({self.trouble})"
         if math.isnan(self.entropy):
             return "not measured"
         moved = f", {self.depth:.2f} below its peak at the lowest" if self.depth else ""
@@ -140,9 +147,29 @@ class Phase:
             self.entropy = median(self._recent)
             self._turn(self.entropy)
         self._judge_collapse(step, nonsink, loss, collapsed)
+        self._settle(step, before)
+        return self.name
+
+    @property
+    def has_collapsed(self) -> bool:
+        """True if attention is collapsed by its own numbers, whatever alerts stand."""
+        return self._shape == "collapsed"
+
+    def judge(self, step: int, trouble: str) -> None:
+        """Take the kind of the critical alert that stands at this layer; "" if none does."""
+        self.trouble = trouble
+        self._settle(step, self.name)
+
+    def _settle(self, step: int, before: str | None) -> None:
+        """Name the phase by its trouble, or else by the curve of entropy."""
+        if self.trouble == "not finite":
+            self.name = "ended"
+        elif self.trouble and self._shape != "collapsed":
+            self.name = "failing"
+        else:
+            self.name = self._shape
         if self.name != before:
             self.since = step
-        return self.name
 
     def _rescale(self, possible: float) -> None:
         """Sequences have another length now: entropies of before are taken to what they would be at this one."""
@@ -165,23 +192,23 @@ class Phase:
 
     def _turn(self, s: float) -> None:
         noise = self._noise
-        if self.name == "dense":
+        if self._shape == "dense":
             self.peak = max(self.peak, s)
             if s <= self.peak - max(RULE.least_fall(self.peak), noise):
-                self.name, self.trough, self.crest = "sparsifying", s, -math.inf
-        elif self.name == "bouncing":
+                self._shape, self.trough, self.crest = "sparsifying", s, -math.inf
+        elif self._shape == "bouncing":
             self.crest = max(self.crest, s)
             if s < self.trough - noise:
-                self.name, self.trough, self.crest = "sparsifying", s, -math.inf
+                self._shape, self.trough, self.crest = "sparsifying", s, -math.inf
             elif s >= self.peak - BACK * (self.peak - self.trough):
-                self.name, self.peak = "dense", s
+                self._shape, self.peak = "dense", s
             elif s <= self.crest - max(RULE.least_fall(self.crest), SECOND * self.deepest, noise):
-                self.name, self.peak, self.trough, self.crest = "sparsifying", self.crest, s, -math.inf
+                self._shape, self.peak, self.trough, self.crest = "sparsifying", self.crest, s, -math.inf
         else:  # sparsifying; and a collapsed layer's trough is followed as well
             self.trough = min(self.trough, s)
             self.deepest = max(self.deepest, self.peak - self.trough)
-            if self.name == "sparsifying" and s >= self.trough + max(RULE.least_rise(self.deepest), noise):
-                self.name, self.crest = "bouncing", s
+            if self._shape == "sparsifying" and s >= self.trough + max(RULE.least_rise(self.deepest), noise):
+                self._shape, self.crest = "bouncing", s
 
     def _judge_collapse(self, step: int, nonsink: float, loss: float, collapsed: bool) -> None:
         if math.isfinite(loss):
@@ -189,9 +216,9 @@ class Phase:
         known = not math.isnan(nonsink)
         if known:
             self._stuck.update(nonsink < LOW, nonsink > RECOVERED, loss, self._best)
-        if self.name == "collapsed":
+        if self._shape == "collapsed":
             if known and nonsink > RECOVERED and not collapsed:
-                self.name, self.crest = "sparsifying", -math.inf
+                self._shape, self.crest = "sparsifying", -math.inf
                 self._low.clear()
             return
         if known and nonsink >= LOW:
@@ -200,7 +227,7 @@ class Phase:
             self._low.append((step, loss))
         lasting = len(self._low) >= PATIENCE and not loss_falls(self._low, step)
         if self._stuck.told or lasting or collapsed:
-            self.name = "collapsed"
+            self._shape = "collapsed"
             if not math.isfinite(self.trough):
                 self.trough = self.entropy
 

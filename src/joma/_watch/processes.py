@@ -6,7 +6,6 @@ one, so that a watch in the first process only can never hang the others.
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Literal, get_args
@@ -14,6 +13,8 @@ from typing import Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from joma._watch.values import Values
 
 Which = Literal["own", "all"]
 
@@ -24,6 +25,7 @@ class Processes:
     Attributes:
         many: values are reduced over several processes.
         rank: of this process; 0 if torch.distributed is not in use.
+        count: of all processes; 1 if torch.distributed is not in use.
         first: this process speaks and writes for those that are measured.
     """
 
@@ -32,6 +34,7 @@ class Processes:
             raise ValueError(f"processes must be 'own' or 'all', got {which!r}")
         distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
+        self.count = dist.get_world_size() if distributed else 1
         self.many = distributed and which == "all"
         self.first = not self.many or self.rank == 0
         self._alone = distributed and which == "own"
@@ -69,17 +72,21 @@ class Processes:
         """Largest over processes, in place."""
         return self._reduce(x, dist.ReduceOp.MAX) if self.many else x
 
-    def sum_whole_(self, x: Tensor) -> Tensor:
-        """The counterpart of the zeros that processes send which do not measure weights."""
-        return x if self._sharded else self.sum_(x)
-
-    def mean(self, x: float) -> float:
-        """Mean over the processes that have a number."""
+    def mean(self, x: float | None) -> float | None:
+        """Return the mean over the processes that have a number, NaN if one of them is NaN, None if none has one."""
         if not self.many:
             return x
-        known = not math.isnan(x)
-        both = self.sum_(torch.tensor([x if known else 0.0, float(known)], dtype=torch.float64))
-        return float(both[0] / both[1]) if both[1] > 0 else math.nan
+        here = [0.0, 0.0] if x is None else [x, 1.0]
+        both = self.sum_(torch.tensor(here, dtype=torch.float64))
+        return float(both[0] / both[1]) if both[1] > 0 else None
+
+    def sum_whole_values(self, values: Values) -> Values:
+        """Return what the processes that measure weights have measured; the others give empty tables."""
+        if self._sharded or not self.many:
+            return values
+        numbers = self.sum_(torch.where(values.measured, values.numbers, 0.0))
+        measured = self.max_(values.measured.double()) > 0
+        return Values.where(measured, numbers)
 
     def any(self, x: bool) -> bool:
         """Is it true in one of them?"""

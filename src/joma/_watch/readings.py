@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +37,38 @@ UNIFORM = Gauge("_uniform", "attention", lambda stats: stats.visible.clamp(min=1
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that is wrong at one measurement.
+
+    Attributes:
+        kind: of the alert that it will be.
+        layer: its number; None if it is not about one layer.
+        head: its number; None if it is about a whole layer.
+        gauge: what was measured.
+        value: of the gauge.
+        threshold: what the value is beyond; None if there is no such number.
+        module: its name, where it is not that of the layer.
+        later: modules where the same was seen after it.
+        is_everywhere: True if no layer is healthy while it lasts.
+    """
+
+    kind: str
+    layer: int | None
+    head: int | None
+    gauge: str
+    value: float
+    threshold: float | None
+    module: str = ""
+    later: tuple[str, ...] = ()
+    is_everywhere: bool = False
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Finding:
+        """Return the finding whose fields are in ``row``."""
+        return cls(**{**row, "later": tuple(row["later"])})
+
+
+@dataclass(frozen=True)
 class LayerReading:
     """One attention layer: means over its heads, and one number per head (NaN where it says nothing)."""
 
@@ -57,26 +89,34 @@ class Reading:
     """One measurement.
 
     Attributes:
-        loss: NaN if it is not known.
+        loss: None if it is not known.
         layers: of attention.
         gauges: gauge -> per layer, its values; one per head where it has heads.
+        findings: what is wrong by evidence that is not among these numbers.
     """
 
     step: int
-    loss: float
+    loss: float | None
     layers: Sequence[LayerReading] = ()
     gauges: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
 
     def to_json(self) -> list[Any]:
         """As lists and numbers."""
         layers = [[x.entropy, x.possible, x.spread, x.sink, x.logsumexp] for x in self.layers]
-        return [self.step, self.loss, layers, self.gauges]
+        return [self.step, self.loss, layers, self.gauges, [asdict(finding) for finding in self.findings]]
 
     @classmethod
-    def from_json(cls, kept: Sequence[Any]) -> Reading:
-        """What `to_json` made."""
-        step, loss, layers, gauges = kept
-        return cls(int(step), float(loss), [LayerReading(*layer) for layer in layers], gauges)
+    def from_json(cls, row: Sequence[Any]) -> Reading:
+        """Return the reading that `to_json` made ``row`` from."""
+        step, loss, layers, gauges, findings = row
+        return cls(
+            int(step),
+            None if loss is None else float(loss),
+            [LayerReading(*layer) for layer in layers],
+            gauges,
+            [Finding.from_json(finding) for finding in findings],
+        )
 
 
 def read_layers(values: Mapping[str, Tensor]) -> list[LayerReading]:

@@ -9,23 +9,26 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from joma._gauges.registry import Gauge
 from joma._run import Run, RunError
 from joma._run.alerts import ALERTS
-from joma._run.folder import numbered, plain, read_info
+from joma._run.folder import newest, numbered, plain, read_info
 from joma._run.patterns import Patterns, read_patterns, write_patterns
-from joma._run.writer import RunWriter
-from joma._watch.notices import Notices, tell
+from joma._run.state import Ending, Missing, missing_in_words, state_of
+from joma._run.writer import RunWriter, config_differences
+from joma._watch.notices import Notices
 from joma._watch.phases import PHASES
 from joma._watch.readings import Reading
 from joma._watch.schedule import Every
 
 RunFolder = str | os.PathLike[str]
+Resume = bool | Literal["auto"]
 _PHASES = "phases.jsonl"  # what phases and alarms are told from, per measurement
 
 
@@ -73,34 +76,55 @@ class Record:
     Attributes:
         writer: of the run folder.
         path: that folder as it was named, or with a number if the name was taken.
-        last_step: the last one in the folder of a run that is resumed, until it goes on; else None.
+        last_step: the last step in the folder of a run that is resumed, until it goes on; else None.
+        missing: measurements that could not be written, one entry for each time that there was no room.
     """
 
     def __init__(
         self, run: RunFolder | RunWriter | None, config: Mapping[str, Any], axes: Mapping[str, Sequence[str]],
-        notices: Notices, overwrite: bool, resume: bool,
+        notices: Notices, overwrite: bool, resume: Resume,
     ) -> None:  # fmt: skip
-        self._notices, self._lent = notices, isinstance(run, RunWriter)
+        self._notices = notices
+        self._lent = isinstance(run, RunWriter)
         self.last_step: int | None = None
+        self.missing: list[Missing] = []
+        self._is_failing = False  # the last measurement could not be written
+        self._has_warned = False
+        self._written_step: int | None = None  # the last one that was written by this watch
+        self._pending: dict[str, list[str]] = {}  # file -> lines that wait for room on the disk
+        self._problems: dict[str, OSError] = {}  # what could not be written so far -> the reason
+        self._is_noted = True  # all facts are in `run.json`
         self.path: RunFolder
+        self.writer: RunWriter
         if isinstance(run, RunWriter):
-            self.writer, self.path = run, run.path
+            self.writer = run
+            self.path = run.path
             return
+        try:
+            self._open(run, config, axes, overwrite, resume)
+        except OSError as error:
+            if isinstance(error, RunError):  # a sentence already
+                raise
+            place = "a temporary folder" if run is None else os.fspath(run)
+            raise RunError(
+                f"cannot write a run to {place}: {error.strerror or error}; give run= a folder that can be written to"
+            ) from None
+
+    def _open(
+        self, run: RunFolder | None, config: Mapping[str, Any], axes: Mapping[str, Sequence[str]], overwrite: bool,
+        resume: Resume,
+    ) -> None:  # fmt: skip
+        """Create the run, or go on with the one in the folder."""
         if run is None:
             temporary = tempfile.mkdtemp(prefix="joma-watch-")
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
             run = os.path.join(temporary, "run")
-        elif resume and os.path.exists(os.path.join(run, "run.json")):
-            self.writer, self.path = RunWriter.resume(run, config), run
-            self.last_step = max((row["step"] for row in Run(run).rows()), default=0)
-            return
-        elif not overwrite and (following := numbered(Path(run), "watch")) != Path(run):
-            old = read_info(Path(run))
-            tell(
-                f"{os.fspath(run)} holds a run already ({old['status']}, of {old.get('created')}): this one goes to "
-                f"{following}; resume=True goes on with the old one, overwrite=True replaces it"
-            )
-            run = following
+        elif not overwrite and has_run(run):
+            old = run if resume is True else _unfinished(Path(run), config) if resume == "auto" else None
+            if old is not None:
+                self._resume(old, config)
+                return
+            run = self._number(run, config, resume)
         self.path = run
         self.writer = RunWriter.create(
             run,
@@ -111,22 +135,56 @@ class Record:
             overwrite=overwrite,
         )
 
+    def _resume(self, run: RunFolder, config: Mapping[str, Any]) -> None:
+        self.writer = RunWriter.resume(run, config)
+        self.path = run
+        self.last_step = max((row["step"] for row in Run(run).rows()), default=0)
+        self.missing = list(self.writer.info.get("missing", []))
+
+    def _number(self, run: RunFolder, config: Mapping[str, Any], resume: Resume) -> RunFolder:
+        """Return the folder to write to instead of ``run``, which holds a run already, and warn."""
+        following = numbered(Path(run), "watch")
+        if following == Path(run):
+            return run
+        old = read_info(Path(run))
+        state = f"{state_of(Path(run), old).status}, created {old.get('created')}"
+        if resume == "auto":
+            last = newest(Path(run))
+            old = read_info(last)
+            differences = config_differences(old["config"], config)
+            reason = f"its config is another one: {'; '.join(differences)}" if differences else "it came to its end"
+            way_out = f"resume='auto' did not go on with {last}, since {reason}"
+        else:
+            way_out = (
+                "Training that was restarted goes on with its run by resume='auto' (or resume=True, however that run "
+                "ended); overwrite=True replaces the old run"
+            )
+        self._notices.say(f"{os.fspath(run)} holds a run already ({state}): this one goes to {following}. {way_out}")
+        return following
+
     def go_on_from(self, step: int) -> bool:
         """The next row is of this step: a run that is resumed loses rows from there on. Was it resumed just now?"""
         resumed, self.last_step = self.last_step is not None, None
         if resumed:
             self.writer.drop_from(step)
+            self.missing = [gap for gap in self.missing if gap["first"] < step]
+            self._note_missing()
         return resumed
+
+    def go_back_to(self, step: int) -> None:
+        """Training goes back to a checkpoint of this step: rows of later steps are dropped when it goes on."""
+        if self._written_step is not None and self._written_step > step:
+            self.last_step = self._written_step
 
     def keep(self, reading: Reading) -> None:
         """Keep what phases and alarms are told from: a run that is resumed tells them again."""
         if not self._lent:
-            self._append(_PHASES, [reading.to_json()], "phases")
+            self._append(_PHASES, [reading.to_json()])
 
     def write_alerts(self, alerts: Sequence[Mapping[str, Any]]) -> None:
         """Alerts have begun."""
         if alerts:
-            self._append(ALERTS, [plain(alert) for alert in alerts], "alerts")
+            self._append(ALERTS, [plain(alert) for alert in alerts])
 
     def kept(self, step: int) -> list[Reading]:
         """What was kept before this step; the rest, and a line that was cut off, is dropped. So are later alerts."""
@@ -137,15 +195,21 @@ class Record:
         """Training goes on from a checkpoint: alerts of this step and later ones are not of it."""
         self._drop_from(ALERTS, lambda alert: alert["step"] < step)
 
-    def _append(self, name: str, rows: Sequence[Any], what: str) -> None:
+    def _append(self, name: str, rows: Sequence[Any]) -> None:
+        """Add lines to a file; if there is no room for them, they wait until there is."""
+        lines = self._pending.setdefault(name, [])
+        lines += [json.dumps(row) + "\n" for row in rows]
         try:
-            with (self.writer.path / name).open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(row) + "\n" for row in rows)
+            append_whole(self.writer.path / name, "".join(lines))
         except OSError as error:
-            self._lost(error, f"{what} may be")
+            self._problems[name] = error
+        else:
+            lines.clear()
+            self._problems.pop(name, None)
 
     def _drop_from(self, name: str, stays: Callable[[Any], bool]) -> list[Any]:
         """The rows of a file up to the first that does not stay; that one and the rest are dropped."""
+        self._append(name, [])
         path = self.writer.path / name
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         rows = []
@@ -158,14 +222,14 @@ class Record:
                 break
             rows.append(row)
         if len(rows) < len(lines):
-            path.write_text("".join(lines[: len(rows)]), encoding="utf-8")
+            os.truncate(path, len("".join(lines[: len(rows)]).encode()))  # needs no room, unlike writing it anew
         return rows
 
     def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""
         layers = {gauge: list(modules) for gauge, modules in names.items()}
         if self.writer.info.get("layers") != layers:
-            self.writer.note(layers=layers, heads=dict(heads), phases=list(PHASES))
+            self.note(layers=layers, heads=dict(heads), phases=list(PHASES))
 
     def note_uniform(self, levels: Sequence[float]) -> None:
         """The entropy that uniform attention would have, per layer; nothing is noted of one that varies."""
@@ -173,10 +237,18 @@ class Record:
         known = self.writer.info.get("uniform")
         if known is not None and (not known or _alike(known, found)):
             return
+        self.note(uniform=found if known is None else [])
+
+    def note(self, **facts: object) -> None:
+        """Record facts about the run; if there is no room for them, they are recorded with the next ones."""
         try:
-            self.writer.note(uniform=found if known is None else [])
+            self.writer.note(**facts)
         except OSError as error:
-            self._lost(error, "facts about the run are")
+            self._is_noted = False
+            self._problems["run.json"] = error
+        else:
+            self._is_noted = True
+            self._problems.pop("run.json", None)
 
     def patterns(self) -> Patterns | None:
         """Those of the folder; None if there are none that can be read."""
@@ -186,36 +258,103 @@ class Record:
             self._notices.once("patterns", f"{error}; patterns begin anew")
             return None
 
-    def write_patterns(self, patterns: Patterns) -> None:
-        """Put these in the place of those before."""
+    def write_patterns(self, patterns: Patterns) -> bool:
+        """Put these in the place of those before; False if there was no room for them."""
         try:
             write_patterns(self.writer.path, patterns)
         except OSError as error:
-            self._lost(error, "attention patterns are")
+            self._problems["patterns.json"] = error
+            return False
+        self._problems.pop("patterns.json", None)
+        return True
 
     def tell_once(self, key: str, message: str) -> None:
         """Say something about the run, once."""
         self._notices.once(key, message)
 
-    def _lost(self, error: OSError, what: str) -> None:
-        self._notices.once("disk", f"{self.writer.path}: {error}; training goes on, {what} lost meanwhile")
-
     def write(
         self, step: int, rows: Mapping[str, Any], columns: Mapping[str, float], names: Mapping[str, Sequence[str]],
         heads: Mapping[str, Sequence[int]],
     ) -> None:  # fmt: skip
-        """The rows of one step, with columns that they share."""
+        """Write the rows of one step, with columns that they share."""
+        self.note_layers(names, heads)
         try:
-            self.note_layers(names, heads)
             self.writer.write(step, dict(rows), **columns)
         except OSError as error:
-            self._lost(error, "measurements are")
-
-    def finish(self, status: str, reason: str | None) -> None:
-        """The run is over; one that was lent by the caller is the caller's to finish."""
-        if self._lent:
+            self._miss(step, error)
             return
-        try:
-            self.writer.finish("done" if status == "done" else "failed", reason)
-        except OSError as error:
-            self._notices.once("disk", f"the run {self.writer.path} could not be finished: {error}")
+        self._is_failing = False
+        self._written_step = step
+        if not self._is_noted:
+            self.note()
+            self._note_missing()
+
+    def _miss(self, step: int, error: OSError) -> None:
+        """The measurements of this step could not be written."""
+        if self._is_failing:
+            self.missing[-1]["last"] = step
+            self.missing[-1]["measurements"] += 1
+        else:
+            self.missing.append({"first": step, "last": step, "measurements": 1, "reason": _reason(error)})
+        self._is_failing = True
+        self._is_noted = False
+        if not self._has_warned:
+            self._has_warned = True
+            self._notices.say(
+                f"{self.writer.path} cannot be written ({_reason(error)}): the measurements of step {step:,} are "
+                "lost, and those of later steps until it can be written again. Training goes on"
+            )
+
+    def _note_missing(self) -> None:
+        """Record in `run.json` which measurements it lacks, if that has changed."""
+        if self.missing != self.writer.info.get("missing", []):
+            self.note(missing=self.missing)
+
+    def finish(self, status: Ending, reason: str | None) -> None:
+        """The run is over; one that was lent by the caller is the caller's to finish."""
+        for name in list(self._pending):
+            self._append(name, [])
+        self._note_missing()
+        lost = [missing_in_words(self.missing)] if self._has_warned else []
+        if not self._lent:
+            try:
+                self.writer.finish(status, reason)
+                self._problems.pop("run.json", None)
+            except OSError as error:
+                self._problems["run.json"] = error
+        lost += [f"{name} ({_reason(error)})" for name, error in self._problems.items()]
+        if lost:
+            self._notices.say(f"{self.writer.path} lacks {'; '.join(lost)}")
+
+
+def has_run(folder: RunFolder) -> bool:
+    """True if the folder holds a run of any kind."""
+    return os.path.exists(os.path.join(folder, "run.json"))
+
+
+def _unfinished(path: Path, config: Mapping[str, Any]) -> Path | None:
+    """Return the newest of ``path``, ``path``-2, … if it has this config and did not come to its end, else None."""
+    last = newest(path)
+    old = read_info(last)
+    is_over = state_of(last, old).status == "done"
+    if is_over or old["kind"] != "watch" or config_differences(old["config"], config):
+        return None
+    return last
+
+
+def append_whole(path: Path, text: str) -> None:
+    """Add text to a file; if that fails, the file is what it was: half a line would spoil the next one."""
+    if not text:
+        return
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

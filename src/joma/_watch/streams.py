@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from joma._events.events import Event, ModuleBegins, ModuleEnds, Observer, PassBegins
-from joma._events.padding import Padding, real_queries
+from joma._events.padding import StatedPadding, real_tokens
 from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import find_matrices, plain_name
 from joma._gauges.projections import attention_writers
-from joma._gauges.registry import IN_STREAM, Gauge
+from joma._gauges.registry import IN_STREAM, Gauge, number_or_none
 from joma._gauges.stream import Routing, Stream
 from joma._watch.processes import Processes
+from joma._watch.values import Values
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Streams:
     wants: tuple[type[Event], ...] = (PassBegins, ModuleBegins, ModuleEnds)
 
     def __init__(
-        self, model: nn.Module, gauges: Sequence[Gauge], padding: Padding | None, processes: Processes,
+        self, model: nn.Module, gauges: Sequence[Gauge], padding: StatedPadding | None, processes: Processes,
         blocks: Blocks,
     ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.on in IN_STREAM]
@@ -178,7 +179,7 @@ class Streams:
         shape = states.shape[:2] if states.dim() == 3 else around[-1].shape[:2] if around else (1, len(flat))
         if math.prod(shape) != len(flat):
             return flat
-        real = real_queries(event.calls, self._padding, shape[0], shape[1], states.device)
+        real = real_tokens(event.calls, self._padding, shape[0], shape[1], states.device)
         return flat if real is None else flat[real[:, 0].expand(*shape).flatten()]
 
     def _measure(self, on: str, block: int, given: Any) -> None:
@@ -186,21 +187,23 @@ class Streams:
             if gauge.on != on or gauge.name not in self.due or given is None:
                 continue
             try:
-                value = float(gauge.function(given))
+                value = number_or_none(gauge.function(given))
             except Exception as error:  # nothing that is measured may stop the training
                 self.problems[gauge.name] = f"{type(error).__name__}: {error}"
                 continue
+            if value is None:  # not defined here
+                continue
             old, count = self._sums.get((gauge.name, block), (0.0, 0))
             if gauge.reduce == "max":
-                largest = value if not count or math.isnan(value) else max(old, value)
+                largest = _larger(old, value) if count else value
                 self._sums[gauge.name, block] = largest, count + 1
             else:
                 self._sums[gauge.name, block] = old + value, count + 1
 
     # A measurement
 
-    def measure(self) -> dict[str, Tensor]:
-        """Gauge -> (blocks,): over the passes since the last `clear`, the mean or the largest; NaN where none ran."""
+    def measure(self) -> dict[str, Values]:
+        """Gauge -> (blocks,): over the passes since the last `clear`, the mean or the largest."""
         values = {}
         for gauge in self.gauges:
             if gauge.name not in self.due:
@@ -208,11 +211,14 @@ class Streams:
             pairs = [self._sums.get((gauge.name, n), (0.0, 0)) for n in range(len(self._blocks))]
             total, count = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
             if gauge.reduce == "max":
+                # a maximum over processes may drop NaN, and it never drops infinity
+                if self._processes.many:
+                    total = torch.where(total.isnan(), math.inf, total)
                 total = self._processes.max_(torch.where(count > 0, total, -math.inf))
-                values[gauge.name] = torch.where(total == -math.inf, math.nan, total)
+                values[gauge.name] = Values.where(total != -math.inf, total)
             else:
                 both = self._processes.sum_(torch.stack([total, count]))
-                values[gauge.name] = torch.where(both[1] > 0, both[0] / both[1].clamp(min=1), math.nan)
+                values[gauge.name] = Values.where(both[1] > 0, both[0] / both[1].clamp(min=1))
         return values
 
     def clear(self) -> None:
@@ -220,6 +226,11 @@ class Streams:
         self._sums.clear()
         self._under_way.clear()
         self._grad = False
+
+
+def _larger(a: float, b: float) -> float:
+    """Return the larger of two numbers, or NaN if one of them is NaN, which `max` may drop."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
 def _tensor(output: Any) -> Tensor | None:

@@ -14,6 +14,7 @@ from joma._events.events import Attention, BlockInput, Event, PassBegins, Place,
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._watch.sample import Sampler, estimate
+from joma._watch.values import Values
 
 ERROR = "_error"  # a gauge's standard error, where queries are sampled
 
@@ -201,8 +202,8 @@ class Tally:
         self.layers.append(layer)
         return len(self.layers) - 1
 
-    def values(self, reduce_sum: Any = None, reduce_max: Any = None) -> dict[str, Tensor]:
-        """Gauge -> (layers, heads), or (layers,) for hidden-state gauges; NaN where nothing was seen.
+    def values(self, reduce_sum: Any = None, reduce_max: Any = None) -> dict[str, Values]:
+        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges.
 
         ``reduce_sum`` and ``reduce_max`` combine tensors over processes, in place.
         """
@@ -210,7 +211,7 @@ class Tally:
         if reduce_max is not None:
             reduce_max(widest)
         H = int(widest)
-        result = {}
+        result: dict[str, Values] = {}
         for gauge in (*self.attention_gauges, *self.hidden_gauges):
             if gauge.name not in self.due:
                 continue
@@ -220,8 +221,10 @@ class Tally:
             count = self._table(gauge.name, "count", wide, 0.0)
             if largest:
                 if reduce_max is not None:
+                    # a maximum over processes may drop NaN, and it never drops infinity
+                    total = torch.where(total.isnan(), math.inf, total)
                     reduce_max(total)
-                value = torch.where(total == -math.inf, math.nan, total)
+                value = Values.where(total != -math.inf, total)
             else:
                 variance = self._table(gauge.name, "variance", wide, 0.0)
                 if reduce_sum is not None:
@@ -230,9 +233,9 @@ class Tally:
                     total, count, variance = together
                 if self.sampler is not None and gauge.on == "attention" and not gauge.name.startswith("_"):
                     error = variance.sqrt() / count.clamp(min=1)
-                    result[f"{gauge.name}{ERROR}"] = torch.where(count > 0, error, math.nan)
-                value = torch.where(count > 0, total / count.clamp(min=1), math.nan)
-            result[gauge.name] = value if gauge.per_head else value[:, 0]
+                    result[f"{gauge.name}{ERROR}"] = Values.where(count > 0, error)
+                value = Values.where(count > 0, total / count.clamp(min=1))
+            result[gauge.name] = value if gauge.per_head else value.column(0)
         return result
 
     def _table(self, gauge: str, what: str, width: int, fill: float) -> Tensor:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from joma._events.finite import FiniteTrace
+from joma._events.layout import Heads
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
-from joma._events.padding import Padding
+from joma._events.padding import Padding, StatedPadding
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
+from joma._gauges.matrices import plain_name
 from joma._gauges.registry import IN_ATTENTION, Gauge, in_training
 from joma._run import Run
+from joma._run.state import Ending, ending
 from joma._run.writer import RunWriter
 from joma._watch import applicability, attached
 from joma._watch.alarms import JUDGED, Alarms, Alert
@@ -27,9 +30,10 @@ from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
-from joma._watch.inputs import NotWatchable, check_has_attention, check_model, find
+from joma._watch.inputs import NotWatchable, check_has_attention, check_heads, check_model, check_run, find
 from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
+from joma._watch.not_finite import find_not_finite
 from joma._watch.notices import Notices, silent, warn
 from joma._watch.passes import Passes
 from joma._watch.patterns import PatternKeeper
@@ -37,12 +41,13 @@ from joma._watch.patterns import check as check_patterns
 from joma._watch.phases import PHASES, Phases
 from joma._watch.probe import Probe
 from joma._watch.processes import Processes, Which
-from joma._watch.readings import FOR_PHASES, UNIFORM, Reading, read_layers
-from joma._watch.record import Record, axes_of, config_of
+from joma._watch.readings import FOR_PHASES, UNIFORM, Finding, Reading, read_layers
+from joma._watch.record import Record, Resume, axes_of, config_of
 from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
 from joma._watch.streams import Streams
 from joma._watch.tally import ERROR, Layer
+from joma._watch.values import Values
 from joma._watch.weights import Weights
 
 if TYPE_CHECKING:
@@ -58,12 +63,7 @@ _open: weakref.WeakSet[Watch] = weakref.WeakSet()
 def _close_all() -> None:
     """A script that ends without `close` leaves a finished run all the same."""
     for watch in list(_open):
-        watch.close(*_ending(getattr(sys, "last_value", None)))  # the exception that ended it
-
-
-def _ending(error: BaseException | None) -> tuple[str, str | None]:
-    """The status of a run, and the reason."""
-    return ("done", None) if error is None else ("failed", f"{type(error).__name__}: {error}")
+        watch.close(*ending(getattr(sys, "last_value", None)))  # the exception that ended it
 
 
 def watch(
@@ -74,16 +74,17 @@ def watch(
     *,
     probe: Any = None,
     padding: Padding | None = None,
+    heads: Heads | Mapping[str, Heads] | None = None,
     mlp: str | Sequence[str] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     queries: int | None = None,
     processes: Which = "own",
-    on_alert: OnAlert | None = None,
+    on_alert: OnAlert | Literal["stop"] | None = None,
     live: bool | None = None,
     patterns: bool | None = None,
     words: Sequence[str] | None = None,
     overwrite: bool = False,
-    resume: bool = False,
+    resume: Resume = False,
 ) -> Watch:
     """Measure attention and weights of ``model`` while it trains; nothing about the training changes.
 
@@ -93,15 +94,19 @@ def watch(
     Arguments:
         model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
         run: the run folder to write; without one, rows are kept for `Watch.frame` only. If a watch wrote a run there
-            already, this one goes to ``run``-2, …, which is said: nothing is lost. `Watch.path` is where it went.
+            already, this one goes to ``run``-2, …, with a warning: nothing is lost. `Watch.path` is where it went.
         every: measure the first step and every n-th, 100 by default; "log" for four measurements per doubling; or
             step -> bool.
         gauges: names of gauges (see `joma.gauges`), "entropy,stable_rank" by default, with commas or in a list; or
             gauge -> its own schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
         probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
             one more pass per measurement, in eval mode, comparable over time.
-        padding: the model's argument that is 1 at real tokens and 0 at padding, or a function of (args, kwargs) of the
-            model that gives it. Found by itself if it is called ``attention_mask`` or ``…key_padding_mask``.
+        padding: which tokens are real, if the mask that attention applies does not show it: the name of the model's
+            argument that is 1 at real tokens and 0 at padding, a mask (B, T), or a function of (args, kwargs) of the
+            model that gives it; or one per side or module, {"source": …, "target": …}. One that fits no attention is
+            an error of the first measured `Watch.step`.
+        heads: how many heads a module has, or the order of its leading axes, "batch heads" or "heads batch"; for all
+            modules, or one per module. Found by itself; a layer whose heads cannot be told apart is reported as one.
         mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
         optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
             recorded from the steps that they make. Without it, `Watch.step` can be told the rate. Gauges of gradients
@@ -112,14 +117,18 @@ def watch(
         processes: under torch.distributed, "own" measures the passes of this process and waits for no other; "all" sums
             over all processes, each of which must have such a watch (the values are those of one process on all the
             data, and one process writes). Another process than the first writes its own values to ``run``-rank1, ….
-        on_alert: is called with each `Alert` (step, kind, layer, head, value, threshold, what_to_do) when it begins.
-            One that raises does not stop the training.
-        live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal.
+        on_alert: is called with each `Alert` (step, kind, layer, heads, value, threshold, what_to_do) when it begins.
+            One that raises does not stop the training. Or "stop": `Watch.should_stop` becomes True at the first
+            critical alert, for your loop to end.
+        live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal. While a progress
+            bar is shown (tqdm, Rich, Keras), the line is not.
         patterns: record who attends to whom in the probe's first sequence (64 tokens at most) at the start, at the
             sparsest, and of late, for `joma report`; by itself if there is a probe.
         words: of that sequence, one per token, for the axes of the picture.
         overwrite: replace the run in the folder.
-        resume: go on with the run in the folder, of the same settings.
+        resume: True goes on with the run in the folder, of the same settings. "auto", for training that a scheduler
+            may restart, does so if that run was killed, interrupted or failed, and starts a new one if it is done, has
+            other settings, or is not there. It looks at the newest of ``run``, ``run``-2, …
 
     Returns:
         The watch: a context manager, or call its `close` at the end.
@@ -131,6 +140,7 @@ def watch(
         gauges,
         probe,
         padding,
+        heads,
         mlp,
         optimizer,
         queries,
@@ -152,6 +162,7 @@ class Watch:
         path: the run folder, if there is one.
         phases: one `Phase` per layer, after the first measurement.
         alerts: what went wrong so far.
+        should_stop: True after a critical alert, if ``on_alert`` is "stop".
         latest: the last `Measurement`, if there is one.
         last_step: the number of the last step that was made.
         layers: names of the attention layers, by number, after the first measurement.
@@ -162,14 +173,18 @@ class Watch:
 
     def __init__(
         self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
-        gauges: Chosen | None, probe: Any, padding: Padding | None, mlp: str | Sequence[str] | None,
+        gauges: Chosen | None, probe: Any, padding: Padding | None,
+        heads: Heads | Mapping[str, Heads] | None, mlp: str | Sequence[str] | None,
         optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which,
-        on_alert: OnAlert | None, live: bool | None, patterns: bool | None, words: Sequence[str] | None,
-        overwrite: bool, resume: bool,
+        on_alert: OnAlert | Literal["stop"] | None, live: bool | None, patterns: bool | None,
+        words: Sequence[str] | None, overwrite: bool, resume: Resume,
     ) -> None:  # fmt: skip
         self._closed = True  # until everything is there
         self._loaded = False  # from a state
+        self._has_stepped = False  # since it was made, or loaded from a state
+        self._has_refused_step = False
         check_model(model)
+        check_run(run, overwrite, resume)
         optimizers = None if optimizer is None else optimisers_of(model, optimizer)
         periods = schedules(DEFAULT_GAUGES if gauges is None else gauges, every)
         chosen = in_training(periods)
@@ -196,9 +211,15 @@ class Watch:
             check_sampled(self._gauges)
         blocks = Blocks(model)
         self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
-        self._streams = Streams(model, self._gauges, padding, self._processes, blocks)
+        modules = [plain_name(name) for name, _ in model.named_modules()]
+        stated = None if padding is None else StatedPadding(padding, modules)
+        self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
         observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
-        self._passes = Passes(model, blocks, measured, padding, self._processes, self._notices, sampler, observers)
+        self._trace = FiniteTrace(frozenset(blocks.names))
+        self._passes = Passes(
+            model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
+            check_heads(heads, modules), self._trace,
+        )  # fmt: skip
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         # of all but attention and states
@@ -207,8 +228,11 @@ class Watch:
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
         self._probe = None if probe is None else Probe(probe)
+        if self._probe is not None:
+            self._probe.check_ids(self._passes.source)
         self.latest: Measurement | None = None
         self._alarms = Alarms()
+        self._pending_losses: list[tuple[int, Tensor]] = []  # of steps since the last measurement, on another device
         config = config_of(model, periods, probed=probe is not None)
         config |= {} if queries is None else {"queries": queries}
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
@@ -222,11 +246,11 @@ class Watch:
         self._alerts = Alerts(self._record, self._notices, on_alert)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
-            self._replay_phases(self._record.last_step + 1)
+            self._replay_phases(self._record.kept(self._record.last_step + 1))
         self._record.note_layers(self._names(), self._widths())
         self._largest = [gauge.name for gauge in self._gauges if gauge.reduce == "max"]
         if self._largest:
-            self._record.writer.note(largest=self._largest)
+            self._record.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.rank == 0 else None
@@ -260,7 +284,12 @@ class Watch:
     @property
     def alerts(self) -> list[Alert]:
         """What went wrong so far, since this watch was made."""
-        return list(self._alerts.told)
+        return list(self._alerts.reported)
+
+    @property
+    def should_stop(self) -> bool:
+        """True after a critical alert, if ``on_alert`` is "stop"."""
+        return self._alerts.should_stop
 
     @property
     def last_step(self) -> int:
@@ -289,7 +318,8 @@ class Watch:
 
         Arguments:
             loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none is given.
-            step: its number, if the caller counts; else one more than the last.
+            step: its number, if the caller counts; else one more than the last. Numbers must increase: a step that
+                does not is not recorded, with a warning.
             lr: the learning rate of this step, told with every step; not needed if the optimiser is watched.
             numbers: more to record.
 
@@ -303,21 +333,32 @@ class Watch:
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(f"the loss has shape {tuple(loss.shape)}: give one number, for example loss.mean()")
         before = self.last_step
+        if step is not None and self._has_stepped and int(step) <= before:
+            self._refuse_step(int(step))
+            return {}
+        self._has_stepped = True
         due = self._schedule.advance(step)
         if self._record.go_on_from(self.last_step):
-            before = self.last_step - 1
+            readings = self._record.kept(self.last_step)
             if not self._loaded:
-                self._replay_phases(self.last_step)
+                before = self.last_step - 1
+                self._replay_phases(readings)
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
         self._patterns.go_on(self._record, self.last_step)
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
+        if not due:
+            self._take_loss(loss)
         try:
             return self._measure(due, loss, numbers) if due else {}
         finally:
-            self._passes.clear()
-            for meter in (self._changes, self._charges, self._streams):
-                meter.clear()
-            self._arm()
+            self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        """Make ready for the next step."""
+        self._passes.clear()
+        for meter in (self._changes, self._charges, self._streams):
+            meter.clear()
+        self._arm()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
@@ -338,6 +379,8 @@ class Watch:
             raise ValueError(f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}")
         self._schedule.restore(state)
         self._loaded = True
+        self._has_stepped = self.last_step > 0
+        self._record.go_back_to(self.last_step)
         self._alarms = Alarms.restored(state["alarms"])
         self._record.drop_alerts(self.last_step + 1)
         layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
@@ -349,11 +392,22 @@ class Watch:
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
-    def _replay_phases(self, step: int) -> None:
-        """The phases as they were before this step, from what the run folder keeps."""
+    def _replay_phases(self, readings: Sequence[Reading]) -> None:
+        """Bring phases to where they were, from what the run folder keeps."""
         self._alarms = Alarms()
-        for reading in self._record.kept(step):
+        for reading in readings:
             self._alarms.update(reading)
+
+    def _refuse_step(self, step: int) -> None:
+        """Leave out a step whose number does not increase: rows of a run are in the order of steps."""
+        self._forget_passes()
+        if not self._has_refused_step:
+            self._has_refused_step = True
+            self._notices.say(
+                f"step {step:,} was given after step {self.last_step:,}: steps must increase, so it is not recorded, "
+                "nor are later ones up to that number. If training went back to a checkpoint, load the watch's "
+                "state_dict() from it, or make a watch with resume=True"
+            )
 
     def frame(self) -> pd.DataFrame:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
@@ -364,8 +418,15 @@ class Watch:
         """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
         return applicability.sentence(self.frame()) if self._motions.gauges and self.latest else ""
 
-    def close(self, status: str = "done", reason: str | None = None) -> None:
-        """Take the gauges off the model and finish the run; a second call does nothing."""
+    def close(self, status: Ending = "done", reason: str | None = None) -> None:
+        """Take the gauges off the model and finish the run; a second call does nothing.
+
+        Arguments:
+            status: how training ended: "done", "failed" or "interrupted".
+            reason: why, in a few words.
+        """
+        if status not in get_args(Ending):
+            raise ValueError(f"status must be one of {', '.join(get_args(Ending))}; got {status!r}")
         if self._closed:
             return
         self._closed = True
@@ -375,7 +436,7 @@ class Watch:
             self._line.close()
         self._patterns.write(self._record)
         if said := self.applies:
-            self._record.writer.note(applies=said)
+            self._record.note(applies=said)
         self._record.finish(status, reason)
 
     def __enter__(self) -> Self:
@@ -384,7 +445,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(*_ending(error))
+        self.close(*ending(error))
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
@@ -424,14 +485,30 @@ class Watch:
             meter.due = due
         return due
 
+    def _take_loss(self, loss: Any) -> None:
+        """Take the loss of a step that is not measured, without waiting for a device."""
+        if loss is None or self._processes.many:  # processes agree on a loss in measured steps only
+            return
+        if isinstance(loss, Tensor) and loss.device.type != "cpu":
+            # a clone: a captured graph writes its next loss into the same memory
+            self._pending_losses.append((self.last_step, loss.detach().clone()))
+        else:
+            self._alerts.report(self._alarms.update_loss(self.last_step, _scalar(loss)))
+
+    def _take_pending_losses(self) -> None:
+        for step, loss in self._pending_losses:
+            self._alarms.take_loss(step, _scalar(loss))
+        self._pending_losses.clear()
+
     def _measure(self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
         step = self.last_step
         self._ears.leave()
         self._make_due(due)
-        values: dict[str, Tensor] = {}
+        self._take_pending_losses()
+        values: dict[str, Values] = {}
         if not self._in_passes.isdisjoint(due):
-            if self._probe is not None:
-                self._probe.run(self._passes.source)
+            if self._probe is not None and not self._probe.run(self._passes.source):
+                self._passes.clear()  # a pass that failed has shown some layers only
             values = self._passes.measure()
         for meter in self._meters:
             values |= meter.measure()
@@ -441,33 +518,31 @@ class Watch:
             self._notices.once(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
+        findings: list[Finding] = []
         if self._charges.checks and self._steps is not None:
-            self._charges.alarm(step, self._notices)
+            findings += self._charges.findings(step, self._notices)
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
         uniform = values.pop(UNIFORM.name, None)
         errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
-        heads = {g.name: self._passes.heads(g.name) for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")}
-        absent = {name: {n for n, width in enumerate(widths) if not width} for name, widths in self._widths().items()}
-        self.latest = Measurement(step, values, self._names(), heads, mean_loss, self._largest, absent)
-        layers = read_layers(for_phases) if for_phases else []
-        reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED))
-        self._alerts.tell(self._alarms.update(reading, self.layers, self._names()))
+        self.latest = Measurement(step, values, self._names(), mean_loss, self._largest)
+        not_finite = find_not_finite(self.latest, self._trace, self.model, self._passes.blocks, self._processes)
+        if not_finite is not None:
+            findings.append(not_finite)
+        layers = read_layers({name: table.numbers for name, table in for_phases.items()}) if for_phases else []
+        reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED), findings)
+        self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
         self._record.keep(reading)
-        for name, n, module in self.latest.not_numbers():
-            if name in self._motions.names:  # a layer that was not trained, or did not run, has no value
-                continue
-            self._notices.once((name, n), f"step {step}: {name} of layer {n} ({module}) is NaN")
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
-        if not math.isnan(mean_loss) or loss is not None:
+        if mean_loss is not None:
             rows["loss"] = mean_loss
-        rows |= values | errors
+        rows |= {name: table.to_lists() for name, table in (values | errors).items()}
         if for_phases:
-            measured = [bool(layer.keys) for layer in self._passes.tally.layers]
-            numbers_of = [PHASES.index(phase.name) for phase in self.phases]
-            rows["phase"] = [n if there else math.nan for n, there in zip(numbers_of, measured, strict=False)]
+            has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
+            codes = [PHASES.index(phase.name) for phase in self.phases]
+            rows["phase"] = [code if has else None for code, has in zip(codes, has_attention, strict=False)]
         if uniform is not None:
-            self._record.note_uniform([float(level.nanmean()) for level in uniform])
+            self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
         if layers:
             self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
         clock = self._clock.columns()

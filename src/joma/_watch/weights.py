@@ -14,6 +14,7 @@ from joma._gauges.matrices import Matrix
 from joma._gauges.rank import TopSingular, top_singular
 from joma._gauges.registry import Gauge
 from joma._watch.processes import Processes
+from joma._watch.values import Values
 
 
 class Weights:
@@ -21,7 +22,7 @@ class Weights:
 
     Attributes:
         due: names of the gauges that the next measurement is of.
-        reasons: (part, matrix) -> why a value of the last measurement is 0 or NaN.
+        reasons: (part, matrix) -> why a value of the last measurement is 0.
     """
 
     def __init__(
@@ -57,12 +58,10 @@ class Weights:
         inner |= {g.name: ["expert"] for g in self.gauges if any(len(row) > 1 for row in self._rows[g.part])}
         return {name: ["layer", *more] for name, more in inner.items()}
 
-    def measure(self) -> dict[str, Tensor]:
+    def measure(self) -> dict[str, Values]:
         """Gauge -> (layers,), (layers, heads) for products of projections, or (layers, experts)."""
         values = {
-            name: torch.full((len(widths), max(widths)), math.nan, dtype=torch.float64)
-            for name, widths in self.widths.items()
-            if name in self.due
+            name: Values.empty(len(widths), max(widths)) for name, widths in self.widths.items() if name in self.due
         }
         self.reasons.clear()
         if self._processes.computes_weights:
@@ -73,13 +72,11 @@ class Weights:
                         for matrix in row:
                             self._measure_one(part, (n, column), matrix, values)
                             column += matrix.heads
-        else:
-            values = {name: torch.zeros_like(value) for name, value in values.items()}
-        values = {name: self._processes.sum_whole_(value) for name, value in values.items()}
+        values = {name: self._processes.sum_whole_values(value) for name, value in values.items()}
         axes = self.axes()
-        return {name: value if len(axes[name]) > 1 else value[:, 0] for name, value in values.items()}
+        return {name: value if len(axes[name]) > 1 else value.column(0) for name, value in values.items()}
 
-    def _measure_one(self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Tensor]) -> None:
+    def _measure_one(self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Values]) -> None:
         """Write the values of a matrix, from (layer, column) on."""
         layer, column = at
         chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
@@ -90,10 +87,10 @@ class Weights:
                 top = top_singular(w, self._starts.get(key))
                 if top.vectors is not None:
                     self._starts[key] = top.vectors
-                if top.reason:
+                if top.reason and not math.isnan(top.sigma):  # weights that are not finite are an alert
                     self.reasons[part, matrix.name] = top.reason
             for gauge in chosen:
-                values[gauge.name][layer, column + head] = gauge.measure(w, top)
+                values[gauge.name].put((layer, column + head), gauge.measure(w, top))
 
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from."""

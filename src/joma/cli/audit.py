@@ -74,9 +74,10 @@ def _audit(
     if (result.changes().change > 0).any():
         from joma import _figures
 
-        _figures.save(result.draw(), folder)
+        assert result.path is not None  # it was given a folder
+        _figures.save(result.draw(), result.path)
         files += ", figure.svg, figure.png"
-    say(f"run: {folder}/  ({files})", said)
+    say(f"run: {result.path}/  ({files})", said)
     if not result.ok:
         raise typer.Exit(1)
 

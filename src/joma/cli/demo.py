@@ -63,7 +63,7 @@ Next, your own model. Around any PyTorch training loop:
     with joma.watch(model, run="runs/mine") as w:
         ...                # forward, backward, optimizer.step()
         w.step(loss=loss)
-then: joma report runs/mine --open. More: help(joma.watch), docs/getting-started.md; the curves: docs/reading.md"""
+then: joma report runs/mine --open. More: joma docs getting-started; the curves: joma docs reading"""
 
 
 def story(run: Run) -> list[str]:

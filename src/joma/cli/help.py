@@ -29,6 +29,7 @@ EXAMPLES = {
     "sweep train": "joma sweep train --layers 1,2 --seed 0..2 --workers 2",
     "sweep status": "joma sweep status runs/sweep",
     "doctor": "joma doctor --json",
+    "docs": "joma docs watch",
 }
 _WORDS = {"int": "number", "integer": "number", "float": "number", "path": "path"}  # others: text
 

@@ -15,7 +15,9 @@ def _report(
     runs: Annotated[
         list[Path], typer.Argument(help="Run folders, or folders of them: of train, sweep, scan, watch, simulate, …")
     ],
-    out: Annotated[Path | None, typer.Option(help="The page to write.", show_default="report.html")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html; report-A+B.html of several")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Its heading.")] = None,
     clock: Annotated[
         bool, typer.Option("--clock", help="Over τ, the sum of learning rates, not over steps; the page can switch.")
@@ -39,7 +41,7 @@ def _report(
     from joma._report.runs import report
 
     with console(stderr=True).status("drawing"):
-        page = report(runs, out or Path("report.html"), title, clock=clock)
+        page = report(runs, out, title, clock=clock)
     say(f"report: {page} ({page.stat().st_size / 1e6:.1f} MB)")
     if open_ and not open_page(page.absolute().as_uri()):
         say(NO_WINDOW)

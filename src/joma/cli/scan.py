@@ -66,7 +66,11 @@ def _scan(
     force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure gauges on a series of checkpoints. The same command again goes on where it stopped."""
+    """Measure gauges on a series of checkpoints. The same command again goes on where it stopped.
+
+    With other gauges it writes to another folder (NAME-2, …). The exit status is 0 if all gauges were
+    measured on all checkpoints, 1 if one could not be, and 2 if the question was wrong.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from joma._scan.budget import TRANSFER
@@ -133,9 +137,11 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
     for row in rows:
         if row["same_as"]:
             say(f"{row['checkpoint']}: identical to {_short(row['same_as'])}", out, "yellow")
-    for note, names in points[points.note != ""].groupby("note", sort=False).checkpoint:
-        many = f"{names.iloc[0]} and {len(names) - 1} more" if len(names) > 1 else names.iloc[0]
-        say(f"{many}: {note}", out)
+    asked = {row["checkpoint"] for row in rows}
+    for remark, checkpoints in result.remarks().items():
+        names = [name for name in checkpoints if name in asked]
+        if names:
+            say(f"{_some(names, len(rows))}: {remark}", out)
     if len(frame) and frame.value.notna().any():
         say(f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)", out)
     say(f"page: {page or f'joma report {shlex.quote(str(result.path))}'}", out)
@@ -159,6 +165,15 @@ def _print_checkpoints(rows: list[dict[Any, Any]], means: dict[Any, float], gaug
         numbers = [show_number(means.get((name, gauge))) for gauge in gauges]
         lines += [(f"{row['step']:,}", escape(name), *numbers, f"[{style}]{status}[/{style}]")] * (name in shown)
     print_table(out, (">step", "checkpoint", *(f">{gauge}" for gauge in gauges), "status"), lines, caption)
+
+
+def _some(names: list[str], count: int) -> str:
+    """Return which of ``count`` checkpoints a remark is of."""
+    if len(names) == 1:
+        return names[0]
+    if len(names) == count:
+        return f"all {count} checkpoints"
+    return f"{names[0]} and {len(names) - 1} more"
 
 
 def _short(names: str, most: int = 3) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,19 +22,28 @@ def _status(
     0: no alert, 3: a notice, 4: a warning, 5: critical.
     """
     from joma._run import Run
-    from joma._run.alerts import LEVELS
+    from joma._run.alerts import readable, worst_level
     from joma._run.outcome import outcome
+    from joma._run.state import missing_in_words
 
-    now = outcome(Run(run))
+    stored = Run(run)
+    now, state = outcome(stored), stored.state
     alerts = now.alerts
-    facts = {"run": str(run), "status": now.status, "step": now.step, "loss": now.loss, "phases": now.phases}
-    worst = max((alert["level"] for alert in alerts), key=LEVELS.index, default=None)
+    missing = stored.info.get("missing", [])
+    facts: dict[str, Any] = {
+        "run": str(run), "status": state.status, "remark": state.remark, "host": state.host,
+        "written": state.written.isoformat(), "step": now.step, "loss": now.loss, "phases": now.phases,
+        "missing": missing,
+    }  # fmt: skip
+    worst = worst_level(alerts)
     if as_json:
         print_json({**facts, "worst": worst, "alerts": alerts})
     else:
-        loss = "" if math.isnan(now.loss) else f", loss {now.loss:.4g}"
-        lines = [f"{run}: {now.status}, step {now.step:,}{loss}"]
+        loss = "" if now.loss is None else f", loss {readable(now.loss)}"
+        lines = [f"{run}: {state}, step {now.step:,}{loss}"]
         lines += [f"  layer {n}: {phase}" for n, phase in enumerate(now.phases) if phase is not None]
+        if missing:
+            lines.append(f"not written: {missing_in_words(missing)}")
         lines += [_line(alert) for alert in alerts] or ["no alerts"]
         out = console()
         for line in lines:
@@ -45,10 +53,9 @@ def _status(
 
 
 def _line(alert: dict[str, Any]) -> str:
-    layer = "" if alert["layer"] is None else f", layer {alert['layer']}"
-    head = "" if alert["head"] is None else f", head {alert['head']}"
-    value = f"{alert['gauge']} {alert['value']:.4g} (threshold {alert['threshold']:.4g})"
-    return f"{alert['level']}: step {alert['step']:,}{layer}{head}: {alert['kind']}: {value}. {alert['what_to_do']}"
+    from joma._run.alerts import tell_alert
+
+    return f"{alert['level']}: {tell_alert(alert)}"
 
 
 def register(app: typer.Typer) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from joma._events.optimiser import optimisers_of
 from joma._gauges.registry import in_training
+from joma._watch.inputs import check_run
+from joma._watch.notices import warn
 from joma._watch.schedule import Chosen, Every, schedules
 from joma._watch.watch import DEFAULT_GAUGES, Watch, watch
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from joma._watch.alerts import OnAlert
     from joma._watch.phases import Phases
     from joma._watch.processes import Which
+    from joma._watch.record import Resume
 
 
 Action = Literal["stop", "lower"]  # what a trainer does at a critical alert
@@ -40,7 +42,7 @@ class Options(TypedDict, total=False):
     patterns: bool | None
     words: Sequence[str] | None
     overwrite: bool
-    resume: bool
+    resume: Resume
 
 
 class Deferred:
@@ -54,6 +56,7 @@ class Deferred:
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
+        check_run(run, options.get("overwrite", False), options.get("resume", False))
         in_training(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
         self._action = options.get("on_alert")
         if not (self._action is None or callable(self._action) or self._action in get_args(Action)):
@@ -103,8 +106,8 @@ class Deferred:
             self._action(alert)
         elif alert.level == "critical" and self._action == "stop":
             self._stop()
-        elif alert.level == "critical" and alert.step != self._lowered:
-            self._lowered = alert.step  # once per step, however many heads there are
+        elif alert.level == "critical" and self.watch.last_step != self._lowered:
+            self._lowered = self.watch.last_step  # once per step, however many layers there are
             for optimizer in self._optimizers:
                 lower(optimizer, self._schedulers())
 
@@ -131,7 +134,7 @@ class Deferred:
             try:
                 self._watch.load_state_dict(self._state)
             except ValueError as error:
-                warnings.warn(f"joma: {error}; its phases and alarms begin anew", stacklevel=2)
+                warn(f"{error}; its phases and alarms begin anew")
             self._state = None
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -169,5 +172,5 @@ def _followed(model: nn.Module, optimizers: Any) -> list[Optimizer] | None:
     try:
         return optimisers_of(model, optimizers)
     except (TypeError, ValueError) as error:
-        warnings.warn(f"joma.watch: learning rates are not recorded: {error}", stacklevel=2)
+        warn(f"learning rates are not recorded: {error}")
         return None

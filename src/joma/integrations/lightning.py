@@ -41,11 +41,12 @@ class WatchCallback(Deferred, Callback):
     Measurements go to the run folder and to all loggers of the trainer, under the number of optimiser steps made
     (``trainer.global_step``; Lightning's own metrics of that step are logged under one less). Accumulated batches are
     one step, and its loss is their mean. Learning rates and τ come from the trainer's optimisers. The run is finished
-    when fitting ends; if it fails, with the reason.
+    when fitting ends; if it fails or is interrupted, with the reason.
 
     Arguments:
         run, every, gauges, options: as of `joma.watch`; ``live`` is False by default. ``on_alert`` may also be "stop"
-            (fitting ends after the step) or "lower" (learning rates are halved): at critical alerts.
+            (fitting ends after the step) or "lower" (learning rates are halved): at critical alerts. With
+            ``resume="auto"`` a job that is restarted goes on with its run.
 
     Attributes:
         watch: the `Watch`, once training has begun.

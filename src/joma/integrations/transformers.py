@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,7 +20,7 @@ from joma._watch.schedule import Chosen, Every
 from joma.integrations._deferred import Deferred, Options
 
 try:
-    from transformers import TrainerCallback
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
     raise ImportError(
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainerWatch", "watch"]
 _STATE = "joma_watch.pt"  # in a checkpoint's folder
+_PRINTERS = (PrinterCallback.on_log, ProgressCallback.on_log)  # with and without disable_tqdm
 
 
 def watch(
@@ -43,14 +46,15 @@ def watch(
     """Watch the model of a Hugging Face ``trainer`` from the beginning of ``trainer.train()`` to its end.
 
     Measurements go to the run folder and, through ``trainer.log``, to whatever ``report_to`` names: next to
-    ``train/loss`` as ``train/joma/entropy/layer_00``. Steps are optimiser steps, as the Trainer counts them, and the
-    loss is the one that it logs. Learning rates and τ come from its optimiser. The run is finished when training ends;
-    if it fails, with the reason.
+    ``train/loss`` as ``train/joma/entropy/layer_00``. The Trainer does not print them. Steps are optimiser steps, as
+    the Trainer counts them, and the loss is the one that it logs. Learning rates and τ come from its optimiser. The run
+    is finished when training ends; if it fails or is interrupted, with the reason.
 
     Arguments:
         trainer: the Trainer, before ``train()``.
         run, every, gauges, options: as of `joma.watch`; ``live`` is False by default. ``on_alert`` may also be "stop"
-            (training ends after the step) or "lower" (learning rates are halved): at critical alerts.
+            (training ends after the step) or "lower" (learning rates are halved): at critical alerts. With
+            ``resume="auto"`` a job that is restarted goes on with its run.
     """
     return TrainerWatch(trainer, run, every, gauges, **options)
 
@@ -144,12 +148,35 @@ class TrainerWatch(Deferred, TrainerCallback):
         metrics = self.watch.step(loss, step=state.global_step)
         if metrics:
             should_log = control.should_log
-            self._trainer.log(metrics)
+            with _printers_silent(self._trainer.callback_handler.callbacks):
+                self._trainer.log(metrics)
             control.should_log = should_log  # logging resets it, and the Trainer's own numbers are still to come
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training came to its end."""
         self._end()
+
+
+@contextmanager
+def _printers_silent(callbacks: Sequence[TrainerCallback]) -> Iterator[None]:
+    """Keep the Trainer's own printers from printing what is logged within this block: one number per layer and gauge.
+
+    Reporters, and callbacks of the user, are told.
+    """
+    silenced = []
+    for callback in callbacks:
+        if type(callback).on_log in _PRINTERS:
+            callback.on_log = _print_nothing  # hides the method of the class
+            silenced.append(callback)
+    try:
+        yield
+    finally:
+        for callback in silenced:
+            del callback.on_log
+
+
+def _print_nothing(*args: Any, **kwargs: Any) -> None:
+    return None
 
 
 def _put_back(trainer: Any, name: str, method: Any) -> None:

@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
 
 _MEANINGS = {
-    Verdict.HOLDS: "as the paper states it",
+    Verdict.HOLDS: "as stated",
     Verdict.CORRECTED: "with another formula, which is given and derived",
     Verdict.UNDER: "only under a condition, which is given",
     Verdict.INDISTINCT: "the paper's numbers come out, but as well without what they are said to show",

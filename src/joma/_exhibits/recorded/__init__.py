@@ -1,7 +1,8 @@
 """Recorded results: what longer runs of the exhibits gave, kept with the source. None of them is made again by itself.
 
 One JSON file per item of the queue of long runs (``docs/record.py``), which writes them: numbers, verdict, settings,
-versions, fingerprint, date, commit and processor time. No raw measurements.
+versions, date, commit and processor time. No raw measurements. A record stays good when joma's source changes: it has a
+version of its data format instead of a fingerprint.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from joma._exhibits.base import Judgement
 
 FOLDER = Path(__file__).parent
+# Raise it when the fields of a record change their meaning, and convert or repeat the records.
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class Recorded:
     commit: str
     core_minutes: float | None  # processor time; None where it was not measured
     settings: dict[str, Any]
-    fingerprint: str
     judgement: Judgement
 
     @property
@@ -45,6 +47,11 @@ def records(folder: Path = FOLDER) -> Iterator[Recorded]:
 
     for file in sorted(folder.glob("*.json")):
         stored = json.loads(file.read_text())
+        if stored.get("format") != FORMAT:
+            raise ValueError(
+                f"{file} has the data format {stored.get('format')!r}, and this version of joma reads {FORMAT}: "
+                "make it again with `make record`"
+            )
         if "exhibit" not in stored:  # a study of ours that is no exhibit
             continue
         known = {item.name: stored[item.name] for item in fields(Judgement) if item.name in stored}
