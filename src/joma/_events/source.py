@@ -69,6 +69,11 @@ def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
             f"{stacked[0]} is one of a stack of experts, whose neurons see only the tokens routed to them; "
             "superposition is measured on models without experts"
         )
+    if channels_second := [name for name in names if isinstance(modules[name], nn.modules.conv._ConvNd)]:
+        raise ValueError(
+            f"{channels_second[0]} is a convolution, whose neurons come before the tokens; superposition is measured "
+            "on MLPs of linear maps"
+        )
     return [(name, modules[name]) for name in names]
 
 

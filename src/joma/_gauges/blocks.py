@@ -16,6 +16,7 @@ from typing import TypeVar
 from torch import nn
 
 from joma._gauges.matrices import find_matrices, plain_name
+from joma._gauges.roles import holds_projections
 
 _ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)|\[\d+\]")  # of elements of a list, and of a stack
@@ -34,6 +35,7 @@ class Blocks:
         attention = [
             name for name, module in modules.items()
             if _ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2])
+            or holds_projections(module)
         ]  # fmt: skip
         mlps = [matrix.name for matrix in find_matrices(model, "mlp_in")]
         wide = [plain_name(name).rpartition(".")[0] for name, p in model.named_parameters() if p.dim() >= 2]

@@ -1,10 +1,11 @@
 """Finding the weight matrices of a model that gauges are measured on.
 
 The lower MLP matrix of a block (projection into the hidden neurons) is found by structure: of the linear maps of a
-block that do not belong to attention, the first A (d → h) that is followed by some B (h → d), with h as large as
-possible. Gated MLPs have two such A; the first defined is taken, which is the one under the activation in the usual
-families (`gate_proj`, `wi_0`), and of a fused pair the first half. Experts, be they modules or one stack of matrices
-a layer, and shared experts beside them are MLPs of their own.
+block that may belong to an MLP (see `joma._gauges.roles`), the first A (d → h) that is followed by some B (h → d) in
+the same module, with h as large as possible. Convolutions of kernel 1 are linear maps, too. Gated MLPs have two such A;
+the first defined is taken, which is the one under the activation in the usual families (`gate_proj`, `wi_0`), and of a
+fused pair the first half. Experts, be they modules or one stack of matrices a layer, and shared experts beside them are
+MLPs of their own.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
-from joma._gauges.lora import base_of, is_lora, update_of, with_update
+from joma._gauges.lora import base_of, is_lora, is_readable, update_of, with_update
 from joma._gauges.registry import UPDATE
+from joma._gauges.roles import Roles, goes_back
 from joma._gauges.sharded import whole
-
-_DIGITS = re.compile(r"^\d+$")
-# a component of a module's name, or the name of its class, that says attention
-_ATTENTION = re.compile(r"att(n|en)|^sa$|^(q|k|v|o|qkv|query|key|value)$|^(q|k|v|o|qkv|out|in)_proj$", re.IGNORECASE)
 
 
 def flat(view: Tensor) -> Tensor:
@@ -55,6 +57,11 @@ class _Linear:
     module: nn.Module
     inputs: int
     outputs: int
+    groups: int = 1  # of a convolution: its matrix has blocks on the diagonal
+
+    @property
+    def is_convolution(self) -> bool:
+        return is_convolution(base_of(self.module))
 
     @property
     def weight(self) -> Tensor:
@@ -94,73 +101,74 @@ def is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), Tensor)
 
 
+def is_convolution(module: nn.Module) -> bool:
+    """True of a convolution of kernel 1, which is a linear map of the channels at each position."""
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed:
+        return False
+    is_pointwise = all(size == 1 for size in (*module.kernel_size, *module.stride))
+    return is_pointwise and module.groups < module.in_channels
+
+
 def _linears(model: nn.Module) -> list[_Linear]:
-    linears, inside = [], ""
+    linears: list[_Linear] = []
+    inside = ""
     for name, module in model.named_modules():
         if inside and name.startswith(inside):  # the base and the factors of an update are no maps of their own
             continue
         base = base_of(module)
         if is_lora(module):
             inside = f"{name}."
+            if not is_readable(module):
+                continue
+        path = plain_name(name)
         if isinstance(base, nn.Linear):
-            linears.append(_Linear(plain_name(name), module, base.in_features, base.out_features))
-        elif is_conv1d(base):
-            outputs, inputs = weight_of(base).shape
-            linears.append(_Linear(plain_name(name), module, inputs, outputs))
+            linears.append(_Linear(path, module, base.in_features, base.out_features))
+        elif is_convolution(base) and (base.groups == 1 or base is module):
+            linears.append(_Linear(path, module, base.in_channels, base.out_channels, base.groups))
+        elif is_conv1d(base) or is_lora(base):  # the second has both base and update
+            outputs, inputs = base_weight(base).shape
+            linears.append(_Linear(path, module, inputs, outputs))
     return linears
-
-
-def _scopes(name: str) -> list[str]:
-    """The elements of lists that a module lies in, innermost first: "layers.3" of "layers.3.mlp.fc1"."""
-    parts = name.split(".")[:-1]
-    return [".".join(parts[: n + 1]) for n in reversed(range(len(parts))) if _DIGITS.match(parts[n])]
 
 
 def _mlps(model: nn.Module) -> list[tuple[Matrix, Matrix]]:
     """(lower, upper) of each MLP, in order."""
     linears = _linears(model)
-    classes = {plain_name(name): type(module).__name__ for name, module in model.named_modules()}
-
-    def of_attention(linear: _Linear) -> bool:
-        scope = (_scopes(linear.name) or [""])[0]
-        parts = linear.name.split(".")
-        inner = range(len(scope.split(".")) if scope else 0, len(parts))
-        return any(
-            _ATTENTION.search(parts[n]) or re.search("att(n|en)", classes.get(".".join(parts[: n + 1]), ""), re.I)
-            for n in inner
-        )
-
-    others = [linear for linear in linears if not of_attention(linear)]
-    experts = _experts(model)
-    pairs = [*experts, *_pairs(others, anywhere=not experts)] or _pairs([x for x in linears if x.outputs != x.inputs])
-    position = {name: n for n, name in enumerate(classes)}
+    modules = {plain_name(name): module for name, module in model.named_modules()}
+    roles = Roles(modules, [linear.name for linear in linears])
+    candidates = [linear for linear in linears if roles.may_be_mlp(linear.name)]
+    experts = _experts(model, roles)
+    pairs = [*experts, *_pairs(candidates, roles, anywhere=not experts)]
+    position = {name: n for n, name in enumerate(modules)}
     pairs.sort(key=lambda item: position[item[0]])
     return [pair for _, pair in pairs]
 
 
-def _pairs(linears: list[_Linear], anywhere: bool = True) -> list[tuple[str, tuple[Matrix, Matrix]]]:
+def _pairs(linears: list[_Linear], roles: Roles, anywhere: bool = True) -> list[tuple[str, tuple[Matrix, Matrix]]]:
     """The MLP of each innermost scope that has one, with its module's name; scopes are widened where there is none.
 
     Beside the experts of a layer, which are scopes inside of it, there may be a shared one: a module with an MLP.
     ``anywhere``: without scopes, the whole model is one.
     """
     pair_of: dict[str, tuple[_Linear, _Linear]] = {}
-    depth = max((len(_scopes(x.name)) for x in linears), default=0)
-    for level in range(depth):
-        groups: dict[str, list[_Linear]] = {}
-        for x in linears:
-            if len(scopes := _scopes(x.name)) > level:
-                groups.setdefault(scopes[level], []).append(x)
-        for scope, members in groups.items():
-            if scope in pair_of:
-                continue
-            inside = any(done.startswith(scope + ".") for done in pair_of)
-            rest = [x for x in members if not any(s in pair_of for s in _scopes(x.name))]
-            for group in _by_parent(rest) if inside else [members]:
-                if pair := _pair(group):
-                    pair_of[scope] = pair
-                    break
-    if anywhere and not pair_of and (pair := _pair(linears)):
+    scopes_of = {x.name: roles.scopes(x.name) for x in linears}
+    groups: dict[str, list[_Linear]] = {}
+    for x in linears:
+        for scope in scopes_of[x.name]:
+            groups.setdefault(scope, []).append(x)
+    has_pair_inside: set[str] = set()
+    for scope in sorted(groups, key=lambda scope: -scope.count(".")):
+        members = groups[scope]
+        is_around = scope in has_pair_inside
+        rest = [x for x in members if not any(s in pair_of for s in scopes_of[x.name])]
+        for group in [*_by_parent(rest), rest] if is_around else [rest]:
+            if pair := _pair(group, roles):
+                pair_of[scope] = pair
+                break
+        if is_around or scope in pair_of:
+            parts = scope.split(".")
+            has_pair_inside.update(".".join(parts[:n]) for n in range(1, len(parts)))
+    if anywhere and not pair_of and (pair := _pair(linears, roles)):
         pair_of[""] = pair
     return [(a.name, _as_matrices(a, b)) for a, b in pair_of.values()]
 
@@ -172,7 +180,7 @@ def _by_parent(linears: list[_Linear]) -> list[list[_Linear]]:
     return list(groups.values())
 
 
-def _experts(model: nn.Module) -> list[tuple[str, tuple[Matrix, Matrix]]]:
+def _experts(model: nn.Module, roles: Roles) -> list[tuple[str, tuple[Matrix, Matrix]]]:
     """(lower, upper) of each expert where a layer's experts are stacks of matrices, (experts, …, …); by module.
 
     Of several stacks (gate, up, down) the first that fits a later one is the lower, the last that it fits the upper.
@@ -183,7 +191,12 @@ def _experts(model: nn.Module) -> list[tuple[str, tuple[Matrix, Matrix]]]:
         fits = [(x, y, axis) for x, y in combinations(stacks, 2) if (axis := _hidden_axis(x[1], y[1])) is not None]
         if not fits:
             continue
+        if not roles.may_be_mlp(f"{plain_name(name)}.{fits[0][0][0]}"):
+            continue
         (low, a), _, _ = fits[0]
+        is_square = a.shape[1] == a.shape[2]
+        if is_square and not roles.is_evident(f"{plain_name(name)}.{low}"):
+            continue
         _, (high, b), axis = [fit for fit in fits if fit[0][0] == low][-1]
         h, path = b.shape[2 - axis], plain_name(name)
         every = 2 if a.shape[1 + axis] == 2 * h and _gate_alternates(module, low) else 1
@@ -203,7 +216,7 @@ def _experts(model: nn.Module) -> list[tuple[str, tuple[Matrix, Matrix]]]:
 
 def _hidden_axis(a: Tensor, b: Tensor) -> int | None:
     """Which axis of a's matrices is the hidden neurons, h or 2h of them, if b's map those back; None if not."""
-    if a.shape[0] != b.shape[0]:
+    if a.shape[0] != b.shape[0] or 1 in (*a.shape[1:], *b.shape[1:]):
         return None
     if a.shape[2] == b.shape[1] and a.shape[1] in (b.shape[2], 2 * b.shape[2]):  # (2h or h, d) and (d, h)
         return 0
@@ -217,25 +230,57 @@ def _gate_alternates(module: nn.Module, key: str) -> bool:
     return kind_of(module) in ("gpt_oss", "openai_privacy_filter") or hasattr(module, f"{key}_bias")
 
 
-def _pair(linears: list[_Linear]) -> tuple[_Linear, _Linear] | None:
-    """A (d → h, or → 2h for a fused gate) and a later B (h → d), the widest and first of those."""
-    fits = [
-        (a, b)
-        for n, a in enumerate(linears)
-        for b in linears[n + 1 :]
-        if a.inputs == b.outputs and a.outputs in (b.inputs, 2 * b.inputs)
-    ]
-    return max(fits, key=lambda pair: pair[1].inputs) if fits else None  # max takes the first of equals
+def _pair(linears: list[_Linear], roles: Roles) -> tuple[_Linear, _Linear] | None:
+    """A (d → h, or → 2h for a fused gate) and a later B (h → d), the widest and first of those.
+
+    Of several B, as in a gated MLP with as many neurons as inputs, the one whose name leads back is taken.
+    """
+    fits = [(a, b) for n, a in enumerate(linears) for b in linears[n + 1 :] if _fits(a, b) and _is_certain(a, b, roles)]
+    if not fits:
+        return None
+    lower, upper = max(fits, key=lambda pair: pair[1].inputs)  # max takes the first of equals
+    others = [b for a, b in fits if a is lower and b.inputs == upper.inputs]
+    return lower, next((b for b in others if goes_back(b.name)), upper)
+
+
+def _fits(a: _Linear, b: _Linear) -> bool:
+    """True if b maps back what a maps to, or half of it."""
+    if a.inputs != b.outputs or a.is_convolution != b.is_convolution:
+        return False
+    return a.outputs == b.inputs or (a.outputs == 2 * b.inputs and a.groups == 1)
+
+
+def _is_certain(a: _Linear, b: _Linear, roles: Roles) -> bool:
+    """True if two maps that fit are an MLP: wider inside, or with a name or activation that shows it.
+
+    Both are asked of convolutions: nets of convolutions have many of kernel 1.
+    """
+    is_wider = b.inputs > a.inputs
+    is_evident = roles.is_evident(a.name)
+    is_shown = (is_wider and is_evident) if a.is_convolution else (is_wider or is_evident)
+    return is_shown and roles.can_pair(a.name, b.name)
 
 
 def _as_matrices(a: _Linear, b: _Linear) -> tuple[Matrix, Matrix]:
-    h, (a_update, b_update) = b.inputs, (a.update, b.update)
+    h = b.inputs
     if a.outputs == h:
-        lower = Matrix(a.name, lambda: [a.weight], update=None if a_update is None else lambda: [a_update()])
-    else:
-        half = None if a_update is None else lambda: [whole(a_update())[:h]]
-        lower = Matrix(f"{a.name}[:{h}]", lambda: [whole(a.weight)[:h]], update=half)
-    return lower, Matrix(b.name, lambda: [b.weight], update=None if b_update is None else lambda: [b_update()])
+        return _as_matrix(a), _as_matrix(b)
+    update = a.update
+    half = None if update is None else lambda: [whole(update())[:h]]
+    return Matrix(f"{a.name}[:{h}]", lambda: [whole(a.weight)[:h]], update=half), _as_matrix(b)
+
+
+def _as_matrix(linear: _Linear) -> Matrix:
+    update = linear.update
+    views = lambda: [linear.weight]  # noqa: E731
+    if linear.groups > 1:
+        return Matrix(linear.name, views, partial(_on_diagonal, linear.groups))
+    return Matrix(linear.name, views, update=None if update is None else lambda: [update()])
+
+
+def _on_diagonal(groups: int, views: list[Tensor]) -> list[Tensor]:
+    """(out, in) of a grouped convolution, from (out, in / groups)."""
+    return [torch.block_diag(*whole(view).chunk(groups)) for view in views]
 
 
 def _named(model: nn.Module, names: str | Sequence[str]) -> list[Matrix]:
@@ -265,11 +310,25 @@ def _some(names: Iterable[str]) -> str:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """(out, in): the matrix that acts, with what low-rank adapters add."""
-    base = base_of(module)
-    w: Tensor = base.weight  # type: ignore[assignment]
-    w = w.T if is_conv1d(base) else w
+    """(out, in): the matrix that acts, with what low-rank adapters add; (out, in / groups) of a convolution."""
+    w = base_weight(base_of(module))
     return with_update(module, w) if is_lora(module) else w
+
+
+def base_weight(module: nn.Module) -> Tensor:
+    """(out, in) of a linear map without updates, as its next pass will compute it."""
+    w: Tensor = module.weight  # type: ignore[assignment]
+    # Before each pass, these compute the weight anew from parameters that an optimiser has stepped meanwhile.
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod) and hook._tensor_name == "weight":
+            w = hook.apply_mask(module)
+        elif isinstance(hook, WeightNorm) and hook.name == "weight":
+            w = hook.compute_weight(module)
+        elif isinstance(hook, SpectralNorm) and hook.name == "weight":
+            w = hook.compute_weight(module, do_power_iteration=False)
+    if is_conv1d(module):
+        return w.T
+    return w.flatten(1) if w.dim() > 2 else w
 
 
 def kind_of(module: nn.Module) -> str:

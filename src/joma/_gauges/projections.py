@@ -58,7 +58,7 @@ def _output(model: nn.Module, name: str, module: nn.Module) -> nn.Module | None:
 def _child(module: nn.Module, kind: str) -> nn.Module | None:
     for name, child in module.named_children():
         base = base_of(child)
-        is_linear = isinstance(base, nn.Linear) or is_conv1d(base)
+        is_linear = isinstance(base, nn.Linear) or is_conv1d(base) or is_lora(base)
         if is_linear and re.match(_NAMES[kind], name, re.IGNORECASE):
             return child
     return None
@@ -139,7 +139,7 @@ def query_bias(module: nn.Module) -> Tensor | None:
     """b_Q (rows,) of an attention module, a part of a fused bias maybe; None if it has none."""
     separate, fused = (_child(module, kind) for kind in ("q", "fused"))
     linear = separate or fused
-    bias: Any = getattr(module, "in_proj_bias", None) if linear is None else base_of(linear).bias
+    bias: Any = getattr(module, "in_proj_bias", None) if linear is None else getattr(base_of(linear), "bias", None)
     if bias is None:
         return None
     bias = whole(bias)

@@ -76,6 +76,8 @@ class Streams:
                 self._writers.setdefault(names[module], ("attention", n))
         upper = [matrix.name for matrix in find_matrices(model, "mlp_out")]
         for n, row in enumerate(blocks.rows(upper, upper, experts=True)[: len(self._blocks)]):
+            if len(row) == 1 and isinstance(modules.get(row[0]), nn.modules.conv._ConvNd):
+                continue  # its neurons come before the tokens
             if len(row) == 1 and row[0] in modules:
                 self._neurons[row[0]] = n
                 self._writers[row[0]] = "mlp", n
