@@ -63,13 +63,14 @@ def install(listener: Listener, modules: list[nn.Module]) -> None:
     nn.Module.__call__ = _detour  # type: ignore[method-assign]
 
 
-def uninstall(listener: Listener) -> None:
-    """Undo ``install``; harmless if it was not done."""
+def uninstall(listener: Listener) -> bool:
+    """Undo ``install``; False if it was not done."""
     if listener not in _installed:
-        return
+        return False
     _installed.remove(listener)
     for listeners in _listeners.values():
         if listener in listeners:
             listeners.remove(listener)
     if not _installed:
         nn.Module.__call__ = _pristine  # type: ignore[method-assign]
+    return True

@@ -41,6 +41,7 @@ from joma._events.kernels import kernels_watched
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding, real_queries, real_tokens
 from joma._events.reasons import Refusal
+from joma._events.structure import Structure
 from joma._gauges.attention import mask_of
 from joma._gauges.masks import Mask
 from joma._gauges.matrices import find_matrices, plain_name
@@ -106,7 +107,8 @@ class Source:
         self.model, self.padding, self.until = model, padding, until
         self.heads = dict(heads or {})  # module -> the user's word; "" for all
         self.trace = trace
-        self.names = {module: plain_name(name) or type(model).__name__ for name, module in model.named_modules()}
+        self._structure = Structure(model)
+        self.names = self._structure.names
         self.problems: dict[str, Exception] = {}
         self.refusal: str | None = None
         self.ran: dict[str, type[nn.Module]] = {}
@@ -124,6 +126,17 @@ class Source:
         self._counts: Counter[nn.Module] = Counter()
         self._storages: set[int] = set()  # of parameters
         self._mask: tuple[Any, Mask] | None = None  # the last one, which is kept alive so that its address is its own
+
+    def renew(self) -> None:
+        """Hear of the modules that the model has now; axes of attention are learnt again."""
+        is_listening = uninstall(self)
+        self._structure.take()
+        self.names = self._structure.names
+        self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(self.model))} if self.wants(Hidden) else {}
+        self.replays = any(is_compiled(module) for module in self.model.modules())
+        self.guard = Guard(self)
+        if is_listening:
+            self.listen()
 
     # Listening
 
@@ -162,6 +175,9 @@ class Source:
             return call()
         if self._passing:
             return self._inside(module, call, args, kwargs)
+        if self._structure.has_changed():
+            with self.guarded(Call(self.names[module], module, args, kwargs, 0)):
+                self.renew()
         grad = torch.is_grad_enabled()
         self._trains |= grad
         if self._trains and not grad:

@@ -28,6 +28,7 @@ class Blocks:
 
     Attributes:
         names: of the blocks, by number.
+        modules: the blocks, by number; None for one that was removed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,6 +41,30 @@ class Blocks:
         mlps = [matrix.name for matrix in find_matrices(model, "mlp_in")]
         wide = [plain_name(name).rpartition(".")[0] for name, p in model.named_parameters() if p.dim() >= 2]
         self.names = _chosen("", list(modules), attention, mlps, wide)
+        self.modules: list[nn.Module | None] = [modules[name] for name in self.names]
+
+    def renew(self, model: nn.Module, when: str) -> None:
+        """Find the blocks of a model that was changed; a block keeps its number, and a new one gets a new number.
+
+        ``when`` is added to the name of a block that is gone, whose number stays empty.
+        """
+        now = Blocks(model)
+        name_of = dict(zip(now.modules, now.names, strict=True))
+        old = set(self.modules)
+        successors = {name: module for module, name in name_of.items() if module not in old}
+        for n, (module, name) in enumerate(zip(list(self.modules), list(self.names), strict=True)):
+            if module in name_of:
+                self.names[n] = name_of[module]
+            elif module is not None and name in successors:
+                self.modules[n] = successors[name]
+            elif module is not None:
+                self.modules[n] = None
+                self.names[n] = f"{name} ({when})"
+        numbered = set(self.modules)
+        for module, name in name_of.items():
+            if module not in numbered:
+                self.modules.append(module)
+                self.names.append(name)
 
     def number(self, name: str) -> int | None:
         """The block that a module or matrix lies in; None if in none."""

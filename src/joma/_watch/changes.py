@@ -50,11 +50,22 @@ class Changes:
                 raise ValueError(f"{gauge.name} is not measured on parameters that are sharded over processes")
         self.due: Collection[str] = ()
         self.reasons: dict[tuple[str, str], str] = {}
-        self._matrices, self._processes = matrices, processes
+        self._matrices: Mapping[str, Sequence[Matrix]] = matrices
+        self._processes, self._blocks = processes, blocks
         self._values: dict[tuple[str, int], float | None] = {}
         self._before: dict[tuple[str, int], list[Tensor]] = {}
 
     widths: Mapping[str, list[int]] = {}  # nothing is per head
+
+    def renew(self, matrices: Mapping[str, Sequence[Matrix]]) -> None:
+        """Measure these from now on; a layer keeps its number, and ValueError is raised if that cannot be."""
+        for part in dict.fromkeys(gauge.part for gauge in self.gauges):
+            chosen = matrices.get(part, ())
+            rows = self._blocks.rows(chosen, [matrix.name for matrix in chosen])
+            if any(len(row) != 1 for row in rows):
+                raise ValueError("gauges of gradients and updates need one matrix per block, and the model has not")
+        self._matrices = matrices
+        self.clear()
 
     @property
     def _due_now(self) -> list[Gauge]:

@@ -86,6 +86,13 @@ class Charges:
                 for g in self.gauges
             }
 
+    def renew(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Find the charges of a model that was changed; their drift is measured from now on."""
+        if self.gauges:
+            precision = self.precision
+            self.__init__(model, self.gauges, self._processes, self._blocks, optimizers)  # type: ignore[misc]
+            self.precision = precision
+
     @property
     def checks(self) -> bool:
         """Is there anything to check in the step to come?"""

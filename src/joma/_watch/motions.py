@@ -140,6 +140,15 @@ class Motions:
         self.problems: dict[str, str] = {}
         self._before: list[dict[str, Tensor]] = []
 
+    def renew(self, model: nn.Module, periods: Mapping[str, Any]) -> None:
+        """Find the blocks of a model that was changed; the next measurement has none before it."""
+        if self.gauges:
+            inputs, gradients = self.inputs, self.gradients  # which observe passes and steps
+            self.__init__(model, self.gauges, periods)  # type: ignore[misc]
+            inputs.__dict__.update(self.inputs.__dict__)
+            gradients.__dict__.update(self.gradients.__dict__)
+            self.inputs, self.gradients = inputs, gradients
+
     @property
     def observers(self) -> list[Observer]:
         """Of passes, if there is anything to measure."""

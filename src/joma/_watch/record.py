@@ -168,6 +168,8 @@ class Record:
         if resumed:
             self.writer.drop_from(step)
             self.missing = [gap for gap in self.missing if gap["first"] < step]
+            if changes := self.writer.info.get("changes"):
+                self.note(changes=[change for change in changes if change["step"] < step])
             self._note_missing()
         return resumed
 
@@ -230,6 +232,17 @@ class Record:
         layers = {gauge: list(modules) for gauge, modules in names.items()}
         if self.writer.info.get("layers") != layers:
             self.note(layers=layers, heads=dict(heads), phases=list(PHASES))
+
+    def note_matrices(self, matrices: Mapping[str, Sequence[str]]) -> None:
+        """Which matrices weight gauges are measured on, by part."""
+        names = {part: list(chosen) for part, chosen in matrices.items()}
+        if self.writer.info.get("matrices") != names:
+            self.note(matrices=names)
+
+    def note_change(self, step: int, changes: Sequence[str]) -> None:
+        """The structure of the model has changed before this step."""
+        earlier = [change for change in self.writer.info.get("changes", []) if change["step"] < step]
+        self.note(changes=[*earlier, {"step": step, "changes": list(changes)}])
 
     def note_uniform(self, levels: Sequence[float]) -> None:
         """The entropy that uniform attention would have, per layer; nothing is noted of one that varies."""

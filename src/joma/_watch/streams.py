@@ -52,6 +52,7 @@ class Streams:
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.problems: dict[str, str] = {}
         self._padding, self._processes = padding, processes
+        self._numbering = blocks
         self._sums: dict[tuple[str, int], tuple[float, int]] = {}  # (gauge, block) -> sum or largest, and how many
         self._grad = False
         self._under_way: dict[int, _Seen] = {}
@@ -94,6 +95,14 @@ class Streams:
                 raise ValueError(
                     f"{gauge.name} is measured on {missing}, and none were found in {type(model).__name__}"
                 )
+
+    def renew(self, model: nn.Module) -> None:
+        """Find the modules of a model that was changed."""
+        self._writers.clear()
+        self._neurons.clear()
+        self._experts.clear()
+        if self.gauges:
+            self._find(model, self._numbering)
 
     @property
     def observers(self) -> list[Observer]:

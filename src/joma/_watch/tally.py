@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class Tally:
         self.problems: dict[str, str] = {}  # gauge -> what its function raised
         self._sums: dict[bool, dict[Place, _Sums]] = {True: {}, False: {}}
         self._grad = False
+        self._in_blocks = 0  # layers that are numbered by their block
 
     @property
     def wants(self) -> tuple[type[Event], ...]:
@@ -189,14 +190,30 @@ class Tally:
             Layer(_name((name, call)) if len(members) > 1 else _name(members[0]), tuple(members))
             for (name, call, _), members in groups.items()
         ]
+        self._in_blocks = len(blocks.names)
         rows = blocks.rows(layers, [layer.keys[0][0].split("/")[0] for layer in layers])
         self.layers = [row[0] if row else Layer(blocks.names[n], ()) for n, row in enumerate(rows)]
         return []
 
+    def rename(self, names: Mapping[str, str | None], when: str) -> None:
+        """Follow modules whose names changed; a layer of modules that are gone keeps its number, and stays empty."""
+        for n, layer in enumerate(self.layers):
+            keys = []
+            for place, call in layer.keys:
+                module, slash, rest = place.partition("/")
+                now = names.get(module, module)
+                if now is not None:
+                    keys.append((f"{now}{slash}{rest}", call))
+            if len(keys) == len(layer.keys) and layer.keys:
+                name = layer.name if len(keys) > 1 else _name(keys[0])
+                self.layers[n] = Layer(name, tuple(keys))
+            elif layer.keys:
+                self.layers[n] = Layer(f"{layer.name} ({when})", ())
+
     def _add_layer(self, key: Place, number: int | None) -> int:
         """Attention that was not seen before: that of its block, if the block had none, else one more layer."""
         layer = Layer(_name(key), (key,))
-        if number is not None and not self.layers[number].keys:
+        if number is not None and number < self._in_blocks and not self.layers[number].keys:
             self.layers[number] = layer
             return number
         self.layers.append(layer)

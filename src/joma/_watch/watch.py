@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import weakref
@@ -17,9 +18,10 @@ from joma._events.layout import Heads
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding, StatedPadding
 from joma._events.source import Source
+from joma._events.structure import Structure
 from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import plain_name
-from joma._gauges.registry import IN_ATTENTION, Gauge, in_training
+from joma._gauges.registry import IN_ATTENTION, PARTS, Gauge, in_training
 from joma._run import Run
 from joma._run.state import Ending, ending
 from joma._run.writer import RunWriter
@@ -29,7 +31,7 @@ from joma._watch.alerts import Alerts, OnAlert
 from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
-from joma._watch.display import LiveLine, html
+from joma._watch.display import LiveLine, html, shows_progress_bar
 from joma._watch.inputs import NotWatchable, check_has_attention, check_heads, check_model, check_run, find
 from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
@@ -46,6 +48,7 @@ from joma._watch.record import Record, Resume, axes_of, config_of
 from joma._watch.sample import Sampler, check_sampled
 from joma._watch.schedule import Chosen, Every, Schedule, schedules
 from joma._watch.streams import Streams
+from joma._watch.structure import describe, shorten
 from joma._watch.tally import ERROR, Layer
 from joma._watch.values import Values
 from joma._watch.weights import Weights
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GAUGES = ("entropy", "stable_rank")
 _open: weakref.WeakSet[Watch] = weakref.WeakSet()
+_log = logging.getLogger("joma")
 
 
 @atexit.register
@@ -220,6 +224,8 @@ class Watch:
             model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
             check_heads(heads, modules), self._trace,
         )  # fmt: skip
+        self._structure = Structure(model)
+        self._mlp, self._optimizers, self._periods = mlp, optimizers or [], periods
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         # of all but attention and states
@@ -248,12 +254,14 @@ class Watch:
             self._schedule.go_on_from(self._record.last_step)
             self._replay_phases(self._record.kept(self._record.last_step + 1))
         self._record.note_layers(self._names(), self._widths())
+        self._record.note_matrices(self.matrices)
         self._largest = [gauge.name for gauge in self._gauges if gauge.reduce == "max"]
         if self._largest:
             self._record.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
         self._line = LiveLine() if show and self._processes.rank == 0 else None
+        self._report_matrices()
         of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
         self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
         # measured steps are listened to; what needs no attention of them asks in which precision they are computed
@@ -503,6 +511,8 @@ class Watch:
     def _measure(self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
         step = self.last_step
         self._ears.leave()
+        if self._structure.has_changed():
+            self._follow(step)
         self._make_due(due)
         self._take_pending_losses()
         values: dict[str, Values] = {}
@@ -550,6 +560,64 @@ class Watch:
         if self._line is not None:
             self._line.show(self)
         return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
+
+    def _report_matrices(self) -> None:
+        """Log which matrices weight gauges are measured on; with a line in the terminal, print it there, too."""
+        if not self._processes.first:
+            return
+        for part, names in self.matrices.items():
+            message = f"{PARTS.get(part, part).partition(':')[0]}: {shorten(names)}"
+            _log.info(message)
+            if self._line is not None and not shows_progress_bar():
+                print(f"joma: {message}", file=sys.stderr)
+
+    def _follow(self, step: int) -> None:
+        """Find the structure of a model again whose modules were replaced; training goes on whatever happens."""
+        try:
+            self._renew(step)
+        except Warning:  # which the user wants to be raised
+            raise
+        except Exception as error:
+            self._matrices = {}
+            self._weights.renew({})
+            self._notices.say(
+                f"step {step}: the model was changed, and its matrices could not be found again "
+                f"({type(error).__name__}: {error}): they are not measured any more. Make a new watch"
+            )
+
+    def _renew(self, step: int) -> None:
+        """Find the structure again, and record what changed."""
+        when = f"removed before step {step}"
+        before = self._structure.names
+        matrices_before = self._matrices
+        self._structure.take()
+        source = self._passes.source
+        attached.release(before)
+        attached.claim(self._structure.names, self._where)
+        source.renew()
+        self._passes.blocks.renew(self.model, when)
+        self._passes.tally.rename(self._structure.renamed(before), when)
+        refusal = self._processes.cannot_gather
+        gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
+        self._matrices = find(self.model, gauges, self._mlp, lenient=True, refusal=refusal)
+        self._weights.renew(self._matrices)
+        for meter, renew in (
+            (self._changes, lambda: self._changes.renew(self._matrices)),
+            (self._charges, lambda: self._charges.renew(self.model, self._optimizers)),
+            (self._motions, lambda: self._motions.renew(self.model, self._periods)),
+            (self._streams, lambda: self._streams.renew(self.model)),
+        ):
+            try:
+                renew()
+            except ValueError as error:
+                names = ", ".join(gauge.name for gauge in meter.gauges)
+                meter.gauges = []
+                self._notices.say(f"step {step}: {names} cannot be measured any more: {error}")
+        changes = describe(matrices_before, self._matrices, before, self._structure.names)
+        if changes:
+            self._notices.say(f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their numbers")
+            self._record.note_change(step, changes)
+        self._record.note_matrices(self.matrices)
 
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""

@@ -32,19 +32,34 @@ class Weights:
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.reasons: dict[tuple[str, str], str] = {}
         self._processes, self._blocks = processes, blocks
-        self._rows = {  # part -> by layer, its matrices: none, one, or one per expert
-            part: blocks.rows(chosen, [matrix.name for matrix in chosen], experts=part.startswith("mlp"))
-            for part, chosen in matrices.items()
-        }
+        self._rows: dict[str, list[list[Matrix]]] = {}  # part -> by layer, its matrices: none, one, or one per expert
+        # part -> what each layer is: the number of a block, or the name of what is in no block or not alone in it
+        self._layers: dict[str, list[int | str]] = {}
         self._starts: dict[str, Tensor] = {}  # leading singular vectors, "part:matrix|head" -> (block, n)
+        self.renew(matrices)
+
+    def renew(self, matrices: Mapping[str, Sequence[Matrix]]) -> None:
+        """Measure these from now on; a layer keeps its number, which stays empty if the layer is gone."""
+        for part in dict.fromkeys((*self._rows, *matrices)):
+            chosen = matrices.get(part, ())
+            rows = self._blocks.rows(chosen, [m.name for m in chosen], experts=part.startswith("mlp"))
+            in_blocks = len(self._blocks.names)
+            row_of: dict[int | str, list[Matrix]] = dict(enumerate(rows[:in_blocks]))
+            row_of |= {self._blocks.name_of(0, [m.name for m in row]): row for row in rows[in_blocks:]}
+            layers = self._layers.setdefault(part, [])
+            layers += [layer for layer in row_of if layer not in layers]
+            self._rows[part] = [row_of.get(layer, []) for layer in layers]
+        self._starts.clear()
 
     @property
     def names(self) -> dict[str, list[str]]:
         """Gauge -> by layer, the name of its matrix; of its block, if it has none."""
-        names_of = {
-            part: [self._blocks.name_of(n, [matrix.name for matrix in row]) for n, row in enumerate(rows)]
-            for part, rows in self._rows.items()
-        }
+        names_of: dict[str, list[str]] = {}
+        for part, rows in self._rows.items():
+            names_of[part] = [
+                layer if isinstance(layer, str) else self._blocks.name_of(layer, [matrix.name for matrix in row])
+                for layer, row in zip(self._layers[part], rows, strict=True)
+            ]
         return {gauge.name: names_of[gauge.part] for gauge in self.gauges}
 
     @property
