@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from joma._figures.panels import DEPTH, clock_axis, step_axis
 from joma._figures.style import COLOURS, Chart
 from joma._figures.watch import MOST_OF_LINE, titled
 from joma._run import Run, RunError
+from joma._run.measured import not_alike
 from joma._run.outcome import has_clock
 
 MEAN = "mean of all"
@@ -75,7 +77,12 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
         )
         panels.append(chart.transform_filter("datum.which == layer_shown") if has_layers else chart)
     switch = clocks.both(together.step) if timed else alt.Undefined
-    chart = alt.concat(*panels, columns=2 if len(panels) in (2, 4) else 3, spacing=24, usermeta=switch)
+    caution = not_alike({label: run.info for label, run in runs.items()})
+    title: Any = alt.Undefined
+    if caution:
+        title = alt.TitleParams("Not measured alike", subtitle=textwrap.wrap(caution, 110), anchor="start")
+    columns = 2 if len(panels) in (2, 4) else 3
+    chart = alt.concat(*panels, columns=columns, spacing=24, usermeta=switch, title=title)
     return chart.add_params(choice) if layers else chart
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joma._run import Run
+from joma._run.measured import not_alike
 from joma._run.outcome import outcome
 
 # Adam on language models: rates between which curves were seen to agree on the clock
@@ -47,6 +48,9 @@ def caveats(runs: Sequence[Run], lr: float, steps: int, layers: int) -> tuple[st
     if repeated := [start for start in dict.fromkeys(starts) if None not in start and starts.count(start) > 1]:
         seed, rate = repeated[0]
         told.append(f"several runs have seed {seed} at {rate:g}: these are one run again, and the band is too narrow")
+    caution = not_alike({str(run.path): run.info for run in runs})
+    if caution:
+        told.append(caution)
     for run in runs:
         if run.info.get("status") == "diverged":
             told.append(f"{run.path} diverged: its rate is beyond the clock")

@@ -18,7 +18,7 @@ from joma._gauges.registry import gauge
 
 @gauge("entropy", on="attention")
 def entropy(stats: AttentionStats) -> Tensor:
-    """Attention entropy in nats: low is sparse, ln(visible keys) is uniform."""
+    """Attention entropy in nats: low is sparse, ln(visible keys) is uniform. A learned sink counts as one key."""
     return stats.entropy
 
 

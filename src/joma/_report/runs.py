@@ -18,6 +18,7 @@ from joma._report.place import PAPER, RUNS, check_replaceable, default_place, ma
 from joma._report.render import render, tone_of
 from joma._run import Run, RunError, RunNotFound
 from joma._run.alerts import read_alerts, worst_level
+from joma._run.measured import measured_on, not_alike
 from joma._run.outcome import Outcome, outcome
 from joma._run.state import missing_in_words
 
@@ -203,15 +204,18 @@ def _comparison(page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock
     page.id("comparison")
     alt = f"The gauges of {len(runs)} runs over each other: {', '.join(runs)}"
     tables = [] if many else by_layer(list(now.values()))
+    caution = not_alike({label: run.info for label, run in runs.items()})
     try:
         spec = json.loads(specification(draw(runs, clock)))
     except RunError as error:
-        return render("comparison.html", error=error, tables=tables, labels=list(runs), reason=None, switch=False)
+        return render(
+            "comparison.html", error=error, tables=tables, labels=list(runs), reason=None, switch=False, caution=caution
+        )  # fmt: skip
     trained = {label: run for label, run in runs.items() if run.info["kind"] in ("watch", "train")}
     reasons = [reason for label, run in trained.items() if (reason := why_not(run, bool(now[label].clock)))]
     return render(
         "comparison.html", figure=figure(page, "comparison", spec, alt, None), error=None, tables=tables,
-        labels=list(runs), clock=clock, switch=switch(spec), reason=reasons[0] if reasons else None,
+        labels=list(runs), clock=clock, switch=switch(spec), reason=reasons[0] if reasons else None, caution=caution,
     )  # fmt: skip
 
 
@@ -242,8 +246,10 @@ def _section(
         checkpoints = checkpoints_table(run)
     elif info["kind"] == "audit":
         checkpoints = faults_table(run)
-    keys = ("kind", "status", "reason", "seed", "created", "finished", "not written")
+    keys = ("kind", "status", "reason", "seed", "created", "finished", "measured on", "not written")
     known = info | {"status": state.status, "reason": state.remark or None}
+    if info.get("measured"):
+        known["measured on"] = "; ".join(measured_on(info))
     if info.get("missing"):
         known["not written"] = missing_in_words(info["missing"])
     facts = _flat(info["config"]) | {key: known[key] for key in keys if known.get(key) is not None} | versions(run)

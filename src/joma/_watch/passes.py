@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Observer, PassEnds
+from joma._events.events import Observer, PassBegins, PassEnds
 from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding
@@ -15,6 +15,7 @@ from joma._events.reasons import Reason
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
+from joma._run.measured import describe_passes
 from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
@@ -48,6 +49,28 @@ class Losses:
         self._losses.clear()
 
 
+class Modes:
+    """An observer of the modes, train or eval, of the passes since the last `clear`."""
+
+    wants = (PassBegins,)
+
+    def __init__(self) -> None:
+        self._modes: dict[bool, set[bool]] = {True: set(), False: set()}
+
+    def observe(self, event: PassBegins) -> None:
+        """A pass begins."""
+        self._modes[event.grad].add(event.call.module.training)
+
+    def modes(self) -> set[bool]:
+        """Return the modes of what counts: passes with gradients, if there are any."""
+        return self._modes[True] or self._modes[False]
+
+    def clear(self) -> None:
+        """Forget them."""
+        for modes in self._modes.values():
+            modes.clear()
+
+
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
@@ -70,7 +93,10 @@ class Passes:
         attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
         self.losses, self.blocks = Losses(), blocks
-        self.source = Source(model, [self.tally, self.losses, *observers], padding, heads=heads, trace=trace)
+        self._modes = Modes()
+        self.source = Source(
+            model, [self.tally, self.losses, self._modes, *observers], padding, heads=heads, trace=trace
+        )
         self._processes, self._notices = processes, notices
 
     @property
@@ -115,6 +141,11 @@ class Passes:
         self._name_unseen()
         return tally.values(self._processes.sum_, self._processes.max_)
 
+    def ways(self, is_probe: bool) -> list[str]:
+        """Return what the passes since the last `clear` were, in words: batches, and the mode of the model."""
+        is_replay = self.source.replays and not is_probe
+        return [describe_passes(is_probe, mode, is_replay) for mode in sorted(self._modes.modes())]
+
     def _check_arguments(self) -> None:
         """Raise for a mistake in the user's arguments that only a pass can show."""
         padding = self.source.padding
@@ -143,6 +174,7 @@ class Passes:
         """Forget the passes that were seen."""
         self.tally.clear()
         self.losses.clear()
+        self._modes.clear()
         self.source.ran.clear()
         if self.source.trace is not None:
             self.source.trace.clear()

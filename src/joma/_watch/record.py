@@ -239,6 +239,12 @@ class Record:
         if self.writer.info.get("matrices") != names:
             self.note(matrices=names)
 
+    def note_measured(self, ways: Sequence[str]) -> None:
+        """What attention was measured on, and in which mode the model was; those of earlier steps stay."""
+        known = self.writer.info.get("measured", [])
+        if any(way not in known for way in ways):
+            self.note(measured=[*known, *(way for way in ways if way not in known)])
+
     def note_change(self, step: int, changes: Sequence[str]) -> None:
         """The structure of the model has changed before this step."""
         earlier = [change for change in self.writer.info.get("changes", []) if change["step"] < step]

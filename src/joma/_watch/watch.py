@@ -520,6 +520,7 @@ class Watch:
             if self._probe is not None and not self._probe.run(self._passes.source):
                 self._passes.clear()  # a pass that failed has shown some layers only
             values = self._passes.measure()
+            self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
         for meter in self._meters:
             values |= meter.measure()
         for name, reason in self._motions.problems.items():

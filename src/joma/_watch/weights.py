@@ -76,7 +76,7 @@ class Weights:
     def measure(self) -> dict[str, Values]:
         """Gauge -> (layers,), (layers, heads) for products of projections, or (layers, experts)."""
         values = {
-            name: Values.empty(len(widths), max(widths)) for name, widths in self.widths.items() if name in self.due
+            name: Values.empty(len(widths), max(1, *widths)) for name, widths in self.widths.items() if name in self.due
         }
         self.reasons.clear()
         if self._processes.computes_weights:
