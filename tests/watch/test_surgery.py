@@ -197,3 +197,48 @@ def test_a_look_at_an_unchanged_model_is_cheap(model):
     assert not structure.has_changed()
     per_module = min(repeat(structure.has_changed, number=50, repeat=5)) / 50 / len(structure.names)
     assert per_module < 2e-5  # about 1 µs; a slow machine is not a defect
+
+
+class Looking(nn.Module):
+    """Attention of an inner width, in a module that nothing names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(D, 3 * D)
+        self.b = nn.Linear(3 * D, D)
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.b(nn.functional.scaled_dot_product_attention(y, y, y))
+
+
+class Unnamed(nn.Module):
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.one = Looking()
+        self.two = nn.Module()
+        self.two.c = nn.Linear(D, 4 * D if wide else 2 * D)
+        self.two.d = nn.Linear(self.two.c.out_features, D)
+
+    def forward(self, x):
+        x = x + self.one(x)
+        return x + self.two.d(self.two.c(x).relu())
+
+
+def test_maps_with_attention_between_them_are_no_mlp_though_nothing_names_them():
+    x = torch.randn(2, 5, D)
+    model = nn.Sequential(Unnamed(True), nn.Identity())
+    with joma.watch(model, every=1, live=False) as w:
+        model(x).sum().backward()
+        w.step()
+        assert w.matrices == {"mlp_in": ["0.two.c"]}
+    model = nn.Sequential(Unnamed(False), nn.Identity())
+    with joma.watch(model, every=1, live=False) as w:
+        model(x).sum().backward()
+        with pytest.warns(UserWarning, match=r"0.one.a is not the lower matrix of an MLP: in 0.one, attention"):
+            metrics = w.step()
+        assert w.matrices == {"mlp_in": []}
+        assert not [name for name in metrics if "stable_rank" in name]
+    with joma.watch(model, every=1, mlp=["0.two.c"], live=False) as w:
+        model(x).sum().backward()
+        assert w.step()["joma/stable_rank/layer_00"] == pytest.approx(stable_rank(model[0].two.c.weight), rel=1e-5)

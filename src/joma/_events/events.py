@@ -60,6 +60,7 @@ class Call:
     products: dict[int, Any] = field(default_factory=dict)  # size of a product of two activations -> the product
     held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
     attentions: int = 0  # that were seen in this call
+    ran_before: int = 0  # how many modules had run in this step before the first of them
     projections: list[Any] = field(default_factory=list)  # what modules inside gave, while axes are learnt
     has_attention: bool = False  # in this module, or in one inside it
     examined: list[Any] = field(default_factory=list)  # attentions that are looked at, whose outputs are followed

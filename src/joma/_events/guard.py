@@ -148,6 +148,8 @@ class Guard:
     def sees(self, seen: Seen) -> None:
         """An attention; an event at once if this module was found right with these shapes before."""
         seen.ordinal = seen.call.attentions
+        if not seen.call.attentions:
+            seen.call.ran_before = len(self.source.ran)
         seen.call.attentions += 1
         place = (seen.call.name, seen.ordinal)
         verdict = self._verdicts.get(place)

@@ -91,6 +91,14 @@ def find_matrices(model: nn.Module, part: str, names: str | Sequence[str] | None
     return projections(model, part)
 
 
+def unnamed_pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """The names of (lower, upper) maps that are taken for an MLP by their shapes alone."""
+    pairs = [(low.name.partition("[")[0], high.name) for low, high in _mlps(model)]
+    linears = [linear.name for linear in _linears(model)]
+    roles = Roles({plain_name(name): module for name, module in model.named_modules()}, linears)
+    return [(low, high) for low, high in pairs if low in linears and not roles.is_evident(low)]
+
+
 def plain_name(name: str) -> str:
     """A module's name without what wrappers (DDP, compile, activation checkpointing) put into it."""
     wrappers = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}

@@ -20,7 +20,7 @@ from joma._events.padding import Padding, StatedPadding
 from joma._events.source import Source
 from joma._events.structure import Structure
 from joma._gauges.blocks import Blocks
-from joma._gauges.matrices import plain_name
+from joma._gauges.matrices import plain_name, unnamed_pairs
 from joma._gauges.registry import IN_ATTENTION, PARTS, Gauge, in_training
 from joma._run import Run
 from joma._run.state import Ending, ending
@@ -31,12 +31,13 @@ from joma._watch.alerts import Alerts, OnAlert
 from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
-from joma._watch.display import LiveLine, html, shows_progress_bar
+from joma._watch.display import LiveLine, html
 from joma._watch.inputs import NotWatchable, check_has_attention, check_heads, check_model, check_run, find
 from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
 from joma._watch.not_finite import find_not_finite
 from joma._watch.notices import Notices, silent, warn
+from joma._watch.order import Order
 from joma._watch.passes import Passes
 from joma._watch.patterns import PatternKeeper
 from joma._watch.patterns import check as check_patterns
@@ -218,12 +219,15 @@ class Watch:
         modules = [plain_name(name) for name, _ in model.named_modules()]
         stated = None if padding is None else StatedPadding(padding, modules)
         self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
+        self._order = Order(unnamed_pairs(model) if mlp is None and self._matrices else [])
         observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
+        observers += self._order.observers
         self._trace = FiniteTrace(frozenset(blocks.names))
         self._passes = Passes(
             model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
             check_heads(heads, modules), self._trace,
         )  # fmt: skip
+        self._order.ran = self._passes.source.ran
         self._structure = Structure(model)
         self._mlp, self._optimizers, self._periods = mlp, optimizers or [], periods
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
@@ -520,6 +524,7 @@ class Watch:
             if self._probe is not None and not self._probe.run(self._passes.source):
                 self._passes.clear()  # a pass that failed has shown some layers only
             values = self._passes.measure()
+            self._leave_out_projections(step)
             self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
         for meter in self._meters:
             values |= meter.measure()
@@ -563,14 +568,32 @@ class Watch:
         return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
 
     def _report_matrices(self) -> None:
-        """Log which matrices weight gauges are measured on; with a line in the terminal, print it there, too."""
+        """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
         if not self._processes.first:
             return
         for part, names in self.matrices.items():
-            message = f"{PARTS.get(part, part).partition(':')[0]}: {shorten(names)}"
-            _log.info(message)
-            if self._line is not None and not shows_progress_bar():
-                print(f"joma: {message}", file=sys.stderr)
+            _log.info(f"{PARTS.get(part, part).partition(':')[0]}: {shorten(names)}")
+
+    def _leave_out_projections(self, step: int) -> None:
+        """Do not measure what was taken for an MLP, and has attention between its two maps."""
+        around = self._order.around
+        left_out = {name for lower, (upper, _) in around.items() for name in (lower, upper)}
+        parts = [part for part in self._matrices if part.startswith("mlp")]
+        kept = {
+            part: [m for m in self._matrices[part] if m.name.partition("[")[0].partition(" ")[0] not in left_out]
+            for part in parts
+        }
+        if all(len(kept[part]) == len(self._matrices[part]) for part in parts):
+            return
+        self._matrices |= kept
+        self._weights.renew(self._matrices)
+        self._record.note_matrices(self.matrices)
+        for lower, (upper, module) in around.items():
+            self._notices.once(
+                ("order", lower),
+                f"step {step}: {lower} is not the lower matrix of an MLP: in {module}, attention is computed between "
+                f"it and {upper}. It is not measured; if there is another, name it with mlp=[…]",
+            )
 
     def _follow(self, step: int) -> None:
         """Find the structure of a model again whose modules were replaced; training goes on whatever happens."""
@@ -602,6 +625,8 @@ class Watch:
         gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
         self._matrices = find(self.model, gauges, self._mlp, lenient=True, refusal=refusal)
         self._weights.renew(self._matrices)
+        self._order.pairs = unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
+        self._order.around.clear()
         for meter, renew in (
             (self._changes, lambda: self._changes.renew(self._matrices)),
             (self._charges, lambda: self._charges.renew(self.model, self._optimizers)),
