@@ -131,7 +131,9 @@ def _linears(model: nn.Module) -> list[_Linear]:
         path = plain_name(name)
         if isinstance(base, nn.Linear):
             linears.append(_Linear(path, module, base.in_features, base.out_features))
-        elif is_convolution(base) and (base.groups == 1 or base is module):
+        elif isinstance(base, nn.modules.conv._ConvNd):
+            if not is_convolution(base) or (base.groups > 1 and base is not module):
+                continue
             linears.append(_Linear(path, module, base.in_channels, base.out_channels, base.groups))
         elif is_conv1d(base) or is_lora(base):  # the second has both base and update
             outputs, inputs = base_weight(base).shape

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from torch import Tensor, nn
@@ -627,12 +628,13 @@ class Watch:
         self._weights.renew(self._matrices)
         self._order.pairs = unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
         self._order.around.clear()
-        for meter, renew in (
-            (self._changes, lambda: self._changes.renew(self._matrices)),
-            (self._charges, lambda: self._charges.renew(self.model, self._optimizers)),
-            (self._motions, lambda: self._motions.renew(self.model, self._periods)),
-            (self._streams, lambda: self._streams.renew(self.model)),
-        ):
+        renewals: list[tuple[Any, Callable[[], None]]] = [
+            (self._changes, partial(self._changes.renew, self._matrices)),
+            (self._charges, partial(self._charges.renew, self.model, self._optimizers)),
+            (self._motions, partial(self._motions.renew, self.model, self._periods)),
+            (self._streams, partial(self._streams.renew, self.model)),
+        ]
+        for meter, renew in renewals:
             try:
                 renew()
             except ValueError as error:
