@@ -22,7 +22,14 @@ from torch import Tensor
 from joma._events.aside import exactly
 from joma._events.events import Attention, Call, DotProduct, Scores
 from joma._events.evidence import Projection, same_tokens
-from joma._events.layout import Layout, Product, decide_layout, in_pieces, which_query_axis
+from joma._events.layout import (
+    Layout,
+    Product,
+    decide_layout,
+    in_pieces,
+    query_axis_by_values,
+    which_query_axis,
+)
 from joma._events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -355,15 +362,24 @@ def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
     for axes, sink in _ways(scores, weights, extra):
         if not _same_rows(scores, weights, axes, sink):
             continue
-        try:
-            along = _query_axes(scores, weights, axes, query_axes)
-            seen.query_axis = which_query_axis(scores.shape[:-1], along, seen.call)
-        except Refusal as refusal:
-            seen.refusal = refusal
+        along = _query_axes(scores, weights, axes, query_axes)
+        seen.query_axis = _which_query_axis(seen, along)
+        if seen.query_axis is None:
+            seen.refusal = Refusal(
+                Reason.QUERY_AXIS,
+                f"it is not clear which axis of its scores {(*scores.shape[:-1], '…')} is that of the queries",
+            )
         if sink is not None:
             seen.fields["learned_sink"] = sink
         return True
     return False
+
+
+def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:
+    axis = which_query_axis(seen.shape, query_axes, seen.call)
+    if axis is not None or seen.queries is None:
+        return axis
+    return query_axis_by_values(seen.queries(), query_axes, seen.projections)
 
 
 def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[int, ...] | None, int | None]]:

@@ -124,18 +124,26 @@ class Product:
         return cls(tensors, _labels(args[0], tensors, output), output, is_einsum=True)
 
     def weights(self) -> list[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Operands that may be attention (keys, the last axis, are summed over), the other one, and the axes that the
-        other one does not have."""
+        """Return operands that may be attention, each with the other operand and the axes that the other one lacks.
+
+        Keys are the axis that is summed over; it is moved to the end. Weights may stand on either side: p @ v, or
+        v @ p.mT with channels first.
+        """
         a, b = self.operands
+        if self.labels is None and self.is_einsum:
+            return []
         if self.labels is None:
-            return [(a, b, (a.dim() - 2,))]
+            return [(a, b, (a.dim() - 2,)), (b.mT, a.mT, (b.dim() - 2,))]
         *given, out = self.labels
         candidates = []
         for n, (labels, others) in enumerate(zip(given, reversed(given), strict=True)):
             summed = [label for label in labels if label in others and label not in out]
-            if summed == [labels[-1]]:
-                alone = tuple(axis for axis, label in enumerate(labels) if label not in others)
-                candidates.append((self.operands[n], self.operands[1 - n], alone))
+            if len(summed) != 1 or len(set(labels)) != len(labels):
+                continue
+            keys = labels.index(summed[0])
+            rest = labels[:keys] + labels[keys + 1 :]
+            alone = tuple(axis for axis, label in enumerate(rest) if label not in others)
+            candidates.append((self.operands[n].movedim(keys, -1), self.operands[1 - n], alone))
         return candidates
 
     def queries(self, shape: Sequence[int], dim: int) -> Tensor | None:
@@ -221,17 +229,38 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
     return tuple(sides)
 
 
-def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Call) -> int:
-    """The axis of the queries, of scores (shape …, Tk) whose queries are along one of ``query_axes``."""
+def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Call) -> int | None:
+    """Return the axis of the queries, of scores (shape …, Tk) whose queries are along one of ``query_axes``.
+
+    None if sizes do not decide. Heads that share keys and values are no axis of theirs either. Samples are, so they
+    must fit into the other axes: of a module that was given (4, 14, d), scores (4, 4, 14, Tk) with shared axes (4,)
+    have 14 queries; 4 queries of 14 samples would need a shared axis of 14.
+    """
     if len(query_axes) == 1:
         return query_axes[0]
     tokens = _tokens(call, shape)
+    states = call.states
+    if states is not None and states.dim() == 3:
+        shared = prod(size for axis, size in enumerate(shape) if axis not in query_axes)
+        B, T = states.shape[:2]
+        possible = [length for length, samples in ((T, B), (B, T)) if shared % samples == 0]
+        tokens = tuple(possible) or tokens
     fitting = [axis for axis in query_axes if shape[axis] in tokens]
-    if len(fitting) != 1:
-        raise Refusal(
-            Reason.SWAPPED_AXES, f"it is not clear which axis of its scores {(*shape, '…')} is that of the queries"
-        )
-    return fitting[0]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def query_axis_by_values(
+    queries: Tensor | None, query_axes: tuple[int, ...], projections: Sequence[Projection]
+) -> int | None:
+    """Return the axis along which queries are tokens of one head, and not heads of one token; None if unclear."""
+    if queries is None:
+        return None
+    fitting = []
+    for axis in query_axes:
+        found = find_queries(queries, axis, projections)
+        if found is not None and not found.slices_along_queries:
+            fitting.append(axis)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def decide_layout(

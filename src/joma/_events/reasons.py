@@ -9,6 +9,7 @@ class Reason(Enum):
     """A code, and what it means in a few words."""
 
     HEAD_AXIS = "head-axis"  # it is not certain which axis holds the heads: the layer is reported without them
+    QUERY_AXIS = "query-axis"  # it is not clear which axis holds the queries
     SWAPPED_AXES = "swapped-axes"  # queries are heads, and heads are tokens
     CHANNELS = "channels"  # it attends over channels, not over tokens
     DIFFERENCE = "difference"  # two attention maps over the same values are combined

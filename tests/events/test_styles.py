@@ -1,0 +1,474 @@
+"""Small replicas of the ways in which public models attend: right to 1e-5, or refused with the true reason.
+
+Each replica keeps its scores (B, H, Tq, Tk) in ``truth``, from which entropies are computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.watch.models import entropy_of
+from torch import nn
+from torch.nn import functional
+
+import joma
+from joma._watch.inputs import NotWatchable
+
+T, D, H = 14, 32, 4
+SIZE = D // H
+BATCHES = [1, 3, H]
+
+
+def states(batch: int = 3, length: int = T, seed: int = 1) -> torch.Tensor:
+    return torch.randn(batch, length, D, generator=torch.Generator().manual_seed(seed))
+
+
+def padding(batch: int) -> torch.Tensor:
+    """(B, T), False at padding: one token in the first sample, two in the second, …"""
+    return torch.arange(T) < T - 1 - torch.arange(batch)[:, None]
+
+
+class Replica(nn.Module):
+    """Projections of heads that differ much in sharpness, and a way to attend with them."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor], keys: int = D, **layers: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q = nn.Linear(D, D)
+        self.k = nn.Linear(D, keys)
+        self.v = nn.Linear(D, keys)
+        self.attend = attend
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        with torch.no_grad():
+            for h in range(H):
+                self.q.weight[SIZE * h : SIZE * (h + 1)] *= 1 + 2 * h
+        self.truth = torch.empty(0)
+
+    def keep(self, scores: torch.Tensor) -> None:
+        """Keep scores (B, H, Tq, Tk) for brute force."""
+        self.truth = scores.detach().double()
+
+    def forward(self, x, *others):
+        return self.attend(self, x, *others)
+
+
+class Attention(Replica):
+    """Its name says that it should be seen."""
+
+
+def split(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (-1, SIZE)).transpose(1, 2)  # (B, H, T, d)
+
+
+def join(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).flatten(2)  # (B, T, D)
+
+
+def measured(model: nn.Module, *inputs: torch.Tensor, **options) -> list[list[float]]:
+    """Return the entropy per layer and head; two steps must report the same, without a warning."""
+    results = []
+    with joma.watch(model, every=1, gauges="entropy", live=False, **options) as w:
+        for _ in range(2):
+            model(*inputs).square().mean().backward()
+            w.step()
+            rows = w.frame().query("gauge == 'entropy' and step == @w.last_step")
+            results.append([part.sort_values("head")["value"].tolist() for _, part in rows.groupby("layer")])
+    assert results[0] == results[1]
+    return results[0]
+
+
+def reasons(model: nn.Module, *inputs: torch.Tensor) -> str:
+    """Return what a watch says about a model, whether as a warning or as an error; nothing may be measured."""
+    expected = model(*inputs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with joma.watch(model, every=1, gauges="entropy", live=False) as w:
+            assert torch.equal(model(*inputs), expected)
+            try:
+                assert w.step() == {}
+            except NotWatchable as error:
+                return str(error)
+    return "\n".join(str(warning.message) for warning in caught)
+
+
+# Styles that are measured
+
+
+def hand_written(self, x, real=None):
+    """minGPT: a causal mask of −∞."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = q @ k.transpose(-2, -1) * (1.0 / math.sqrt(k.size(-1)))
+    scores = scores.masked_fill(torch.ones(T, T).tril() == 0, float("-inf"))
+    self.keep(scores)
+    return join(functional.softmax(scores, dim=-1) @ v)
+
+
+def whisper(self, x, real=None):
+    """Queries and keys are scaled by d^-1/4 each, keys are transposed when heads are split."""
+    q, k, v = self.q(x), self.k(x), self.v(x)
+    scale = SIZE**-0.25
+    q = q.view(*q.shape[:2], H, -1).permute(0, 2, 1, 3) * scale
+    k = k.view(*k.shape[:2], H, -1).permute(0, 2, 3, 1) * scale
+    v = v.view(*v.shape[:2], H, -1).permute(0, 2, 1, 3)
+    scores = (q @ k).float()
+    self.keep(scores)
+    return (functional.softmax(scores, dim=-1).to(q.dtype) @ v).permute(0, 2, 1, 3).flatten(start_dim=2)
+
+
+def t5(self, x, real=None):
+    """No scale, a position bias per head, an additive mask of the smallest number, softmax in float32."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = torch.matmul(q, k.transpose(3, 2)) / 4
+    distance = (torch.arange(T)[None] - torch.arange(T)[:, None]).abs().clamp(max=7)
+    bias = self.bias(distance).permute(2, 0, 1)[None]
+    if real is not None:
+        bias = bias + (~real)[:, None, None] * torch.finfo(x.dtype).min
+    scores += bias
+    self.keep(scores)
+    p = functional.softmax(scores.float(), dim=-1).type_as(scores)
+    return torch.matmul(functional.dropout(p, 0.0), v).transpose(1, 2).contiguous().view(*x.shape)
+
+
+def ctrl(self, x, real=None):
+    """A causal mask of −1e4."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = torch.matmul(q, k.permute(0, 1, 3, 2)) / math.sqrt(SIZE)
+    scores = scores + torch.triu(torch.ones(T, T), 1) * -1e4
+    if real is not None:
+        scores = scores + (~real)[:, None, None] * torch.finfo(x.dtype).min
+    self.keep(scores)
+    return torch.matmul(torch.softmax(scores, dim=-1), v).permute(0, 2, 1, 3).reshape(*x.shape)
+
+
+def relative_shift(x: torch.Tensor) -> torch.Tensor:
+    """(Tq, Tk, B, H), as in Transformer-XL."""
+    zeros = torch.zeros(x.shape[0], 1, *x.shape[2:])
+    padded = torch.cat([zeros, x], dim=1)
+    return padded.view(x.shape[1] + 1, x.shape[0], *x.shape[2:])[1:].view_as(x)
+
+
+def time_first(self, x):
+    x = x.transpose(0, 1)  # (T, B, D)
+    q, k, v = (layer(x).unflatten(-1, (H, SIZE)) for layer in (self.q, self.k, self.v))  # (T, B, H, d)
+    positions = self.r(torch.linspace(-1, 1, T)[:, None] * torch.ones(D)).unflatten(-1, (H, SIZE))
+    content = q + self.content_bias
+    position = q + self.position_bias
+    return content, position, positions, k, v
+
+
+def transformer_xl(self, x, real=None):
+    """Keys along the second axis of four, a term of positions, masked at (Tq, Tk, B, 1)."""
+    content, position, positions, k, v = time_first(self, x)
+    scores = torch.einsum("ibnd,jbnd->ijbn", content, k)
+    scores = scores + relative_shift(torch.einsum("ibnd,jnd->ijbn", position, positions))
+    scores.mul_(SIZE**-0.5)
+    mask = torch.ones(T, T).triu(1).bool()[..., None]  # (Tq, Tk, 1)
+    if real is not None:
+        mask = mask | ~real.T[None]
+    scores = scores.float().masked_fill(mask[..., None], -1e30)
+    self.keep(scores.permute(2, 3, 0, 1))
+    p = functional.dropout(functional.softmax(scores, dim=1), 0.0)
+    return torch.einsum("ijbn,jbnd->ibnd", p, v).flatten(2).transpose(0, 1)
+
+
+def xlnet(self, x, real=None):
+    content, position, positions, k, v = time_first(self, x)
+    scores = torch.einsum("ibnd,jbnd->bnij", content, k)
+    scores = scores + torch.einsum("ibnd,jnd->bnij", position, positions)
+    scores = scores * SIZE**-0.5
+    if real is not None:
+        scores = scores - 1e30 * torch.einsum("ijbn->bnij", (~real).float().T[None, :, :, None])
+    self.keep(scores)
+    p = functional.softmax(scores, dim=3)
+    return torch.einsum("bnij,jbnd->ibnd", p, v).flatten(2).transpose(0, 1)
+
+
+def keys_then_queries(self, x, real=None):
+    """Scores (B, Tk, Tq, H), normalised along the second axis."""
+    q, k, v = (layer(x).unflatten(-1, (H, SIZE)) for layer in (self.q, self.k, self.v))
+    scores = torch.einsum("bqhd,bkhd->bkqh", q, k) / math.sqrt(SIZE)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, :, None, None], -math.inf)
+    self.keep(scores.permute(0, 3, 2, 1))
+    return torch.einsum("bkqh,bkhd->bqhd", scores.softmax(dim=1), v).flatten(2)
+
+
+def values_first(self, x, real=None):
+    """Channels first, as CoAtNet and BoTNet have them: v @ p.transpose(-1, -2)."""
+    q, k, v = (split(layer(x)).mT for layer in (self.q, self.k, self.v))  # (B, H, d, T)
+    scores = (q.mT @ k) / math.sqrt(SIZE)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return (v @ scores.softmax(dim=-1).transpose(-1, -2)).flatten(1, 2).transpose(1, 2)
+
+
+def values_first_of_keys_first(self, x, real=None):
+    """The same of scores (B, H, Tk, Tq) that are normalised along the last axis but one: v @ p."""
+    q, k, v = (split(layer(x)).mT for layer in (self.q, self.k, self.v))  # (B, H, d, T)
+    scores = (k.mT @ q) / math.sqrt(SIZE)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, :, None], -math.inf)
+    self.keep(scores.mT)
+    return (v @ scores.softmax(dim=-2)).flatten(1, 2).transpose(1, 2)
+
+
+def values_first_by_einsum(self, x, real=None):
+    q, k, v = (split(layer(x)).mT for layer in (self.q, self.k, self.v))  # (B, H, d, T)
+    scores = torch.einsum("b h d i, b h d j -> b h i j", q, k) / math.sqrt(SIZE)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return torch.einsum("b h i j, b h d j -> b h i d", scores.softmax(dim=-1), v).transpose(1, 2).flatten(2)
+
+
+def multi_query(self, x, real=None):
+    """Keys and values of one head, without an axis of heads."""
+    q, k, v = split(self.q(x)), self.k(x), self.v(x)
+    scores = torch.einsum("b h i d, b j d -> b h i j", q, k) * SIZE**-0.5
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -torch.finfo(scores.dtype).max)
+    self.keep(scores)
+    p = scores.softmax(dim=-1, dtype=torch.float32)
+    return torch.einsum("b h i j, b j d -> b h i d", p, v).transpose(1, 2).flatten(2)
+
+
+def multi_query_broadcast(self, x, real=None):
+    """The same by a broadcast axis of one head (falcon, MPT)."""
+    q, k, v = split(self.q(x)), self.k(x)[:, None], self.v(x)[:, None]
+    scores = q @ k.mT * SIZE**-0.5
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def multi_query_sdpa(self, x, real=None):
+    q, k, v = split(self.q(x)), self.k(x)[:, None], self.v(x)[:, None]
+    scores = q @ k.mT * SIZE**-0.5
+    mask = None if real is None else real[:, None, None]
+    self.keep(scores if mask is None else scores.masked_fill(~mask, -math.inf))
+    k, v = (t.expand(-1, H, -1, -1) for t in (k, v))
+    return join(functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def fairseq(self, x, real=None):
+    """Time first, samples and heads merged, masked after a view."""
+    x = x.transpose(0, 1)  # (T, B, D)
+    B = x.shape[1]
+    q, k, v = self.q(x) * SIZE**-0.5, self.k(x), self.v(x)
+    q, k, v = (t.contiguous().view(T, B * H, SIZE).transpose(0, 1) for t in (q, k, v))
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if real is not None:
+        scores = scores.view(B, H, T, T).masked_fill(~real[:, None, None], float("-inf")).view(B * H, T, T)
+    self.keep(scores.view(B, H, T, T))
+    p = functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores)
+    return torch.bmm(p, v).transpose(0, 1).contiguous().view(T, B, D).transpose(0, 1)
+
+
+def perceiver(self, x, real=None):
+    """Learned latents attend to tokens; "b n (h d) -> (b h) n d"."""
+    B = len(x)
+    latents = self.latents.expand(B, -1, -1)
+    q, k, v = (split(layer(t)).flatten(0, 1) for layer, t in ((self.q, latents), (self.k, x), (self.v, x)))
+    scores = torch.einsum("b i d, b j d -> b i j", q, k) * SIZE**-0.5
+    if real is not None:
+        mask = real.repeat_interleave(H, dim=0)[:, None]
+        scores.masked_fill_(~mask, -torch.finfo(scores.dtype).max)
+    self.keep(scores.unflatten(0, (B, H)))
+    return join(torch.einsum("b i j, b j d -> b i d", scores.softmax(dim=-1), v).unflatten(0, (B, H)))
+
+
+def memory_key_values(self, x, real=None):
+    """x-transformers: learned keys and values stand before those of the tokens."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    k, v = (torch.cat([m.expand(len(x), -1, -1, -1), t], dim=-2) for m, t in ((self.memory, k), (self.memory, v)))
+    scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * SIZE**-0.5
+    if real is not None:
+        mask = functional.pad(real, (3, 0), value=True)[:, None, None]
+        scores = scores.masked_fill(~mask, -torch.finfo(scores.dtype).max)
+    self.keep(scores)
+    return join(torch.einsum("b h i j, b h j d -> b h i d", scores.softmax(dim=-1), v))
+
+
+def memory_behind(self, x, real=None):
+    """Likewise behind them, in a fused kernel, as nn.MultiheadAttention(add_bias_kv=True) has them."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    k, v = (torch.cat([t, self.memory.expand(len(x), -1, -1, -1)], dim=-2) for t in (k, v))
+    scores = q @ k.mT * SIZE**-0.5
+    mask = None if real is None else functional.pad(real, (0, 3), value=True)[:, None, None]
+    self.keep(scores if mask is None else scores.masked_fill(~mask, -math.inf))
+    return join(functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def cosine(self, x, real=None):
+    """Queries and keys of length 1, a learned temperature per head (Swin v2, x-transformers)."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).transpose(-2, -1)
+    scores = scores * torch.linspace(1, 20, H)[:, None, None]
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def talking_before_softmax(self, x, real=None):
+    """Heads are mixed before the softmax: what is normalised is what is multiplied."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = torch.einsum("b h i j, h g -> b g i j", q @ k.mT * SIZE**-0.5, self.mix)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def gated(self, x, real=None):
+    """The output of each head has a gate (Qwen3-Next, x-transformers)."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    mask = None if real is None else real[:, None, None]
+    scores = q @ k.mT * SIZE**-0.5
+    self.keep(scores if mask is None else scores.masked_fill(~mask, -math.inf))
+    return join(functional.scaled_dot_product_attention(q, k, v, mask)) * self.k(x).sigmoid()
+
+
+def latent_kernel(self, x, real, fused):
+    """DeepSeek's MLA: queries of a latent; keys with a rotary part that heads share; values of another size."""
+    q = self.up(self.norm(self.down(x))).unflatten(-1, (H, 12)).transpose(1, 2)  # (B, H, T, 8 + 4)
+    q, q_rotary = q.split([8, 4], dim=-1)
+    angle = torch.arange(T)[:, None] * torch.tensor([1.0, 0.3])
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+
+    def rotated(t):
+        first, second = t.chunk(2, dim=-1)
+        return t * cos + torch.cat([-second, first], dim=-1) * sin
+
+    k = split(self.k(x))
+    shared = rotated(x[:, None, :, :4]).expand(-1, H, -1, -1)
+    q = torch.cat([q, rotated(q_rotary)], dim=-1)
+    k = torch.cat([k, shared], dim=-1)
+    v = self.values(x).unflatten(-1, (H, 6)).transpose(1, 2)
+    scores = q @ k.mT * 12**-0.5
+    mask = None if real is None else real[:, None, None]
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    self.keep(scores)
+    if fused:
+        return join(functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def latent(self, x, real=None):
+    return latent_kernel(self, x, real, False)
+
+
+def latent_sdpa(self, x, real=None):
+    return latent_kernel(self, x, real, True)
+
+
+def pairs_disentangled(self, x, real=None):
+    """DeBERTa: terms of content and position are added to the scores, and gathered by distance."""
+    B = len(x)
+    q, k, v = (split(layer(x)).flatten(0, 1) for layer in (self.q, self.k, self.v))  # (B·H, T, d)
+    scores = torch.bmm(q, k.transpose(-1, -2) / math.sqrt(3 * SIZE))
+    table = split(self.k(self.table.weight[None])).squeeze(0).repeat(B, 1, 1)  # (B·H, 2T, d)
+    distance = (torch.arange(T)[:, None] - torch.arange(T) + T).expand(B * H, T, T)
+    scores = scores + torch.gather(torch.bmm(q, table.transpose(-1, -2)) / math.sqrt(3 * SIZE), -1, distance)
+    scores = scores.view(B, H, T, T)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], torch.finfo(x.dtype).min)
+    self.keep(scores)
+    p = functional.softmax(scores, dim=-1)
+    return join(torch.bmm(p.view(B * H, T, T), v).view(B, H, T, SIZE))
+
+
+def sinked(self, x, real=None):
+    """GPT-OSS: a learned logit per head next to the keys, left out after the softmax."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = q @ k.mT * SIZE**-0.5
+    if real is not None:
+        scores = scores + (~real)[:, None, None] * torch.finfo(x.dtype).min
+    scores = torch.cat([scores, torch.arange(4.0)[None, :, None, None].expand(len(x), -1, T, 1)], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    self.keep(scores)
+    return join(functional.softmax(scores, dim=-1)[..., :-1] @ v)
+
+
+def bias() -> nn.Embedding:
+    torch.manual_seed(3)
+    return nn.Embedding(8, H)
+
+
+def relative_layers() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    return {
+        "r": nn.Linear(D, D), "content_bias": nn.Parameter(torch.randn(H, SIZE)),
+        "position_bias": nn.Parameter(torch.randn(H, SIZE)),
+    }  # fmt: skip
+
+
+def latent_layers() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    return {
+        "down": nn.Linear(D, 20), "norm": nn.RMSNorm(20), "up": nn.Linear(20, H * 12), "values": nn.Linear(D, H * 6),
+    }  # fmt: skip
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(3)))
+
+
+MEASURED: dict[Callable[..., torch.Tensor], Callable[[], dict]] = {
+    hand_written: dict,
+    whisper: dict,
+    t5: lambda: {"bias": bias()},
+    ctrl: dict,
+    transformer_xl: relative_layers,
+    xlnet: relative_layers,
+    keys_then_queries: dict,
+    values_first: dict,
+    values_first_of_keys_first: dict,
+    values_first_by_einsum: dict,
+    multi_query: lambda: {"keys": SIZE},
+    multi_query_broadcast: lambda: {"keys": SIZE},
+    multi_query_sdpa: lambda: {"keys": SIZE},
+    fairseq: dict,
+    memory_key_values: lambda: {"memory": parameter(1, H, 3, SIZE)},
+    memory_behind: lambda: {"memory": parameter(1, H, 3, SIZE)},
+    perceiver: lambda: {"latents": parameter(1, 6, D)},
+    cosine: dict,
+    talking_before_softmax: lambda: {"mix": parameter(H, H)},
+    gated: dict,
+    latent: latent_layers,
+    latent_sdpa: latent_layers,
+    pairs_disentangled: lambda: {"table": nn.Embedding(2 * T, D)},
+    sinked: dict,
+}
+
+
+def name_of(attend: Callable[..., torch.Tensor]) -> str:
+    return attend.__name__
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("attend", MEASURED, ids=name_of)
+def test_the_entropy_of_each_head_is_that_of_brute_force(attend, batch):
+    model = Replica(attend, **MEASURED[attend]())
+    (heads,) = measured(model, states(batch))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
+
+
+PADDED = [attend for attend in MEASURED if attend not in (hand_written, whisper, perceiver)]
+
+
+@pytest.mark.parametrize("batch", [2, H])
+@pytest.mark.parametrize("attend", PADDED, ids=name_of)
+def test_padded_queries_do_not_count(attend, batch):
+    model = Replica(attend, **MEASURED[attend]())
+    real = padding(batch)
+    (heads,) = measured(model, states(batch), real)
+    assert heads == pytest.approx(entropy_of(model.truth, real).tolist(), abs=1e-5)
