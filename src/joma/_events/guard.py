@@ -27,6 +27,7 @@ from joma._events.layout import (
     Product,
     decide_layout,
     in_pieces,
+    token_counts,
     query_axis_by_values,
     which_query_axis,
 )
@@ -50,6 +51,18 @@ _NO_PRODUCT = (
 _NO_SOFTMAX = (
     "its scores {scores} are multiplied with values, but without a softmax function (exp and sum by hand, a sigmoid, "
     "no normalisation): use torch.softmax or scaled_dot_product_attention"
+)
+_LINEAR = (
+    "it multiplies keys with values first, and queries with the sum (linear attention): no softmax over keys is "
+    "computed, so there is no distribution over tokens"
+)
+_NOT_DOT_PRODUCT = (
+    "its weights {scores} are a softmax, but not of a product of queries and keys (outlook, additive or synthetic "
+    "attention)"
+)
+_CHUNKS = (
+    "its softmax is over scores {scores}, and its products of two activations are {products}: it attends in chunks or "
+    "sliding blocks; watch it with full attention, if it has that option"
 )
 
 Key = tuple[Any, ...]  # shapes: of the attention, and of what its module was given
@@ -149,6 +162,7 @@ class Guard:
         self.shares: dict[str, float] = {}
         self.collects = True
         self.is_new = True
+        self._codes: dict[str, Reason] = {}  # of what was set aside
         self._verdicts: dict[tuple[str, int], _Verdict] = {}  # (module, which of the attentions in one call of it)
         self._looks: Counter[tuple[str, int]] = Counter()  # how often an attention was seen
 
@@ -192,11 +206,46 @@ class Guard:
                         seen.call.examined.append(seen)
                         self.source.running[-1].followed.append(product.output)
                         return
-            call = self.source.running[-1]
-            scored = weights.numel() in call.products and weights.dim() > 2
-            if scored and not call.attentions and values.shape[-2] == weights.shape[-1]:
-                reason = _NO_SOFTMAX.format(scores=tuple(weights.shape))
-                self.set_aside.setdefault(call.name, str(Refusal(Reason.NO_SOFTMAX, reason)))
+        call = self.source.running[-1]
+        if not call.attentions and self._codes.get(call.name) is not Reason.LINEAR:
+            self._set_aside_product(call, product)
+
+    def normalised(self, scores: Tensor) -> None:
+        """Remember a softmax over no product of its size, of scores (…, Tk): why a module has no attention."""
+        call = self.source.running[-1]
+        call.softmaxes.append(scores.detach())
+        rows = scores[..., 0].numel()
+        states = call.states
+        if not call.products or scores.dim() < 3 or states is None or rows % max(1, states[..., 0].numel()):
+            return
+        products = ", ".join(dict.fromkeys(str(tuple(product.output.shape)) for product in call.products.values()))
+        self._set_aside(call, Reason.CHUNKS, _CHUNKS.format(scores=tuple(scores.shape), products=products))
+
+    def _set_aside_product(self, call: Call, product: Product) -> None:
+        """Say why a product that no attention waits for is not one of attention weights and values."""
+        tokens = token_counts(self.source.running)
+        for operand in product.operands:
+            earlier = call.products.get(operand.numel())
+            if earlier is None or earlier.summed is None or earlier.summed < 2 or not earlier.outer:
+                continue
+            sums_tokens = any(count % earlier.summed == 0 for count in tokens)
+            if sums_tokens and not any(size in (*tokens, earlier.summed) for size in earlier.outer):
+                self._set_aside(call, Reason.LINEAR, _LINEAR)
+                return
+        for weights, values, _ in product.weights():
+            if weights.dim() < 3:
+                continue
+            if any(_are_weights(scores, weights) for scores in call.softmaxes):
+                reason = _NOT_DOT_PRODUCT.format(scores=tuple(weights.shape))
+                self._set_aside(call, Reason.NOT_DOT_PRODUCT, reason)
+            elif weights.numel() in call.products and weights.shape[-1] in values.shape[-2:]:
+                self._set_aside(call, Reason.NO_SOFTMAX, _NO_SOFTMAX.format(scores=tuple(weights.shape)))
+
+    def _set_aside(self, call: Call, reason: Reason, message: str) -> None:
+        """Keep why no attention is seen in a module; linear attention explains products that seem to be something else."""
+        if call.name not in self.set_aside or reason is Reason.LINEAR:
+            self.set_aside[call.name] = str(Refusal(reason, message))
+            self._codes[call.name] = reason
 
     def settle(self, call: Call, parent: Call | None) -> None:
         """A module call came to its end: what is known of it is decided, what is not goes to the module around it."""
@@ -309,16 +358,21 @@ def _shared_axis(seen: Seen) -> int | None:
 def _is_difference(seen: Seen) -> Refusal | None:
     """Refuse maps that share values but not keys, if their outputs are combined with one another."""
     value, key = seen.values, seen.keys
-    if not seen.call.combined or value is None or key is None or value.dim() != 4 or key.dim() != 4:
+    if not seen.call.combined or value is None or key is None or value.dim() < 3 or key.dim() < 3:
         return None
     refusal = Refusal(
         Reason.DIFFERENCE,
         "two attention maps over the same values are combined (a difference of two?): what the module attends to is "
         "neither of them",
     )
-    H = value.shape[1]
-    if H % 2 == 0 and key.shape[1] == H and torch.equal(value[:, : H // 2], value[:, H // 2 :]):
-        return None if torch.equal(key[:, : H // 2], key[:, H // 2 :]) else refusal
+    H = value.shape[-3]
+    if H % 2 == 0 and key.shape[-3] == H:
+        # the two maps of a head stand in the two halves of the heads, or next to one another
+        halves = (slice(None, H // 2), slice(H // 2, None))
+        neighbours = (slice(None, None, 2), slice(1, None, 2))
+        for first, second in (halves, neighbours):
+            if torch.equal(value[..., first, :, :], value[..., second, :, :]):
+                return None if torch.equal(key[..., first, :, :], key[..., second, :, :]) else refusal
     others = [other for other in seen.call.examined if other is not seen and _same(other.values, value)]
     return refusal if any(not _same(other.keys, seen.keys) for other in others) else None
 
@@ -331,8 +385,12 @@ def _mixture(attentions: list[Seen]) -> Refusal | None:
     for n, seen in enumerate(known):
         assert seen.query_axis is not None
         queries = seen.shape[seen.query_axis]
-        if in_pieces(seen.call, queries):
-            return Refusal(Reason.PIECES, f"it attends in {len(attentions)} pieces, {queries} queries in one of them")
+        if in_pieces(seen.call, seen.shape, seen.query_axis):
+            return Refusal(
+                Reason.PIECES,
+                f"it attends in {len(attentions)} pieces, {queries} queries in one of them (blocks of the sequence, "
+                "landmarks); watch it with full attention, if it has that option",
+            )
         for other in known[:n]:
             if seen.key == other.key and _same_memory(seen.keys, other.keys) and not _same(seen.values, other.values):
                 return Refusal(
@@ -373,6 +431,13 @@ def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
             seen.fields["learned_sink"] = sink
         return True
     return False
+
+
+def _are_weights(scores: Tensor, weights: Tensor) -> bool:
+    """True if weights are the softmax of scores (…, Tk), perhaps after dropout."""
+    if scores.shape[-1] != weights.shape[-1] or scores.numel() != weights.numel():
+        return False
+    return any(_same_rows(scores, weights, axes, sink) for axes, sink in _ways(scores, weights, 0))
 
 
 def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:

@@ -146,6 +146,23 @@ class Product:
             candidates.append((self.operands[n].movedim(keys, -1), self.operands[1 - n], alone))
         return candidates
 
+    @property
+    def summed(self) -> int | None:
+        """How many numbers are summed for each number of the output; None if that is more than one axis."""
+        if self.labels is None:
+            return None if self.is_einsum else self.operands[0].shape[-1]
+        first, second, out = self.labels
+        axes = [axis for axis, label in enumerate(first) if label in second and label not in out]
+        return self.operands[0].shape[axes[0]] if len(axes) == 1 else None
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The sizes of the output's axes that one operand alone gives it."""
+        if self.labels is None:
+            return () if self.is_einsum else tuple(self.output.shape[-2:])
+        first, second, out = self.labels
+        return tuple(size for label, size in zip(out, self.output.shape, strict=True) if (label in first) != (label in second))
+
     def queries(self, shape: Sequence[int], dim: int) -> Tensor | None:
         """The queries (…, d) of scores of this shape that were normalised along ``dim``; None if that is not clear.
 
@@ -451,7 +468,21 @@ def _tokens(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     return (T, B) if T != B and any(size % T == 0 for size in sizes if size != B) else (T,)
 
 
-def in_pieces(call: Call, Tq: int) -> bool:
-    """Are these fewer queries than the module has tokens?"""
+def in_pieces(call: Call, shape: Sequence[int], query_axis: int) -> bool:
+    """True if these are fewer queries than the module has tokens; ``shape`` has all axes but that of the keys."""
     states = call.states
-    return states is not None and states.dim() == 3 and Tq not in states.shape[:2] and Tq < states.shape[1]
+    if states is None or states.dim() != 3:
+        return False
+    B, T = states.shape[:2]
+    others = prod(size for axis, size in enumerate(shape) if axis != query_axis)
+    lengths = [tokens for tokens, samples in ((T, B), (B, T)) if others % samples == 0]
+    return shape[query_axis] not in (lengths or (T, B)) and shape[query_axis] < T
+
+
+def token_counts(calls: Sequence[Call]) -> set[int]:
+    """Return the lengths of the first two axes of what the two innermost modules were given: tokens are among them."""
+    counts: set[int] = set()
+    for call in calls[-2:]:
+        if call.states is not None and call.states.dim() == 3:
+            counts.update(call.states.shape[:2])
+    return counts
