@@ -472,3 +472,370 @@ def test_padded_queries_do_not_count(attend, batch):
     real = padding(batch)
     (heads,) = measured(model, states(batch), real)
     assert heads == pytest.approx(entropy_of(model.truth, real).tolist(), abs=1e-5)
+
+
+# Cross-attention, caches, convolutions
+
+
+def cross(self, x, memory, real=None):
+    q, k, v = split(self.q(x)), split(self.k(memory)), split(self.v(memory))
+    scores = q @ k.mT * SIZE**-0.5
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def cross_fused(self, x, memory, real=None):
+    q, k, v = split(self.q(x)), split(self.k(memory)), split(self.v(memory))
+    mask = None if real is None else real[:, None, None]
+    scores = q @ k.mT * SIZE**-0.5
+    self.keep(scores if mask is None else scores.masked_fill(~mask, -math.inf))
+    return join(functional.scaled_dot_product_attention(q, k, v, mask))
+
+
+def cached(self, x, past):
+    """Keys of earlier tokens stand before those of the tokens."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    past_k, past_v = split(self.k(past)), split(self.v(past))
+    k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
+    seen = torch.ones(x.shape[1], k.shape[2]).tril(past.shape[1]).bool()
+    scores = q @ k.mT * SIZE**-0.5
+    self.keep(scores.masked_fill(~seen, -math.inf))
+    return join(functional.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("lengths", [(T, 9), (5, T), (1, T)])
+@pytest.mark.parametrize("attend", [cross, cross_fused, cached], ids=name_of)
+def test_other_numbers_of_keys_than_queries(attend, lengths, batch):
+    model = Replica(attend)
+    queries, keys = lengths
+    (heads,) = measured(model, states(batch, queries), states(batch, keys, seed=2))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("attend", [cross, cross_fused], ids=name_of)
+def test_padding_of_what_is_attended_to_is_no_padding_of_queries(attend):
+    model = Replica(attend)
+    (heads,) = measured(model, states(3, 9), states(3, T, seed=2), padding(3))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
+
+
+class Image(nn.Module):
+    """Convolutional queries, keys and values with channels first, weights on the right (CoAtNet, BoTNet, MaxViT)."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.order = nn.Conv2d(6, 3 * D, 1), order
+        with torch.no_grad():
+            for h in range(H):
+                self.qkv.weight[SIZE * h : SIZE * (h + 1)] *= 1 + 2 * h
+        self.truth = torch.empty(0)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).flatten(2).unflatten(1, (3, H, SIZE)).unbind(1)  # (B, H, d, XY)
+        q = q * SIZE**-0.5
+        if self.order == "queries first":
+            scores = q.transpose(-1, -2) @ k
+            self.truth = scores.detach()
+            y = v @ scores.softmax(dim=-1).transpose(-1, -2)
+        else:
+            scores = k.transpose(-1, -2) @ q
+            self.truth = scores.detach().mT
+            y = v @ scores.softmax(dim=-2)
+        return y.flatten(1, 2).view(len(x), D, *x.shape[2:])
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("order", ["queries first", "keys first"])
+def test_channels_first(order, batch):
+    model = Image(order)
+    (heads,) = measured(model, torch.randn(batch, 6, 3, 5, generator=torch.Generator().manual_seed(1)))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
+
+
+class MaskedSoftmax(torch.autograd.Function):
+    """DeBERTa's and SEW-D's own softmax: masked in place before and after, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, scores, mask):
+        hidden = ~mask.bool()
+        p = torch.softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min), dim=-1)
+        p.masked_fill_(hidden, 0)
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (p,) = ctx.saved_tensors
+        return p * (gradient - (p * gradient).sum(-1, keepdim=True)), None
+
+
+def own_softmax(self, x, real=None):
+    q, k, v = (split(layer(x)).flatten(0, 1) for layer in (self.q, self.k, self.v))
+    scores = torch.bmm(q, k.transpose(-1, -2)).unflatten(0, (len(x), H)) * SIZE**-0.5
+    mask = torch.ones(len(x), 1, T, T) if real is None else (real[:, None] & real[:, :, None])[:, None]
+    self.keep(scores.masked_fill(mask == 0, -1e30))
+    p = MaskedSoftmax.apply(scores, mask)
+    return join(torch.bmm(p.flatten(0, 1), v).unflatten(0, (len(x), H)))
+
+
+@pytest.mark.parametrize("batch", [2, H])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_softmax_with_a_gradient_of_its_own(is_padded, batch):
+    model = Replica(own_softmax)
+    real = padding(batch) if is_padded else None
+    (heads,) = measured(model, states(batch), *([real] if is_padded else []))
+    assert heads == pytest.approx(entropy_of(model.truth, real).tolist(), abs=1e-5)
+
+
+# Styles that are refused
+
+
+def sigmoid(self, x):
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    return join((q @ k.mT * SIZE**-0.5 - math.log(T)).sigmoid() @ v)
+
+
+def squared_relu(self, x):
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    return join(((q @ k.mT * SIZE**-0.5).relu().square() / T) @ v)
+
+
+def sparsemax(self, x):
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = q @ k.mT * SIZE**-0.5
+    ordered = scores.sort(dim=-1, descending=True).values
+    total = ordered.cumsum(dim=-1) - 1
+    counts = torch.arange(1, T + 1)
+    support = (ordered * counts > total).sum(dim=-1, keepdim=True)
+    threshold = total.gather(-1, support - 1) / support
+    return join((scores - threshold).clamp(min=0) @ v)
+
+
+def retention(self, x):
+    """RetNet: scores decay with the distance, and no softmax follows."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    decay = 0.9 ** (torch.arange(T)[:, None] - torch.arange(T)).clamp(min=0) * torch.ones(T, T).tril()
+    return join((q @ k.mT * decay) @ v)
+
+
+def linear(self, x):
+    """Positive features instead of a softmax, keys times values first."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    q, k = functional.elu(q) + 1, functional.elu(k) + 1
+    context = torch.einsum("bhnd,bhne->bhde", k, v)
+    norm = 1 / torch.einsum("bhnd,bhd->bhn", q, k.sum(dim=2))
+    return join(torch.einsum("bhde,bhnd,bhn->bhne", context, q, norm))
+
+
+def linear_by_matmul(self, x):
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    return join(q.relu() @ (k.relu().mT @ v / T))
+
+
+def linear_with_softmaxes(self, x):
+    """Efficient attention: queries are normalised over channels, keys over tokens."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    context = torch.einsum("bhnd,bhne->bhde", k.softmax(dim=-2), v)
+    return join(torch.einsum("bhnd,bhde->bhne", q.softmax(dim=-1), context))
+
+
+def performer(self, x):
+    """Random features of queries and keys."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    features = torch.randn(SIZE, 20, generator=torch.Generator().manual_seed(5))
+    q, k = ((t @ features - t.square().sum(-1, keepdim=True) / 2).exp() for t in (q / 3, k / 3))
+    return join(q @ (k.mT @ v) / (q @ k.sum(dim=2)[..., None]))
+
+
+def lightning(self, x):
+    """MiniMax: in blocks; scores without a softmax inside of a block, linear attention to the blocks before."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    context = torch.zeros(len(x), H, SIZE, SIZE)
+    parts = []
+    for n in range(0, T, 7):
+        block = slice(n, n + 7)
+        inside = (q[:, :, block] @ k[:, :, block].mT).tril() @ v[:, :, block]
+        parts.append(inside + q[:, :, block] @ context)
+        context = 0.9 * context + k[:, :, block].mT @ v[:, :, block]
+    return join(torch.cat(parts, dim=2))
+
+
+def recurrence(self, x):
+    """RWKV: a running mean, channel by channel."""
+    weights = self.k(x).exp()
+    return (weights * self.v(x)).cumsum(dim=1) / weights.cumsum(dim=1) * self.q(x).sigmoid()
+
+
+def outlook(self, x):
+    """VOLO: weights of a token's neighbours are projected from the token itself."""
+    values = functional.pad(self.v(x), (0, 0, 1, 1)).unfold(1, 3, 1)  # (B, T, D, 3)
+    values = values.unflatten(2, (H, SIZE)).permute(0, 2, 1, 4, 3)  # (B, H, T, 3, d)
+    weights = self.weights(x).unflatten(-1, (H, 1, 3)).transpose(1, 2)  # (B, H, T, 1, 3)
+    return join((weights.softmax(dim=-1) @ values).squeeze(-2))
+
+
+def additive(self, x):
+    """Bahdanau: scores are a map of the sum of a query and a key."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = torch.tanh(q[:, :, :, None] + k[:, :, None]).sum(dim=-1)  # (B, H, T, T)
+    return join(scores.softmax(dim=-1) @ v)
+
+
+def sliding_chunks(self, x):
+    """Longformer: scores of overlapping chunks are rearranged so that each token has a row of its neighbours."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    padded_k, padded_v = (functional.pad(t, (0, 0, 2, 2)).unfold(2, 5, 1) for t in (k, v))  # (B, H, T, d, 5)
+    chunks = (q.unflatten(2, (7, 2)) @ k.unflatten(2, (7, 2)).mT).flatten(3)  # (B, H, 7, 4)
+    neighbours = (q[..., None] * padded_k).sum(dim=3)  # (B, H, T, 5)
+    p = (neighbours + chunks.mean()).softmax(dim=-1)
+    return join((p[:, :, :, None] * padded_v).sum(dim=-1))
+
+
+def talking_after_softmax(self, x):
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    p = (q @ k.mT * SIZE**-0.5).softmax(dim=-1)
+    return join(torch.einsum("b h i j, h g -> b g i j", p, self.mix) @ v)
+
+
+def renormalised(self, x):
+    """Weights are divided by their sum over the queries (slot attention)."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    p = (q @ k.mT * SIZE**-0.5).softmax(dim=-2) + 1e-8
+    return join((p / p.sum(dim=-1, keepdim=True)) @ v)
+
+
+def masked_after_softmax(self, x):
+    """Some weights are set to 0 and the others are left as they are."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    p = (q @ k.mT * SIZE**-0.5).softmax(dim=-1)
+    return join(p.tril() @ v)
+
+
+def channels(self, x):
+    """XCiT."""
+    q, k, v = (split(layer(x)).mT for layer in (self.q, self.k, self.v))  # (B, H, d, T)
+    p = (functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).mT).softmax(dim=-1)
+    return join((p @ v).mT)
+
+
+def blocks(self, x):
+    """A loop over blocks of queries, as large as the batch, as block-sparse attention has it."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    n = len(x)
+    parts = [(q[:, :, i : i + n] @ k.mT).softmax(dim=-1) @ v for i in range(0, T, n)]
+    return join(torch.cat(parts, dim=2))
+
+
+REFUSED = [
+    (sigmoid, "no-softmax"),
+    (squared_relu, "no-softmax"),
+    (sparsemax, "no-softmax"),
+    (retention, "no-softmax"),
+    (linear, "linear"),
+    (linear_by_matmul, "linear"),
+    (linear_with_softmaxes, "linear"),
+    (performer, "linear"),
+    (lightning, "linear"),
+    (recurrence, "unseen"),
+    (outlook, "not-dot-product"),
+    (additive, "not-dot-product"),
+    (sliding_chunks, "chunks"),
+    (talking_after_softmax, "no-product"),
+    (renormalised, "no-product"),
+    (masked_after_softmax, "no-product"),
+    (channels, "channels"),
+    (blocks, "pieces"),
+]
+
+
+@pytest.mark.parametrize("batch", [2])
+@pytest.mark.parametrize(("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
+def test_what_cannot_be_measured_is_refused_with_the_true_reason(attend, code, batch):
+    model = Attention(attend, mix=parameter(H, H), weights=nn.Linear(D, 3 * H))
+    text = reasons(model, states(batch))
+    assert text.endswith(f"[{code}]")
+    assert "Attention" in text
+
+
+@pytest.mark.parametrize(("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
+def test_a_layer_that_is_refused_does_not_hide_another_one(attend, code):
+    refused = Attention(attend, mix=parameter(H, H), weights=nn.Linear(D, 3 * H))
+    model = nn.Sequential(refused, Replica(hand_written))
+    with joma.watch(model, every=1, gauges="entropy", live=False) as w:
+        model(states(2))
+        with pytest.warns(joma.JomaWarning, match=rf"\b0\b.*\[{code}\]"):
+            w.step()
+        assert set(w.frame().module) == {"1"}
+
+
+@pytest.mark.parametrize("compiler", ["script", "trace"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript_is_named(compiler):
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(D, 3 * D)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            return torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v
+
+    inner = Scripted()
+    inner = torch.jit.script(inner) if compiler == "script" else torch.jit.trace(inner, states(2))
+    text = reasons(nn.Sequential(inner, nn.Linear(D, D)), states(2))
+    assert "0 (Scripted)" in text
+    assert text.endswith("[torchscript]")
+
+
+class Talking(nn.Module):
+    """CaiT: heads are mixed before and after the softmax, by matrices that begin near the identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.proj = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.proj_l, self.proj_w = nn.Linear(H, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, H, SIZE)).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = q * SIZE**-0.5 @ k.transpose(-2, -1)
+        scores = self.proj_l(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        p = scores.softmax(dim=-1)
+        p = self.proj_w(p.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.proj(join(p @ v))
+
+
+@pytest.mark.parametrize("length", [T, 197])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_talking_heads_are_refused_in_every_precision(dtype, length):
+    text = reasons(Talking().to(dtype), states(2, length).to(dtype))
+    assert text.endswith("[no-product]")
+
+
+class Kernel(nn.Module):
+    """A module without parameters around the fused kernel."""
+
+    def forward(self, q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+class Differential(nn.Module):
+    """The maps come from modules inside, and the difference is made outside of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.kernel = nn.Linear(D, 3 * D), Kernel()
+
+    def forward(self, x):
+        q, k, v = (split(t) for t in self.qkv(x).chunk(3, dim=-1))
+        (q1, q2), (k1, k2) = q.chunk(2, dim=-1), k.chunk(2, dim=-1)
+        return join(self.kernel(q1, k1, v) - 0.3 * self.kernel(q2, k2, v))
+
+
+def test_a_difference_of_maps_that_modules_inside_compute_is_refused():
+    assert reasons(Differential(), states(2)).endswith("[difference]")

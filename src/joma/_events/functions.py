@@ -225,7 +225,12 @@ def plain_layout(tensor: Tensor) -> Layout:
 def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
     """A product; of two activations, it may be the scores of an attention, or its weights with values."""
     product = Product.of(function, output, args)
-    if product is None or not output.numel():
+    if product is None:
+        tensors = [a for a in args if is_plain(a)]
+        if len(tensors) > 2 and not any(map(source.is_parameter, tensors)):
+            source.guard.contracted(tensors)
+        return
+    if not output.numel():
         return
     if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
         source.guard.multiplied(product)

@@ -11,7 +11,7 @@ module of the same shapes is taken as found, at no cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ _LOOK_EVERY = 16
 # that use TF32
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3}
 _LOW = 3e-2  # of 16-bit types
+# 1/(1 − rate) from which zeros count as dropout. A factor of 1 means that a mask was applied after the softmax.
+_LEAST_FACTOR = 1.002
 _NO_PRODUCT = (
     "a softmax of scores {scores} is not multiplied with values as it is (used for something else, or changed before: "
     "a difference of two, heads that are mixed, a second normalisation): no attention that can be measured"
@@ -223,15 +225,8 @@ class Guard:
 
     def _set_aside_product(self, call: Call, product: Product) -> None:
         """Say why a product that no attention waits for is not one of attention weights and values."""
-        tokens = token_counts(self.source.running)
-        for operand in product.operands:
-            earlier = call.products.get(operand.numel())
-            if earlier is None or earlier.summed is None or earlier.summed < 2 or not earlier.outer:
-                continue
-            sums_tokens = any(count % earlier.summed == 0 for count in tokens)
-            if sums_tokens and not any(size in (*tokens, earlier.summed) for size in earlier.outer):
-                self._set_aside(call, Reason.LINEAR, _LINEAR)
-                return
+        if self._set_aside_linear(call, product.operands):
+            return
         for weights, values, _ in product.weights():
             if weights.dim() < 3:
                 continue
@@ -240,6 +235,25 @@ class Guard:
                 self._set_aside(call, Reason.NOT_DOT_PRODUCT, reason)
             elif weights.numel() in call.products and weights.shape[-1] in values.shape[-2:]:
                 self._set_aside(call, Reason.NO_SOFTMAX, _NO_SOFTMAX.format(scores=tuple(weights.shape)))
+
+    def contracted(self, operands: Sequence[Tensor]) -> None:
+        """Look at a product of three and more activations, which attention has no use for."""
+        call = self.source.running[-1]
+        if not call.attentions:
+            self._set_aside_linear(call, operands)
+
+    def _set_aside_linear(self, call: Call, operands: Sequence[Tensor]) -> bool:
+        """True if one operand is a product that was summed over tokens, as keys times values is."""
+        tokens = token_counts(self.source.running)
+        for operand in operands:
+            earlier = call.products.get(operand.numel())
+            if earlier is None or earlier.summed is None or earlier.summed < 2 or not earlier.outer:
+                continue
+            sums_tokens = any(count % earlier.summed == 0 for count in tokens)
+            if sums_tokens and not any(size in (*tokens, earlier.summed) for size in earlier.outer):
+                self._set_aside(call, Reason.LINEAR, _LINEAR)
+                return True
+        return False
 
     def _set_aside(self, call: Call, reason: Reason, message: str) -> None:
         """Keep why no attention is seen in a module; linear attention explains products that seem to be something else."""
@@ -250,6 +264,13 @@ class Guard:
     def settle(self, call: Call, parent: Call | None) -> None:
         """A module call came to its end: what is known of it is decided, what is not goes to the module around it."""
         held, call.held = call.held, []
+        if parent is not None and next(call.module.parameters(), None) is None:
+            # a module around a kernel: what is made of its output is seen in the module around it
+            parent.held += held
+            parent.examined += call.examined
+            parent.followed += call.followed
+            parent.combined |= call.combined
+            return
         for seen in held:
             if not seen.known and parent is not None:
                 parent.held.append(seen)
@@ -258,10 +279,12 @@ class Guard:
                 seen.refusal = Refusal(Reason.NO_PRODUCT, _NO_PRODUCT.format(scores=shape))
         decided = [seen for seen in held if seen.known]
         for owner in dict.fromkeys(seen.call for seen in decided):
-            self._decide(owner, [seen for seen in decided if seen.call is owner])
+            self._decide(owner, call, [seen for seen in decided if seen.call is owner])
 
-    def _decide(self, owner: Call, attentions: list[Seen]) -> None:
-        refusal = next(filter(None, map(_is_difference, attentions)), None) or _mixture(attentions)
+    def _decide(self, owner: Call, outer: Call, attentions: list[Seen]) -> None:
+        """Decide on the attentions of one module; ``outer`` is that one, or the one around a module without parameters."""
+        differences = (_is_difference(seen, outer) for seen in attentions)
+        refusal = next(filter(None, differences), None) or _mixture(attentions)
         for seen in attentions:
             why = refusal or seen.refusal or self._examine(seen)
             sink = seen.fields.get("learned_sink")
@@ -355,10 +378,10 @@ def _shared_axis(seen: Seen) -> int | None:
     return None
 
 
-def _is_difference(seen: Seen) -> Refusal | None:
-    """Refuse maps that share values but not keys, if their outputs are combined with one another."""
+def _is_difference(seen: Seen, outer: Call) -> Refusal | None:
+    """Refuse maps that share values but not keys, if their outputs are combined with one another in ``outer``."""
     value, key = seen.values, seen.keys
-    if not seen.call.combined or value is None or key is None or value.dim() < 3 or key.dim() < 3:
+    if not outer.combined or value is None or key is None or value.dim() < 3 or key.dim() < 3:
         return None
     refusal = Refusal(
         Reason.DIFFERENCE,
@@ -373,7 +396,7 @@ def _is_difference(seen: Seen) -> Refusal | None:
         for first, second in (halves, neighbours):
             if torch.equal(value[..., first, :, :], value[..., second, :, :]):
                 return None if torch.equal(key[..., first, :, :], key[..., second, :, :]) else refusal
-    others = [other for other in seen.call.examined if other is not seen and _same(other.values, value)]
+    others = [other for other in outer.examined if other is not seen and _same(other.values, value)]
     return refusal if any(not _same(other.keys, seen.keys) for other in others) else None
 
 
@@ -478,6 +501,9 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
     number = p.isfinite().all(dim=1)  # a row that sees no key has none
     if not bool(number.any()):
         return True  # nothing to tell by: what is not a number will show
+    number &= (w != 0).any(dim=1)  # DeBERTa sets the rows of padded queries to 0
+    if not bool(number.any()):
+        return False
     p, w = p[number], w[number]
     low = scores if torch.finfo(scores.dtype).bits < torch.finfo(weights.dtype).bits else weights
     tolerance = _tolerance(low) * p.amax(dim=1, keepdim=True)  # (rows, 1)
@@ -488,7 +514,7 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
         return False
     factor = float((w[is_kept] / p[is_kept]).median())  # 1/(1 − rate)
     close = (w - factor * p).abs() <= factor * tolerance
-    return factor > 1 and bool((close | (w == 0)).all())
+    return factor > _LEAST_FACTOR and bool((close | (w == 0)).all())
 
 
 def _query_axes(
