@@ -352,7 +352,9 @@ def test_a_cosine_router_is_no_attention():
     assert layer == "second"
     with joma.watch(Router(), every=1, gauges="entropy") as w:
         w.model(states())
-        with pytest.raises(NotWatchable, match=r"Router \(Router\) ran.*: a softmax of scores \(2, 10, 5\) is not multiplied"):
+        with pytest.raises(
+            NotWatchable, match=r"Router \(Router\) ran.*: a softmax of scores \(2, 10, 5\) is not multiplied"
+        ):
             w.step()
 
 

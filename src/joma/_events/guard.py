@@ -27,8 +27,8 @@ from joma._events.layout import (
     Product,
     decide_layout,
     in_pieces,
-    token_counts,
     query_axis_by_values,
+    token_counts,
     which_query_axis,
 )
 from joma._events.reasons import Reason, Refusal

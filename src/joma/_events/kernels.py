@@ -152,11 +152,7 @@ def _python_modules(functions: tuple[Any, ...], identities: int, sizes: int) -> 
     ``identities`` and ``sizes`` stand for the modules that are imported: the search is repeated when they change.
     """
     spaces = [vars(m) for name, m in list(sys.modules.items()) if m is not None and not name.startswith("torch._")]
-    return [
-        space
-        for space in spaces
-        if any(_holds(value, functions) for value in list(space.values()))
-    ]
+    return [space for space in spaces if any(_holds(value, functions) for value in list(space.values()))]
 
 
 def _holds(value: Any, functions: tuple[Any, ...]) -> bool:

@@ -161,7 +161,9 @@ class Product:
         if self.labels is None:
             return () if self.is_einsum else tuple(self.output.shape[-2:])
         first, second, out = self.labels
-        return tuple(size for label, size in zip(out, self.output.shape, strict=True) if (label in first) != (label in second))
+        return tuple(
+            size for label, size in zip(out, self.output.shape, strict=True) if (label in first) != (label in second)
+        )
 
     def queries(self, shape: Sequence[int], dim: int) -> Tensor | None:
         """The queries (…, d) of scores of this shape that were normalised along ``dim``; None if that is not clear.

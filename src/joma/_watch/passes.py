@@ -135,8 +135,7 @@ class Passes:
         for name, share in self.source.guard.shares.items():
             self._notices.once(
                 ("share", name),
-                f"{name} attends with {share:.1%} of its queries, and only those are measured "
-                f"{Reason.PART_OF_QUERIES}",
+                f"{name} attends with {share:.1%} of its queries, and only those are measured {Reason.PART_OF_QUERIES}",
             )
 
     def clear(self) -> None:

@@ -58,7 +58,9 @@ def _cause(module: nn.Module, set_aside: str | None) -> str:
         return set_aside
     kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
     if isinstance(kernel, str) and kernel not in ("eager", "sdpa"):
-        return f"attn_implementation={kernel!r} is a kernel that was not seen; load the model with 'sdpa' {Reason.UNSEEN}"
+        return (
+            f"attn_implementation={kernel!r} is a kernel that was not seen; load the model with 'sdpa' {Reason.UNSEEN}"
+        )
     return f"{_NOTHING} {Reason.UNSEEN}"
 
 

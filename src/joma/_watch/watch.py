@@ -16,7 +16,6 @@ from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding, StatedPadding
-from joma._events.reasons import Reason
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import plain_name
@@ -227,7 +226,7 @@ class Watch:
         self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
-            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather} {Reason.SHARDED}")
+            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
         self._probe = None if probe is None else Probe(probe)
         if self._probe is not None:
             self._probe.check_ids(self._passes.source)
