@@ -256,7 +256,10 @@ class Guard:
         return False
 
     def _set_aside(self, call: Call, reason: Reason, message: str) -> None:
-        """Keep why no attention is seen in a module; linear attention explains products that seem to be something else."""
+        """Keep why no attention is seen in a module.
+
+        The first cause stays, but for linear attention, which explains products that seem to be something else.
+        """
         if call.name not in self.set_aside or reason is Reason.LINEAR:
             self.set_aside[call.name] = str(Refusal(reason, message))
             self._codes[call.name] = reason
@@ -282,7 +285,10 @@ class Guard:
             self._decide(owner, call, [seen for seen in decided if seen.call is owner])
 
     def _decide(self, owner: Call, outer: Call, attentions: list[Seen]) -> None:
-        """Decide on the attentions of one module; ``outer`` is that one, or the one around a module without parameters."""
+        """Decide on the attentions of one module.
+
+        ``outer`` is that module, or the one around a module without parameters.
+        """
         differences = (_is_difference(seen, outer) for seen in attentions)
         refusal = next(filter(None, differences), None) or _mixture(attentions)
         for seen in attentions:

@@ -121,8 +121,8 @@ class Reason(Enum):
     )
     UNSEEN = (
         "unseen",
-        "Neither fused attention nor a softmax over a product of queries and keys was seen in the module: a recurrence, "
-        "or a kernel that is not PyTorch's.",
+        "Neither fused attention nor a softmax over a product of queries and keys was seen in the module: "
+        "a recurrence, or a kernel that is not PyTorch's.",
         "If the module computes attention, use `scaled_dot_product_attention` or `torch.softmax`.",
     )
     NO_ATTENTION = (
