@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.watch.models import entropy_of
+from tests.watch.models import entropy_of, entropy_of_probabilities
 from torch import nn
 from torch.nn import functional
 
@@ -216,6 +216,16 @@ def values_first_of_keys_first(self, x, real=None):
         scores = scores.masked_fill(~real[:, None, :, None], -math.inf)
     self.keep(scores.mT)
     return (v @ scores.softmax(dim=-2)).flatten(1, 2).transpose(1, 2)
+
+
+def implicit_output(self, x, real=None):
+    """Equations without "->": the output's axes are in alphabetical order."""
+    q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    scores = torch.einsum("...iz,...jz", q, k) / math.sqrt(SIZE)
+    if real is not None:
+        scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    self.keep(scores)
+    return join(torch.einsum("...ij,...jk", scores.softmax(dim=-1), v))
 
 
 def values_first_by_einsum(self, x, real=None):
@@ -433,6 +443,7 @@ MEASURED: dict[Callable[..., torch.Tensor], Callable[[], dict]] = {
     values_first: dict,
     values_first_of_keys_first: dict,
     values_first_by_einsum: dict,
+    implicit_output: dict,
     multi_query: lambda: {"keys": SIZE},
     multi_query_broadcast: lambda: {"keys": SIZE},
     multi_query_sdpa: lambda: {"keys": SIZE},
@@ -839,3 +850,100 @@ class Differential(nn.Module):
 
 def test_a_difference_of_maps_that_modules_inside_compute_is_refused():
     assert reasons(Differential(), states(2)).endswith("[difference]")
+
+
+# Modules of PyTorch, and models of transformers
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+@pytest.mark.parametrize("extra", ["add_bias_kv", "add_zero_attn"])
+def test_extra_keys_of_multihead_attention_are_no_padding(extra, needs_weights):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attention = nn.MultiheadAttention(D, H, batch_first=True, **{extra: True})
+
+        def forward(self, x, is_padding):
+            return self.attention(x, x, x, key_padding_mask=is_padding, need_weights=needs_weights)[0]
+
+    model = Model()
+    real = padding(3)
+    _, p = model.attention(states(3), states(3), states(3), key_padding_mask=~real, average_attn_weights=False)
+    (heads,) = measured(model, states(3), ~real)
+    assert heads == pytest.approx(entropy_of_probabilities(p, real).tolist(), abs=1e-5)
+
+
+SMALL = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 40, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def public(name: str, **settings) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)  # attention that is not uniform
+    return model
+
+
+def tokens(length: int = 16) -> torch.Tensor:
+    return torch.randint(3, 61, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def layer_means(model: nn.Module, *inputs, **arguments) -> list[float]:
+    with joma.watch(model, every=1, gauges="entropy", live=False) as w:
+        model(*inputs, **arguments)
+        return list(w.step().values())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of transformers
+def test_disentangled_attention_is_right():
+    """DeBERTa: terms of positions, and padded queries whose weights are set to 0."""
+    model = public("DebertaV2", **SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
+    real = torch.arange(16) < torch.tensor([[16], [11]])
+    attentions = model(tokens(), attention_mask=real.long(), output_attentions=True).attentions
+    expected = [float(entropy_of_probabilities(p, real).mean()) for p in attentions]
+    assert layer_means(model, tokens(), attention_mask=real.long()) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of transformers
+def test_disentangled_attention_of_speech_is_right():
+    """SEW-D changes its weights in place, inside of a function with a gradient of its own."""
+    model = public(
+        "SEWD", hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40, conv_dim=(16, 16),
+        conv_kernel=(4, 4), conv_stride=(4, 4), num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
+        squeeze_factor=2, max_position_embeddings=64, position_buckets=8,
+    )  # fmt: skip
+    sound = torch.randn(2, 1000, generator=torch.Generator().manual_seed(1))
+    attentions = model(sound, output_attentions=True).attentions
+    expected = [float(entropy_of_probabilities(p).mean()) for p in attentions]
+    assert layer_means(model, sound) == pytest.approx(expected, abs=1e-5)
+
+
+def code_of(model: nn.Module, length: int = 16) -> str:
+    """Return the code of the message about a model of which nothing is measured."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with joma.watch(model, every=1, gauges="entropy", live=False) as w:
+            model(tokens(length))
+            try:
+                assert w.step() == {}
+                message = str(caught[-1].message)
+            except NotWatchable as error:
+                message = str(error)
+    return message.rpartition("[")[2].rstrip("]")
+
+
+def test_public_models_are_refused_with_the_true_reason():
+    assert code_of(public("Longformer", **SMALL, attention_window=4)) == "chunks"
+    linear_layers = ["linear_attention", "linear_attention"]
+    sizes = {"num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 2, "block_size": 8}
+    assert code_of(public("MiniMax", **SMALL, **sizes, layer_types=linear_layers)) == "linear"
+    assert code_of(public("Rwkv", vocab_size=61, context_length=32, hidden_size=24, num_hidden_layers=2)) == "unseen"
+    sparse = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1}
+    assert code_of(public("BigBird", **SMALL, **sparse), 32) == "pieces"

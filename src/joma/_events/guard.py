@@ -52,7 +52,7 @@ _NO_PRODUCT = (
 )
 _NO_SOFTMAX = (
     "its scores {scores} are multiplied with values, but without a softmax function (exp and sum by hand, a sigmoid, "
-    "no normalisation): use torch.softmax or scaled_dot_product_attention"
+    "no normalisation, a kernel of its own): use torch.softmax or scaled_dot_product_attention"
 )
 _LINEAR = (
     "it multiplies keys with values first, and queries with the sum (linear attention): no softmax over keys is "

@@ -239,8 +239,11 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
     """One letter per axis of the operands and of the output; digits stand for what "..." does."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     given = left.split(",")
-    if not arrow or len(given) != len(operands):
+    if len(given) != len(operands):
         return None
+    if not arrow:  # the output has the letters that occur once, in alphabetical order
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." * ("..." in left) + "".join(sorted(x for x in letters if letters.count(x) == 1))
     sides = []
     for text, tensor in zip((*given, right), (*operands, output), strict=True):
         hidden = tensor.dim() - len(text.replace("...", ""))

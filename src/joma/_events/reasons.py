@@ -101,7 +101,8 @@ class Reason(Enum):
     # No softmax over keys was seen in a module that looks like attention
     NO_SOFTMAX = (
         "no-softmax",
-        "Scores are multiplied with values without a softmax function (exp and sum by hand, a sigmoid, sparsemax).",
+        "Scores are multiplied with values without a softmax function (exp and sum by hand, a sigmoid, "
+        "a kernel of its own).",
         "Use `torch.softmax` or `scaled_dot_product_attention`, if the module computes a softmax.",
     )
     LINEAR = (

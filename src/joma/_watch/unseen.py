@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,7 +69,7 @@ def _is_scripted(module: nn.Module) -> bool:
     """True for TorchScript that attends: fused, or with a softmax and two products."""
     if not isinstance(module, torch.jit.ScriptModule):
         return False
-    graph = module.inlined_graph
+    graph: Any = module.inlined_graph
     products = sum(len(graph.findAllNodes(kind)) for kind in _PRODUCTS)
     return bool(graph.findAllNodes(_FUSED)) or (bool(graph.findAllNodes(_SOFTMAX)) and products >= 2)
 
