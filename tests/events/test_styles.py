@@ -925,6 +925,19 @@ def test_disentangled_attention_of_speech_is_right():
     assert layer_means(model, sound) == pytest.approx(expected, abs=1e-5)
 
 
+def test_blocks_of_tokens_are_right_though_the_last_one_is_padded():
+    """LongT5 attends in blocks, which are averaged over like samples, and pads the last one."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "d_model": 24, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 2}
+    model = transformers.LongT5EncoderModel(transformers.LongT5Config(**sizes, local_radius=3)).eval()
+    for length in (16, 14):
+        attentions = model(tokens(length), output_attentions=True).attentions  # (B, blocks, H, 4, 12)
+        rows = [torch.special.entr(p.detach().double()).sum(-1).transpose(1, 2).flatten(2) for p in attentions]
+        expected = [float(row[..., :length].mean()) for row in rows]
+        assert layer_means(model, tokens(length)) == pytest.approx(expected, abs=1e-5)
+
+
 def code_of(model: nn.Module, length: int = 16) -> str:
     """Return the code of the message about a model of which nothing is measured."""
     with warnings.catch_warnings(record=True) as caught:

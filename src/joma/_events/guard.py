@@ -44,7 +44,7 @@ _LOOK_EVERY = 16
 # that use TF32
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3}
 _LOW = 3e-2  # of 16-bit types
-# 1/(1 − rate) from which zeros count as dropout. A factor of 1 means that a mask was applied after the softmax.
+# 1/(1 − rate) from which zeros count as dropout. A factor of 1 means a mask after the softmax.
 _LEAST_FACTOR = 1.002
 _NO_PRODUCT = (
     "a softmax of scores {scores} is not multiplied with values as it is (used for something else, or changed before: "
@@ -213,18 +213,21 @@ class Guard:
             self._set_aside_product(call, product)
 
     def normalised(self, scores: Tensor) -> None:
-        """Remember a softmax over no product of its size, of scores (…, Tk): why a module has no attention."""
+        """Remember the scores (…, Tk) of a softmax that is over no product of its size."""
         call = self.source.running[-1]
         call.softmaxes.append(scores.detach())
         rows = scores[..., 0].numel()
         states = call.states
-        if not call.products or scores.dim() < 3 or states is None or rows % max(1, states[..., 0].numel()):
+        if not call.products or scores.dim() < 3 or states is None:
             return
-        products = ", ".join(dict.fromkeys(str(tuple(product.output.shape)) for product in call.products.values()))
-        self._set_aside(call, Reason.CHUNKS, _CHUNKS.format(scores=tuple(scores.shape), products=products))
+        if rows % max(1, states[..., 0].numel()):  # not as many rows for each token
+            return
+        shapes = dict.fromkeys(str(tuple(product.output.shape)) for product in call.products.values())
+        reason = _CHUNKS.format(scores=tuple(scores.shape), products=", ".join(shapes))
+        self._set_aside(call, Reason.CHUNKS, reason)
 
     def _set_aside_product(self, call: Call, product: Product) -> None:
-        """Say why a product that no attention waits for is not one of attention weights and values."""
+        """Keep why a product that no attention waits for is not one of weights and values."""
         if self._set_aside_linear(call, product.operands):
             return
         for weights, values, _ in product.weights():
@@ -234,7 +237,8 @@ class Guard:
                 reason = _NOT_DOT_PRODUCT.format(scores=tuple(weights.shape))
                 self._set_aside(call, Reason.NOT_DOT_PRODUCT, reason)
             elif weights.numel() in call.products and weights.shape[-1] in values.shape[-2:]:
-                self._set_aside(call, Reason.NO_SOFTMAX, _NO_SOFTMAX.format(scores=tuple(weights.shape)))
+                reason = _NO_SOFTMAX.format(scores=tuple(weights.shape))
+                self._set_aside(call, Reason.NO_SOFTMAX, reason)
 
     def contracted(self, operands: Sequence[Tensor]) -> None:
         """Look at a product of three and more activations, which attention has no use for."""
@@ -258,7 +262,7 @@ class Guard:
     def _set_aside(self, call: Call, reason: Reason, message: str) -> None:
         """Keep why no attention is seen in a module.
 
-        The first cause stays, but for linear attention, which explains products that seem to be something else.
+        The first cause stays, but linear attention explains products that seem to be something else.
         """
         if call.name not in self.set_aside or reason is Reason.LINEAR:
             self.set_aside[call.name] = str(Refusal(reason, message))
@@ -385,7 +389,7 @@ def _shared_axis(seen: Seen) -> int | None:
 
 
 def _is_difference(seen: Seen, outer: Call) -> Refusal | None:
-    """Refuse maps that share values but not keys, if their outputs are combined with one another in ``outer``."""
+    """Refuse maps that share values but not keys, if ``outer`` combines their outputs."""
     value, key = seen.values, seen.keys
     if not outer.combined or value is None or key is None or value.dim() < 3 or key.dim() < 3:
         return None

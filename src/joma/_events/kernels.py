@@ -136,7 +136,7 @@ def _inner(value: Any) -> Any:
 
 
 def _replaced(source: Source, value: Any, fields: Fields, looking: TorchFunctionMode) -> Any:
-    """Return what stands in the place of a value: of the same kind, with a function inside that is looked at."""
+    """Return a value of the same kind that calls the function and looks at the call."""
     if type(value) is staticmethod:
         return staticmethod(_replaced(source, value.__func__, fields, looking))
     if type(value) is functools.partial:

@@ -124,10 +124,10 @@ class Product:
         return cls(tensors, _labels(args[0], tensors, output), output, is_einsum=True)
 
     def weights(self) -> list[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Return operands that may be attention, each with the other operand and the axes that the other one lacks.
+        """Return operands that may be attention, each with the other operand and the axes that one lacks.
 
-        Keys are the axis that is summed over; it is moved to the end. Weights may stand on either side: p @ v, or
-        v @ p.mT with channels first.
+        Keys are the axis that is summed over; it is moved to the end. Weights may stand on either
+        side: p @ v, or v @ p.mT with channels first.
         """
         a, b = self.operands
         if self.labels is None and self.is_einsum:
@@ -148,7 +148,7 @@ class Product:
 
     @property
     def summed(self) -> int | None:
-        """How many numbers are summed for each number of the output; None if that is more than one axis."""
+        """Size of the axis that is summed over; None if there are several."""
         if self.labels is None:
             return None if self.is_einsum else self.operands[0].shape[-1]
         first, second, out = self.labels
@@ -157,7 +157,7 @@ class Product:
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """The sizes of the output's axes that one operand alone gives it."""
+        """Sizes of the output's axes that come from one operand alone."""
         if self.labels is None:
             return () if self.is_einsum else tuple(self.output.shape[-2:])
         first, second, out = self.labels
@@ -254,9 +254,10 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
 def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Call) -> int | None:
     """Return the axis of the queries, of scores (shape …, Tk) whose queries are along one of ``query_axes``.
 
-    None if sizes do not decide. Heads that share keys and values are no axis of theirs either. Samples are, so they
-    must fit into the other axes: of a module that was given (4, 14, d), scores (4, 4, 14, Tk) with shared axes (4,)
-    have 14 queries; 4 queries of 14 samples would need a shared axis of 14.
+    None if sizes do not decide. Keys that heads share have no axis of heads either. They have one of
+    samples, so samples must fit into the other axes: of a module that was given (4, 14, d), scores
+    (4, 4, 14, Tk) with shared axes (4,) have 14 queries; 4 queries of 14 samples would need a shared
+    axis of 14.
     """
     if len(query_axes) == 1:
         return query_axes[0]
@@ -274,7 +275,7 @@ def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Ca
 def query_axis_by_values(
     queries: Tensor | None, query_axes: tuple[int, ...], projections: Sequence[Projection]
 ) -> int | None:
-    """Return the axis along which queries are tokens of one head, and not heads of one token; None if unclear."""
+    """Return the axis along which queries are tokens, not heads; None if values do not decide."""
     if queries is None:
         return None
     fitting = []
@@ -474,7 +475,7 @@ def _tokens(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def in_pieces(call: Call, shape: Sequence[int], query_axis: int) -> bool:
-    """True if these are fewer queries than the module has tokens; ``shape`` has all axes but that of the keys."""
+    """True if there are fewer queries than tokens; ``shape`` has all axes but that of the keys."""
     states = call.states
     if states is None or states.dim() != 3:
         return False
@@ -485,7 +486,7 @@ def in_pieces(call: Call, shape: Sequence[int], query_axis: int) -> bool:
 
 
 def token_counts(calls: Sequence[Call]) -> set[int]:
-    """Return the lengths of the first two axes of what the two innermost modules were given: tokens are among them."""
+    """Return sizes that may be numbers of tokens: the first two axes of the innermost modules' inputs."""
     counts: set[int] = set()
     for call in calls[-2:]:
         if call.states is not None and call.states.dim() == 3:

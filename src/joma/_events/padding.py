@@ -307,12 +307,12 @@ def seen_keys(event: Any) -> Tensor | None:
 
 
 def _own_keys(sees: Tensor, queries: int) -> Tensor | None:
-    """Return the columns of keys (B, Tq or 1, Tk) that are the queries' own tokens; None if it is not clear which.
+    """Return the columns of keys (B, Tq or 1, Tk) that are the queries' own tokens; None if unclear.
 
-    Learned or cached keys stand before or behind them, and every query sees those. Where both ends are seen by every
-    query, the queries' own tokens are those that stand next to one another, with padding at one side:
+    Learned or cached keys stand before or behind them, and every query sees those. Where every query
+    sees both ends, the queries' own tokens are those that have padding at one side only:
 
-        x x x . . x    one key before: x x . . x, a hole; one key behind: x x x . ., padding at the end
+        x x x . . x    one key before: x x . . x, a hole; one key behind: x x x . ., padded at the end
     """
     extra = sees.shape[-1] - queries
     if extra == 0:
