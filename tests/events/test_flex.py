@@ -1,7 +1,10 @@
 """FlexAttention that a model calls itself: measured as it is and compiled, against brute force."""
 
+import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 import torch
@@ -57,6 +60,8 @@ class Flex(nn.Module):
         options = {"score_mod": self.score_mod, "block_mask": self.mask, "enable_gqa": self.key_heads < HEADS}
         if self.call == "here":
             states = flex_attention(q, k, k, **options)
+        elif self.call == "attend":
+            states = self.attend(q, k, k, **options)
         else:
             states = (compiled if self.call == "compiled" else self.held)(q, k, k, **options)
         return self.o(states.transpose(1, 2).flatten(2))
@@ -97,6 +102,49 @@ def test_entropy_is_that_of_brute_force_and_the_model_computes_the_same(call, sc
     assert difference(model, 3 * torch.randn(2, T, 16)) <= 1e-4
     assert model.held is flex_attention
     assert globals()["flex_attention"] is flex_attention.__globals__["flex_attention"]
+
+
+class OnClass(Flex):
+    """Keeps its function on the class, as torchtitan does, so that all layers share one compiled function."""
+
+    flex: ClassVar[Callable] = compiled
+
+    def attend(self, *given, **options):
+        return OnClass.flex(*given, **options)
+
+
+class OnBase(OnClass):
+    """Finds the function on a base class."""
+
+
+class Static(OnClass):
+    flex = staticmethod(compiled)
+
+    def attend(self, *given, **options):
+        return self.flex(*given, **options)
+
+
+class Partial(OnClass):
+    flex = functools.partial(flex_attention, score_mod=alibi)
+
+    def attend(self, *given, score_mod, **options):
+        return self.flex(*given, **options)
+
+
+class PartialOnModule(Flex):
+    def attend(self, *given, score_mod, **options):
+        if "partial" not in vars(self):
+            self.partial = functools.partial(compiled, score_mod=alibi)
+        return self.partial(*given, **options)
+
+
+@pytest.mark.parametrize("kind", [OnClass, OnBase, Static, Partial, PartialOnModule])
+def test_a_function_on_a_class_or_in_a_partial_is_seen_and_put_back(kind):
+    torch.manual_seed(0)
+    model = kind("attend", alibi, causal, 4)
+    names = {name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"}
+    assert difference(model, 3 * torch.randn(2, T, 16)) <= 1e-4
+    assert names == {name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"}
 
 
 def test_a_compiled_call_is_not_compiled_once_more():

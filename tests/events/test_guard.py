@@ -189,6 +189,44 @@ def two_maps_of_one_call(self, q, k, v):
     return first - 0.3 * second
 
 
+def two_maps_in_place(self, q, k, v):
+    q1, q2, k1, k2 = halves(q, k)
+    first = F.scaled_dot_product_attention(q1, k1, v)
+    second = F.scaled_dot_product_attention(q2, k2, v).mul(0.3)
+    first -= second
+    return first
+
+
+def two_maps_by_lerp(self, q, k, v):
+    q1, q2, k1, k2 = halves(q, k)
+    return torch.lerp(F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v), 0.3)
+
+
+def two_maps_by_addcmul(self, q, k, v):
+    q1, q2, k1, k2 = halves(q, k)
+    first, second = F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v)
+    return torch.addcmul(first, torch.full((H, 1, 1), 0.3), second, value=-1)
+
+
+def two_maps_summed(self, q, k, v):
+    q1, q2, k1, k2 = halves(q, k)
+    both = torch.stack([F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v)])
+    return (both * torch.tensor([1.0, -0.3])[:, None, None, None, None]).sum(dim=0)
+
+
+def interleaved_maps_of_one_call(self, q, k, v):
+    """In one call, with the two maps of a head next to one another, as in the paper's code."""
+    q, k = (x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for x in (q, k))  # (B, 2H, T, d/2)
+    both = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, dim=1)).unflatten(1, (H, 2))
+    return both[:, :, 0] - 0.3 * both[:, :, 1]
+
+
+def eager_maps_of_outputs(self, q, k, v):
+    """Eager, with the outputs subtracted and not the weights."""
+    q1, q2, k1, k2 = halves(q, k)
+    return (q1 @ k1.mT).softmax(-1) @ v - 0.3 * ((q2 @ k2.mT).softmax(-1) @ v)
+
+
 def maps_of_half_the_values(self, q, k, v):
     """The same where a kernel wants values of the keys' size: four calls."""
     q1, q2, k1, k2 = halves(q, k)
@@ -203,6 +241,12 @@ def maps_of_half_the_values(self, q, k, v):
     [
         (two_fused_maps, r"two attention maps over the same values .*\[difference\]"),
         (two_maps_of_one_call, r"two attention maps over the same values .*\[difference\]"),
+        (two_maps_in_place, r"two attention maps over the same values .*\[difference\]"),
+        (two_maps_by_lerp, r"two attention maps over the same values .*\[difference\]"),
+        (two_maps_by_addcmul, r"two attention maps over the same values .*\[difference\]"),
+        (two_maps_summed, r"two attention maps over the same values .*\[difference\]"),
+        (interleaved_maps_of_one_call, r"two attention maps over the same values .*\[difference\]"),
+        (eager_maps_of_outputs, r"two attention maps over the same values .*\[difference\]"),
         (maps_of_half_the_values, r"two attention maps over the same values .*\[difference\]"),
         (over_heads, "3 attentions in one call, in a loop over heads or samples"),
         (over_samples, "2 attentions in one call, in a loop over heads or samples"),
@@ -308,7 +352,9 @@ def test_a_cosine_router_is_no_attention():
     assert layer == "second"
     with joma.watch(Router(), every=1, gauges="entropy") as w:
         w.model(states())
-        with pytest.raises(NotWatchable, match=r"Router: a softmax of scores \(2, 10, 5\) is not multiplied"):
+        with pytest.raises(
+            NotWatchable, match=r"Router \(Router\) ran.*: a softmax of scores \(2, 10, 5\) is not multiplied"
+        ):
             w.step()
 
 

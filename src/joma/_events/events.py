@@ -58,6 +58,7 @@ class Call:
     kwargs: dict[str, Any]
     invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
     products: dict[int, Any] = field(default_factory=dict)  # size of a product of two activations -> the product
+    softmaxes: list[Tensor] = field(default_factory=list)  # inputs of those over no such product
     held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
     attentions: int = 0  # that were seen in this call
     ran_before: int = 0  # how many modules had run in this step before the first of them

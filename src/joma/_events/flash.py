@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma._events.reasons import Reason, Refusal
+
 
 def flash_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``flash_attn_func``."""
@@ -21,7 +23,7 @@ def flash_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
 def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``flash_attn_varlen_func``: one sample that holds all sequences, each of which sees itself alone."""
     if given.get("block_table") is not None:
-        raise ValueError("its keys are in pages (block_table), which is not measured")
+        raise Refusal(Reason.PAGED, "its keys are in pages (block_table), which is not measured")
     query, key, value, states = (
         x.transpose(0, 1)[None] for x in (given["q"], given["k"], given["v"], output)
     )  # fmt: skip
@@ -35,7 +37,7 @@ def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
 def torch_packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``torch.nn.attention.varlen.varlen_attn``, whose arguments have other names."""
     if given.get("seqused_k") is not None:
-        raise ValueError("it uses a part of each sequence's keys (seqused_k), which is not measured")
+        raise Refusal(Reason.PAGED, "it uses a part of each sequence's keys (seqused_k), which is not measured")
     keys = given["cu_seq_q"] if given["cu_seq_k"] is None else given["cu_seq_k"]
     names = {
         "q": given["query"], "k": given["key"], "v": given["value"], "cu_seqlens_q": given["cu_seq_q"],

@@ -30,12 +30,17 @@ _PRODUCT = {
     torch.linalg.matmul,
 }  # fmt: skip
 _COMBINATION = {
-    torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, torch.add, Tensor.add, Tensor.__add__, Tensor.__iadd__,
-    Tensor.__isub__, Tensor.sub_, Tensor.add_,
+    torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__, torch.rsub, torch.subtract, Tensor.subtract,
+    Tensor.subtract_, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.__isub__,
+    Tensor.sub_, Tensor.add_, torch.lerp, Tensor.lerp, Tensor.lerp_, torch.addcmul, Tensor.addcmul, Tensor.addcmul_,
 }  # fmt: skip
+# of one tensor that holds both maps, stacked or as halves of the heads
+_REDUCTION = {torch.sum, Tensor.sum, torch.diff, Tensor.diff}
 _CARRIES_ON = {
-    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.contiguous, Tensor.reshape, torch.reshape, torch.cat,
-    torch.stack, Tensor.to, Tensor.float, Tensor.neg, torch.neg, Tensor.__neg__,
+    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__, torch.multiply,
+    Tensor.multiply, torch.div, Tensor.div, Tensor.__truediv__, Tensor.contiguous, Tensor.clone, torch.clone,
+    Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, torch.cat, torch.stack, Tensor.to, Tensor.float,
+    Tensor.type_as, Tensor.neg, torch.neg, Tensor.__neg__, F.dropout,
 }  # fmt: skip
 
 
@@ -62,9 +67,9 @@ class Functions(TorchFunctionMode):
         elif func in _PRODUCT:
             with self.source.guarded():
                 _on_product(self.source, func, output, (*args, *kwargs.values()))
-        elif func in _COMBINATION or func in _CARRIES_ON:
+        elif func in _COMBINATION or func in _CARRIES_ON or func in _REDUCTION:
             with self.source.guarded():
-                _follow(self.source, func in _COMBINATION, output, args)
+                _follow(self.source, func, output, (*args, *kwargs.values()))
         return output
 
 
@@ -171,6 +176,8 @@ def _on_softmax(
                 product = call.products[size]
                 _on_scores(source, call, scores, probabilities, product, tuple(input.shape), dim)
                 return
+    if source.running and is_plain(input):
+        source.guard.normalised(input.movedim(dim, -1))
 
 
 def _on_scores(
@@ -218,7 +225,12 @@ def plain_layout(tensor: Tensor) -> Layout:
 def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
     """A product; of two activations, it may be the scores of an attention, or its weights with values."""
     product = Product.of(function, output, args)
-    if product is None or not output.numel():
+    if product is None:
+        tensors = [a for a in args if is_plain(a)]
+        if len(tensors) > 2 and not any(map(source.is_parameter, tensors)):
+            source.guard.contracted(tensors)
+        return
+    if not output.numel():
         return
     if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
         source.guard.multiplied(product)
@@ -229,16 +241,18 @@ def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, 
         source.running[-1].projections.append(projection)
 
 
-def _follow(source: Source, combines: bool, output: Any, args: tuple[Any, ...]) -> None:
-    """Follow the outputs of a fused attention that is being looked at: are two of them added or subtracted?"""
+def _follow(source: Source, function: Any, output: Any, args: tuple[Any, ...]) -> None:
+    """Follow the outputs of an attention that is being looked at: are two of them added or subtracted?"""
     call = source.running[-1] if source.running else None
     if call is None or not call.followed or not isinstance(output, Tensor):
         return
     flat = args[0] if args and isinstance(args[0], (list, tuple)) else args
-    followed = [_is_followed(call, a) for a in flat if isinstance(a, Tensor)]
-    if combines:
-        call.combined |= len(followed) == 2 and all(followed)
-    elif any(followed):
+    followed = sum(_is_followed(call, a) for a in flat if isinstance(a, Tensor))
+    if function in _COMBINATION:
+        call.combined |= followed >= 2
+    elif function in _REDUCTION:
+        call.combined |= followed >= 1
+    elif followed:
         call.followed.append(output)
 
 

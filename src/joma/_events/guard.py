@@ -11,7 +11,7 @@ module of the same shapes is taken as found, at no cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,15 @@ from torch import Tensor
 from joma._events.aside import exactly
 from joma._events.events import Attention, Call, DotProduct, Scores
 from joma._events.evidence import Projection, same_tokens
-from joma._events.layout import Layout, Product, decide_layout, in_pieces, which_query_axis
+from joma._events.layout import (
+    Layout,
+    Product,
+    decide_layout,
+    in_pieces,
+    query_axis_by_values,
+    token_counts,
+    which_query_axis,
+)
 from joma._events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -36,13 +44,27 @@ _LOOK_EVERY = 16
 # that use TF32
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3}
 _LOW = 3e-2  # of 16-bit types
+# 1/(1 − rate) from which zeros count as dropout. A factor of 1 means a mask after the softmax.
+_LEAST_FACTOR = 1.002
 _NO_PRODUCT = (
     "a softmax of scores {scores} is not multiplied with values as it is (used for something else, or changed before: "
     "a difference of two, heads that are mixed, a second normalisation): no attention that can be measured"
 )
 _NO_SOFTMAX = (
     "its scores {scores} are multiplied with values, but without a softmax function (exp and sum by hand, a sigmoid, "
-    "no normalisation): use torch.softmax or scaled_dot_product_attention"
+    "no normalisation, a kernel of its own): use torch.softmax or scaled_dot_product_attention"
+)
+_LINEAR = (
+    "it multiplies keys with values first, and queries with the sum (linear attention): no softmax over keys is "
+    "computed, so there is no distribution over tokens"
+)
+_NOT_DOT_PRODUCT = (
+    "its weights {scores} are a softmax, but not of a product of queries and keys (outlook, additive or synthetic "
+    "attention)"
+)
+_CHUNKS = (
+    "its softmax is over scores {scores}, and its products of two activations are {products}: it attends in chunks or "
+    "sliding blocks; watch it with full attention, if it has that option"
 )
 
 Key = tuple[Any, ...]  # shapes: of the attention, and of what its module was given
@@ -142,6 +164,7 @@ class Guard:
         self.shares: dict[str, float] = {}
         self.collects = True
         self.is_new = True
+        self._codes: dict[str, Reason] = {}  # of what was set aside
         self._verdicts: dict[tuple[str, int], _Verdict] = {}  # (module, which of the attentions in one call of it)
         self._looks: Counter[tuple[str, int]] = Counter()  # how often an attention was seen
 
@@ -187,15 +210,76 @@ class Guard:
                         seen.call.examined.append(seen)
                         self.source.running[-1].followed.append(product.output)
                         return
-            call = self.source.running[-1]
-            scored = weights.numel() in call.products and weights.dim() > 2
-            if scored and not call.attentions and values.shape[-2] == weights.shape[-1]:
+        call = self.source.running[-1]
+        if not call.attentions and self._codes.get(call.name) is not Reason.LINEAR:
+            self._set_aside_product(call, product)
+
+    def normalised(self, scores: Tensor) -> None:
+        """Remember the scores (…, Tk) of a softmax that is over no product of its size."""
+        call = self.source.running[-1]
+        call.softmaxes.append(scores.detach())
+        rows = scores[..., 0].numel()
+        states = call.states
+        if not call.products or scores.dim() < 3 or states is None:
+            return
+        if rows % max(1, states[..., 0].numel()):  # not as many rows for each token
+            return
+        shapes = dict.fromkeys(str(tuple(product.output.shape)) for product in call.products.values())
+        reason = _CHUNKS.format(scores=tuple(scores.shape), products=", ".join(shapes))
+        self._set_aside(call, Reason.CHUNKS, reason)
+
+    def _set_aside_product(self, call: Call, product: Product) -> None:
+        """Keep why a product that no attention waits for is not one of weights and values."""
+        if self._set_aside_linear(call, product.operands):
+            return
+        for weights, values, _ in product.weights():
+            if weights.dim() < 3:
+                continue
+            if any(_are_weights(scores, weights) for scores in call.softmaxes):
+                reason = _NOT_DOT_PRODUCT.format(scores=tuple(weights.shape))
+                self._set_aside(call, Reason.NOT_DOT_PRODUCT, reason)
+            elif weights.numel() in call.products and weights.shape[-1] in values.shape[-2:]:
                 reason = _NO_SOFTMAX.format(scores=tuple(weights.shape))
-                self.set_aside.setdefault(call.name, str(Refusal(Reason.NO_SOFTMAX, reason)))
+                self._set_aside(call, Reason.NO_SOFTMAX, reason)
+
+    def contracted(self, operands: Sequence[Tensor]) -> None:
+        """Look at a product of three and more activations, which attention has no use for."""
+        call = self.source.running[-1]
+        if not call.attentions:
+            self._set_aside_linear(call, operands)
+
+    def _set_aside_linear(self, call: Call, operands: Sequence[Tensor]) -> bool:
+        """True if one operand is a product that was summed over tokens, as keys times values is."""
+        tokens = token_counts(self.source.running)
+        for operand in operands:
+            earlier = call.products.get(operand.numel())
+            if earlier is None or earlier.summed is None or earlier.summed < 2 or not earlier.outer:
+                continue
+            sums_tokens = any(count % earlier.summed == 0 for count in tokens)
+            if sums_tokens and not any(size in (*tokens, earlier.summed) for size in earlier.outer):
+                self._set_aside(call, Reason.LINEAR, _LINEAR)
+                return True
+        return False
+
+    def _set_aside(self, call: Call, reason: Reason, message: str) -> None:
+        """Keep why no attention is seen in a module.
+
+        The first cause stays, but linear attention explains products that seem to be something else.
+        """
+        if call.name not in self.set_aside or reason is Reason.LINEAR:
+            self.set_aside[call.name] = str(Refusal(reason, message))
+            self._codes[call.name] = reason
 
     def settle(self, call: Call, parent: Call | None) -> None:
         """A module call came to its end: what is known of it is decided, what is not goes to the module around it."""
         held, call.held = call.held, []
+        if parent is not None and next(call.module.parameters(), None) is None:
+            # a module around a kernel: what is made of its output is seen in the module around it
+            parent.held += held
+            parent.examined += call.examined
+            parent.followed += call.followed
+            parent.combined |= call.combined
+            return
         for seen in held:
             if not seen.known and parent is not None:
                 parent.held.append(seen)
@@ -204,10 +288,15 @@ class Guard:
                 seen.refusal = Refusal(Reason.NO_PRODUCT, _NO_PRODUCT.format(scores=shape))
         decided = [seen for seen in held if seen.known]
         for owner in dict.fromkeys(seen.call for seen in decided):
-            self._decide(owner, [seen for seen in decided if seen.call is owner])
+            self._decide(owner, call, [seen for seen in decided if seen.call is owner])
 
-    def _decide(self, owner: Call, attentions: list[Seen]) -> None:
-        refusal = next(filter(None, map(_is_difference, attentions)), None) or _mixture(attentions)
+    def _decide(self, owner: Call, outer: Call, attentions: list[Seen]) -> None:
+        """Decide on the attentions of one module.
+
+        ``outer`` is that module, or the one around a module without parameters.
+        """
+        differences = (_is_difference(seen, outer) for seen in attentions)
+        refusal = next(filter(None, differences), None) or _mixture(attentions)
         for seen in attentions:
             why = refusal or seen.refusal or self._examine(seen)
             sink = seen.fields.get("learned_sink")
@@ -301,20 +390,25 @@ def _shared_axis(seen: Seen) -> int | None:
     return None
 
 
-def _is_difference(seen: Seen) -> Refusal | None:
-    """Refuse maps that share values but not keys, if their outputs are combined with one another."""
+def _is_difference(seen: Seen, outer: Call) -> Refusal | None:
+    """Refuse maps that share values but not keys, if ``outer`` combines their outputs."""
     value, key = seen.values, seen.keys
-    if not seen.call.combined or value is None or key is None or value.dim() != 4 or key.dim() != 4:
+    if not outer.combined or value is None or key is None or value.dim() < 3 or key.dim() < 3:
         return None
     refusal = Refusal(
         Reason.DIFFERENCE,
         "two attention maps over the same values are combined (a difference of two?): what the module attends to is "
         "neither of them",
     )
-    H = value.shape[1]
-    if H % 2 == 0 and key.shape[1] == H and torch.equal(value[:, : H // 2], value[:, H // 2 :]):
-        return None if torch.equal(key[:, : H // 2], key[:, H // 2 :]) else refusal
-    others = [other for other in seen.call.examined if other is not seen and _same(other.values, value)]
+    H = value.shape[-3]
+    if H % 2 == 0 and key.shape[-3] == H:
+        # the two maps of a head stand in the two halves of the heads, or next to one another
+        halves = (slice(None, H // 2), slice(H // 2, None))
+        neighbours = (slice(None, None, 2), slice(1, None, 2))
+        for first, second in (halves, neighbours):
+            if torch.equal(value[..., first, :, :], value[..., second, :, :]):
+                return None if torch.equal(key[..., first, :, :], key[..., second, :, :]) else refusal
+    others = [other for other in outer.examined if other is not seen and _same(other.values, value)]
     return refusal if any(not _same(other.keys, seen.keys) for other in others) else None
 
 
@@ -326,8 +420,12 @@ def _mixture(attentions: list[Seen]) -> Refusal | None:
     for n, seen in enumerate(known):
         assert seen.query_axis is not None
         queries = seen.shape[seen.query_axis]
-        if in_pieces(seen.call, queries):
-            return Refusal(Reason.PIECES, f"it attends in {len(attentions)} pieces, {queries} queries in one of them")
+        if in_pieces(seen.call, seen.shape, seen.query_axis):
+            return Refusal(
+                Reason.PIECES,
+                f"it attends in {len(attentions)} pieces, {queries} queries in one of them (blocks of the sequence, "
+                "landmarks); watch it with full attention, if it has that option",
+            )
         for other in known[:n]:
             if seen.key == other.key and _same_memory(seen.keys, other.keys) and not _same(seen.values, other.values):
                 return Refusal(
@@ -357,15 +455,31 @@ def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
     for axes, sink in _ways(scores, weights, extra):
         if not _same_rows(scores, weights, axes, sink):
             continue
-        try:
-            along = _query_axes(scores, weights, axes, query_axes)
-            seen.query_axis = which_query_axis(scores.shape[:-1], along, seen.call)
-        except Refusal as refusal:
-            seen.refusal = refusal
+        along = _query_axes(scores, weights, axes, query_axes)
+        seen.query_axis = _which_query_axis(seen, along)
+        if seen.query_axis is None:
+            seen.refusal = Refusal(
+                Reason.QUERY_AXIS,
+                f"it is not clear which axis of its scores {(*scores.shape[:-1], '…')} is that of the queries",
+            )
         if sink is not None:
             seen.fields["learned_sink"] = sink
         return True
     return False
+
+
+def _are_weights(scores: Tensor, weights: Tensor) -> bool:
+    """True if weights are the softmax of scores (…, Tk), perhaps after dropout."""
+    if scores.shape[-1] != weights.shape[-1] or scores.numel() != weights.numel():
+        return False
+    return any(_same_rows(scores, weights, axes, sink) for axes, sink in _ways(scores, weights, 0))
+
+
+def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:
+    axis = which_query_axis(seen.shape, query_axes, seen.call)
+    if axis is not None or seen.queries is None:
+        return axis
+    return query_axis_by_values(seen.queries(), query_axes, seen.projections)
 
 
 def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[int, ...] | None, int | None]]:
@@ -399,6 +513,9 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
     number = p.isfinite().all(dim=1)  # a row that sees no key has none
     if not bool(number.any()):
         return True  # nothing to tell by: what is not a number will show
+    number &= (w != 0).any(dim=1)  # DeBERTa sets the rows of padded queries to 0
+    if not bool(number.any()):
+        return False
     p, w = p[number], w[number]
     low = scores if torch.finfo(scores.dtype).bits < torch.finfo(weights.dtype).bits else weights
     tolerance = _tolerance(low) * p.amax(dim=1, keepdim=True)  # (rows, 1)
@@ -409,7 +526,7 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
         return False
     factor = float((w[is_kept] / p[is_kept]).median())  # 1/(1 − rate)
     close = (w - factor * p).abs() <= factor * tolerance
-    return factor > 1 and bool((close | (w == 0)).all())
+    return factor > _LEAST_FACTOR and bool((close | (w == 0)).all())
 
 
 def _query_axes(

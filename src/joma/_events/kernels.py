@@ -1,9 +1,9 @@
 """Attention that a model calls by itself and that no mode is told of: FlexAttention, flash_attn, packed sequences.
 
 FlexAttention compiles itself, and the functions of flash_attn go to kernels of their own. So in a measured pass the
-names that stand for such a function (in modules of Python that imported it, or on modules of the model), as it is or
-compiled, stand for one that calls it and looks at its arguments and its output. Meanwhile the mode that looks at all
-other functions is left, or a compiled call would be compiled once more.
+names that stand for such a function (in modules of Python that imported it, on modules of the model and on their
+classes), as it is, compiled or as a `functools.partial`, stand for one that calls it and looks at its arguments and its
+output. Meanwhile the mode that looks at all other functions is left, or a compiled call would be compiled once more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,25 @@ if TYPE_CHECKING:
     from joma._events.source import Source
 
 Fields = Callable[[dict[str, Any], Tensor], dict[str, Any]]  # arguments by name, and the output -> fields of the event
-Place = tuple[dict[str, Any], str]  # where a name stands, and the name
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A name that stands for one of these functions: in a namespace, or on a class."""
+
+    space: dict[str, Any] | type
+    name: str
+
+    def get(self) -> Any:
+        return (vars(self.space) if isinstance(self.space, type) else self.space).get(self.name)
+
+    def set(self, value: Any) -> None:
+        if isinstance(self.space, type):
+            setattr(self.space, self.name, value)
+        else:
+            self.space[self.name] = value
+
+
 _KERNELS: dict[tuple[str, str], Fields] = {
     ("torch.nn.attention.flex_attention", "flex_attention"): flex_fields,
     ("torch.nn.attention.varlen", "varlen_attn"): torch_packed_fields,
@@ -49,19 +68,20 @@ def kernels_watched(source: Source, looking: TorchFunctionMode) -> Iterator[None
     for (module, name), fields in _KERNELS.items():
         if (function := getattr(sys.modules.get(module), name, None)) is not None:
             known[function] = fields
-    replaced: list[tuple[Place, Any, Any]] = []
-    for (names, name), function, fields in _places(known, source.model) if known else ():
-        names[name] = replacement = _looked_at(source, function, fields, looking)
-        replaced.append(((names, name), function, replacement))
+    replaced: list[tuple[_Place, Any, Any]] = []
+    for place, value, fields in _places(known, source.model) if known else ():
+        replacement = _replaced(source, value, fields, looking)
+        place.set(replacement)
+        replaced.append((place, value, replacement))
     try:
         yield
     finally:
-        for (names, name), function, replacement in replaced:
-            if names.get(name) is replacement:
-                names[name] = function
+        for place, value, replacement in replaced:
+            if place.get() is replacement:
+                place.set(value)
 
 
-def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[Place, Any, Fields]]:
+def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[_Place, Any, Fields]]:
     """Return the places from which one of these functions, or a compiled version of it, can be called."""
     modules = [module for module in list(sys.modules.values()) if module is not None]
     # A name that is added to a module that was imported before (a function that imports late, a module that is
@@ -78,10 +98,51 @@ def _places(known: dict[Any, Fields], model: nn.Module) -> list[tuple[Place, Any
     places = []
     for space in spaces:
         for name, value in list(space.items()):
-            # `isinstance` would ask objects that warn when they are asked
-            if type(value) is FunctionType and (fields := known.get(_plain(value))) is not None:
-                places.append(((space, name), value, fields))
+            if (fields := _fields_of(value, known)) is not None:
+                places.append((_Place(space, name), value, fields))
+    for kind in _own_classes(frozenset(type(module) for module in model.modules())):
+        for name, value in list(vars(kind).items()):
+            if (fields := _fields_of(value, known)) is not None:
+                places.append((_Place(kind, name), value, fields))
     return places
+
+
+@functools.lru_cache(maxsize=8)
+def _own_classes(kinds: frozenset[type]) -> tuple[type, ...]:
+    """Return these classes and their bases, but for PyTorch's own."""
+    classes = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    return tuple(kind for kind in classes if not kind.__module__.startswith(("torch.", "builtins")))
+
+
+def _fields_of(value: Any, known: dict[Any, Fields]) -> Fields | None:
+    """Return how to read the arguments of a function; None if it is none of these functions.
+
+    It may be compiled, a static method or a `functools.partial`.
+    """
+    # `isinstance` would ask objects that warn when they are asked
+    function = _inner(value)
+    if type(function) is FunctionType:
+        return known.get(_plain(function))
+    return None
+
+
+def _inner(value: Any) -> Any:
+    """Return the function in a static method or a partial; anything else as it is."""
+    if type(value) is staticmethod:
+        return _inner(value.__func__)
+    if type(value) is functools.partial:
+        return _inner(value.func)
+    return value
+
+
+def _replaced(source: Source, value: Any, fields: Fields, looking: TorchFunctionMode) -> Any:
+    """Return a value of the same kind that calls the function and looks at the call."""
+    if type(value) is staticmethod:
+        return staticmethod(_replaced(source, value.__func__, fields, looking))
+    if type(value) is functools.partial:
+        inner = _replaced(source, value.func, fields, looking)
+        return functools.partial(inner, *value.args, **value.keywords)
+    return _looked_at(source, value, fields, looking)
 
 
 @functools.lru_cache(maxsize=1)
@@ -91,11 +152,12 @@ def _python_modules(functions: tuple[Any, ...], identities: int, sizes: int) -> 
     ``identities`` and ``sizes`` stand for the modules that are imported: the search is repeated when they change.
     """
     spaces = [vars(m) for name, m in list(sys.modules.items()) if m is not None and not name.startswith("torch._")]
-    return [
-        space
-        for space in spaces
-        if any(type(value) is FunctionType and _plain(value) in functions for value in list(space.values()))
-    ]
+    return [space for space in spaces if any(_holds(value, functions) for value in list(space.values()))]
+
+
+def _holds(value: Any, functions: tuple[Any, ...]) -> bool:
+    function = _inner(value)
+    return type(function) is FunctionType and _plain(function) in functions
 
 
 def _plain(function: FunctionType) -> Any:

@@ -124,19 +124,46 @@ class Product:
         return cls(tensors, _labels(args[0], tensors, output), output, is_einsum=True)
 
     def weights(self) -> list[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Operands that may be attention (keys, the last axis, are summed over), the other one, and the axes that the
-        other one does not have."""
+        """Return operands that may be attention, each with the other operand and the axes that one lacks.
+
+        Keys are the axis that is summed over; it is moved to the end. Weights may stand on either
+        side: p @ v, or v @ p.mT with channels first.
+        """
         a, b = self.operands
+        if self.labels is None and self.is_einsum:
+            return []
         if self.labels is None:
-            return [(a, b, (a.dim() - 2,))]
+            return [(a, b, (a.dim() - 2,)), (b.mT, a.mT, (b.dim() - 2,))]
         *given, out = self.labels
         candidates = []
         for n, (labels, others) in enumerate(zip(given, reversed(given), strict=True)):
             summed = [label for label in labels if label in others and label not in out]
-            if summed == [labels[-1]]:
-                alone = tuple(axis for axis, label in enumerate(labels) if label not in others)
-                candidates.append((self.operands[n], self.operands[1 - n], alone))
+            if len(summed) != 1 or len(set(labels)) != len(labels):
+                continue
+            keys = labels.index(summed[0])
+            rest = labels[:keys] + labels[keys + 1 :]
+            alone = tuple(axis for axis, label in enumerate(rest) if label not in others)
+            candidates.append((self.operands[n].movedim(keys, -1), self.operands[1 - n], alone))
         return candidates
+
+    @property
+    def summed(self) -> int | None:
+        """Size of the axis that is summed over; None if there are several."""
+        if self.labels is None:
+            return None if self.is_einsum else self.operands[0].shape[-1]
+        first, second, out = self.labels
+        axes = [axis for axis, label in enumerate(first) if label in second and label not in out]
+        return self.operands[0].shape[axes[0]] if len(axes) == 1 else None
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """Sizes of the output's axes that come from one operand alone."""
+        if self.labels is None:
+            return () if self.is_einsum else tuple(self.output.shape[-2:])
+        first, second, out = self.labels
+        return tuple(
+            size for label, size in zip(out, self.output.shape, strict=True) if (label in first) != (label in second)
+        )
 
     def queries(self, shape: Sequence[int], dim: int) -> Tensor | None:
         """The queries (…, d) of scores of this shape that were normalised along ``dim``; None if that is not clear.
@@ -212,8 +239,11 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
     """One letter per axis of the operands and of the output; digits stand for what "..." does."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     given = left.split(",")
-    if not arrow or len(given) != len(operands):
+    if len(given) != len(operands):
         return None
+    if not arrow:  # the output has the letters that occur once, in alphabetical order
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." * ("..." in left) + "".join(sorted(x for x in letters if letters.count(x) == 1))
     sides = []
     for text, tensor in zip((*given, right), (*operands, output), strict=True):
         hidden = tensor.dim() - len(text.replace("...", ""))
@@ -221,17 +251,39 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
     return tuple(sides)
 
 
-def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Call) -> int:
-    """The axis of the queries, of scores (shape …, Tk) whose queries are along one of ``query_axes``."""
+def which_query_axis(shape: Sequence[int], query_axes: tuple[int, ...], call: Call) -> int | None:
+    """Return the axis of the queries, of scores (shape …, Tk) whose queries are along one of ``query_axes``.
+
+    None if sizes do not decide. Keys that heads share have no axis of heads either. They have one of
+    samples, so samples must fit into the other axes: of a module that was given (4, 14, d), scores
+    (4, 4, 14, Tk) with shared axes (4,) have 14 queries; 4 queries of 14 samples would need a shared
+    axis of 14.
+    """
     if len(query_axes) == 1:
         return query_axes[0]
     tokens = _tokens(call, shape)
+    states = call.states
+    if states is not None and states.dim() == 3:
+        shared = prod(size for axis, size in enumerate(shape) if axis not in query_axes)
+        B, T = states.shape[:2]
+        possible = [length for length, samples in ((T, B), (B, T)) if shared % samples == 0]
+        tokens = tuple(possible) or tokens
     fitting = [axis for axis in query_axes if shape[axis] in tokens]
-    if len(fitting) != 1:
-        raise Refusal(
-            Reason.SWAPPED_AXES, f"it is not clear which axis of its scores {(*shape, '…')} is that of the queries"
-        )
-    return fitting[0]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def query_axis_by_values(
+    queries: Tensor | None, query_axes: tuple[int, ...], projections: Sequence[Projection]
+) -> int | None:
+    """Return the axis along which queries are tokens, not heads; None if values do not decide."""
+    if queries is None:
+        return None
+    fitting = []
+    for axis in query_axes:
+        found = find_queries(queries, axis, projections)
+        if found is not None and not found.slices_along_queries:
+            fitting.append(axis)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def decide_layout(
@@ -422,7 +474,21 @@ def _tokens(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     return (T, B) if T != B and any(size % T == 0 for size in sizes if size != B) else (T,)
 
 
-def in_pieces(call: Call, Tq: int) -> bool:
-    """Are these fewer queries than the module has tokens?"""
+def in_pieces(call: Call, shape: Sequence[int], query_axis: int) -> bool:
+    """True if there are fewer queries than tokens; ``shape`` has all axes but that of the keys."""
     states = call.states
-    return states is not None and states.dim() == 3 and Tq not in states.shape[:2] and Tq < states.shape[1]
+    if states is None or states.dim() != 3:
+        return False
+    B, T = states.shape[:2]
+    others = prod(size for axis, size in enumerate(shape) if axis != query_axis)
+    lengths = [tokens for tokens, samples in ((T, B), (B, T)) if others % samples == 0]
+    return shape[query_axis] not in (lengths or (T, B)) and shape[query_axis] < T
+
+
+def token_counts(calls: Sequence[Call]) -> set[int]:
+    """Return sizes that may be numbers of tokens: the first two axes of the innermost modules' inputs."""
+    counts: set[int] = set()
+    for call in calls[-2:]:
+        if call.states is not None and call.states.dim() == 3:
+            counts.update(call.states.shape[:2])
+    return counts

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from joma._events.reasons import Reason, Refusal
-from joma._events.visibility import PADDING, REAL, UNKNOWN, positions_of, positions_of_keys
+from joma._events.visibility import PADDING, REAL, UNKNOWN, is_one_stretch, positions_of, positions_of_keys
 from joma._gauges.masks import hidden_scores, lowest_seen
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def seen_keys(event: Any) -> Tensor | None:
     if hasattr(event, "scores"):
         return _seen_in_scores(event.scores, event.learned_sink, Tq)
     keys = event.key.shape[2]
-    if keys != Tq:
+    if keys != Tq and (event.causal or mask_facts is None):
         return None
     if event.causal:
         return torch.ones(Tq, Tq, dtype=torch.bool, device=event.device).tril()[None]
@@ -303,7 +303,35 @@ def seen_keys(event: Any) -> Tensor | None:
     keep = mask_facts.keep.expand(-1, -1, -1, keys)  # (B or 1, H or 1, Tq or 1, Tk)
     if keep.shape[1] > 1 and not bool((keep == keep[:, :1]).all()):
         return None
-    return keep[:, 0]
+    return _own_keys(keep[:, 0], Tq)
+
+
+def _own_keys(sees: Tensor, queries: int) -> Tensor | None:
+    """Return the columns of keys (B, Tq or 1, Tk) that are the queries' own tokens; None if unclear.
+
+    Learned or cached keys stand before or behind them, and every query sees those. Where every query
+    sees both ends, the queries' own tokens are those that have padding at one side only:
+
+        x x x . . x    one key before: x x . . x, a hole; one key behind: x x x . ., padded at the end
+    """
+    extra = sees.shape[-1] - queries
+    if extra == 0:
+        return sees
+    if extra < 0:
+        return None
+    sees_any = sees.any(dim=-1, keepdim=True)
+    are_first = bool((sees[..., :extra] | ~sees_any).all())
+    are_last = bool((sees[..., queries:] | ~sees_any).all())
+    behind = sees[..., extra:]
+    before = sees[..., :queries]
+    if bool(sees.all()):
+        return behind
+    if are_first and are_last:
+        are_first = bool(is_one_stretch(behind.any(dim=1)).all())
+        are_last = bool(is_one_stretch(before.any(dim=1)).all())
+    if are_first == are_last:
+        return None
+    return behind if are_first else before
 
 
 def _seen_in_scores(scores: Tensor, learned_sink: int | None, queries: int) -> Tensor | None:
@@ -314,9 +342,10 @@ def _seen_in_scores(scores: Tensor, learned_sink: int | None, queries: int) -> T
         hidden = hidden_scores(columns, columns.amax(dim=-1, keepdim=True), lowest_seen(scores.dtype))
         if learned_sink is not None:
             hidden = hidden[..., 1:] if learned_sink == 0 else hidden[..., :-1]
-        if hidden.shape[-1] != queries:
+        own = _own_keys(~hidden, queries)
+        if own is None:
             return None
-        by_head.append(~hidden)
+        by_head.append(own)
         if not bool(hidden.any()):
             break
     if len(by_head) > 1 and not torch.equal(by_head[0], by_head[1]):

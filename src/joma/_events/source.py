@@ -40,22 +40,28 @@ from joma._events.interface import interface_watched
 from joma._events.kernels import kernels_watched
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding, real_queries, real_tokens
-from joma._events.reasons import Refusal
+from joma._events.reasons import Reason, Refusal
 from joma._events.structure import Structure
 from joma._gauges.attention import mask_of
 from joma._gauges.masks import Mask
 from joma._gauges.matrices import find_matrices, plain_name
 
-_TRANSFORMED = "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
+_TRANSFORMED = Refusal(
+    Reason.TRANSFORMED, "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
+)
 
-_THREADS = "it runs in two threads at once, whose passes cannot be told apart: watch a copy of it in each thread"
+_THREADS = Refusal(
+    Reason.THREADS,
+    "it runs in two threads at once, whose passes cannot be told apart: watch a copy of it in each thread",
+)
 
 # modules whose channels come second, (B, W, …)
 _CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 _MOST_PROJECTIONS = 12  # that are kept of one module, the latest
 
-_NESTED = (
-    "it attends with nested tensors, which are not measured; pack documents with a block-diagonal mask, or pad them"
+_NESTED = Refusal(
+    Reason.NESTED,
+    "it attends with nested tensors, which are not measured; pack documents with a block-diagonal mask, or pad them",
 )
 
 
@@ -169,7 +175,7 @@ class Source:
     def on_call(self, module: nn.Module, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module is called; the outermost call is a pass."""
         if self._passing and self._thread != threading.get_ident():
-            self.refusal = self.refusal or _THREADS
+            self.refusal = self.refusal or str(_THREADS)
             return call()
         if self._observing:  # an observer calls it
             return call()
@@ -183,7 +189,7 @@ class Source:
         if self._trains and not grad:
             return call_pristine(module, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.problems.setdefault(self.names[module], ValueError(_TRANSFORMED))
+            self.problems.setdefault(self.names[module], _TRANSFORMED)
             return call_pristine(module, args, kwargs)
         if not self.replays:
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
@@ -353,7 +359,7 @@ class Source:
     def measurable(self, call: Call, *tensors: Tensor) -> bool:
         """Can these be measured? If not, the reason is kept."""
         if any(tensor.is_nested for tensor in tensors):
-            self.problems.setdefault(call.name, ValueError(_NESTED))
+            self.problems.setdefault(call.name, _NESTED)
             return False
         if all(map(is_plain, tensors)):
             return True
@@ -361,10 +367,10 @@ class Source:
         if sharded is not None:
             self.refusal = self.refusal or (
                 f"{call.name} ({type(call.module).__name__}) gets sharded tensors ({type(sharded).__name__}: context "
-                "or tensor parallelism); that cannot be watched"
+                f"or tensor parallelism); that cannot be watched {Reason.SHARDED}"
             )
         else:
-            self.problems.setdefault(call.name, ValueError(_TRANSFORMED))
+            self.problems.setdefault(call.name, _TRANSFORMED)
         return False
 
     def facts(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:

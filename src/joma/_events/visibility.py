@@ -39,7 +39,7 @@ def positions_of(sees: Tensor) -> Tensor:
     sees_itself = sees.diagonal(dim1=1, dim2=2)  # (B, T)
     if not bool((sees_itself & is_seen).any()):
         return _strictly_causal(sees, is_seen)
-    is_regular = (sees_itself | ~is_seen).all(dim=1) & (_is_product(sees, is_seen) | _is_one_stretch(is_seen))
+    is_regular = (sees_itself | ~is_seen).all(dim=1) & (_is_product(sees, is_seen) | is_one_stretch(is_seen))
     states[~is_seen] = UNKNOWN
     states[~is_seen & is_regular[:, None]] = PADDING
     states[is_doubtful & is_seen] = UNKNOWN
@@ -88,7 +88,7 @@ def _is_product(sees: Tensor, is_seen: Tensor) -> Tensor:
     return full | as_causal
 
 
-def _is_one_stretch(is_seen: Tensor) -> Tensor:
+def is_one_stretch(is_seen: Tensor) -> Tensor:
     """Do the keys that are seen stand next to one another, with padding on one or both sides? (B,)"""
     begins = is_seen.clone()
     begins[:, 1:] &= ~is_seen[:, :-1]

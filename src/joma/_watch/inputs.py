@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from joma._events.layout import ORDERS, Heads
+from joma._events.reasons import Reason
 from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS, UPDATE, Gauge
 from joma._run.writer import RunWriter
@@ -36,7 +37,7 @@ def check_model(model: object) -> None:
     }
     for module in model.modules():
         if (kind := type(module).__name__) in refused:
-            raise NotWatchable(f"{kind} cannot be watched: {refused[kind]}")
+            raise NotWatchable(f"{kind} cannot be watched: {refused[kind]} {Reason.WRAPPER}")
 
 
 def check_run(run: object, overwrite: bool, resume: object) -> None:
@@ -99,6 +100,7 @@ def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> 
         + (f"; {ran} modules ran." if ran else ".")
         + named
         + compiled
+        + f" {Reason.NO_ATTENTION}"
     )
 
 

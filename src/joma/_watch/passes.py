@@ -11,7 +11,7 @@ from joma._events.events import Observer, PassBegins, PassEnds
 from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding
-from joma._events.reasons import Reason
+from joma._events.reasons import Reason, message_of
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
@@ -21,6 +21,7 @@ from joma._watch.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.sample import Sampler
 from joma._watch.tally import Tally
+from joma._watch.unseen import unseen_modules
 from joma._watch.values import Values
 
 
@@ -71,10 +72,6 @@ class Modes:
             modes.clear()
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-
 class Passes:
     """Measures gauges in the passes since the last `clear`, and says what could not be measured.
 
@@ -113,13 +110,13 @@ class Passes:
         source, tally = self.source, self.tally
         if source.refusal:
             raise NotWatchable(source.refusal)
-        causes = [f"{name}: {_reason(error)}" for name, error in source.problems.items()]
-        causes += [f"{name}: {reason}" for name, reason in source.guard.set_aside.items()]
         nothing = not self._processes.any(bool(tally.seen))
         if nothing and source.ran and not tally.layers:
+            causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
+            causes += unseen_modules(source, source.problems, is_complete=True).values()
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
-            self._notices.once(("problem", name), f"attention of {name} could not be measured: {_reason(error)}")
+            self._notices.once(("problem", name), f"attention of {name} could not be measured: {message_of(error)}")
         if not nothing:
             self._check_arguments()
             self._report_partial()
@@ -127,7 +124,10 @@ class Passes:
             self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
         if nothing:
             if not source.ran and not source.problems:
-                idle = "the model did not run since the last step(): there is no attention to measure"
+                idle = (
+                    "the model did not run since the last step(), or it ran inside a compiled function: there is no "
+                    f"attention to measure {Reason.NOT_RUN}"
+                )
                 self._notices.once("idle", idle)
             return {}
         kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
@@ -161,13 +161,12 @@ class Passes:
             self._notices.once(
                 ("heads", len(modules)),
                 f"it is not certain which axis holds the heads of {names}: reported as one, the mean over heads. If "
-                f'you know it, say heads={{"{modules[0]}": "batch heads"}} or "heads batch" [{Reason.HEAD_AXIS.value}]',
+                f'you know it, say heads={{"{modules[0]}": "batch heads"}} or "heads batch" {Reason.HEAD_AXIS}',
             )
         for name, share in self.source.guard.shares.items():
             self._notices.once(
                 ("share", name),
-                f"{name} attends with {share:.1%} of its queries, and only those are measured "
-                f"[{Reason.PART_OF_QUERIES.value}]",
+                f"{name} attends with {share:.1%} of its queries, and only those are measured {Reason.PART_OF_QUERIES}",
             )
 
     def clear(self) -> None:
@@ -180,14 +179,7 @@ class Passes:
             self.source.trace.clear()
 
     def _name_unseen(self) -> None:
-        """Attention modules that ran without any attention being seen in or around them."""
-        seen = [name.split("/")[0] for name, _ in self.tally.seen]
-        set_aside = self.source.guard.set_aside
-        for name, kind in self.source.ran.items():
-            around = [*seen, *self.source.problems]
-            related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in around)
-            if not related and looks_like_attention(kind):
-                why = set_aside.get(name, "a kernel that is not PyTorch's?")
-                self._notices.once(
-                    ("unseen", name), f"{name} ({kind.__name__}) ran, but no attention was seen in it: {why}"
-                )
+        """Report, once each, attention modules that ran without any attention being seen in or around them."""
+        measured = [name.split("/")[0] for name, _ in self.tally.seen]
+        for name, message in unseen_modules(self.source, [*measured, *self.source.problems]).items():
+            self._notices.once(("unseen", name), message)

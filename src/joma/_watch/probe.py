@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from joma._events.reasons import Reason, Refusal
 from joma._events.source import Source
 
 # Where the first of these is called, all ids have been looked up in embeddings.
@@ -76,7 +77,7 @@ class Probe:
                 source.run_aside(_unwrapped(model), args, kwargs)
         except Exception as error:  # training goes on
             reason = f"the pass of the probe failed with {type(error).__name__}: {error}"
-            source.problems.setdefault(type(model).__name__, ValueError(reason))
+            source.problems.setdefault(type(model).__name__, Refusal(Reason.PROBE, reason))
             return False
         return True
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from joma._events.reasons import Reason
 from joma._watch.values import Values
 
 Which = Literal["own", "all"]
@@ -49,7 +50,7 @@ class Processes:
             return None
         return (
             "parameters are sharded over processes, and this watch measures its own process only; give "
-            "processes='all' in every process"
+            f"processes='all' in every process {Reason.SHARDED}"
         )
 
     def folder(self, run: str | os.PathLike[str]) -> str | os.PathLike[str]:
