@@ -308,7 +308,7 @@ class Attention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         configuration = self.configuration
-        B, H = q.shape[:2]
+        H = q.shape[1]
         if configuration.windows > 1:
             return self._in_windows(q, k, v)
         if configuration.style == "sdpa":

@@ -308,7 +308,7 @@ def by_sizes(
 
     Worked examples, with 3 samples and a query projection of 4 · d channels:
         (3, 4): samples, heads.         (4, 3): heads, samples.         (3,): samples of one head, not 3 of 4 heads.
-        (3, 4, 2): 2 · d is no width of a projection and 4 · d is: samples, heads, windows.
+        (3, 4, 5): neither 5 · d nor 20 · d is the width of a projection, and 4 · d is: samples, heads, windows.
         (12,): merged, but in which order? Not decided. With 4 samples, (4, 4): not decided.
 
     Arguments:
@@ -336,10 +336,19 @@ def by_sizes(
     if not others:
         alone = not may_be_heads(sizes[batch[0]], widths) or widths is None or 1 in widths
         return tuple(axes) if alone else None
-    if may_be_heads(prod(sizes[place] for place in others), widths):
-        return with_heads(*others)
-    fitting = [place for place in others if may_be_heads(sizes[place], widths)]
-    return with_heads(fitting[0]) if len(fitting) == 1 else None
+    # a projection of 18 · d may hold the queries of 12 heads with 3 key heads, or of 6 heads in each of two windows
+    candidates = [(place,) for place in others] if len(others) > 1 else []
+    candidates.append(tuple(others))
+    fitting = [places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)]
+    if len(fitting) > 1 and widths is not None:
+        fitting = [places for places in fitting if _add_up(prod(sizes[n] for n in places), widths)]
+    return with_heads(*fitting[0]) if len(fitting) == 1 else None
+
+
+def _add_up(heads: int, widths: Sequence[int]) -> bool:
+    """True if the projections hold the queries of so many heads, keys and values of as many or fewer, and no more."""
+    both = sum(widths) - heads
+    return both > 0 and both % 2 == 0 and heads % (both // 2) == 0
 
 
 def may_be_heads(size: int, widths: Sequence[int] | None) -> bool:

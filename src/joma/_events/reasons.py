@@ -19,6 +19,7 @@ class Reason(Enum):
     GUARD = "guard"  # the output is not softmax(scores)·V
     UNCHECKED = "unchecked"  # the output could not be compared with softmax(scores)·V
     PADDING_CONFLICT = "padding-conflict"  # an argument and the mask that was applied disagree about padding
+    PADDING_UNCLEAR = "padding-unclear"  # the mask fits padding as well as real tokens, and no argument decides
     PART_OF_QUERIES = "part-of-queries"  # it attends with some of its queries: the share is reported
 
 
