@@ -23,7 +23,7 @@ SIZE = D // H
         ((12,), 3, (4,), None),  # merged, in an order that sizes do not show
         ((3,), 3, (1,), (1,)),  # one head
         ((3, 4, 16), 3, (12,), (1, 4, 1)),  # windows
-        ((3, 2, 2), 3, (4, 2, 2), (1, 2, 2)),  # groups of heads: 4 of queries, 2 each of keys and values
+        ((3, 2, 3), 3, (6,), None),  # 6 heads in groups, or 2 or 3 heads in windows
         ((3, 2, 2), 3, (4,), None),  # 4 heads, or queries and keys of 2 heads in windows
         ((5, 6, 2), 5, (18,), None),  # 6 heads in windows: 3·6; or 12 heads with 3 key heads: 12 + 2·3
     ],

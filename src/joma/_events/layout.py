@@ -340,15 +340,7 @@ def by_sizes(
     candidates = [(place,) for place in others] if len(others) > 1 else []
     candidates.append(tuple(others))
     fitting = [places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)]
-    if len(fitting) > 1 and widths is not None:
-        fitting = [places for places in fitting if _add_up(prod(sizes[n] for n in places), widths)]
     return with_heads(*fitting[0]) if len(fitting) == 1 else None
-
-
-def _add_up(heads: int, widths: Sequence[int]) -> bool:
-    """True if the projections hold the queries of so many heads, keys and values of as many or fewer, and no more."""
-    both = sum(widths) - heads
-    return both > 0 and both % 2 == 0 and heads % (both // 2) == 0
 
 
 def may_be_heads(size: int, widths: Sequence[int] | None) -> bool:

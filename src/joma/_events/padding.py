@@ -271,7 +271,7 @@ def _of_same_stream(calls: tuple[Call, ...], B: int, T: int, device: torch.devic
 
 
 def _positions(event: Any) -> Tensor | None:
-    """REAL, PADDING, UNKNOWN or DOUBTFUL (B or 1, T) by the mask that a self-attention applies; None if it gives no evidence."""
+    """Return what positions (B or 1, T) are by the mask that a self-attention applies; None if it gives no evidence."""
     facts = getattr(event, "mask_facts", None)
     if facts is not None and "positions" in vars(facts):  # the layers of a pass share a mask
         shared: Tensor | None = vars(facts)["positions"]
