@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,6 +41,19 @@ SMALL: dict[str, Any] = {
     "num_kv_heads": 2, "mlp_hidden_size": 40, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 2,
     "decoder_num_attention_heads": 4, "decoder_intermediate_size": 40, "mtp_num_layers": 0,
 }  # fmt: skip
+# Other settings, for classes that do not run with those above: latent attention has as many key heads as heads, and
+# some derive the size of a head.
+ALTERNATIVES: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 4},
+    {"head_dim": None},
+    {"num_key_value_heads": 4, "head_dim": None},
+    {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "head_dim": 8},
+    {"layer_types": None},
+)
+# Classes whose attentions are a part of those that they compute: prompts of 32 tokens are cut off. Their softmax is
+# recorded instead.
+CUT = {"CpmAntForCausalLM": 32}
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 PADDINGS = ("none", "left", "right")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,31 +103,48 @@ def _is_importable(name: str) -> bool:
         return False
 
 
-def _config(kind: type[Any]) -> Any:
+def _config(kind: type[Any], changes: dict[str, Any]) -> Any:
     """A tiny configuration: what of `SMALL` the class has, in itself and in the configurations inside it."""
     config_class = kind.config_class
     default = config_class()
-    settings = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    small = {key: value for key, value in (SMALL | changes).items() if value is not None}
+    settings = {key: value for key, value in small.items() if hasattr(default, key)}
     names = inspect.signature(config_class.__init__).parameters
-    if hasattr(default, "layer_types") and "layer_types" in names:
+    if hasattr(default, "layer_types") and "layer_types" in names and "layer_types" not in changes:
         settings["layer_types"] = list(dict.fromkeys(default.layer_types or []))[:2] or None
         if settings["layer_types"] is not None and len(settings["layer_types"]) == 1:
             settings["layer_types"] *= 2
     for name in ("encoder", "decoder", "text_config", "vision_config"):
         inner = getattr(default, name, None)
         if isinstance(inner, transformers.PretrainedConfig):
-            settings[name] = {key: value for key, value in SMALL.items() if hasattr(inner, key)}
+            settings[name] = {key: value for key, value in small.items() if hasattr(inner, key)}
     return config_class(**settings)
 
 
-def _build(name: str, kernel: str, dtype: torch.dtype) -> nn.Module:
+@cache
+def _changes(name: str, task: str) -> dict[str, Any]:
+    """Return the first of the alternatives with which a class runs."""
+    problems = []
+    for changes in ALTERNATIVES:
+        try:
+            model = _build(name, "eager", torch.float32, changes)
+            with torch.no_grad():
+                model(**_inputs(task, "none", torch.float32)[0])
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {str(error)[:120]}")
+        else:
+            return changes
+    raise ValueError("; ".join(dict.fromkeys(problems)))
+
+
+def _build(name: str, kernel: str, dtype: torch.dtype, changes: dict[str, Any]) -> nn.Module:
     kind = getattr(transformers, name)
-    config = _config(kind)
+    config = _config(kind, changes)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind._from_config(config).parameters())
     if size > LARGEST:
         raise ValueError(f"{size:,} parameters: the tiny settings do not reach this model")
-    config = _config(kind)
+    config = _config(kind, changes)
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation=kernel)
     with torch.no_grad():
@@ -135,35 +166,39 @@ def _real(length: int, padding: str) -> Tensor:
     return torch.ones(B, length, dtype=torch.bool)
 
 
-def _case(kind: str, name: str, kernel: str, dtype: str, padding: str) -> Case:
-    model = _build(name, kernel, DTYPES[dtype])
-    config = model.config.get_text_config() if kind != "image" else model.config
-    heads = next((getattr(config, key) for key in HEADS if isinstance(getattr(config, key, None), int)), None)
+def _inputs(task: str, padding: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """Return the arguments of a model, and by number of tokens which are real."""
     real: dict[int, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
-    inputs: dict[str, Tensor] = {}
-    lengths: frozenset[int] = frozenset()
-    if kind == "image":
-        pixels = torch.randn(B, 3, 32, 32, generator=generator)
-        inputs["pixel_values"] = pixels.to(DTYPES[dtype])
-        lengths = frozenset(range(2, 80))
-    else:
-        inputs["input_ids"] = torch.randint(3, VOCABULARY, (B, LENGTH), generator=generator)
-        real[LENGTH] = _real(LENGTH, padding)
-        if padding != "none":
-            inputs["attention_mask"] = real[LENGTH].long()
-    if kind == "pair":
+    if task == "image":
+        return {"pixel_values": torch.randn(B, 3, 32, 32, generator=generator).to(dtype)}, real
+    inputs = {"input_ids": torch.randint(3, VOCABULARY, (B, LENGTH), generator=generator)}
+    real[LENGTH] = _real(LENGTH, padding)
+    if padding != "none":
+        inputs["attention_mask"] = real[LENGTH].long()
+    if task == "pair":
         inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (B, TARGET), generator=generator)
         real[TARGET] = _real(TARGET, padding)
         if padding != "none":
             inputs["decoder_attention_mask"] = real[TARGET].long()
+    return inputs, real
+
+
+def _case(task: str, name: str, kernel: str, dtype: str, padding: str) -> Case:
+    changes = _changes(name, task)
+    model = _build(name, kernel, DTYPES[dtype], changes)
+    config = model.config if task == "image" else model.config.get_text_config()
+    heads = next((getattr(config, key) for key in HEADS if isinstance(getattr(config, key, None), int)), None)
+    inputs, real = _inputs(task, padding, DTYPES[dtype])
+    lengths = frozenset(range(2, 80)) if task == "image" else frozenset({LENGTH + CUT.get(name, 0)})
 
     def attentions() -> list[Tensor]:
-        output = _build(name, "eager", torch.float32)(**inputs, output_attentions=True)
+        output = _build(name, "eager", torch.float32, changes)(**inputs, output_attentions=True)
         keys = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
         tensors = [p for key in keys for p in (output.get(key) or ())]
         return [p for p in tensors if isinstance(p, Tensor) and p.dim() == 4]
 
+    has_attentions = dtype == "float32" and name not in CUT
     return Case(
-        model, lambda m: m(**inputs), heads, real, attentions if dtype == "float32" else None, lengths, DTYPES[dtype]
+        model, lambda m: m(**inputs), heads, real, attentions if has_attentions else None, lengths, DTYPES[dtype]
     )

@@ -138,6 +138,8 @@ def _truth(case: Case) -> tuple[list[Tensor], str]:
 def entropy(p: Tensor, case: Case, heads: int | None) -> Tensor:
     """Entropy per head over queries that are not padding, of probabilities (…, Tq, Tk)."""
     rows = -torch.special.xlogy(p, p).sum(dim=-1)  # (…, Tq)
+    rest = (1 - p.sum(dim=-1)).clamp(min=0)  # what a learned sink receives, which counts as a key
+    rows = rows - torch.where(rest > 1e-4, torch.special.xlogy(rest, rest), 0.0)
     if rows.dim() == 2 and heads is not None and rows.shape[0] % heads == 0:
         rows = rows.unflatten(0, (-1, heads))  # samples outside, heads inside
     if rows.dim() > 3:

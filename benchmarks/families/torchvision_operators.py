@@ -1,4 +1,4 @@
-"""Make ``import torchvision`` work where its compiled operators do not load (a CUDA build next to a CPU build of torch).
+"""Make ``import torchvision`` work where its compiled operators do not load (a CUDA build with a CPU build of torch).
 
 timm and vit-pytorch import torchvision for its transforms, which need none of the operators.
 """

@@ -26,7 +26,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gemma": lambda: gemma.gemma(**SMALL, head_dim=8),
     "gemma2": lambda: gemma2.gemma2(**SMALL, head_dim=8, hidden_capping_value=50.0, final_capping_value=30.0,
                                     sliding_window_size=6, query_pre_attn_scalar=8),
-    "lora_llama3": lambda: llama3.lora_llama3(lora_attn_modules=["q_proj", "v_proj"], lora_rank=4, lora_alpha=8, **SMALL),
+    "lora_llama3": lambda: llama3.lora_llama3(["q_proj", "v_proj"], lora_rank=4, lora_alpha=8, **SMALL),
 }  # fmt: skip
 
 

@@ -124,6 +124,8 @@ def _with_lonely_tokens(sees: Tensor, states: Tensor) -> Tensor:
         . . x x x                                            . . . . x  ← a document of one token
     """
     T = sees.shape[1]
+    states = states.clone()
+    states[_is_one_way(sees)] = DOUBTFUL
     sees_itself = sees.diagonal(dim1=1, dim2=2)
     is_lonely = sees_itself & (sees.sum(dim=2) == 1) & (sees.sum(dim=1) == 1)  # (B, T)
     if not bool(is_lonely.any()) or bool(is_lonely.all()):
@@ -136,11 +138,31 @@ def _with_lonely_tokens(sees: Tensor, states: Tensor) -> Tensor:
     size = (document[:, :, None] == document[:, None]).sum(dim=2)  # (B, T)
     last = torch.where(is_lonely, 0, document).amax(dim=1, keepdim=True)  # of the other tokens
     first_document = torch.where(is_lonely, T + 1, document).amin(dim=1, keepdim=True)
-    states = states.clone()
     # a sample of lonely tokens alone (last is 0) is one real token and padding, if other samples have more of them
     states[is_lonely & (last <= first_document)] = DOUBTFUL
     states[is_lonely & (size > 1)] = PADDING
     return states
+
+
+def _is_one_way(sees: Tensor) -> Tensor:
+    """True (B, T) at tokens that see others, while nobody else sees them, in a mask that is regular without them.
+
+    Padding that a library lets see itself is like that, and so are tokens that only read. The last token of causal
+    attention is such a token and real, if the one before it is none.
+
+        x . . . .
+        x x . . .
+        x x x . .
+        x x x x .  ← doubtful
+        x x x . x  ← doubtful
+    """
+    sees_others = sees.sum(dim=2) > 1
+    is_one_way = _is_seen_by_itself_only(sees) & sees_others
+    if sees.shape[1] > 1:
+        is_causal = ~sees.triu(1).any(dim=2).any(dim=1)  # (B,)
+        is_one_way[:, -1] &= is_one_way[:, -2] | ~is_causal
+    is_regular = _is_product(sees, ~is_one_way) & ~_is_product(sees, torch.ones_like(is_one_way))
+    return is_one_way & is_regular[:, None]
 
 
 def _is_one_stretch(is_seen: Tensor) -> Tensor:
