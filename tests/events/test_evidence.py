@@ -23,7 +23,9 @@ SIZE = D // H
         ((12,), 3, (4,), None),  # merged, in an order that sizes do not show
         ((3,), 3, (1,), (1,)),  # one head
         ((3, 4, 16), 3, (12,), (1, 4, 1)),  # windows
-        ((3, 2, 2), 3, (4,), (1, 2, 2)),  # groups of heads
+        ((3, 2, 3), 3, (6,), None),  # 6 heads in groups, or 2 or 3 heads in windows
+        ((3, 2, 2), 3, (4,), None),  # 4 heads, or queries and keys of 2 heads in windows
+        ((5, 6, 2), 5, (18,), None),  # 6 heads in windows: 3·6; or 12 heads with 3 key heads: 12 + 2·3
     ],
 )
 def test_sizes_decide_only_if_they_leave_one_reading(sizes, samples, widths, heads):

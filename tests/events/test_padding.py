@@ -451,3 +451,61 @@ def test_a_text_mask_is_not_applied_to_an_image_with_as_many_tokens(kind):
         found = dict(zip(w.layers, w.latest.values["entropy"].tolist(), strict=True))
     assert found["text"] == pytest.approx(entropy_of(model.text.truth, RIGHT).tolist(), abs=2e-5)
     assert found["image"] == pytest.approx(entropy_of(model.image.truth).tolist(), abs=2e-5)
+
+
+class SplitHeads(nn.Module):
+    """A module that only arranges axes, as einops' Rearrange does."""
+
+    def forward(self, x):
+        return x.unflatten(-1, (H, SIZE)).transpose(1, 2)
+
+
+class SplitByModules(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(D)
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+        self.split_q, self.split_k, self.split_v = (SplitHeads() for _ in range(3))
+        nn.init.normal_(self.q.weight, 0, 0.4)
+
+    def forward(self, x, mask):
+        x = self.norm(x)
+        q, k, v = self.split_q(self.q(x)), self.split_k(self.k(x)), self.split_v(self.v(x))
+        scores = (q @ k.mT / math.sqrt(SIZE)).masked_fill(~mask[:, None, None], -math.inf)
+        self.truth = scores.detach()
+        return scores.softmax(-1) @ v
+
+
+def test_heads_that_are_split_by_modules_are_those_of_a_self_attention():
+    """Queries and keys have the same source, though a module lies between them and their projections."""
+    model = SplitByModules()
+    heads = heads_of(model, states(), RIGHT)
+    assert heads == pytest.approx(entropy_of(model.truth, RIGHT).tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_padding_that_sees_itself_is_refused_unless_an_argument_names_it(is_named):
+    """In causal attention padded at the end, it looks like tokens that only read."""
+
+    class SeesItself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.qkv = nn.Linear(D, 3 * D)
+            nn.init.normal_(self.qkv.weight, 0, 0.4)
+
+        def forward(self, x, attention_mask=None):
+            q, k, v = self.qkv(x).unflatten(-1, (3, H, SIZE)).permute(2, 0, 3, 1, 4)
+            sees = (CAUSAL & RIGHT[:, None]) | torch.eye(T, dtype=torch.bool)
+            scores = (q @ k.mT / math.sqrt(SIZE)).masked_fill(~sees[:, None], -math.inf)
+            self.truth = scores.detach()
+            return scores.softmax(-1) @ v
+
+    model = SeesItself()
+    if is_named:
+        heads = heads_of(model, states(), RIGHT)
+        assert heads == pytest.approx(entropy_of(model.truth, RIGHT).tolist(), abs=2e-5)
+        return
+    with pytest.raises(NotWatchable, match=r"\[padding-unclear\]"):
+        heads_of(model, states())

@@ -187,7 +187,7 @@ class Attention(Event):
         return self.stats.visible
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
-        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32 or float64."""
         raise NotImplementedError
 
     @property
@@ -254,11 +254,11 @@ class DotProduct(Attention):
         return (self.mask_facts or mask_of(self.mask, self.query, self.key)).visible
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
-        """The attention (H, P, Tk) of some queries (P,) of sample ``b`` to its keys, in float32."""
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b`` to its keys, in float32 or float64."""
         (_, H, Tq, d), (_, Hk, Tk, _) = self.query.shape, self.key.shape
         scale = 1 / math.sqrt(d) if self.scale is None else self.scale
-        keys = self.key[b].float().repeat_interleave(H // Hk, dim=0)  # (H, Tk, d)
-        scores = self.query[b][:, queries].float() @ keys.mT * scale  # (H, P, Tk)
+        keys = wide(self.key[b]).repeat_interleave(H // Hk, dim=0)  # (H, Tk, d)
+        scores = wide(self.query[b][:, queries]) @ keys.mT * scale  # (H, P, Tk)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.causal:
@@ -267,9 +267,9 @@ class DotProduct(Attention):
         if self.mask is not None:
             mask = self.mask.expand(*self.query.shape[:2], Tq, Tk)[b][:, queries]
             boolean = mask.dtype == torch.bool
-            scores = scores.masked_fill(~mask, -math.inf) if boolean else scores + mask.float()
+            scores = scores.masked_fill(~mask, -math.inf) if boolean else scores + wide(mask)
         if self.learned_sinks is not None:
-            learned = self.learned_sinks.float()[:, None, None].expand(H, len(queries), 1)
+            learned = wide(self.learned_sinks)[:, None, None].expand(H, len(queries), 1)
             return torch.cat([scores, learned], dim=-1).softmax(dim=-1)[..., :-1]
         return scores.softmax(dim=-1)
 
@@ -296,8 +296,13 @@ class Scores(Attention):
         return replace(stats, logits=EagerLogits(self.scores.detach(), self.learned_sink))
 
     def rows(self, b: int, queries: Tensor) -> Tensor:
-        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32."""
-        return self.scores[b][:, queries].float().softmax(dim=-1)
+        """The attention (H, P, Tk) of some queries (P,) of sample ``b``, in float32 or float64."""
+        return wide(self.scores[b][:, queries]).softmax(dim=-1)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return float64 as it is, and others in float32: a mask of −1e9 leaves nothing of a score in float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _numbered(name: str, ordinal: int) -> str:

@@ -194,12 +194,18 @@ def _roots(projections: Sequence[Projection]) -> list[Tensor]:
 def _first_source(projection: Projection, projections: Sequence[Projection]) -> Tensor | None:
     """What a projection was given, or the one before it, if it was given the output of one."""
     source = projection.source
+    computed = [other for other in projections if not _is_view(other)]
     for _ in projections:
-        before = [other for other in projections if source is not None and _same_memory(other.output, source)]
+        before = [other for other in computed if source is not None and _same_memory(other.output, source)]
         if not before or before[-1].source is source:
             break
         source = before[-1].source
     return source
+
+
+def _is_view(projection: Projection) -> bool:
+    """True if a module gives what it was given with other axes (einops' Rearrange)."""
+    return projection.source is not None and _same_memory(projection.output, projection.source)
 
 
 def _root_of(rows: Tensor, projections: Sequence[Projection]) -> Tensor | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from joma._events.aside import exactly
-from joma._events.events import Attention, Call, DotProduct, Scores
+from joma._events.events import Attention, Call, DotProduct, Scores, wide
 from joma._events.evidence import Projection, same_tokens
 from joma._events.layout import (
     Layout,
@@ -505,11 +505,11 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
     rows = scores.numel() // scores.shape[-1]
     chosen = torch.linspace(0, rows - 1, min(rows, _ROWS), device=scores.device).long()
     at = torch.unravel_index(chosen, lead)
-    p = scores[at].float().softmax(dim=-1)  # (rows, Tk)
+    p = wide(scores[at]).softmax(dim=-1)  # (rows, Tk)
     if sink is not None:
         p = torch.cat([p[:, :sink], p[:, sink + 1 :]], dim=1)
     theirs = torch.unravel_index(chosen, weights.shape[:-1]) if axes is None else tuple(at[axis] for axis in axes)
-    w = weights[theirs].float()
+    w = wide(weights[theirs])
     number = p.isfinite().all(dim=1)  # a row that sees no key has none
     if not bool(number.any()):
         return True  # nothing to tell by: what is not a number will show
@@ -572,9 +572,9 @@ def disagreement(seen: Seen) -> Refusal | None:
         output = event.output[b] if seen.replay is None else seen.replay(b)  # (H, Tq, dv)
         queries = torch.linspace(0, Tq - 1, min(Tq, _ROWS), device=event.query.device).long()
         p = event.rows(b, queries)  # (H, P, Tk)
-        value = event.value[b].float()
+        value = wide(event.value[b])
         value = value.repeat_interleave(p.shape[0] // value.shape[0], dim=0)
-        computed = output[:, queries].float()
+        computed = wide(output[:, queries])
         expected = p @ value  # (H, P, dv)
         number = p.isfinite().all(dim=-1, keepdim=True) & computed.isfinite()
         number &= (computed != 0).any(dim=-1, keepdim=True)  # kernels that leave padding out give 0 there

@@ -319,7 +319,8 @@ def decide_layout(
         check_over_tokens(queries, query_axis, keys, calls, projections)
     check_not_swapped(calls[-1], sizes, shape[query_axis], keys)
     widths = None if queries is None else _widths(projections, queries.shape[-1])
-    axes = by_sizes(sizes, _samples(calls, shape[query_axis]), widths, shared_over)
+    is_windowed = shape[query_axis] not in _tokens(calls[-1], shape)
+    axes = by_sizes(sizes, _samples(calls, shape[query_axis]), widths, shared_over, is_windowed)
     if axes is not None:
         return Layout(axes, query_axis)
     return Layout(tuple(Axis(size, 1) for size in sizes), query_axis, certain=False)
@@ -354,18 +355,20 @@ def by_user(sizes: Sequence[int], heads: Heads, samples: int | None) -> tuple[Ax
 
 
 def by_sizes(
-    sizes: Sequence[int], samples: int | None, widths: Sequence[int] | None, shared_over: int | None = None
-) -> tuple[Axis, ...] | None:
+    sizes: Sequence[int], samples: int | None, widths: Sequence[int] | None, shared_over: int | None = None,
+    is_windowed: bool = False,
+) -> tuple[Axis, ...] | None:  # fmt: skip
     """What the leading axes are if their sizes leave one reading only; None if they do not.
 
     Worked examples, with 3 samples and a query projection of 4 · d channels:
         (3, 4): samples, heads.         (4, 3): heads, samples.         (3,): samples of one head, not 3 of 4 heads.
-        (3, 4, 2): 2 · d is no width of a projection and 4 · d is: samples, heads, windows.
+        (3, 4, 5): neither 5 · d nor 20 · d is the width of a projection, and 4 · d is: samples, heads, windows.
         (12,): merged, but in which order? Not decided. With 4 samples, (4, 4): not decided.
 
     Arguments:
         widths: of the projections' outputs, in units of d; None if none were seen.
         shared_over: an axis along which keys or masks are shared, as they are by heads.
+        is_windowed: are there fewer queries than tokens, so that samples may be merged with windows?
     """
     large = [place for place, size in enumerate(sizes) if size > 1]
     axes = [Axis(size, 1) for size in sizes]
@@ -388,10 +391,15 @@ def by_sizes(
     if not others:
         alone = not may_be_heads(sizes[batch[0]], widths) or widths is None or 1 in widths
         return tuple(axes) if alone else None
-    if may_be_heads(prod(sizes[place] for place in others), widths):
-        return with_heads(*others)
-    fitting = [place for place in others if may_be_heads(sizes[place], widths)]
-    return with_heads(fitting[0]) if len(fitting) == 1 else None
+    # (9, 3) with 3 samples: heads and samples, or samples in three windows each, and 3 heads
+    is_merged = any(place < batch[0] and sizes[place] % sizes[batch[0]] == 0 for place in others) if batch else False
+    if is_windowed and is_merged and may_be_heads(sizes[batch[0]], widths):
+        return None
+    # a projection of 18 · d may hold the queries of 12 heads with 3 key heads, or of 6 heads in each of two windows
+    candidates = [(place,) for place in others] if len(others) > 1 else []
+    candidates.append(tuple(others))
+    fitting = [places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)]
+    return with_heads(*fitting[0]) if len(fitting) == 1 else None
 
 
 def may_be_heads(size: int, widths: Sequence[int] | None) -> bool:

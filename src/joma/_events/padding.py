@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from joma._events.reasons import Reason, Refusal
-from joma._events.visibility import PADDING, REAL, UNKNOWN, is_one_stretch, positions_of, positions_of_keys
+from joma._events.visibility import DOUBTFUL, PADDING, REAL, is_one_stretch, positions_of, positions_of_keys
 from joma._gauges.masks import hidden_scores, lowest_seen
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _of_same_stream(calls: tuple[Call, ...], B: int, T: int, device: torch.devic
 
 
 def _positions(event: Any) -> Tensor | None:
-    """REAL, PADDING or UNKNOWN (B or 1, T) by the mask that a self-attention applies; None if it gives no evidence."""
+    """Return what positions (B or 1, T) are by the mask that a self-attention applies; None if it gives no evidence."""
     facts = getattr(event, "mask_facts", None)
     if facts is not None and "positions" in vars(facts):  # the layers of a pass share a mask
         shared: Tensor | None = vars(facts)["positions"]
@@ -364,12 +364,14 @@ def _is_pattern(claim: _Claim, event: Attention) -> bool:
 def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Tensor | None:
     """What mask and argument agree on, (B or 1, 1, T) or None; a `Refusal` if they contradict each other."""
     if claim is None:
+        if states is not None and bool((states == DOUBTFUL).any()):
+            states = _without_doubt(event, states)
         if not _hides_padding(states):
             return None
         assert states is not None
         return (states != PADDING)[:, None]
     for reading in claim.readings:
-        if states is not None and bool(((states == UNKNOWN) | ((states == REAL) == reading)).all()):
+        if states is not None and bool(((states < 0) | ((states == REAL) == reading)).all()):
             if bool(reading.all()):
                 return None
             claim.owner.confirmed[claim.name] = claim.inside
@@ -384,6 +386,30 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
         Reason.PADDING_CONFLICT,
         f"the argument {claim.name!r} {tuple(claim.rows.shape)} of {claim.owner.name} and the mask that is applied "
         "disagree about which tokens are padding; say which are with padding=",
+    )
+
+
+def _without_doubt(event: Attention, states: Tensor) -> Tensor:
+    """Decide what doubtful tokens are, by an argument (B, T) of any name that fits the mask; a `Refusal` if none does.
+
+    Worked example: of [doubtful, doubtful, real, real], the argument [0, 0, 1, 1] makes [padding, padding, real, real].
+    """
+    B, _, T = event.shape
+    is_real = states == REAL
+    is_doubtful = states == DOUBTFUL
+    for call in reversed(event.calls):
+        for value in call.arguments.values():
+            rows = _rows(value, B, T, event.device)
+            if rows is None:
+                continue
+            for reading in _readings(rows, true_is_padding=False):
+                fits = ((states < 0) | (is_real == reading)).all()
+                if bool(fits) and bool((is_doubtful & ~reading).any()):
+                    return torch.where(is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states)
+    raise Refusal(
+        Reason.PADDING_UNCLEAR,
+        f"its mask fits {int(is_doubtful.sum())} tokens of padding as well as real tokens that nobody attends to, and "
+        "no argument decides; say which are padding with padding=",
     )
 
 

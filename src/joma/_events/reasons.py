@@ -97,6 +97,11 @@ class Reason(Enum):
         "An argument and the mask that is applied disagree about which tokens are padding.",
         "Pass `padding=`.",
     )
+    PADDING_UNCLEAR = (
+        "padding-unclear",
+        "The mask fits padding as well as real tokens, and no argument decides.",
+        "Pass `padding=`: a mask (B, T) that is 1 at real tokens.",
+    )
 
     # No softmax over keys was seen in a module that looks like attention
     NO_SOFTMAX = (

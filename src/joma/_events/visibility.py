@@ -21,11 +21,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-REAL, PADDING, UNKNOWN = 1, 0, -1
+REAL, PADDING = 1, 0
+UNKNOWN = -1  # the mask says nothing: real, unless an argument says padding
+DOUBTFUL = -2  # the mask fits padding as well as a real token: an argument has to decide
 
 
 def positions_of(sees: Tensor) -> Tensor:
-    """REAL, PADDING or UNKNOWN (B, T), of a self-attention in which query i of sample b sees key j: sees (B, T, T)."""
+    """Return REAL, PADDING, UNKNOWN or DOUBTFUL (B, T); query i of sample b sees key j where sees[b, i, j]."""
     B, T, _ = sees.shape
     states = torch.full((B, T), REAL, dtype=torch.int8, device=sees.device)
     if bool(sees.all()):
@@ -35,15 +37,19 @@ def positions_of(sees: Tensor) -> Tensor:
     is_doubtful = _is_seen_by_itself_only(sees)
     if bool(is_seen.all()):
         states[is_doubtful] = UNKNOWN
-        return states
+        return _with_lonely_tokens(sees, states)
     sees_itself = sees.diagonal(dim1=1, dim2=2)  # (B, T)
-    if not bool((sees_itself & is_seen).any()):
+    # the first token of strictly causal attention may see itself instead of nothing
+    sees_more = supports.diagonal(dim1=1, dim2=2) & (sees.sum(dim=2) > 1)
+    looks_elsewhere = bool((supports & ~torch.eye(T, dtype=torch.bool, device=sees.device)).any())
+    if not bool(((sees_more if looks_elsewhere else sees_itself) & is_seen).any()):
         return _strictly_causal(sees, is_seen)
     is_regular = (sees_itself | ~is_seen).all(dim=1) & (_is_product(sees, is_seen) | is_one_stretch(is_seen))
     states[~is_seen] = UNKNOWN
+    states[~is_seen & ~_chooses_as_many(sees)[:, None]] = DOUBTFUL
     states[~is_seen & is_regular[:, None]] = PADDING
     states[is_doubtful & is_seen] = UNKNOWN
-    return states
+    return _with_lonely_tokens(sees, states)
 
 
 def positions_of_keys(keep: Tensor) -> Tensor:
@@ -67,8 +73,10 @@ def _unmasked_rows(sees: Tensor) -> Tensor:
     by_all_others = (sees | ~is_partial[..., None]).all(dim=1)
     elsewhere = is_full & ~by_others & has_partial[:, None]
     if sees.shape[1] > 1:
-        grows = is_partial[:, -2] & sees[:, -2, :-1].all(dim=1) & (by_others != by_all_others).any(dim=1)
+        follows = is_partial[:, -2] & sees[:, -2, :-1].all(dim=1)
+        grows = follows & (by_others != by_all_others).any(dim=1)
         elsewhere[:, -1] &= ~grows
+        sees_later[:, -1] |= elsewhere[:, -1] & ~follows  # there is nothing later than the last one
     return torch.where(is_causal[:, None], is_full & sees_later, elsewhere)
 
 
@@ -79,13 +87,82 @@ def _is_seen_by_itself_only(sees: Tensor) -> Tensor:
 
 
 def _is_product(sees: Tensor, is_seen: Tensor) -> Tensor:
-    """Is the mask of a sample (B,) one of keys, times causal or full attention, as far as real queries go?"""
+    """True (B,) if the mask of a sample is one of keys, times a pattern, as far as real queries go.
+
+    A pattern depends on the distance of query and key alone: full or causal attention, a sliding or a dilated window.
+    """
+    B, T, _ = sees.shape
+    positions = torch.arange(T, device=sees.device)
+    distance = (positions[:, None] - positions + T - 1).flatten()  # (T · T,), from 0
+    counts = is_seen[:, :, None] & is_seen[:, None]  # queries are padding if their keys are
+    zeros = torch.zeros(B, 2 * T - 1, device=sees.device)
+    index = distance.expand(B, -1)
+    pairs = zeros.scatter_add(1, index, counts.flatten(1).float())  # by distance
+    seen_pairs = zeros.scatter_add(1, index, (counts & sees).flatten(1).float())
+    return ((seen_pairs == 0) | (seen_pairs == pairs)).all(dim=1)
+
+
+def _chooses_as_many(sees: Tensor) -> Tensor:
+    """True (B,) if queries see equally many keys, as they do if they choose the largest scores, causally or not."""
     T = sees.shape[1]
-    causal = torch.ones(T, T, dtype=torch.bool, device=sees.device).tril()
-    ignored = ~is_seen[..., None]  # queries that are padding if their keys are
-    full = ((sees == is_seen[:, None]) | ignored).all(dim=2).all(dim=1)
-    as_causal = ((sees == (causal & is_seen[:, None])) | ignored).all(dim=2).all(dim=1)
-    return full | as_causal
+    counts = sees.sum(dim=2)  # (B, T)
+    most = counts.amax(dim=1, keepdim=True)
+    earlier = torch.arange(1, T + 1, device=sees.device).minimum(most)  # (B, T)
+    return (counts == most).all(dim=1) | (counts == earlier).all(dim=1)
+
+
+def _with_lonely_tokens(sees: Tensor, states: Tensor) -> Tensor:
+    """Settle tokens that see themselves only and that nobody else sees.
+
+    Where others look over them they are padding. Where they stand at an end, next to one document, they are padding
+    or documents of one token: doubtful. Next to several documents they are one, too.
+
+        x . . . .  ← doubtful     x . . .                    x x . . .
+        . x . . .  ← doubtful     . x . .  ← padding         x x . . .
+        . . x . .                 x . x .                    . . x x .
+        . . x x .                 x . x x                    . . x x .
+        . . x x x                                            . . . . x  ← a document of one token
+    """
+    T = sees.shape[1]
+    states = states.clone()
+    states[_is_one_way(sees)] = DOUBTFUL
+    sees_itself = sees.diagonal(dim1=1, dim2=2)
+    is_lonely = sees_itself & (sees.sum(dim=2) == 1) & (sees.sum(dim=1) == 1)  # (B, T)
+    if not bool(is_lonely.any()) or bool(is_lonely.all()):
+        return states
+    either = sees | sees.mT
+    first = torch.where(either.any(dim=2), either.to(torch.uint8).argmax(dim=2), T)  # (B, T)
+    reach = first.flip(1).cummin(dim=1).values.flip(1)  # the first key that this or a later token has to do with
+    begins = reach >= torch.arange(T, device=sees.device)
+    document = begins.cumsum(dim=1)  # (B, T), numbers from 1
+    size = (document[:, :, None] == document[:, None]).sum(dim=2)  # (B, T)
+    last = torch.where(is_lonely, 0, document).amax(dim=1, keepdim=True)  # of the other tokens
+    first_document = torch.where(is_lonely, T + 1, document).amin(dim=1, keepdim=True)
+    # a sample of lonely tokens alone (last is 0) is one real token and padding, if other samples have more of them
+    states[is_lonely & (last <= first_document)] = DOUBTFUL
+    states[is_lonely & (size > 1)] = PADDING
+    return states
+
+
+def _is_one_way(sees: Tensor) -> Tensor:
+    """True (B, T) at tokens that see others, while nobody else sees them, in a mask that is regular without them.
+
+    Padding that a library lets see itself is like that, and so are tokens that only read. The last token of causal
+    attention is such a token and real, if the one before it is none.
+
+        x . . . .
+        x x . . .
+        x x x . .
+        x x x x .  ← doubtful
+        x x x . x  ← doubtful
+    """
+    sees_others = sees.sum(dim=2) > 1
+    is_one_way = _is_seen_by_itself_only(sees) & sees_others
+    if sees.shape[1] > 1:
+        is_causal = ~sees.triu(1).any(dim=2).any(dim=1)  # (B,)
+        is_one_way[:, -1] &= is_one_way[:, -2] | ~is_causal
+    is_regular = _is_product(sees, ~is_one_way) & ~_is_product(sees, torch.ones_like(is_one_way))
+    return is_one_way & is_regular[:, None]
 
 
 def is_one_stretch(is_seen: Tensor) -> Tensor:

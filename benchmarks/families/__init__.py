@@ -1,0 +1,1 @@
+"""Public model libraries under a watch, against brute force: ``make families`` writes docs/watch-families.md."""
