@@ -102,6 +102,16 @@ class Passes:
         if nothing:
             if not source.ran and not source.problems:
                 idle = "the model did not run since the last step(): there is no attention to measure"
+                if source.compiled_calls:
+                    idle = (
+                        "the model did not run since the last step(), unless it ran inside of a compiled function, "
+                        "where nothing is seen; give a probe batch, or compile the model instead of the function"
+                    )
+                elif source.was_bypassed:
+                    idle = (
+                        "nothing was measured since the last step(): another library has put back nn.Module.__call__. "
+                        "The next measured step looks again"
+                    )
                 self._notices.once("idle", idle)
             return {}
         kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
@@ -144,6 +154,7 @@ class Passes:
         self.tally.clear()
         self.losses.clear()
         self.source.ran.clear()
+        self.source.compiled_calls = 0
         if self.source.trace is not None:
             self.source.trace.clear()
 
