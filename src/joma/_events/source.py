@@ -11,8 +11,9 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from joma._events.events import (
     ModuleBegins,
     ModuleEnds,
     Observer,
+    Pass,
     PassBegins,
     PassEnds,
     Refused,
@@ -103,6 +105,7 @@ class Source:
         trains: a pass with gradients was seen, or is sure to come.
         compiled_calls: how many calls of compiled functions began, outside of this source's own passes; whoever reads
             it clears it.
+        left_out: why passes were not measured -> how many; whoever reads it clears it.
         was_bypassed: another library took the detour of module calls away while this source listened.
         trace: finds the first module whose output is not finite, if it is asked for.
         until: stop a pass, by `Enough`, when the hidden neurons of this layer were seen; a compiled model goes on.
@@ -129,6 +132,9 @@ class Source:
         self.is_alone = is_alone
         self.trains = trains
         self.compiled_calls = 0
+        self.left_out: Counter[str] = Counter()
+        self._generates = False  # a pass without gradients made one token from the keys of those before
+        self._makes_one_token = False
         self.was_bypassed = False
         self._is_listening = False
         self._home = threading.get_ident()  # where passes without gradients are measured
@@ -153,6 +159,10 @@ class Source:
             self.was_bypassed = is_bypassed()
             self._is_listening = False
         uninstall(self)
+
+    def claim_thread(self) -> None:
+        """Measure passes without gradients in this thread only: those of other threads are evaluation."""
+        self._home = threading.get_ident()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -191,10 +201,10 @@ class Source:
                 return call()
             return self._inside(module, call, args, kwargs)
         mind_border()
-        if not self._is_measured(module):
+        grad = torch.is_grad_enabled() or _is_checkpointed(args, kwargs)
+        if not self._is_measured(module, args, kwargs, grad):
             with quiet():
                 return call()
-        grad = torch.is_grad_enabled()
         if not (is_compiled or self.replays):
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
         versions = _versions(args, kwargs)
@@ -214,18 +224,24 @@ class Source:
             return True
         return self._thread == threading.get_ident()
 
-    def _is_measured(self, module: nn.Module) -> bool:
+    def _is_measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> bool:
         """True if a pass that begins now is one to measure."""
-        grad = torch.is_grad_enabled()
         if self._passing:
             # While evaluation runs in a thread of its own, training in this one is what counts.
             if grad:
                 self.problems.setdefault(self.names[module], ValueError(_THREADS))
             return False
-        if _is_traced():
+        if _is_called_from(_file_of("torch.jit._trace")):  # which runs the model, too, to check what it has traced
             return False
         self.trains |= grad
-        if not grad and (self.trains or threading.get_ident() != self._home):
+        self._makes_one_token = not grad and _has_one_token(args, kwargs)
+        if not grad and threading.get_ident() != self._home:
+            return False
+        if not grad and self.trains:
+            self.left_out["without gradients"] += 1
+            return False
+        if self._makes_one_token and self._generates:
+            self.left_out["making one token from those before"] += 1
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.problems.setdefault(self.names[module], ValueError(_TRANSFORMED))
@@ -234,6 +250,7 @@ class Source:
 
     def run_aside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An extra pass that training does not notice: no gradients, random state and buffers put back."""
+        self._makes_one_token = False
         self._run_aside(module, args, kwargs, False, lambda output: output)
 
     def _run_aside(
@@ -264,15 +281,19 @@ class Source:
         self._passing, self._thread = True, threading.get_ident()
         # under gradients, outputs of projections live on anyway; without, they are held in the first pass only
         self.guard.collects = torch.is_grad_enabled() or self.guard.is_new
+        current = Pass(grad, module.training)
         try:
-            self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
+            self._emit(PassBegins, outermost, grad=grad, current=current, autocast=_autocast(module))
             with ExitStack() as stack:
                 looking = stack.enter_context(Functions(self))
                 for looked_at in (interface_watched(self), kernels_watched(self, looking)):
                     with self.guarded(outermost):
                         stack.enter_context(looked_at)
                 output = call()
-            self._emit(PassEnds, outermost, grad=grad, output=returned(output))
+            if grad:
+                with self.guarded(outermost):
+                    _mark_backward(returned(output), current)
+            self._emit(PassEnds, outermost, grad=grad, current=current, output=returned(output))
             self.guard.is_new = False
             return output
         finally:
@@ -354,6 +375,9 @@ class Source:
             fields = fields | {"mask_facts": self.facts(fields["mask"], fields["query"], fields["key"])}
         assert seen.layout is not None
         event = seen.kind(call=call, calls=calls, ordinal=ordinal, **fields)
+        if self._makes_one_token and event.shape[2] == 1 and seen.key_count > 1:
+            self._generates = True  # text is being generated from a cache of keys: not what a model is trained on
+            return
         with exactly(event.device.type):
             try:
                 real = real_queries(event, self.padding, bool(seen.is_self), seen.layout.certain)
@@ -447,15 +471,65 @@ def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     return [tensor._version for tensor in tensors]
 
 
-def _is_traced() -> bool:
-    """True within torch.jit.trace, which runs the model, too, to check what it has traced."""
-    file = getattr(sys.modules.get("torch.jit._trace"), "__file__", None)
-    frame = sys._getframe(1)
+def _file_of(name: str) -> str | None:
+    return getattr(sys.modules.get(name), "__file__", None)
+
+
+def _is_called_from(file: str | None, function: str | None = None) -> bool:
+    """True if code of this file, or one function in it, is running in this thread."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == file:
+        code = frame.f_code
+        if code.co_filename == file and function in (None, code.co_name):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
+
+
+def _is_checkpointed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True in the forward pass of a reentrant checkpoint, which is training though it computes without gradients.
+
+    Its inputs tell it from validation: they are made with gradients.
+    """
+    has_gradients = any(isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values()))
+    return has_gradients and _is_called_from(_file_of("torch.utils.checkpoint"), "forward")
+
+
+def _has_one_token(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if the model is given one token per sample, (B, 1) or (B, 1, d)."""
+    first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    return first is not None and first.dim() > 1 and first.shape[1] == 1
+
+
+def _mark_backward(output: Any, current: Pass) -> None:
+    """Let the pass know when gradients go back through its output; they stay what they are."""
+
+    def mark(gradients: Any) -> None:
+        current.has_backward = True
+
+    tensors = list(_tensors(output))
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(mark)
+    # A reentrant checkpoint computes without gradients, and other outputs do not show their tensors.
+    if not tensors or not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled():
+        current.has_backward = True
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a model returned."""
+    if isinstance(output, Tensor):
+        yield output
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(output, (list, tuple)):
+        parts = output
+    elif isinstance(output, Mapping):
+        parts = output.values()
+    elif hasattr(output, "__dict__"):
+        parts = [part for part in vars(output).values() if isinstance(part, Tensor)]
+    for part in parts:
+        yield from _tensors(part)
 
 
 def _collect(entry: Call, parent: Call, output: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Observer, PassEnds
+from joma._events.events import Observer, Pass, PassEnds, counted
 from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding
@@ -15,7 +15,7 @@ from joma._events.reasons import Reason
 from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
-from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
+from joma._watch.inputs import ArgumentMistake, NotWatchable, looks_like_attention, no_attention
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.sample import Sampler
@@ -29,19 +29,20 @@ class Losses:
     wants = (PassEnds,)
 
     def __init__(self) -> None:
-        self._losses: list[Tensor] = []
+        self._losses: dict[Pass, Tensor] = {}
 
     def observe(self, event: PassEnds) -> None:
         """A pass came to its end."""
         loss = event.output.get("loss") if isinstance(event.output, dict) else getattr(event.output, "loss", None)
         if event.grad and isinstance(loss, Tensor) and loss.numel() == 1:
-            self._losses.append(loss.detach())
+            self._losses[event.current] = loss.detach()
 
     def mean(self) -> float | None:
-        """Return the mean over the passes since the last `clear`, or None if there was none."""
+        """Return the mean over the passes of training since the last `clear`, or None if there was none."""
         if not self._losses:
             return None
-        return float(torch.stack([x.double().cpu() for x in self._losses]).mean())
+        losses = [self._losses[one] for one in counted(list(self._losses))]
+        return float(torch.stack([x.double().cpu() for x in losses]).mean())
 
     def clear(self) -> None:
         """Forget them."""
@@ -65,12 +66,20 @@ class Passes:
     def __init__(
         self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: StatedPadding | None,
         processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
-        heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None,
+        heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None, trains: bool = False,
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
         self.losses, self.blocks = Losses(), blocks
-        self.source = Source(model, [self.tally, self.losses, *observers], padding, heads=heads, trace=trace)
+        self.source = Source(
+            model,
+            [self.tally, self.losses, *observers],
+            padding,
+            heads=heads,
+            trace=trace,
+            is_alone=processes.is_alone,
+            trains=trains,
+        )
         self._processes, self._notices = processes, notices
 
     @property
@@ -83,26 +92,35 @@ class Passes:
         return [self.tally.heads(n, gauge) for n in range(len(self.tally.layers))]
 
     def measure(self) -> dict[str, Values]:
-        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran."""
+        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran.
+
+        Raises `NotWatchable` if the model ran and none of its attention could be measured, now or before.
+        """
         source, tally = self.source, self.tally
-        if source.refusal:
-            raise NotWatchable(source.refusal)
+        # Every process asks the same questions in the same order: one that raised before the others ask would leave
+        # them waiting.
+        if self._processes.any(source.refusal is not None):
+            raise NotWatchable(source.refusal or "another process refused to measure, and has given the reason")
         causes = [f"{name}: {_reason(error)}" for name, error in source.problems.items()]
         causes += [f"{name}: {reason}" for name, reason in source.guard.set_aside.items()]
         nothing = not self._processes.any(bool(tally.seen))
         if nothing and source.ran and not tally.layers:
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
-            self._notices.once(("problem", name), f"attention of {name} could not be measured: {_reason(error)}")
+            self._notices.problem(("problem", name), f"attention of {name} could not be measured: {_reason(error)}")
         if not nothing:
             self._check_arguments()
             self._report_partial()
+            self._report_passes()
         for name, problem in tally.problems.items():
-            self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
+            self._notices.problem(("gauge", name), f"gauge {name!r} failed: {problem}")
         if nothing:
             if not source.ran and not source.problems:
                 idle = "the model did not run since the last step(): there is no attention to measure"
-                if source.compiled_calls:
+                if source.left_out:
+                    passes = " and ".join(f"{count} {why}" for why, count in source.left_out.items())
+                    idle = f"the passes since the last step() are no training, and are not measured: {passes}"
+                elif source.compiled_calls:
                     idle = (
                         "the model did not run since the last step(), unless it ran inside of a compiled function, "
                         "where nothing is seen; give a probe batch, or compile the model instead of the function"
@@ -112,7 +130,7 @@ class Passes:
                         "nothing was measured since the last step(): another library has put back nn.Module.__call__. "
                         "The next measured step looks again"
                     )
-                self._notices.once("idle", idle)
+                self._notices.problem("idle", idle)
             return {}
         kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
         skipped = [
@@ -130,7 +148,7 @@ class Passes:
         padding = self.source.padding
         mistake = None if padding is None else padding.mistake()
         if mistake is not None:
-            raise ValueError(mistake)
+            raise ArgumentMistake(mistake)
 
     def _report_partial(self) -> None:
         """Report, once, layers without heads and layers that attend with a part of their queries."""
@@ -149,12 +167,24 @@ class Passes:
                 f"[{Reason.PART_OF_QUERIES.value}]",
             )
 
+    def _report_passes(self) -> None:
+        """Report, once, that some passes with gradients are not training."""
+        measured, all_passes = self.tally.count_passes()
+        if measured < all_passes:
+            self._notices.once(
+                "passes",
+                f"{measured} of {all_passes} passes with gradients since the last step() are measured: the gradients "
+                "of the others were not used, or the model was in eval mode. Evaluate under torch.no_grad()",
+            )
+
     def clear(self) -> None:
         """Forget the passes that were seen."""
         self.tally.clear()
         self.losses.clear()
         self.source.ran.clear()
+        self.source.refusal = None  # the next measured step looks again
         self.source.compiled_calls = 0
+        self.source.left_out.clear()
         if self.source.trace is not None:
             self.source.trace.clear()
 
@@ -167,6 +197,6 @@ class Passes:
             related = any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in around)
             if not related and looks_like_attention(kind):
                 why = set_aside.get(name, "a kernel that is not PyTorch's?")
-                self._notices.once(
+                self._notices.problem(
                     ("unseen", name), f"{name} ({kind.__name__}) ran, but no attention was seen in it: {why}"
                 )
