@@ -77,7 +77,8 @@ def test_blocks_that_a_script_calls_under_a_reentrant_checkpoint_are_measured():
             checkpoint(model.block, model.first(x), use_reentrant=True).square().mean().backward()
             values = list(w.step().values())
             assert values == pytest.approx([float(entropy_of(model.block.attn.last).mean())], abs=1e-5)
-        with torch.no_grad():  # validation under the same function is none of training
+        with torch.no_grad(), warnings.catch_warnings():  # validation under the same function is none of training
+            warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
             checkpoint(model.block, model.first(x), use_reentrant=True)
         with pytest.warns(joma.JomaWarning, match="are no training, and are not measured: 2 without gradients"):
             w.step()
@@ -280,7 +281,8 @@ def test_generation_before_the_first_training_step_is_not_measured_token_by_toke
 
 @pytest.mark.parametrize("mode", ["eval mode", "train mode"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_evaluation_with_gradients_between_two_steps_is_left_out_and_reported_once(mode, order):
+def test_evaluation_with_gradients_between_two_steps_is_left_out(mode, order):
+    """The gradients of training are used, those of evaluation are not."""
     model = build()
 
     def evaluate():
@@ -289,26 +291,46 @@ def test_evaluation_with_gradients_between_two_steps_is_left_out_and_reported_on
             model(tokens(10 + n))
         model.train()
 
-    with (
-        joma.watch(model, every=1, gauges=["entropy", "stream_rms"]) as w,
-        warnings.catch_warnings(record=True) as said,
-    ):
-        warnings.simplefilter("always")
+    with joma.watch(model, every=1, gauges=["entropy", "stream_rms"]) as w:
         values = []
-        for _ in range(2):
-            if order == "before":
+        for evaluated in (True, True, False):
+            if evaluated and order == "before":
                 evaluate()
             for n in range(2):  # micro-batches
                 model(tokens(n)).square().mean().backward()
-            if order == "after":
+            if evaluated and order == "after":
                 evaluate()
             values.append(w.step())
-        for n in range(2):
-            model(tokens(n)).square().mean().backward()
-        alone = w.step()
-    assert values[0] == values[1] == alone
-    (one,) = said
-    assert "2 of 5 passes with gradients since the last step() are measured" in str(one.message)
+    assert values[0] == values[1] == values[2]
+
+
+def test_passes_in_eval_mode_are_left_out_and_reported_if_no_gradients_are_computed():
+    model = build()
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        model(tokens(0))
+        expected = w.step()
+        model.eval()
+        model(tokens(1))
+        model(tokens(2))
+        model.train()
+        model(tokens(0))
+        with pytest.warns(joma.JomaWarning, match="2 passes in eval mode since the last step.. are not measured"):
+            assert w.step() == expected
+
+
+def test_losses_of_evaluation_are_left_out():
+    class WithLoss(HandWrittenGPT):
+        def forward(self, x):
+            logits = super().forward(x)
+            return {"logits": logits, "loss": logits.square().mean()}
+
+    model = WithLoss("sdpa")
+    with joma.watch(model, every=1, gauges="entropy") as w:
+        loss = model(tokens(0))["loss"]
+        model(tokens(1))
+        loss.backward()
+        w.step()
+        assert w.latest.loss == pytest.approx(loss.item())
 
 
 def test_passes_in_eval_mode_count_if_there_are_no_others():

@@ -512,7 +512,7 @@ def _mark_backward(output: Any, current: Pass) -> None:
         if tensor.grad_fn is not None:
             tensor.grad_fn.register_prehook(mark)
     # A reentrant checkpoint computes without gradients, and other outputs do not show their tensors.
-    if not tensors or not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled():
+    if not tensors or (not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled()):
         current.has_backward = True
 
 

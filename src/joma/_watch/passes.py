@@ -168,13 +168,13 @@ class Passes:
             )
 
     def _report_passes(self) -> None:
-        """Report, once, that some passes with gradients are not training."""
-        measured, all_passes = self.tally.count_passes()
-        if measured < all_passes:
+        """Report, once, that passes in eval mode are left out though nothing shows which passes are training."""
+        left_out = self.tally.count_left_out()
+        if left_out:
             self._notices.once(
                 "passes",
-                f"{measured} of {all_passes} passes with gradients since the last step() are measured: the gradients "
-                "of the others were not used, or the model was in eval mode. Evaluate under torch.no_grad()",
+                f"{left_out} passes in eval mode since the last step() are not measured, since there were passes in "
+                "train mode, and no gradients were computed by the time of step(). Evaluate under torch.no_grad()",
             )
 
     def clear(self) -> None:

@@ -105,11 +105,13 @@ class Tally:
         """Names of gauges that are a maximum."""
         return {gauge.name for gauge in (*self.attention_gauges, *self.hidden_gauges) if gauge.reduce == "max"}
 
-    def count_passes(self) -> tuple[int, int]:
-        """Return how many passes with gradients are measured, of how many that have attention."""
+    def count_left_out(self) -> int:
+        """Return how many passes with gradients do not count by their mode alone: none had a backward pass."""
         with_gradients = [one for one, sums in self._sums.items() if one.grad and sums]
+        if any(one.has_backward for one in with_gradients):
+            return 0
         measured = counted(with_gradients)
-        return sum(self._counts[one] for one in measured), sum(self._counts[one] for one in with_gradients)
+        return sum(self._counts[one] for one in with_gradients if one not in measured)
 
     def _forget(self, module: str) -> None:
         """Nothing of a module's attention counts in this step: part of it would be another number."""
