@@ -38,7 +38,7 @@ class CollectiveCallError(BaseException):
     def __init__(self, operator: str) -> None:
         super().__init__(
             f"its forward pass calls {operator}, which waits for the other processes, and an extra pass is made by "
-            "this process alone. Give processes='all' in every process"
+            "this process alone: it ends there. Give processes='all' in every process"
         )
 
 

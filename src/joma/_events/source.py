@@ -261,8 +261,8 @@ class Source:
             with unnoticed(module, args, kwargs, self.is_alone) as (own_args, own_kwargs):
                 call = lambda: module(*own_args, **own_kwargs)  # noqa: E731
                 self._run_pass(module, call, own_args, own_kwargs, grad, returned)
-        except CollectiveCallError as error:
-            raise ValueError(str(error)) from None
+        except CollectiveCallError as error:  # what was seen until then is right
+            self.problems.setdefault(self.names[module], ValueError(str(error)))
         finally:
             self._replaying = False
 
