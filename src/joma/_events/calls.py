@@ -158,7 +158,7 @@ def _put_in_place(former: ModuleCall | None = None) -> None:
     found = _without_dead_detours(current)
     if former is None or former is not _detour or _replaced[former] is not found:
         _detour = _new_detour(found)
-    nn.Module.__call__ = _detour  # type: ignore[assignment]
+    nn.Module.__call__ = _detour  # type: ignore[method-assign]
 
 
 def _take_away() -> None:
