@@ -37,8 +37,8 @@ def rows() -> Iterator[Row]:
 
 def _trl(is_watched: bool) -> nn.Module:
     from datasets import Dataset
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
     words = {f"w{n}": n + 2 for n in range(60)} | {"<pad>": 0, "<eos>": 1}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Protocol
@@ -118,6 +118,33 @@ class Event:
         return torch.device("cpu") if states is None else states.device
 
 
+@dataclass(eq=False)
+class Pass:
+    """One pass of a model.
+
+    Attributes:
+        grad: it computes gradients.
+        in_train_mode: the outermost module is in train mode.
+        has_backward: gradients went back through its output; known when they have.
+    """
+
+    grad: bool
+    in_train_mode: bool = True
+    has_backward: bool = False
+
+
+def counted(passes: Sequence[Pass]) -> list[Pass]:
+    """Return the passes that are training, of those since the last step.
+
+    These are the ones whose gradients were used. If none were, those in train mode that compute gradients; or all that
+    compute gradients; or, where nothing does, all.
+    """
+    with_gradients = [one for one in passes if one.grad]
+    used = [one for one in with_gradients if one.has_backward]
+    in_train_mode = [one for one in with_gradients if one.in_train_mode]
+    return used or in_train_mode or with_gradients or list(passes)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PassBegins(Event):
     """The outermost module is called; ``grad`` if with gradients, as in training.
@@ -126,6 +153,7 @@ class PassBegins(Event):
     """
 
     grad: bool
+    current: Pass
     autocast: torch.dtype | None = None
 
 
@@ -134,6 +162,7 @@ class PassEnds(Event):
     """The outermost module has returned ``output``; a pass that raises has no such event."""
 
     grad: bool
+    current: Pass
     output: Any = field(repr=False)
 
 

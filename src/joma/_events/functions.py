@@ -7,14 +7,15 @@ the module is called; and what `F.multi_head_attention_forward` does inside, whe
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from joma._events.border import UncompiledMode
 from joma._events.events import BlockInput, Call, DotProduct, Scores
 from joma._events.evidence import Axis, Projection
 from joma._events.guard import Seen
@@ -44,7 +45,7 @@ _CARRIES_ON = {
 }  # fmt: skip
 
 
-class Functions(TorchFunctionMode):
+class Functions(UncompiledMode):
     """Looks at the functions called in a pass; each is called first, and looked at afterwards."""
 
     def __init__(self, source: Source) -> None:
@@ -54,8 +55,11 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            given = dict(zip(("query", "key"), args, strict=False)) | kwargs
-            with _Inside(self.source, given["query"], given["key"]):
+            inside: _Inside | None = None
+            with self.source.guarded():
+                given = dict(zip(("query", "key"), args, strict=False)) | kwargs
+                inside = _Inside(self.source, given["query"], given["key"])
+            with inside or nullcontext():
                 return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:

@@ -107,6 +107,12 @@ class Seen:
         tensor = self.fields["query" if self.kind is DotProduct else "scores"]
         return tuple(tensor.shape[:-1])
 
+    @property
+    def key_count(self) -> int:
+        """How many keys a query may see."""
+        fields = self.fields
+        return int(fields["key"].shape[-2] if self.kind is DotProduct else fields["scores"].shape[-1])
+
     def event_fields(self) -> dict[str, Any]:
         """The fields of the event."""
         assert self.layout is not None

@@ -153,6 +153,11 @@ class Reason(Enum):
         "The model runs in two threads at once, whose passes cannot be told apart.",
         "Watch a copy of the model in each thread.",
     )
+    CHANGED_INPUT = (
+        "changed-input",
+        "A compiled model changes its input in place, so that its pass cannot be repeated.",
+        "Pass `probe=`.",
+    )
     NESTED = (
         "nested",
         "The module attends with nested tensors, which are not measured.",

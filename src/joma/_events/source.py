@@ -8,17 +8,19 @@ does can raise into it.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from joma._events.aside import exactly
-from joma._events.calls import call_pristine, install, is_compiled, uninstall
+from joma._events.calls import install, is_bypassed, is_compiled, mind_border, quiet, uninstall
 from joma._events.events import (
     KINDS,
     BlockInput,
@@ -28,11 +30,13 @@ from joma._events.events import (
     ModuleBegins,
     ModuleEnds,
     Observer,
+    Pass,
     PassBegins,
     PassEnds,
     Refused,
 )
 from joma._events.evidence import Projection
+from joma._events.extra_pass import CollectiveCallError, unnoticed
 from joma._events.finite import FiniteTrace
 from joma._events.functions import Functions, is_plain, is_sharded
 from joma._events.guard import Guard, Seen
@@ -52,7 +56,13 @@ _TRANSFORMED = Refusal(
 
 _THREADS = Refusal(
     Reason.THREADS,
-    "it runs in two threads at once, whose passes cannot be told apart: watch a copy of it in each thread",
+    "it was called in another thread during a pass: that call is not measured. To measure both, watch a copy of the "
+    "model in each thread",
+)
+_CHANGED_INPUT = Refusal(
+    Reason.CHANGED_INPUT,
+    "its forward pass changes its input in place, so that the pass cannot be repeated outside of compiled code; give a "
+    "probe batch",
 )
 
 # modules whose channels come second, (B, W, …)
@@ -91,8 +101,9 @@ class Enough(Exception):
 class Source:
     """Events of a model's passes, for observers that want them.
 
-    A pass with gradients is training; from the first one on, passes without are validation, and give no events. A
-    compiled model is left alone: its pass is made once more in eager mode, and that one gives the events.
+    A pass with gradients is training; from the first one on, passes without are validation, and give no events. Before
+    it, passes without gradients that generate text token by token give none either. A compiled model is left alone: its
+    pass is made once more in eager mode, and that one gives the events.
 
     Attributes:
         names: module -> its name in the model.
@@ -101,7 +112,12 @@ class Source:
         ran: modules that ran, name -> type; whoever reads it clears it.
         running: modules that are running now, the outermost first.
         guard: decides which attention becomes an event.
-        replays: is a part of the model compiled, so that passes are made once more to be seen?
+        is_alone: other processes train the same model and do not make its extra passes.
+        trains: a pass with gradients was seen, or is sure to come.
+        compiled_calls: how many calls of compiled functions began, outside of this source's own passes; whoever reads
+            it clears it.
+        left_out: why passes were not measured -> how many; whoever reads it clears it.
+        was_bypassed: another library took the detour of module calls away while this source listened.
         trace: finds the first module whose output is not finite, if it is asked for.
         until: stop a pass, by `Enough`, when the hidden neurons of this layer were seen; a compiled model goes on.
     """
@@ -109,6 +125,7 @@ class Source:
     def __init__(
         self, model: nn.Module, observers: Sequence[Observer], padding: StatedPadding | None = None,
         until: int | None = None, heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None,
+        is_alone: bool = False, trains: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.padding, self.until = model, padding, until
         self.heads = dict(heads or {})  # module -> the user's word; "" for all
@@ -124,8 +141,16 @@ class Source:
         }
         self._begins, self._ends = self.wants(ModuleBegins), self.wants(ModuleEnds)  # asked at every module call
         self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
-        self.replays = any(is_compiled(module) for module in model.modules())
-        self._trains = False  # a pass with gradients was seen
+        self.is_alone = is_alone
+        self.trains = trains
+        self.compiled_calls = 0
+        self.left_out: Counter[str] = Counter()
+        self._generates = False  # a pass without gradients made one token from the keys of those before
+        self._makes_one_token = False
+        self.was_bypassed = False
+        self._is_listening = False
+        self._home = threading.get_ident()  # where passes without gradients are measured
+        self._replaying = False
         self.guard = Guard(self)
         self._passing = self._observing = False
         self._thread = 0  # in which the pass runs
@@ -139,7 +164,6 @@ class Source:
         self._structure.take()
         self.names = self._structure.names
         self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(self.model))} if self.wants(Hidden) else {}
-        self.replays = any(is_compiled(module) for module in self.model.modules())
         self.guard = Guard(self)
         if is_listening:
             self.listen()
@@ -149,10 +173,18 @@ class Source:
     def listen(self) -> None:
         """Give events of all passes from now on."""
         install(self, list(self.names))
+        self._is_listening = True
 
     def leave(self) -> None:
         """Undo `listen`; harmless if it was not called."""
+        if self._is_listening:
+            self.was_bypassed = is_bypassed()
+            self._is_listening = False
         uninstall(self)
+
+    def claim_thread(self) -> None:
+        """Measure passes without gradients in this thread only: those of other threads are evaluation."""
+        self._home = threading.get_ident()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -172,50 +204,92 @@ class Source:
 
     # Passes
 
-    def on_call(self, module: nn.Module, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @property
+    def replays(self) -> bool:
+        """True if a part of the model is compiled, so that passes are made once more to be seen."""
+        return any(is_compiled(module) for module in self.model.modules())
+
+    def on_call(
+        self,
+        module: nn.Module,
+        call: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_compiled: bool = False,
+    ) -> Any:
         """A module is called; the outermost call is a pass."""
-        if self._passing and self._thread != threading.get_ident():
-            self.refusal = self.refusal or str(_THREADS)
-            return call()
-        if self._observing:  # an observer calls it
-            return call()
-        if self._passing:
+        if self._passing and self._thread == threading.get_ident():
+            if self._observing:  # an observer calls it
+                return call()
             return self._inside(module, call, args, kwargs)
-        if self._structure.has_changed():
+        mind_border()
+        if not self._passing and self._structure.has_changed():
             with self.guarded(Call(self.names[module], module, args, kwargs, 0)):
                 self.renew()
-        grad = torch.is_grad_enabled()
-        self._trains |= grad
-        if self._trains and not grad:
-            return call_pristine(module, args, kwargs)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            self.problems.setdefault(self.names[module], _TRANSFORMED)
-            return call_pristine(module, args, kwargs)
-        if not self.replays:
+        grad = torch.is_grad_enabled() or _is_checkpointed(args, kwargs)
+        if not self._is_measured(module, args, kwargs, grad):
+            with quiet():
+                return call()
+        if not (is_compiled or self.replays):
             return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
-        output = call_pristine(module, args, kwargs)
+        versions = _versions(args, kwargs)
+        with quiet():
+            output = call()
         inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
         with self.guarded(Call(self.names[module], module, args, kwargs, 0)):
+            if _versions(args, kwargs) != versions:
+                raise _CHANGED_INPUT
             self._run_aside(inner, args, kwargs, grad, lambda _: output)
         return output
 
+    def on_compiled_call(self) -> bool:
+        """A compiled call begins; False if a pass is under way in another thread, whose modules must be seen."""
+        if not self._passing:
+            self.compiled_calls += 1
+            return True
+        return self._thread == threading.get_ident()
+
+    def _is_measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> bool:
+        """True if a pass that begins now is one to measure."""
+        if self._passing:
+            # While evaluation runs in a thread of its own, training in this one is what counts.
+            if grad:
+                self.problems.setdefault(self.names[module], _THREADS)
+            return False
+        if _is_called_from(_file_of("torch.jit._trace")):  # which runs the model, too, to check what it has traced
+            return False
+        self.trains |= grad
+        self._makes_one_token = not grad and _has_one_token(args, kwargs)
+        if not grad and threading.get_ident() != self._home:
+            return False
+        if not grad and self.trains:
+            self.left_out["without gradients"] += 1
+            return False
+        if self._makes_one_token and self._generates:
+            self.left_out["making one token from those before"] += 1
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.problems.setdefault(self.names[module], _TRANSFORMED)
+            return False
+        return True
+
     def run_aside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An extra pass that training does not notice: no gradients, random state and buffers put back."""
+        self._makes_one_token = False
         self._run_aside(module, args, kwargs, False, lambda output: output)
 
     def _run_aside(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], grad: bool, returned: Callable[[Any], Any]
     ) -> None:
-        devices = {t.device for t in (*module.parameters(), *module.buffers()) if t.device.type == "cuda"}
-        buffers = [(b, b._version, b.clone()) for b in module.buffers()]
-        stance = torch.compiler.set_stance("force_eager") if self.replays else nullcontext()
-        with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), stance:
-            try:
-                self._run_pass(module, lambda: module(*args, **kwargs), args, kwargs, grad, returned)
-            finally:
-                for buffer, version, copy in buffers:
-                    if buffer._version != version:
-                        buffer.copy_(copy)
+        self._replaying = True
+        try:
+            with unnoticed(module, args, kwargs, self.is_alone) as (own_args, own_kwargs):
+                call = lambda: module(*own_args, **own_kwargs)  # noqa: E731
+                self._run_pass(module, call, own_args, own_kwargs, grad, returned)
+        except CollectiveCallError as error:  # what was seen until then is right
+            self.problems.setdefault(self.names[module], ValueError(str(error)))
+        finally:
+            self._replaying = False
 
     def _run_pass(
         self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any], grad: bool,
@@ -224,16 +298,27 @@ class Source:
         """The outermost call, with events; ``returned`` is what the user's own call gave."""
         outermost = Call(self.names[module], module, args, kwargs, 0)
         self._counts.clear()
-        with self.guarded(outermost):
-            self._storages = {p.untyped_storage().data_ptr() for p in module.parameters() if is_plain(p)}
+        self._storages.clear()
+        for parameter in module.parameters():
+            with self.guarded(outermost):
+                if is_plain(parameter):
+                    self._storages.add(parameter.untyped_storage().data_ptr())
         self._passing, self._thread = True, threading.get_ident()
         # under gradients, outputs of projections live on anyway; without, they are held in the first pass only
         self.guard.collects = torch.is_grad_enabled() or self.guard.is_new
+        current = Pass(grad, module.training)
         try:
-            self._emit(PassBegins, outermost, grad=grad, autocast=_autocast(module))
-            with Functions(self) as looking, interface_watched(self), kernels_watched(self, looking):
+            self._emit(PassBegins, outermost, grad=grad, current=current, autocast=_autocast(module))
+            with ExitStack() as stack:
+                looking = stack.enter_context(Functions(self))
+                for looked_at in (interface_watched(self), kernels_watched(self, looking)):
+                    with self.guarded(outermost):
+                        stack.enter_context(looked_at)
                 output = call()
-            self._emit(PassEnds, outermost, grad=grad, output=returned(output))
+            if grad:
+                with self.guarded(outermost):
+                    _mark_backward(returned(output), current)
+            self._emit(PassEnds, outermost, grad=grad, current=current, output=returned(output))
             self.guard.is_new = False
             return output
         finally:
@@ -243,6 +328,8 @@ class Source:
             self._passing, self._mask = False, None
 
     def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        if self.running and self.running[-1].module is module and _are_same(self.running[-1].args, args):
+            return call()  # torch.compile(module) calls the module itself
         entry = Call(self.names[module], module, args, kwargs, self._counts[module])
         self._counts[module] += 1
         self.ran.setdefault(entry.name, type(module))
@@ -255,26 +342,32 @@ class Source:
             if (layer := self._mlps.get(module)) is not None:
                 with self.guarded():
                     self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
-                if layer == self.until and not self.replays:
+                if layer == self.until and not self._replaying:
                     raise Enough
             output = call()
-            parent = self.running[depth - 1] if depth else None
-            if entry.held:
-                with self.guarded(entry):
-                    self.guard.settle(entry, parent)
-            if self.guard.collects and parent is not None:
-                _collect(entry, parent, output)
-            if self._ends:
-                self._emit(ModuleEnds, entry, output=output)
-            if self.trace is not None:
-                self.trace.keep(entry, output)
-                if depth == 0 or entry.name in self.trace.blocks:
-                    self._end_block(self.trace, entry, output, mark, depth == 0)
+            with self.guarded(entry):
+                self._after(entry, output, depth, mark)
             return output
         finally:
             del self.running[depth:]
             if self.running and next(module.parameters(), None) is None:  # a module that only multiplies
                 self.running[-1].products |= entry.products
+
+    def _after(self, entry: Call, output: Any, depth: int, mark: int) -> None:
+        """A module has returned its output."""
+        parent = self.running[depth - 1] if depth else None
+        if entry.held:
+            with self.guarded(entry):
+                self.guard.settle(entry, parent)
+        if self.guard.collects and parent is not None:
+            with self.guarded(entry):
+                _collect(entry, parent, output)
+        if self._ends:
+            self._emit(ModuleEnds, entry, output=output)
+        if self.trace is not None:
+            self.trace.keep(entry, output)
+            if depth == 0 or entry.name in self.trace.blocks:
+                self._end_block(self.trace, entry, output, mark, depth == 0)
 
     def _end_block(self, trace: FiniteTrace, entry: Call, output: Any, mark: int, is_outermost: bool) -> None:
         states = entry.states
@@ -307,6 +400,9 @@ class Source:
             fields = fields | {"mask_facts": self.facts(fields["mask"], fields["query"], fields["key"])}
         assert seen.layout is not None
         event = seen.kind(call=call, calls=calls, ordinal=ordinal, **fields)
+        if self._makes_one_token and event.shape[2] == 1 and seen.key_count > 1:
+            self._generates = True  # text is being generated from a cache of keys: not what a model is trained on
+            return
         with exactly(event.device.type):
             try:
                 real = real_queries(event, self.padding, bool(seen.is_self), seen.layout.certain)
@@ -388,6 +484,77 @@ class Source:
     def is_parameter(self, tensor: Tensor) -> bool:
         """Does it share its memory with a parameter of the model?"""
         return tensor.untyped_storage().data_ptr() in self._storages
+
+
+def _are_same(args: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    return len(args) == len(others) and all(a is b for a, b in zip(args, others, strict=True))
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Return how often each tensor among the arguments was written to."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()]
+    return [tensor._version for tensor in tensors]
+
+
+def _file_of(name: str) -> str | None:
+    return getattr(sys.modules.get(name), "__file__", None)
+
+
+def _is_called_from(file: str | None, function: str | None = None) -> bool:
+    """True if code of this file, or one function in it, is running in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == file and function in (None, code.co_name):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_checkpointed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True in the forward pass of a reentrant checkpoint, which is training though it computes without gradients.
+
+    Its inputs tell it from validation: they are made with gradients.
+    """
+    has_gradients = any(isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values()))
+    return has_gradients and _is_called_from(_file_of("torch.utils.checkpoint"), "forward")
+
+
+def _has_one_token(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if the model is given one token per sample, (B, 1) or (B, 1, d)."""
+    first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    return first is not None and first.dim() > 1 and first.shape[1] == 1
+
+
+def _mark_backward(output: Any, current: Pass) -> None:
+    """Let the pass know when gradients go back through its output; they stay what they are."""
+
+    def mark(gradients: Any) -> None:
+        current.has_backward = True
+
+    tensors = list(_tensors(output))
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(mark)
+    # A reentrant checkpoint computes without gradients, and other outputs do not show their tensors.
+    if not tensors or (not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled()):
+        current.has_backward = True
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a model returned."""
+    if isinstance(output, Tensor):
+        yield output
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(output, (list, tuple)):
+        parts = output
+    elif isinstance(output, Mapping):
+        parts = output.values()
+    elif hasattr(output, "__dict__"):
+        parts = [part for part in vars(output).values() if isinstance(part, Tensor)]
+    for part in parts:
+        yield from _tensors(part)
 
 
 def _collect(entry: Call, parent: Call, output: Any) -> None:

@@ -22,6 +22,10 @@ class NotWatchable(ValueError):
     """Attention is computed in a way that cannot be measured."""
 
 
+class ArgumentMistake(ValueError):
+    """A mistake in the arguments of `joma.watch` that only a pass can show; the first measured step raises it."""
+
+
 def looks_like_attention(kind: type[nn.Module]) -> bool:
     """By the name of the class; used for messages and for layers that a pass may skip, never to decide what is seen."""
     return bool(_ATTENTION.search(kind.__name__))

@@ -9,9 +9,14 @@ from joma._run.warning import warn as give_warning
 
 
 class Notices:
-    """Says each thing once, by its key, until it is forgotten."""
+    """Says each thing once, by its key, until it is forgotten.
+
+    Attributes:
+        problems: what could not be measured so far, in sentences.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
+        self.problems: list[str] = []
         self._say = say
         self._said: set[Hashable] = set()
 
@@ -20,6 +25,12 @@ class Notices:
         if key not in self._said:
             self._said.add(key)
             self._say(message)
+
+    def problem(self, key: Hashable, message: str) -> None:
+        """Report once that something could not be measured; it stays readable in `problems`."""
+        if message not in self.problems:
+            self.problems.append(message)
+        self.once(key, message)
 
     def say(self, message: str) -> None:
         """Say it, whatever was said before; nothing about it goes into a checkpoint."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Observer, PassBegins, PassEnds
+from joma._events.events import Observer, Pass, PassBegins, PassEnds, counted
 from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.padding import StatedPadding
@@ -16,7 +16,7 @@ from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
 from joma._run.measured import describe_passes
-from joma._watch.inputs import NotWatchable, looks_like_attention, no_attention
+from joma._watch.inputs import ArgumentMistake, NotWatchable, looks_like_attention, no_attention
 from joma._watch.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.sample import Sampler
@@ -31,19 +31,20 @@ class Losses:
     wants = (PassEnds,)
 
     def __init__(self) -> None:
-        self._losses: list[Tensor] = []
+        self._losses: dict[Pass, Tensor] = {}
 
     def observe(self, event: PassEnds) -> None:
         """A pass came to its end."""
         loss = event.output.get("loss") if isinstance(event.output, dict) else getattr(event.output, "loss", None)
         if event.grad and isinstance(loss, Tensor) and loss.numel() == 1:
-            self._losses.append(loss.detach())
+            self._losses[event.current] = loss.detach()
 
     def mean(self) -> float | None:
-        """Return the mean over the passes since the last `clear`, or None if there was none."""
+        """Return the mean over the passes of training since the last `clear`, or None if there was none."""
         if not self._losses:
             return None
-        return float(torch.stack([x.double().cpu() for x in self._losses]).mean())
+        losses = [self._losses[one] for one in counted(list(self._losses))]
+        return float(torch.stack([x.double().cpu() for x in losses]).mean())
 
     def clear(self) -> None:
         """Forget them."""
@@ -56,20 +57,19 @@ class Modes:
     wants = (PassBegins,)
 
     def __init__(self) -> None:
-        self._modes: dict[bool, set[bool]] = {True: set(), False: set()}
+        self._passes: list[Pass] = []
 
     def observe(self, event: PassBegins) -> None:
         """A pass begins."""
-        self._modes[event.grad].add(event.call.module.training)
+        self._passes.append(event.current)
 
     def modes(self) -> set[bool]:
-        """Return the modes of what counts: passes with gradients, if there are any."""
-        return self._modes[True] or self._modes[False]
+        """Return the modes of the passes that count; True for train mode."""
+        return {one.in_train_mode for one in counted(self._passes)}
 
     def clear(self) -> None:
         """Forget them."""
-        for modes in self._modes.values():
-            modes.clear()
+        self._passes.clear()
 
 
 class Passes:
@@ -85,14 +85,20 @@ class Passes:
     def __init__(
         self, model: nn.Module, blocks: Blocks, gauges: Sequence[Gauge], padding: StatedPadding | None,
         processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
-        heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None,
+        heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None, trains: bool = False,
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
         self.losses, self.blocks = Losses(), blocks
         self._modes = Modes()
         self.source = Source(
-            model, [self.tally, self.losses, self._modes, *observers], padding, heads=heads, trace=trace
+            model,
+            [self.tally, self.losses, self._modes, *observers],
+            padding,
+            heads=heads,
+            trace=trace,
+            is_alone=processes.is_alone,
+            trains=trains,
         )
         self._processes, self._notices = processes, notices
 
@@ -106,29 +112,45 @@ class Passes:
         return [self.tally.heads(n, gauge) for n in range(len(self.tally.layers))]
 
     def measure(self) -> dict[str, Values]:
-        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran."""
+        """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran.
+
+        Raises `NotWatchable` if the model ran and none of its attention could be measured, now or before.
+        """
         source, tally = self.source, self.tally
-        if source.refusal:
-            raise NotWatchable(source.refusal)
+        # Every process asks the same questions in the same order: one that raised before the others ask would leave
+        # them waiting.
+        if self._processes.any(source.refusal is not None):
+            raise NotWatchable(source.refusal or "another process refused to measure, and has given the reason")
         nothing = not self._processes.any(bool(tally.seen))
         if nothing and source.ran and not tally.layers:
             causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
             causes += unseen_modules(source, source.problems, is_complete=True).values()
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
-            self._notices.once(("problem", name), f"attention of {name} could not be measured: {message_of(error)}")
+            self._notices.problem(("problem", name), f"attention of {name} could not be measured: {message_of(error)}")
         if not nothing:
             self._check_arguments()
             self._report_partial()
+            self._report_passes()
         for name, problem in tally.problems.items():
-            self._notices.once(("gauge", name), f"gauge {name!r} failed: {problem}")
+            self._notices.problem(("gauge", name), f"gauge {name!r} failed: {problem}")
         if nothing:
             if not source.ran and not source.problems:
-                idle = (
-                    "the model did not run since the last step(), or it ran inside a compiled function: there is no "
-                    f"attention to measure {Reason.NOT_RUN}"
-                )
-                self._notices.once("idle", idle)
+                idle = "the model did not run since the last step(): there is no attention to measure"
+                if source.left_out:
+                    passes = " and ".join(f"{count} {why}" for why, count in source.left_out.items())
+                    idle = f"the passes since the last step() are no training, and are not measured: {passes}"
+                elif source.compiled_calls:
+                    idle = (
+                        "the model did not run since the last step(), unless it ran inside of a compiled function, "
+                        "where nothing is seen; give a probe batch, or compile the model instead of the function"
+                    )
+                elif source.was_bypassed:
+                    idle = (
+                        "nothing was measured since the last step(): another library has put back nn.Module.__call__. "
+                        "The next measured step looks again"
+                    )
+                self._notices.problem("idle", f"{idle} {Reason.NOT_RUN}")
             return {}
         kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
         skipped = [
@@ -151,7 +173,7 @@ class Passes:
         padding = self.source.padding
         mistake = None if padding is None else padding.mistake()
         if mistake is not None:
-            raise ValueError(mistake)
+            raise ArgumentMistake(mistake)
 
     def _report_partial(self) -> None:
         """Report, once, layers without heads and layers that attend with a part of their queries."""
@@ -169,12 +191,25 @@ class Passes:
                 f"{name} attends with {share:.1%} of its queries, and only those are measured {Reason.PART_OF_QUERIES}",
             )
 
+    def _report_passes(self) -> None:
+        """Report, once, that passes in eval mode are left out though nothing shows which passes are training."""
+        left_out = self.tally.count_left_out()
+        if left_out:
+            self._notices.once(
+                "passes",
+                f"{left_out} passes in eval mode since the last step() are not measured, since there were passes in "
+                "train mode, and no gradients were computed by the time of step(). Evaluate under torch.no_grad()",
+            )
+
     def clear(self) -> None:
         """Forget the passes that were seen."""
         self.tally.clear()
         self.losses.clear()
         self._modes.clear()
         self.source.ran.clear()
+        self.source.refusal = None  # the next measured step looks again
+        self.source.compiled_calls = 0
+        self.source.left_out.clear()
         if self.source.trace is not None:
             self.source.trace.clear()
 
@@ -182,4 +217,4 @@ class Passes:
         """Report, once each, attention modules that ran without any attention being seen in or around them."""
         measured = [name.split("/")[0] for name, _ in self.tally.seen]
         for name, message in unseen_modules(self.source, [*measured, *self.source.problems]).items():
-            self._notices.once(("unseen", name), message)
+            self._notices.problem(("unseen", name), message)

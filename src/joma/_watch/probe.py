@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
+from joma._events.border import UncompiledMode
+from joma._events.extra_pass import CollectiveCallError, unnoticed
 from joma._events.reasons import Reason, Refusal
 from joma._events.source import Source
 
@@ -52,21 +53,19 @@ class Probe:
         )
         if not (has_ids and can_run):
             return
-        devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+        args, kwargs = self._arguments(model)
+        inner = _unwrapped(model)
         try:
-            with _in_eval_mode(model), torch.random.fork_rng(devices=list(devices)), torch.no_grad(), _Lookups():
-                args, kwargs = self._arguments(model)
-                _unwrapped(model)(*args, **kwargs)
+            # alone, whatever the other processes do: the check ends before the first product, or where they are needed
+            with _in_eval_mode(model), unnoticed(inner, args, kwargs, is_alone=True) as given, _Lookups():
+                inner(*given[0], **given[1])
         except _OutOfRange as error:
             raise ValueError(str(error)) from None
-        except Exception:  # the end of the check; or a problem that the first measurement reports
+        except (
+            Exception,
+            CollectiveCallError,
+        ):  # the end of the check; or a problem that the first measurement reports
             pass
-        finally:
-            with torch.no_grad():
-                for buffer, version, copy in buffers:
-                    if buffer._version != version:
-                        buffer.copy_(copy)
 
     def run(self, source: Source) -> bool:
         """Make the pass, which training does not notice; False if it failed, and the source knows why."""
@@ -96,7 +95,7 @@ class _LookupsDone(Exception):
     """The model is behind its embeddings."""
 
 
-class _Lookups(TorchFunctionMode):
+class _Lookups(UncompiledMode):
     """Checks the ids of every lookup in an embedding, and ends the pass where the first matrix product begins."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

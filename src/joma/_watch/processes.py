@@ -28,6 +28,7 @@ class Processes:
         rank: of this process; 0 if torch.distributed is not in use.
         count: of all processes; 1 if torch.distributed is not in use.
         first: this process speaks and writes for those that are measured.
+        is_alone: there are other processes, and they take no part in what this one does.
     """
 
     def __init__(self, model: nn.Module, which: Which = "own") -> None:
@@ -38,7 +39,7 @@ class Processes:
         self.count = dist.get_world_size() if distributed else 1
         self.many = distributed and which == "all"
         self.first = not self.many or self.rank == 0
-        self._alone = distributed and which == "own"
+        self.is_alone = distributed and which == "own"
         self._sharded = any(hasattr(p, "to_local") for p in model.parameters())
         cuda = self.many and "nccl" in str(dist.get_backend())
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -46,7 +47,7 @@ class Processes:
     @property
     def cannot_gather(self) -> str | None:
         """Why parameters cannot be put together, or passes of this process's own be made, if so."""
-        if not (self._alone and self._sharded):
+        if not (self.is_alone and self._sharded):
             return None
         return (
             "parameters are sharded over processes, and this watch measures its own process only; give "
@@ -55,7 +56,7 @@ class Processes:
 
     def folder(self, run: str | os.PathLike[str]) -> str | os.PathLike[str]:
         """The folder for this process: where each measures its own, that of the first has the name given."""
-        if not self._alone or self.rank == 0:
+        if not self.is_alone or self.rank == 0:
             return run
         path = Path(run)
         return path.with_name(f"{path.name}-rank{self.rank}")

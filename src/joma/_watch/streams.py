@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Event, ModuleBegins, ModuleEnds, Observer, PassBegins
+from joma._events.events import Event, ModuleBegins, ModuleEnds, Observer, Pass, PassBegins, counted
 from joma._events.padding import StatedPadding, real_tokens
 from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import find_matrices, plain_name
@@ -53,8 +53,9 @@ class Streams:
         self.problems: dict[str, str] = {}
         self._padding, self._processes = padding, processes
         self._numbering = blocks
-        self._sums: dict[tuple[str, int], tuple[float, int]] = {}  # (gauge, block) -> sum or largest, and how many
-        self._grad = False
+        # of each pass: (gauge, block) -> sum or largest, and how many
+        self._passes: dict[Pass, dict[tuple[str, int], tuple[float, int]]] = {}
+        self._sums: dict[tuple[str, int], tuple[float, int]] = {}  # of the pass that is under way
         self._under_way: dict[int, _Seen] = {}
         self._blocks: list[str] = []
         self._block_of: dict[str, int] = {}
@@ -130,9 +131,7 @@ class Streams:
     def observe(self, event: PassBegins | ModuleBegins | ModuleEnds) -> None:
         """A pass, or a module in it, begins or ends."""
         if isinstance(event, PassBegins):
-            if event.grad and not self._grad:
-                self._sums.clear()  # a pass without gradients before the first with them was none of training
-            self._grad |= event.grad
+            self._sums = self._passes.setdefault(event.current, {})
             self._under_way.clear()
             return
         name = event.call.name
@@ -204,22 +203,18 @@ class Streams:
                 continue
             if value is None:  # not defined here
                 continue
-            old, count = self._sums.get((gauge.name, block), (0.0, 0))
-            if gauge.reduce == "max":
-                largest = _larger(old, value) if count else value
-                self._sums[gauge.name, block] = largest, count + 1
-            else:
-                self._sums[gauge.name, block] = old + value, count + 1
+            _add(self._sums, gauge, block, value, 1)
 
     # A measurement
 
     def measure(self) -> dict[str, Values]:
         """Gauge -> (blocks,): over the passes since the last `clear`, the mean or the largest."""
         values = {}
+        sums = self._sums_of_training()
         for gauge in self.gauges:
             if gauge.name not in self.due:
                 continue
-            pairs = [self._sums.get((gauge.name, n), (0.0, 0)) for n in range(len(self._blocks))]
+            pairs = [sums.get((gauge.name, n), (0.0, 0)) for n in range(len(self._blocks))]
             total, count = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
             if gauge.reduce == "max":
                 # a maximum over processes may drop NaN, and it never drops infinity
@@ -232,11 +227,30 @@ class Streams:
                 values[gauge.name] = Values.where(both[1] > 0, both[0] / both[1].clamp(min=1))
         return values
 
+    def _sums_of_training(self) -> dict[tuple[str, int], tuple[float, int]]:
+        """Return the sums over the passes that count."""
+        gauges = {gauge.name: gauge for gauge in self.gauges}
+        sums: dict[tuple[str, int], tuple[float, int]] = {}
+        for one in counted(list(self._passes)):
+            for (name, block), (value, count) in self._passes[one].items():
+                _add(sums, gauges[name], block, value, count)
+        return sums
+
     def clear(self) -> None:
         """Forget the passes that were seen."""
-        self._sums.clear()
+        self._passes.clear()
+        self._sums = {}
         self._under_way.clear()
-        self._grad = False
+
+
+def _add(sums: dict[tuple[str, int], tuple[float, int]], gauge: Gauge, block: int, value: float, count: int) -> None:
+    """Add a value, or the sum of ``count`` values, of a gauge in a block."""
+    old, old_count = sums.get((gauge.name, block), (0.0, 0))
+    if gauge.reduce == "max":
+        largest = _larger(old, value) if old_count else value
+        sums[gauge.name, block] = largest, old_count + count
+    else:
+        sums[gauge.name, block] = old + value, old_count + count
 
 
 def _larger(a: float, b: float) -> float:

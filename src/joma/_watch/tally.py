@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._events.events import Attention, BlockInput, Event, PassBegins, Place, Refused
+from joma._events.events import Attention, BlockInput, Event, Pass, PassBegins, Place, Refused, counted
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
 from joma._watch.sample import Sampler, estimate
 from joma._watch.values import Values
 
+# Passes since a step whose sums are kept apart. Of an older one, whether its gradients were used is known: nobody holds
+# the graphs of so many.
+_APART = 256
 ERROR = "_error"  # a gauge's standard error, where queries are sampled
 
 
@@ -37,7 +41,7 @@ class _Sums:
 
 
 class Tally:
-    """Observes what a step saw, in passes with gradients and in passes without; the former count if there are any.
+    """Observes what a step saw; only passes of training count, see `counted`.
 
     Attributes:
         due: names of the gauges that are measured.
@@ -51,8 +55,11 @@ class Tally:
         self.due: Collection[str] = [gauge.name for gauge in (*attention_gauges, *hidden_gauges)]
         self.layers: list[Layer] = []
         self.problems: dict[str, str] = {}  # gauge -> what its function raised
-        self._sums: dict[bool, dict[Place, _Sums]] = {True: {}, False: {}}
-        self._grad = False
+        self._sums: dict[Pass, dict[Place, _Sums]] = {}  # of each pass
+        self._counts: Counter[Pass] = Counter()  # how many passes an entry of these sums stands for
+        self._current: dict[Place, _Sums] = {}
+        self._heads: dict[Place, int] = {}
+        self._seen: dict[Place, _Sums] | None = None  # the sums of all passes that count, once they are asked for
         self._in_blocks = 0  # layers that are numbered by their block
 
     @property
@@ -62,8 +69,11 @@ class Tally:
 
     def observe(self, event: PassBegins | Attention | Refused | BlockInput) -> None:
         """Add what was seen to the sums, or take it out again."""
+        self._seen = None
         if isinstance(event, PassBegins):
-            self._grad = event.grad
+            self._fold()
+            self._current = self._sums.setdefault(event.current, {})
+            self._counts[event.current] = 1
         elif isinstance(event, Refused):
             self._forget(event.call.name)
         elif isinstance(event, Attention):
@@ -73,8 +83,36 @@ class Tally:
 
     def clear(self) -> None:
         """Forget everything but the layers."""
-        for sums in self._sums.values():
-            sums.clear()
+        self._sums.clear()
+        self._counts.clear()
+        self._heads.clear()
+        self._current = {}
+        self._seen = None
+
+    def _fold(self) -> None:
+        """Add the sums of the oldest pass to those of another one of its kind, if there are too many."""
+        if len(self._sums) < _APART:
+            return
+        oldest = next(iter(self._sums))
+        alike = [one for one in self._sums if one is not oldest and _kind(one) == _kind(oldest)]
+        if alike:
+            sums = self._sums.pop(oldest)
+            _add(sums, self._sums[alike[0]], self._largest)
+            self._sums[alike[0]] = sums
+            self._counts[alike[0]] += self._counts.pop(oldest)
+
+    @property
+    def _largest(self) -> set[str]:
+        """Names of gauges that are a maximum."""
+        return {gauge.name for gauge in (*self.attention_gauges, *self.hidden_gauges) if gauge.reduce == "max"}
+
+    def count_left_out(self) -> int:
+        """Return how many passes with gradients do not count by their mode alone: none had a backward pass."""
+        with_gradients = [one for one, sums in self._sums.items() if one.grad and sums]
+        if any(one.has_backward for one in with_gradients):
+            return 0
+        measured = counted(with_gradients)
+        return sum(self._counts[one] for one in with_gradients if one not in measured)
 
     def _forget(self, module: str) -> None:
         """Nothing of a module's attention counts in this step: part of it would be another number."""
@@ -85,7 +123,11 @@ class Tally:
     @property
     def seen(self) -> dict[Place, _Sums]:
         """The sums of this step."""
-        return self._sums[True] or self._sums[False]
+        if self._seen is None:
+            self._seen = {}
+            for one in counted([one for one, sums in self._sums.items() if sums]):
+                _add(self._seen, self._sums[one], self._largest)
+        return self._seen
 
     def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
@@ -98,9 +140,10 @@ class Tally:
             shape = (*shape[:2], len(positions))
         heads, states = event.shape[1], event.call.states
         source = None if states is None else states.data_ptr()
-        sums = self._sums[self._grad].setdefault((name, invocation), _Sums(heads, source))
-        if sums.heads != heads:
-            raise ValueError(f"it has {heads} heads in this pass, and had {sums.heads} before in the same step")
+        known = self._heads.setdefault((name, invocation), heads)
+        if known != heads:
+            raise ValueError(f"it has {heads} heads in this pass, and had {known} before in the same step")
+        sums = self._current.setdefault((name, invocation), _Sums(heads, source))
         for gauge in gauges:
             assert stats is not None
             by_key = gauge.on == "keys"
@@ -135,7 +178,7 @@ class Tally:
 
     def _add_hidden(self, event: BlockInput) -> None:
         """Add the value of each hidden-state gauge."""
-        if (sums := self._sums[self._grad].get(event.place)) is None:
+        if (sums := self._current.get(event.place)) is None:
             return
         for gauge in self.hidden_gauges:
             if gauge.name not in self.due:
@@ -268,6 +311,27 @@ class Tally:
                         table[n, at : at + size] = part.double().cpu()
                     at += size
         return table
+
+
+def _kind(one: Pass) -> tuple[bool, bool, bool]:
+    return one.grad, one.in_train_mode, one.has_backward
+
+
+def _add(sums: dict[Place, _Sums], others: dict[Place, _Sums], largest: Collection[str]) -> None:
+    """Add the sums of other passes."""
+    for place, other in others.items():
+        own = sums.setdefault(place, _Sums(other.heads, other.source))
+        for name, total in other.total.items():
+            if name not in own.total:
+                own.total[name] = total
+            elif name in largest:
+                own.total[name] = torch.maximum(own.total[name], total)
+            else:
+                own.total[name] = own.total[name] + total
+        for name, count in other.count.items():
+            own.count[name] = own.count.get(name, 0) + count
+        for name, variance in other.variance.items():
+            own.variance[name] = own.variance.get(name, 0) + variance
 
 
 def _name(key: Place) -> str:

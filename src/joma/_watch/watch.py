@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -25,6 +26,7 @@ from joma._gauges.matrices import plain_name, unnamed_pairs
 from joma._gauges.registry import IN_ATTENTION, PARTS, Gauge, in_training
 from joma._run import Run
 from joma._run.state import Ending, ending
+from joma._run.warning import JomaWarning
 from joma._run.writer import RunWriter
 from joma._watch import applicability, attached
 from joma._watch.alarms import JUDGED, Alarms, Alert
@@ -33,7 +35,15 @@ from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
 from joma._watch.display import LiveLine, html
-from joma._watch.inputs import NotWatchable, check_has_attention, check_heads, check_model, check_run, find
+from joma._watch.inputs import (
+    ArgumentMistake,
+    NotWatchable,
+    check_has_attention,
+    check_heads,
+    check_model,
+    check_run,
+    find,
+)
 from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
 from joma._watch.not_finite import find_not_finite
@@ -172,6 +182,7 @@ class Watch:
         latest: the last `Measurement`, if there is one.
         last_step: the number of the last step that was made.
         layers: names of the attention layers, by number, after the first measurement.
+        problems: what could not be measured so far, and why, in sentences; each was a warning once.
         matrices: part -> names of the matrices that weight gauges are measured on.
         rates: the learning rates of the last step, one per parameter group; empty if they are not known.
         tau: the sums of the learning rates over all steps so far, likewise.
@@ -226,7 +237,7 @@ class Watch:
         self._trace = FiniteTrace(frozenset(blocks.names))
         self._passes = Passes(
             model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
-            check_heads(heads, modules), self._trace,
+            check_heads(heads, modules), self._trace, trains=optimizers is not None,
         )  # fmt: skip
         self._order.ran = self._passes.source.ran
         self._structure = Structure(model)
@@ -300,6 +311,11 @@ class Watch:
         return list(self._alerts.reported)
 
     @property
+    def problems(self) -> list[str]:
+        """What could not be measured so far, and why, in sentences; each was a warning once."""
+        return list(self._notices.problems)
+
+    @property
     def should_stop(self) -> bool:
         """True after a critical alert, if ``on_alert`` is "stop"."""
         return self._alerts.should_stop
@@ -343,11 +359,27 @@ class Watch:
         """
         if self._closed:
             raise RuntimeError("this watch is closed")
-        if isinstance(loss, Tensor) and loss.numel() != 1:
-            raise ValueError(f"the loss has shape {tuple(loss.shape)}: give one number, for example loss.mean()")
+        given = {"loss": loss, "lr": lr}
+        for name, value in ({name: x for name, x in given.items() if x is not None} | numbers).items():
+            _check_number(name, value)
+        number = None if step is None else int(step)
+        try:
+            return self._step(loss, number, lr, numbers)
+        except (ArgumentMistake, JomaWarning):  # the user's mistake; a warning that the user made an error
+            raise
+        except Exception as error:
+            self._report_failure("the measurement", error)
+            return {}
+        finally:
+            with self._failures_reported("the preparation of the next step"):
+                self._forget_passes()
+
+    def _step(
+        self, loss: Any, step: int | None, lr: float | Tensor | None, numbers: Mapping[str, Any]
+    ) -> dict[str, float]:
         before = self.last_step
-        if step is not None and self._has_stepped and int(step) <= before:
-            self._refuse_step(int(step))
+        if step is not None and self._has_stepped and step <= before:
+            self._refuse_step(step)
             return {}
         self._has_stepped = True
         due = self._schedule.advance(step)
@@ -359,12 +391,24 @@ class Watch:
             self._clock.go_on(Run(self._record.writer.path).rows(), before)
         self._patterns.go_on(self._record, self.last_step)
         self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
-        if not due:
-            self._take_loss(loss)
+        if due:
+            return self._measure(due, loss, numbers)
+        self._take_loss(loss)
+        return {}
+
+    @contextmanager
+    def _failures_reported(self, part: str) -> Iterator[None]:
+        """Go on whatever happens in this block; what fails is a warning."""
         try:
-            return self._measure(due, loss, numbers) if due else {}
-        finally:
-            self._forget_passes()
+            yield
+        except (ArgumentMistake, JomaWarning):
+            raise
+        except Exception as error:
+            self._report_failure(part, error)
+
+    def _report_failure(self, part: str, error: Exception) -> None:
+        message = f"{part} failed in step {self.last_step} with {type(error).__name__}: {error}; training goes on"
+        self._notices.problem(("failure", part, type(error).__name__), message)
 
     def _forget_passes(self) -> None:
         """Make ready for the next step."""
@@ -413,7 +457,6 @@ class Watch:
 
     def _refuse_step(self, step: int) -> None:
         """Leave out a step whose number does not increase: rows of a run are in the order of steps."""
-        self._forget_passes()
         if not self._has_refused_step:
             self._has_refused_step = True
             self._notices.say(
@@ -445,12 +488,15 @@ class Watch:
         self._closed = True
         _open.discard(self)
         self._detach()
-        if self._line is not None:
-            self._line.close()
-        self._patterns.write(self._record)
-        if said := self.applies:
-            self._record.note(applies=said)
-        self._record.finish(status, reason)
+        with self._failures_reported("the end of the watch"):
+            if self._line is not None:
+                self._line.close()
+            self._patterns.write(self._record)
+            sentence = self.applies
+            if sentence:
+                self._record.note(applies=sentence)
+        with self._failures_reported("the end of the run"):
+            self._record.finish(status, reason)
 
     def __enter__(self) -> Self:
         return self
@@ -484,6 +530,7 @@ class Watch:
     def _arm(self) -> None:
         """Listen to the model and its optimisers if the step to come is due."""
         self._ears.leave()
+        self._ears.claim_thread()
         if self._passes.tally.sampler is not None:
             self._passes.tally.sampler.start(self.last_step + 1)
         due = self._make_due(self._schedule.arm())
@@ -522,34 +569,35 @@ class Watch:
         self._take_pending_losses()
         values: dict[str, Values] = {}
         if not self._in_passes.isdisjoint(due):
-            if self._probe is not None and not self._probe.run(self._passes.source):
-                self._passes.clear()  # a pass that failed has shown some layers only
-            values = self._passes.measure()
-            self._leave_out_projections(step)
-            self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
+            with self._failures_reported("the measurement of attention"):
+                values = self._measure_attention()
         for meter in self._meters:
-            values |= meter.measure()
+            with self._failures_reported(f"the measurement of {type(meter).__name__.lower()}"):
+                values |= meter.measure()
         for name, reason in self._motions.problems.items():
-            self._notices.once(("block", name), f"step {step}: {name} could not be measured: {reason}")
+            self._notices.problem(("block", name), f"step {step}: {name} could not be measured: {reason}")
         for name, reason in self._streams.problems.items():
-            self._notices.once(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
+            self._notices.problem(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
-            self._notices.once(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
+            self._notices.problem(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         findings: list[Finding] = []
         if self._charges.checks and self._steps is not None:
-            findings += self._charges.findings(step, self._notices)
+            with self._failures_reported("the check of gradients"):
+                findings += self._charges.findings(step, self._notices)
         mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
         for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
         uniform = values.pop(UNIFORM.name, None)
         errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
         self.latest = Measurement(step, values, self._names(), mean_loss, self._largest)
-        not_finite = find_not_finite(self.latest, self._trace, self.model, self._passes.blocks, self._processes)
-        if not_finite is not None:
-            findings.append(not_finite)
+        with self._failures_reported("the search for values that are not finite"):
+            not_finite = find_not_finite(self.latest, self._trace, self.model, self._passes.blocks, self._processes)
+            if not_finite is not None:
+                findings.append(not_finite)
         layers = read_layers({name: table.numbers for name, table in for_phases.items()}) if for_phases else []
-        reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED), findings)
-        self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
-        self._record.keep(reading)
+        with self._failures_reported("the judgement of alarms"):
+            reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED), findings)
+            self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
+            self._record.keep(reading)
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if mean_loss is not None:
             rows["loss"] = mean_loss
@@ -558,15 +606,29 @@ class Watch:
             has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
             codes = [PHASES.index(phase.name) for phase in self.phases]
             rows["phase"] = [code if has else None for code, has in zip(codes, has_attention, strict=False)]
-        if uniform is not None:
-            self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
-        if layers:
-            self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
         clock = self._clock.columns()
-        self._record.write(step, rows, clock, self._names(), self._widths())
+        with self._failures_reported("the writing of the run"):
+            if uniform is not None:
+                self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
+            if layers:
+                self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
+            self._record.write(step, rows, clock, self._names(), self._widths())
         if self._line is not None:
-            self._line.show(self)
+            with self._failures_reported("the live line"):
+                self._line.show(self)
         return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
+
+    def _measure_attention(self) -> dict[str, Values]:
+        if self._probe is not None and not self._probe.run(self._passes.source):
+            self._passes.clear()  # a pass that failed has shown some layers only
+        try:
+            values = self._passes.measure()
+        except NotWatchable as reason:
+            self._notices.problem(("attention", str(reason)), str(reason))
+            return {}
+        self._leave_out_projections(self.last_step)
+        self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
+        return values
 
     def _report_matrices(self) -> None:
         """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
@@ -668,6 +730,21 @@ class Watch:
         known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
         axes = self._record.writer.info["axes"]
         return {name: counts for name, counts in known.items() if len(axes.get(name, ())) > 1 or 0 in counts}
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what is no single number, without waiting for a device."""
+    if isinstance(value, (int, float)):
+        return
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            advice = "give one number, for example loss.mean()"
+            raise ValueError(f"the {name} has shape {tuple(value.shape)}: {advice}")
+        return
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a tensor with one entry; got {value!r}") from None
 
 
 def _scalar(value: Any) -> float:

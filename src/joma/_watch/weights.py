@@ -22,7 +22,7 @@ class Weights:
 
     Attributes:
         due: names of the gauges that the next measurement is of.
-        reasons: (part, matrix) -> why a value of the last measurement is 0.
+        reasons: (part, matrix) -> why a value of the last measurement is 0, or is not there.
     """
 
     def __init__(
@@ -85,7 +85,13 @@ class Weights:
                     for n, row in enumerate(self._rows[part]):
                         column = 0
                         for matrix in row:
-                            self._measure_one(part, (n, column), matrix, values)
+                            # One matrix that cannot be read (a quantised one) costs its own values only, and no process
+                            # is left waiting for this one.
+                            try:
+                                self._measure_one(part, (n, column), matrix, values)
+                            except Exception as error:
+                                reason = f"it could not be measured: {type(error).__name__}: {error}"
+                                self.reasons[part, matrix.name] = reason
                             column += matrix.heads
         values = {name: self._processes.sum_whole_values(value) for name, value in values.items()}
         axes = self.axes()
