@@ -127,7 +127,7 @@ def _truth(case: Case) -> tuple[list[Tensor], str]:
         with torch.no_grad():
             attentions = case.twin()
         if attentions:
-            return [entropy(p.double(), case, case.heads) for p in attentions], "attentions"
+            return [entropy(p.double(), case, p.shape[1]) for p in attentions], "attentions"
     recorder = Recorder(set(case.real) | case.lengths)
     with torch.no_grad(), recorder:
         case.call(case.model)
