@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help which-python reproduce test soak coverage lint bench figures mutate record docs format clean
+.PHONY: help which-python reproduce test soak coverage lint bench families figures mutate record docs format clean
 
 which-python:
 	@echo "$(PYTHON)"
@@ -51,6 +51,23 @@ bench: $(READY) ## benchmarks against what one would use instead, side by side
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
+FAMILIES ?= .venv-families
+FAMILIES_READY := $(FAMILIES)/.ready
+FAMILIES_PIP = $(FAMILIES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
+PURELIB := import sysconfig; print(sysconfig.get_paths()["purelib"])
+
+# An environment that shares the packages of the first one, and folders for libraries that must not be seen by others.
+$(FAMILIES_READY): $(READY) $(wildcard benchmarks/families/requirements*.txt)
+	$(BIN)/python -m venv $(FAMILIES)
+	$(BIN)/python -c '$(PURELIB)' > "$$($(FAMILIES)/bin/python -c '$(PURELIB)')/shared.pth"
+	$(FAMILIES_PIP) -r benchmarks/families/requirements.txt
+	for folder in vision tune titan; do \
+		$(FAMILIES_PIP) --upgrade --target $(FAMILIES)/$$folder -r benchmarks/families/requirements-$$folder.txt || exit 1; done
+	@touch $@
+
+families: $(FAMILIES_READY) ## watch models of public libraries and write docs/watch-families.md (hours; LIBRARIES="timm litgpt" for a part)
+	$(BIN)/python -m benchmarks.families.page --python $(FAMILIES)/bin/python --folders $(FAMILIES) $(LIBRARIES)
+
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
 
@@ -69,4 +86,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 
 clean: ## remove the environment and everything made
-	rm -rf $(VENV) runs site report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FAMILIES) runs site report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ LIBRARIES = {
     "litgpt": "gpts",
     "torchtune": "tunes",
     "torchtitan": "titans",
+    "hand-written": "styles",
     "neutral": "neutral",
 }
 

@@ -190,7 +190,8 @@ def _case(task: str, name: str, kernel: str, dtype: str, padding: str) -> Case:
     config = model.config if task == "image" else model.config.get_text_config()
     heads = next((getattr(config, key) for key in HEADS if isinstance(getattr(config, key, None), int)), None)
     inputs, real = _inputs(task, padding, DTYPES[dtype])
-    lengths = frozenset(range(2, 80)) if task == "image" else frozenset({LENGTH + CUT.get(name, 0)})
+    more = {LENGTH + CUT.get(name, 0), LENGTH + 1}  # with prompts, or with a learned sink
+    lengths = frozenset(range(2, 80) if task == "image" else more)
 
     def attentions() -> list[Tensor]:
         output = _build(name, "eager", torch.float32, changes)(**inputs, output_attentions=True)

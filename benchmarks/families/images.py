@@ -33,9 +33,9 @@ MODULES = (
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "beit", "eva", "cait", "swin_transformer", "swin_transformer_v2", "swin_transformer_v2_cr", "xcit", "volo", "nest",
     "levit", "pit", "twins", "tnt", "visformer", "crossvit", "coat", "convit", "maxxvit", "mvitv2", "pvt_v2",
-    "edgenext", "efficientformer", "efficientformer_v2", "fastvit", "davit", "gcvit", "hiera", "hieradet_sam2", "naflexvit",
-    "tiny_vit", "mobilevit", "metaformer", "byoanet", "vitamin", "nextvit", "shvit", "swiftformer", "repvit",
-    "efficientvit_mit", "efficientvit_msra", "sequencer", "csatv2",
+    "edgenext", "efficientformer", "efficientformer_v2", "fastvit", "davit", "gcvit", "hiera", "hieradet_sam2",
+    "naflexvit", "tiny_vit", "mobilevit", "metaformer", "byoanet", "vitamin", "nextvit", "shvit", "swiftformer",
+    "repvit", "efficientvit_mit", "efficientvit_msra", "sequencer", "csatv2",
 )  # fmt: skip
 PER_MODULE = 2
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -92,5 +92,5 @@ def _local(dtype: str) -> Case:
         num_tokens=VOCABULARY, dim=32, depth=2, max_seq_len=64, local_attn_window_size=8, heads=HEADS
     )
     model = _sharpened(model, dtype)
-    tokens = torch.randint(1, VOCABULARY, (3, 32), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(1, VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(1))
     return Case(model, lambda m: m(tokens), HEADS, {}, None, frozenset(range(4, 65)), DTYPES[dtype])

@@ -63,8 +63,8 @@ class Case:
     dtype: torch.dtype = torch.float32
 
 
-class TimeLimit(Exception):
-    """A model took too long."""
+class TimeLimit(BaseException):
+    """A model took too long. No `Exception`: a watch keeps those as problems of a module."""
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
             case = build()
             case.model.eval()
             expected, truth = _truth(case)
-    except Exception as error:
+    except (Exception, TimeLimit) as error:
         return row("not built", detail=f"{type(error).__name__}: {str(error)[:200]}")
     if not expected:
         return row("not built", detail="no attention was recorded")
@@ -108,6 +108,8 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
                 measured = np.asarray(watch.latest.values["entropy"])  # (layers, heads)
         except NotWatchable as error:
             return row("refused", code=code_of(str(error)), truth=truth, detail=str(error)[:600])
+        except TimeLimit as error:
+            return row("not built", detail=str(error))
         except Exception as error:
             return row("wrong", truth=truth, detail=f"raised {type(error).__name__}: {str(error)[:300]}")
     reason = " ".join(str(message.message) for message in messages if "joma" in str(message.message))
@@ -127,7 +129,7 @@ def _truth(case: Case) -> tuple[list[Tensor], str]:
         with torch.no_grad():
             attentions = case.twin()
         if attentions:
-            return [entropy(p.double(), case, case.heads) for p in attentions], "attentions"
+            return [entropy(p.double(), case, p.shape[1]) for p in attentions], "attentions"
     recorder = Recorder(set(case.real) | case.lengths)
     with torch.no_grad(), recorder:
         case.call(case.model)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 import joma
 from benchmarks.families.measure import Row
+from joma.integrations.transformers import watch as watch_trainer
 
 STEPS = 4
 
@@ -53,20 +53,16 @@ def _trl(is_watched: bool) -> nn.Module:
         intermediate_size=40, attention_dropout=0.1, pad_token_id=0, eos_token_id=1, bos_token_id=1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    callbacks: list[Any] = []
-    if is_watched:
-        from joma.integrations.transformers import WatchCallback
-
-        callbacks.append(WatchCallback(every=1))
     with tempfile.TemporaryDirectory() as folder:
         arguments = SFTConfig(
             output_dir=folder, max_steps=STEPS, per_device_train_batch_size=4, report_to=[], use_cpu=True, seed=0,
             bf16=False, save_strategy="no", max_length=16, disable_tqdm=True,
         )  # fmt: skip
         trainer = SFTTrainer(
-            model=model, args=arguments, train_dataset=Dataset.from_dict({"text": texts}), processing_class=fast,
-            callbacks=callbacks,
+            model=model, args=arguments, train_dataset=Dataset.from_dict({"text": texts}), processing_class=fast
         )  # fmt: skip
+        if is_watched:
+            watch_trainer(trainer, every=1)
         trainer.train()
     return model
 

@@ -260,3 +260,28 @@ def test_the_share_of_queries_that_attend_is_reported():
             w.step()
     expected = entropy_of_probabilities(model.truth).tolist()
     assert w.latest.values["entropy"][0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+class Experts(nn.Module):
+    """Two experts give the queries of two heads each, with the same slices of one output (JetMoe)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q = nn.Linear(D, 2 * SIZE)
+        self.kv = nn.Linear(D, 2 * D)
+        self.truth = torch.empty(0)
+
+    def forward(self, x):
+        q = self.q(torch.stack([x, 6 * x.flip(-1)], dim=2)).flatten(2)  # (B, T, 2 · 2 · d)
+        q, k, v = (t.unflatten(-1, (H, SIZE)).transpose(1, 2) for t in (q, *self.kv(x).chunk(2, dim=-1)))
+        self.truth = (q @ k.mT / math.sqrt(SIZE)).detach()
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:.*not certain which axis holds the heads")
+def test_heads_of_several_experts_are_not_taken_for_windows():
+    model = Experts()
+    (heads,) = measured(model, states(3))
+    truth = entropy_of(model.truth)
+    assert heads in (pytest.approx(truth.tolist(), abs=1e-5), pytest.approx([float(truth.mean())], abs=1e-5))

@@ -510,3 +510,15 @@ def test_padding_that_sees_itself_is_refused_unless_an_argument_names_it(is_name
         model(states()).square().mean().backward()
         with pytest.warns(joma.JomaWarning, match=r"\[padding-unclear\]"):
             assert w.step() == {}
+
+
+def test_padding_of_top_k_attention_under_any_name():
+    """Heads see different keys, so the mask is no evidence; an argument whose padding nobody attends to is."""
+
+    class Renamed(TopK):
+        def forward(self, x, keep):
+            return super().forward(x, keep)
+
+    model = Renamed()
+    heads = heads_of(model, states(), RIGHT)
+    assert heads == pytest.approx(entropy_of(model.truth, RIGHT).tolist(), abs=2e-5)

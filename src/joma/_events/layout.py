@@ -314,7 +314,7 @@ def decide_layout(
                 f"it attends over {shape[query_axis]} heads at each of {max(sizes)} tokens, not over tokens: "
                 "are two axes swapped?",
             )
-        if found is not None:
+        if found is not None and not _has_too_many_samples(found.axes, shape, query_axis, calls):
             return Layout(found.axes, query_axis, share=found.share)
         check_over_tokens(queries, query_axis, keys, calls, projections)
     check_not_swapped(calls[-1], sizes, shape[query_axis], keys)
@@ -324,6 +324,19 @@ def decide_layout(
     if axes is not None:
         return Layout(axes, query_axis)
     return Layout(tuple(Axis(size, 1) for size in sizes), query_axis, certain=False)
+
+
+def _has_too_many_samples(axes: Sequence[Axis], shape: Sequence[int], query_axis: int, calls: Sequence[Call]) -> bool:
+    """True if a merged axis would hold more samples than the module was given, though its queries are all its tokens.
+
+    Worked example: 2 of 4 experts project the queries of 2 heads each (JetMoe). Along the 4 heads, slices are 0 1 0 1:
+    that looks like two windows of 2 heads, but there are no windows.
+    """
+    samples = _samples(calls, shape[query_axis])
+    is_merged = any(1 < axis.heads < axis.size for axis in axes)
+    if not is_merged or samples is None or shape[query_axis] not in _tokens(calls[-1], shape):
+        return False
+    return prod(axis.size // axis.heads for axis in axes) > samples
 
 
 def by_user(sizes: Sequence[int], heads: Heads, samples: int | None) -> tuple[Axis, ...] | None:

@@ -363,6 +363,8 @@ def _is_pattern(claim: _Claim, event: Attention) -> bool:
 
 def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Tensor | None:
     """What mask and argument agree on, (B or 1, 1, T) or None; a `Refusal` if they contradict each other."""
+    if claim is None and states is None:
+        return _hidden_by_an_argument(event)
     if claim is None:
         if states is not None and bool((states == DOUBTFUL).any()):
             states = _without_doubt(event, states)
@@ -387,6 +389,23 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
         f"the argument {claim.name!r} {tuple(claim.rows.shape)} of {claim.owner.name} and the mask that is applied "
         "disagree about which tokens are padding; say which are with padding=",
     )
+
+
+def _hidden_by_an_argument(event: Attention) -> Tensor | None:
+    """Return what an argument (B, T) of any name says, if real queries give no attention to what it takes for padding.
+
+    For masks that give no evidence of their own, since heads see different keys (top-k).
+    """
+    B, _, T = event.shape
+    for call in reversed(event.calls):
+        for value in call.arguments.values():
+            rows = _rows(value, B, T, event.device)
+            if rows is None:
+                continue
+            for reading in _readings(rows, true_is_padding=False):
+                if not bool(reading.all()) and _is_hidden(event, reading):
+                    return reading[:, None]
+    return None
 
 
 def _without_doubt(event: Attention, states: Tensor) -> Tensor:

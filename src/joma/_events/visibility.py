@@ -37,7 +37,7 @@ def positions_of(sees: Tensor) -> Tensor:
     is_doubtful = _is_seen_by_itself_only(sees)
     if bool(is_seen.all()):
         states[is_doubtful] = UNKNOWN
-        return _with_lonely_tokens(sees, states)
+        return _with_lonely_tokens(supports, states)
     sees_itself = sees.diagonal(dim1=1, dim2=2)  # (B, T)
     # the first token of strictly causal attention may see itself instead of nothing
     sees_more = supports.diagonal(dim1=1, dim2=2) & (sees.sum(dim=2) > 1)
@@ -49,7 +49,7 @@ def positions_of(sees: Tensor) -> Tensor:
     states[~is_seen & ~_chooses_as_many(sees)[:, None]] = DOUBTFUL
     states[~is_seen & is_regular[:, None]] = PADDING
     states[is_doubtful & is_seen] = UNKNOWN
-    return _with_lonely_tokens(sees, states)
+    return _with_lonely_tokens(supports, states)
 
 
 def positions_of_keys(keep: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _chooses_as_many(sees: Tensor) -> Tensor:
 
 
 def _with_lonely_tokens(sees: Tensor, states: Tensor) -> Tensor:
-    """Settle tokens that see themselves only and that nobody else sees.
+    """Settle tokens that see themselves only and that nobody else sees; rows that a library unmasks are left out.
 
     Where others look over them they are padding. Where they stand at an end, next to one document, they are padding
     or documents of one token: doubtful. Next to several documents they are one, too.
@@ -161,7 +161,8 @@ def _is_one_way(sees: Tensor) -> Tensor:
     if sees.shape[1] > 1:
         is_causal = ~sees.triu(1).any(dim=2).any(dim=1)  # (B,)
         is_one_way[:, -1] &= is_one_way[:, -2] | ~is_causal
-    is_regular = _is_product(sees, ~is_one_way) & ~_is_product(sees, torch.ones_like(is_one_way))
+    is_seen = sees.any(dim=1)
+    is_regular = _is_product(sees, is_seen & ~is_one_way) & ~_is_product(sees, is_seen)
     return is_one_way & is_regular[:, None]
 
 
