@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import joma
 from benchmarks.families.recorder import Recorder
-from joma._watch.inputs import NotWatchable
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 SECONDS = 60  # for one model and variant
@@ -105,15 +104,16 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
             with time_limit(SECONDS), joma.watch(case.model, every=1, gauges="entropy", live=False) as watch:
                 case.call(case.model)
                 watch.step()
-                measured = np.asarray(watch.latest.values["entropy"])  # (layers, heads)
-        except NotWatchable as error:
-            return row("refused", code=code_of(str(error)), truth=truth, detail=str(error)[:600])
+                measured = watch.latest.values.get("entropy")  # (layers, heads)
+                problems = " ".join(watch.problems)
         except TimeLimit as error:
             return row("not built", detail=str(error))
         except Exception as error:
             return row("wrong", truth=truth, detail=f"raised {type(error).__name__}: {str(error)[:300]}")
+    if measured is None:
+        return row("refused", code=code_of(problems), truth=truth, detail=problems[:600])
     reason = " ".join(str(message.message) for message in messages if "joma" in str(message.message))
-    verdict, error = compare(measured, expected, TOLERANCE[case.dtype])
+    verdict, error = compare(np.asarray(measured), expected, TOLERANCE[case.dtype])
     code = code_of(reason) if verdict != "right" else ""
     return row(verdict, error=error, code=code, truth=truth, detail=reason[:600])
 
