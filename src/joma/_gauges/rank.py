@@ -5,8 +5,8 @@ forms no Gram matrix. A full SVD spends almost all of its time on the other sing
 
 A measurement without a predecessor iterates on one vector. Products of W with a block of vectors need fewer passes
 over W (28 instead of 89 for a Gaussian 8192 × 2048), but what a block costs depends on the machine: eight vectors at
-once took from 2.3 to 19 times as long as one. One vector reads W at the speed of memory everywhere, and the numbers of a
-run do not depend on a measured time.
+once took from 2.3 to 19 times as long as one. One vector reads W at the speed of memory everywhere, and the
+numbers of a run do not depend on a measured time.
 
 From one training step to the next the leading directions hardly move. A measurement that follows another therefore
 starts from the leading vectors of the one before, and needs a step or two. It starts from several: the second
