@@ -36,8 +36,8 @@ from typing import Any
 
 from joma._run.alerts import describe_alert
 from joma._watch.divergence import Divergence
-from joma._watch.phases import LOW, PATIENCE, Phase, Phases, Stuck, loss_falls
-from joma._watch.readings import HIGH_LEVEL, LOW_LEVEL, UNKNOWN_LEVEL, AttentionReading, Finding, Reading
+from joma._watch.phases import PATIENCE, Phase, Phases, Stuck, loss_falls
+from joma._watch.readings import HIGH_LEVEL, LOW, LOW_LEVEL, UNKNOWN_LEVEL, AttentionReading, Finding, Reading
 
 LOGIT, GROWN = 100.0, 2.0  # 100 is where QK-clip of Kimi K2 sets in
 STRONG, SURGE, SUDDEN, BEGUN = 15.0, 2.5, 6, 2.0  # a softmax is all but one-hot at differences of 15
