@@ -76,19 +76,21 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
         return float((sigma**2).sum() / sigma[0] ** 2)
 
     sides = {
-        "cold": lambda: top_singular(later).stable_rank,
-        "warm, after a training step": lambda: top_singular(later, before).stable_rank,
+        "cold": lambda: top_singular(later),
+        "warm, after a training step": lambda: top_singular(later, before),
         "`numpy.linalg.svd(compute_uv=False)`": svd,
         "WeightWatcher's `analyze()`": lambda: _weightwatcher(later),
     }
-    (cold, value), (warm, again), (lapack, exact), (other, theirs) = alternate(*sides.values(), rounds=1)
+    (cold, first), (warm, second), (lapack, exact), (other, theirs) = alternate(*sides.values(), rounds=1)
     rows = []
-    for name, seconds, mine in zip(sides, (cold, warm), (value, again), strict=False):
+    for name, seconds, top in zip(sides, (cold, warm), (first, second), strict=False):
         for against, time, truth in zip(list(sides)[2:], (lapack, other), (exact, theirs), strict=True):
-            error = abs(mine / truth - 1)
+            error = abs(top.stable_rank / truth - 1)
             what = f"stable rank of 8192 × 2048, {kind}, {name}"
-            accuracy = f"relative difference {error:.0e}"
-            rows.append(row(what, "`joma.stable_rank`", against, seconds, time, accuracy, error=error))
+            accuracy = f"relative difference {error:.0e}; {top.passes:.0f} passes over the matrix"
+            rows.append(
+                row(what, "`joma.stable_rank`", against, seconds, time, accuracy, error=error, passes=top.passes)
+            )
     return rows
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joma._run import Run, RunError, RunNotFound, RunWriter
+from joma._run.table import long_table
 
 AXES = {"entropy": ["layer", "head"], "rank": ["layer"], "rank.qk": ["layer", "head"]}
 numbers = st.floats(allow_subnormal=False, width=32)
@@ -159,3 +160,48 @@ def test_a_reference_that_cannot_be_followed_or_written_says_so(tmp_path: Path):
             read()
     assert run.members == [tmp_path / "a"]
     assert run.info["kind"] == "exhibit"
+
+
+def write_run(path, arrays):
+    axes = {"entropy": ["layer", "head"]}
+    writer = RunWriter.create(path, kind="watch", config={}, axes=axes)
+    for step, array in enumerate(arrays):
+        writer.write(step, {"loss": 0.1 * step, "entropy": array})
+    writer.finish()
+
+
+@pytest.mark.parametrize("digits", [3, 7, 9, 15, 17])
+@pytest.mark.parametrize("scale", [1e-300, 1e-7, 1.0, 1e5, 1e22])
+def test_numbers_of_any_length_are_read_to_the_bit(tmp_path, digits, scale):
+    generator = np.random.default_rng(digits)
+    arrays = generator.normal(size=(20, 3, 4)) * scale
+    arrays = np.array([float(f"{x:.{digits}g}") for x in arrays.flat]).reshape(arrays.shape)
+    write_run(tmp_path / "run", arrays)
+    table = Run(tmp_path / "run").frame("entropy")
+    assert table.value.to_numpy().tobytes() == arrays.tobytes()
+
+
+def test_a_value_that_is_damaged_is_named(tmp_path):
+    write_run(tmp_path / "run", np.ones((3, 2, 2)))
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("[[1.0,1.0]", "[[1.0,1.0,", 1))
+    with pytest.raises(RunError, match="is damaged"):
+        Run(tmp_path / "run").frame()
+    with pytest.raises(RunError, match="is damaged"):
+        list(Run(tmp_path / "run").rows())
+
+
+def test_a_run_is_parsed_once_until_its_files_change(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", np.ones((3, 2, 2)))
+    parses = []
+    monkeypatch.setattr("joma._run.reader.long_table", lambda *a: parses.append(1) or long_table(*a))
+    run = Run(tmp_path / "run")
+    first = run.frame()
+    first["value"] = 0.0  # the caller's own copy
+    second = run.frame()
+    assert (second.value == 0).sum() < len(second)
+    assert len(parses) == 1
+    with RunWriter.resume(tmp_path / "run", {}) as writer:
+        writer.write(9, {"entropy": np.ones((2, 2))})
+    assert run.frame().step.max() == 9
+    assert len(parses) == 2

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._run.folder import RunError, RunNotFound, describe, read_info
+from joma._run.folder import RUN, RunError, RunNotFound, describe, read_info
 from joma._run.patterns import Patterns, read_patterns
 from joma._run.state import State, state_of
-from joma._run.table import long_table, unspell
+from joma._run.table import long_table, parsed, unspell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,8 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         read_info(self.path)
+        self._frames: dict[str | None, pd.DataFrame] = {}  # gauge -> table, of the files with this signature
+        self._signature: list[tuple[str, int, int]] = []
 
     @property
     def info(self) -> dict[str, Any]:
@@ -77,6 +79,11 @@ class Run:
         """Yield each line of the complete measurements, in order: step, extra columns, gauge, value."""
         for lines, _ in self._sources():
             for row in lines:
+                try:
+                    row["value"] = parsed(row["value"])
+                except ValueError:
+                    self._name_damage()
+                    raise
                 yield {key: item if key == "gauge" else unspell(item) for key, item in row.items()}
 
     def frame(self, gauge: str | None = None) -> pd.DataFrame:
@@ -90,7 +97,31 @@ class Run:
             names its layers, module: the module or matrix that a layer is. Axes are counted from 0, and are `Int64`
             with `<NA>` where some gauge does not have them.
         """
-        table = long_table(self._sources(gauge), gauge)
+        signature = self._sign_files()
+        if signature != self._signature:
+            self._signature = signature
+            self._frames.clear()
+        if gauge not in self._frames:
+            self._frames[gauge] = self._read_frame(gauge)
+        return self._frames[gauge].copy()
+
+    def _sign_files(self) -> list[tuple[str, int, int]]:
+        """Return path, size and time of each file that the table is read from: it is parsed once until one changes."""
+        signature = []
+        for folder in [self.path, *self.members]:
+            for name in (RUN, METRICS):
+                path = folder / name
+                if path.exists():
+                    state = path.stat()
+                    signature.append((str(path), state.st_size, state.st_mtime_ns))
+        return signature
+
+    def _read_frame(self, gauge: str | None) -> pd.DataFrame:
+        try:
+            table = long_table(self._sources(gauge), gauge)
+        except json.JSONDecodeError:
+            self._name_damage()
+            raise
         if gauge is not None and table.empty and not any(gauge in info["axes"] for _, info in self._sources()):
             declared = {name for _, info in self._sources() for name in info["axes"]}
             known = ", ".join(sorted(declared | {row["gauge"] for row in self.rows()}))
@@ -132,7 +163,7 @@ class Run:
                 yield {"step": row.pop("step"), **member["columns"], **row}
 
     def _lines(self, gauge: str | None = None) -> Iterator[dict[str, Any]]:
-        """Parse the complete measurements, one call of the JSON parser for many lines."""
+        """Yield the complete measurements, their values as JSON text where `RunWriter` wrote them."""
         wanted = b"" if gauge is None else json.dumps(gauge).encode()
         if not (metrics := self.path / METRICS).exists():
             return
@@ -142,14 +173,28 @@ class Run:
                 left -= len(block)
                 *lines, rest = (rest + block).split(b"\n")
                 lines = [line for line in lines if wanted in line]
-                try:
-                    rows = json.loads(b"[" + b",".join(lines) + b"]")
-                except ValueError:
-                    rows = [self._parse(line) for line in lines]
+                rows = _heads(lines) or self._parse_all(lines)
                 for row in rows:
                     if gauge is None or row["gauge"] == gauge:
                         row.pop("end", None)
                         yield row
+
+    def _parse_all(self, lines: list[bytes]) -> list[Any]:
+        """Parse lines, one call of the JSON parser for all of them if none is damaged."""
+        try:
+            rows: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        except ValueError:
+            rows = [self._parse(line) for line in lines]
+        return rows
+
+    def _name_damage(self) -> None:
+        """Raise a `RunError` that names the first line which is not JSON, in this run or one that it refers to."""
+        for folder in [self.path, *self.members]:
+            metrics = folder / METRICS
+            if metrics.exists():
+                run = Run(folder)
+                for line in metrics.read_bytes()[: complete(metrics)].splitlines():
+                    run._parse(line)
 
     def _parse(self, line: bytes) -> Any:
         try:
@@ -166,3 +211,28 @@ class Run:
         info = {"folder": self.path, **self.info}
         cells = (f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>" for key, item in info.items())
         return f"<table>{''.join(cells)}</table>"
+
+
+def _heads(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    """Return lines with their values as JSON text; None if a line is not as `RunWriter` writes it.
+
+    JSON escapes quotes in strings, so that the bytes `,"value":` begin the value and nothing else.
+    """
+    heads = []
+    values = []
+    for line in lines:
+        head, separator, value = line.partition(b',"value":')
+        value = value.removesuffix(b"}").removesuffix(b',"end":true')
+        if not separator or not value:
+            return None
+        heads.append(head)
+        values.append(value)
+    try:
+        rows: list[dict[str, Any]] = json.loads(b"[" + b"},".join(heads) + b"}]") if heads else []
+    except ValueError:
+        return None
+    if len(rows) != len(values):
+        return None
+    for row, value in zip(rows, values, strict=True):
+        row["value"] = value
+    return rows

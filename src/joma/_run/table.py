@@ -6,7 +6,10 @@ Layers with fewer heads than the widest may also be padded with NaN; the table h
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +21,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPELT = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-Lines = Iterable[dict[str, Any]]  # parsed lines of metrics.jsonl: step, extra columns, gauge, value
+# Lines of metrics.jsonl: step, extra columns, gauge, value. The value may still be JSON text, as bytes.
+Lines = Iterable[dict[str, Any]]
+# Characters of finite numbers: what is left of a value without them is its shape, as "[[,],[,]]".
+_DIGITS = b"0123456789.+-eE"
+# Characters of a decimal with at most 15 digits, whose integer float64 holds exactly, and a point.
+EXACT_LENGTH = 16
+# Beyond e-09 the power of ten that such a decimal is divided by may not be exact.
+LARGE_EXPONENT = re.compile(rb"e[+-]?[1-9]")
+
+
+def parsed(value: Any) -> Any:
+    """Return a value that may still be JSON text as numbers and lists."""
+    return json.loads(value) if isinstance(value, bytes) else value
 
 
 def unspell(value: Any) -> Any:
@@ -66,16 +81,6 @@ class Shape:
         beyond: NDArray[np.bool_] = head >= known[layer]
         return beyond if beyond.any() else None
 
-    def named(self, places: Mapping[str, NDArray[np.int64]], size: int) -> NDArray[np.object_]:
-        """The module of each number; None where there is none."""
-        import numpy as np
-
-        result: NDArray[np.object_] = np.full(size, None, dtype=object)
-        if self.modules and "layer" in places:
-            inside = places["layer"] < len(self.modules)
-            result[inside] = np.array(self.modules, dtype=object)[places["layer"][inside]]
-        return result
-
 
 def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | None = None) -> pd.DataFrame:
     """Return the table of the lines of some runs, in their order.
@@ -104,8 +109,14 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
     names = [gauge] if gauge is not None else list(dict.fromkeys(row["gauge"] for row in rows))
     shapes = {(n, name): Shape.of(info, name) for n, info in enumerate(infos) for name in names}
     axes: dict[str, list[Any]] = {axis: [] for shape in shapes.values() for axis in shape.axes}
-    at, flat, modules = [np.empty(0, np.int64)], [np.empty(0)], [np.empty(0, object)]
+    at = [np.empty(0, np.int64)]
+    flat = [np.empty(0)]
+    modules: list[str] = []  # of all gauges, one after the other
+    named = [np.empty(0, np.int64)]  # per number, the place of its module in this list; -1 if it has none
     for key, numbers in groups.items():
+        first_module = len(modules)
+        names_here = shapes[key].modules
+        modules += names_here
         for chosen, stacked in _stacks(numbers, rows):
             size, count = math.prod(stacked.shape[1:]), len(stacked)
             place = shapes[key].places(stacked.shape[1:])
@@ -116,11 +127,14 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
             keep: Any = ~dropped if dropped.any() else slice(None)
             at.append(np.repeat(chosen, size)[keep])
             flat.append(values[keep])
-            modules.append(np.tile(shapes[key].named(place, size), count)[keep])
+            layer = place.get("layer", np.full(size, -1))
+            has_module = (layer >= 0) & (layer < len(names_here))
+            named.append(np.tile(np.where(has_module, first_module + layer, -1), count)[keep])
             for axis, indices in axes.items():
                 indices.append(np.tile(place.get(axis, np.full(size, -1)), count)[keep])
-    order = np.argsort(np.concatenate(at), kind="stable")
-    line = np.concatenate(at)[order]
+    line = np.concatenate(at)
+    order = np.argsort(line, kind="stable")
+    line = line[order]
 
     table: dict[str, Any] = {}
     for column in dict.fromkeys(chain(["step"], *rows)):
@@ -133,7 +147,8 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
     table["gauge"] = pd.Series([row["gauge"] for row in rows], dtype="str").array.take(line)
     table["value"] = np.concatenate(flat)[order]
     if any(shape.modules for shape in shapes.values()) and "layer" in axes:
-        table["module"] = pd.Series(np.concatenate(modules)[order], dtype="str").array
+        distinct = pd.Series([*modules, None], dtype="str").array  # -1 takes the last one, which is missing
+        table["module"] = distinct.take(np.concatenate(named)[order])
     return pd.DataFrame(table)
 
 
@@ -143,7 +158,11 @@ def _stacks(
     """Line numbers with their values as one array (lines, *shape), for each shape that has numbers in it."""
     import numpy as np
 
-    values = [rows[number]["value"] for number in numbers]
+    texts = [rows[number]["value"] for number in numbers]
+    finite = _finite_stack(texts)
+    if finite is not None:
+        return [(np.array(numbers), finite)] if finite.size else []
+    values = [parsed(text) for text in texts]
     try:
         stacks = [(np.array(numbers), np.array(values, dtype=np.float64))]  # reads "nan" and "inf", too
     except ValueError:  # the shape changed within the run
@@ -155,6 +174,43 @@ def _stacks(
             arrays.append(array)
         stacks = [(np.array(chosen), np.array(arrays)) for chosen, arrays in by_shape.values()]
     return [(chosen, stacked) for chosen, stacked in stacks if stacked.size]
+
+
+def _finite_stack(texts: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Return JSON texts of finite numbers as one array (lines, *shape); None if they are anything else.
+
+    The JSON parser would make an object of each number.
+    """
+    import numpy as np
+
+    first = texts[0]
+    if not isinstance(first, bytes):
+        return None
+    skeleton = first.translate(None, _DIGITS)
+    has_numbers = len(skeleton) < len(first)
+    if not has_numbers or skeleton.strip(b"[],"):
+        return None
+    for text in texts:
+        if not isinstance(text, bytes) or text.translate(None, _DIGITS) != skeleton or b"[]" in text:
+            return None
+    shape = np.array(json.loads(first), dtype=np.float64).shape
+    numbers = _numbers(b",".join(texts).translate(None, b"[]"))
+    return numbers.reshape(len(texts), *shape)
+
+
+def _numbers(text: bytes) -> NDArray[np.float64]:
+    """Return decimals that are separated by commas, each as the float64 that is nearest to it."""
+    import numpy as np
+    import pandas as pd
+
+    commas = np.flatnonzero(np.frombuffer(text, np.uint8) == ord(","))
+    longest = int(np.diff(commas, prepend=-1, append=len(text)).max()) - 1
+    if longest > EXACT_LENGTH or LARGE_EXPONENT.search(text):
+        return np.fromstring(text.decode(), dtype=np.float64, sep=",")
+    # The fast parser of pandas rounds once for so few digits, and is then exact. It is four times as fast.
+    lines = io.BytesIO(text.replace(b",", b"\n"))
+    table = pd.read_csv(lines, header=None, dtype=np.float64, engine="c")
+    return table[0].to_numpy()
 
 
 def _not_measured(
@@ -169,7 +225,7 @@ def _not_measured(
     flat = stacked.reshape(len(stacked), -1)  # (lines, numbers per line)
     missing = np.zeros(flat.shape, dtype=np.bool_)
     for line in np.flatnonzero(np.isnan(flat).any(axis=1)):
-        value = np.array(rows[numbers[line]]["value"], dtype=object)
+        value = np.array(parsed(rows[numbers[line]]["value"]), dtype=object)
         missing[line] = [item is None for item in value.flat]
     return missing.reshape(-1)
 

@@ -36,8 +36,8 @@ from typing import Any
 
 from joma._run.alerts import describe_alert
 from joma._watch.divergence import Divergence
-from joma._watch.phases import LOW, PATIENCE, RECOVERED, Phase, Phases, Stuck, loss_falls
-from joma._watch.readings import ALL, SINK, Finding, LayerReading, Reading
+from joma._watch.phases import PATIENCE, Phase, Phases, Stuck, loss_falls
+from joma._watch.readings import HIGH_LEVEL, LOW, LOW_LEVEL, UNKNOWN_LEVEL, AttentionReading, Finding, Reading
 
 LOGIT, GROWN = 100.0, 2.0  # 100 is where QK-clip of Kimi K2 sets in
 STRONG, SURGE, SUDDEN, BEGUN = 15.0, 2.5, 6, 2.0  # a softmax is all but one-hot at differences of 15
@@ -260,24 +260,24 @@ class Alarms:
     def _collapses(self, reading: Reading, loss: float) -> Iterator[Finding]:
         for n, (phase, layer) in enumerate(zip(self.phases, reading.layers, strict=False)):
             heads = self._heads_of(n, layer, loss)
-            most = 2 * sum(bool(stuck.count) for stuck in heads.values()) > len(layer.spread)
+            most = 2 * sum(bool(stuck.count) for stuck in heads.values()) > len(layer.levels)
             told = [head for head, stuck in heads.items() if stuck.told and (most or self._typical() > stuck.usual)]
-            collapsed = 2 * len(told) > len(layer.spread)
+            collapsed = 2 * len(told) > len(layer.levels)
             phase.update(reading.step, layer.entropy, layer.nonsink, loss, layer.possible, collapsed)
             for head in told:
                 yield Finding("collapse", n, head, _SPREAD, layer.spread[head], LOW)
             if phase.has_collapsed and not told:
                 yield Finding("collapse", n, None, _SPREAD, layer.nonsink, LOW)
 
-    def _heads_of(self, n: int, layer: LayerReading, loss: float) -> dict[int, Stuck]:
-        """The heads of a layer that can be judged, brought up to date; sinks that attend elsewhere too are healthy."""
+    def _heads_of(self, n: int, layer: AttentionReading, loss: float) -> dict[int, Stuck]:
+        """Bring the heads of a layer that can be judged up to date, and return them."""
         heads = {}
-        for head, (spread, sink) in enumerate(zip(layer.spread, layer.sink, strict=True)):
-            if math.isnan(spread) or math.isnan(sink):
+        for head, level in enumerate(layer.levels):
+            if level == UNKNOWN_LEVEL:
                 continue
-            healthy = SINK < sink <= ALL
-            heads[head] = stuck = self._stuck.setdefault(f"{n}:{head}", Stuck())
-            stuck.update(spread < LOW and not healthy, spread > RECOVERED or healthy, loss, self._best, self._usual())
+            stuck = self._stuck.setdefault(f"{n}:{head}", Stuck())
+            stuck.update(level == LOW_LEVEL, level == HIGH_LEVEL, loss, self._best, self._usual())
+            heads[head] = stuck
         return heads
 
     def _typical(self) -> float:

@@ -32,6 +32,7 @@ from statistics import median
 from typing import Any
 
 from joma._run.curve import ONLINE
+from joma._watch.readings import LOW, RECOVERED
 
 PHASES = ("dense", "sparsifying", "bouncing", "collapsed", "failing", "ended")
 RULE = ONLINE
@@ -39,7 +40,6 @@ BACK, SECOND = 0.1, 0.25  # of the depth of the dip
 NOISE = 9.0  # standard deviations: white noise spans 7 in a thousand measurements
 SCATTER = 64  # last measurements that noise is told from
 PATIENCE = 8
-LOW, RECOVERED = 0.04, 0.08  # of the largest possible non-sink entropy: 0.1 and 0.2 nats of 2.5
 LENGTH = 0.02  # a relative change of the largest possible entropy that is one of the length
 
 

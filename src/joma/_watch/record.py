@@ -200,7 +200,7 @@ class Record:
     def _append(self, name: str, rows: Sequence[Any]) -> None:
         """Add lines to a file; if there is no room for them, they wait until there is."""
         lines = self._pending.setdefault(name, [])
-        lines += [json.dumps(row) + "\n" for row in rows]
+        lines += [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
         try:
             append_whole(self.writer.path / name, "".join(lines))
         except OSError as error:

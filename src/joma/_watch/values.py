@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -58,8 +60,22 @@ class Values:
         return Values(self.numbers[:, n], self.measured[:, n])
 
     def to_lists(self) -> list[object]:
-        """Return nested lists, with None where nothing was measured, as run folders store them."""
-        return _nested(self.numbers.tolist(), self.measured.tolist())
+        """Return nested lists, with None where nothing was measured, as run folders store them.
+
+        Numbers have the precision of float32: as decimals they take half of the room of float64.
+        """
+        return _nested(_shortest(self.numbers).tolist(), self.measured.tolist())
+
+
+def _shortest(numbers: Tensor) -> NDArray[np.float64]:
+    """Return the shortest decimals that are the same as ``numbers`` in float32; others stay as they are."""
+    exact = numbers.numpy()
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = exact.astype(np.float32)
+    short = narrow.astype(str).astype(np.float64)
+    is_in_range = np.abs(exact) >= np.finfo(np.float32).tiny
+    is_in_range &= np.isfinite(narrow)
+    return np.where(is_in_range, short, exact)
 
 
 def _nested(numbers: list[object], measured: list[object]) -> list[object]:
