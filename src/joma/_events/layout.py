@@ -409,8 +409,9 @@ def by_sizes(
     if is_windowed and is_merged and may_be_heads(sizes[batch[0]], widths):
         return None
     # a projection of 18 · d may hold the queries of 12 heads with 3 key heads, or of 6 heads in each of two windows
-    candidates = [(place,) for place in others] if len(others) > 1 else []
-    candidates.append(tuple(others))
+    candidates: list[tuple[int, ...]] = [tuple(others)]
+    if len(others) > 1:
+        candidates += [(place,) for place in others]
     fitting = [places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)]
     return with_heads(*fitting[0]) if len(fitting) == 1 else None
 
