@@ -224,7 +224,7 @@ def test_a_model_inside_of_a_compiled_function_is_named_as_the_cause():
     step = torch.compile(loss_of, backend="aot_eager")
     with joma.watch(model, every=1, gauges="entropy") as w:
         step(model, tokens(0)).backward()
-        with pytest.warns(joma.JomaWarning, match=r"inside of a compiled function.*probe"):
+        with pytest.warns(joma.JomaWarning, match=r"inside a compiled function.*probe"):
             assert w.step() == {}
         graphs = counters["stats"]["unique_graphs"]
         step(model, tokens(1)).backward()

@@ -97,6 +97,7 @@ def test_each_gauge_has_its_own_schedule(tmp_path):
 def test_gauges_that_are_not_due_are_neither_measured_nor_listened_for():
     model = HandWrittenGPT("sdpa")
     asked = []
+    pristine = nn.Module.__call__
 
     def counted(stats):
         asked.append(1)
@@ -106,7 +107,7 @@ def test_gauges_that_are_not_due_are_neither_measured_nor_listened_for():
     try:
         with joma.watch(model, gauges={"counted": 10, "stable_rank": 2, "entropy": 5}) as w:
             for step in range(1, 11):
-                heard = nn.Module.__call__.__name__ == "_detour"
+                heard = nn.Module.__call__ is not pristine
                 assert heard == (step in (1, 5, 10))
                 train_step(model)
                 w.step()

@@ -150,13 +150,18 @@ class Reason(Enum):
     )
     THREADS = (
         "threads",
-        "The model runs in two threads at once, whose passes cannot be told apart.",
+        "While a pass was measured, the model was called in another thread, and that call is not measured.",
         "Watch a copy of the model in each thread.",
+    )
+    COLLECTIVE = (
+        "collective",
+        "The forward pass waits for other processes, and an extra pass of this process alone ends before that.",
+        'Pass `processes="all"` in every process.',
     )
     CHANGED_INPUT = (
         "changed-input",
-        "A compiled model changes its input in place, so that its pass cannot be repeated.",
-        "Pass `probe=`.",
+        "The forward pass of a compiled model writes to its input, so that the pass cannot be repeated.",
+        "Pass `probe=`, or copy the input before it is written to.",
     )
     NESTED = (
         "nested",

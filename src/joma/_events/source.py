@@ -56,8 +56,8 @@ _TRANSFORMED = Refusal(
 
 _THREADS = Refusal(
     Reason.THREADS,
-    "it was called in another thread during a pass: that call is not measured. To measure both, watch a copy of the "
-    "model in each thread",
+    "it was called in another thread during a pass, and that call is not measured; to measure both, watch a copy of "
+    "the model in each thread",
 )
 _CHANGED_INPUT = Refusal(
     Reason.CHANGED_INPUT,
@@ -116,6 +116,7 @@ class Source:
         trains: a pass with gradients was seen, or is sure to come.
         compiled_calls: how many calls of compiled functions began, outside of this source's own passes; whoever reads
             it clears it.
+        has_replayed: a pass was made once more; whoever reads it clears it.
         left_out: why passes were not measured -> how many; whoever reads it clears it.
         was_bypassed: another library took the detour of module calls away while this source listened.
         trace: finds the first module whose output is not finite, if it is asked for.
@@ -144,6 +145,7 @@ class Source:
         self.is_alone = is_alone
         self.trains = trains
         self.compiled_calls = 0
+        self.has_replayed = False
         self.left_out: Counter[str] = Counter()
         self._generates = False  # a pass without gradients made one token from the keys of those before
         self._makes_one_token = False
@@ -239,6 +241,7 @@ class Source:
         with self.guarded(Call(self.names[module], module, args, kwargs, 0)):
             if _versions(args, kwargs) != versions:
                 raise _CHANGED_INPUT
+            self.has_replayed = True
             self._run_aside(inner, args, kwargs, grad, lambda _: output)
         return output
 
@@ -287,7 +290,7 @@ class Source:
                 call = lambda: module(*own_args, **own_kwargs)  # noqa: E731
                 self._run_pass(module, call, own_args, own_kwargs, grad, returned)
         except CollectiveCallError as error:  # what was seen until then is right
-            self.problems.setdefault(self.names[module], ValueError(str(error)))
+            self.problems.setdefault(self.names[module], Refusal(Reason.COLLECTIVE, str(error)))
         finally:
             self._replaying = False
 

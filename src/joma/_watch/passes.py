@@ -136,21 +136,7 @@ class Passes:
             self._notices.problem(("gauge", name), f"gauge {name!r} failed: {problem}")
         if nothing:
             if not source.ran and not source.problems:
-                idle = "the model did not run since the last step(): there is no attention to measure"
-                if source.left_out:
-                    passes = " and ".join(f"{count} {why}" for why, count in source.left_out.items())
-                    idle = f"the passes since the last step() are no training, and are not measured: {passes}"
-                elif source.compiled_calls:
-                    idle = (
-                        "the model did not run since the last step(), unless it ran inside of a compiled function, "
-                        "where nothing is seen; give a probe batch, or compile the model instead of the function"
-                    )
-                elif source.was_bypassed:
-                    idle = (
-                        "nothing was measured since the last step(): another library has put back nn.Module.__call__. "
-                        "The next measured step looks again"
-                    )
-                self._notices.problem("idle", f"{idle} {Reason.NOT_RUN}")
+                self._notices.problem("idle", f"{self._why_idle()} {Reason.NOT_RUN}")
             return {}
         kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
         skipped = [
@@ -163,9 +149,24 @@ class Passes:
         self._name_unseen()
         return tally.values(self._processes.sum_, self._processes.max_)
 
+    def _why_idle(self) -> str:
+        """Return why no pass was seen since the last step."""
+        source = self.source
+        if source.left_out:
+            passes = " and ".join(f"{count} {why}" for why, count in source.left_out.items())
+            return f"the passes since the last step() are no training, and are not measured: {passes}"
+        if source.compiled_calls:
+            return (
+                "the model did not run since the last step(), or it ran inside a compiled function, where nothing is "
+                "seen; give a probe batch, or compile the model instead of the function"
+            )
+        if source.was_bypassed:
+            return "nothing was seen since the last step(): another library has put back nn.Module.__call__"
+        return "the model did not run since the last step(): there is no attention to measure"
+
     def ways(self, is_probe: bool) -> list[str]:
         """Return what the passes since the last `clear` were, in words: batches, and the mode of the model."""
-        is_replay = self.source.replays and not is_probe
+        is_replay = self.source.has_replayed and not is_probe
         return [describe_passes(is_probe, mode, is_replay) for mode in sorted(self._modes.modes())]
 
     def _check_arguments(self) -> None:
@@ -209,6 +210,7 @@ class Passes:
         self.source.ran.clear()
         self.source.refusal = None  # the next measured step looks again
         self.source.compiled_calls = 0
+        self.source.has_replayed = False
         self.source.left_out.clear()
         if self.source.trace is not None:
             self.source.trace.clear()

@@ -19,6 +19,7 @@ from joma._events.finite import FiniteTrace
 from joma._events.layout import Heads
 from joma._events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._events.padding import Padding, StatedPadding
+from joma._events.reasons import Reason
 from joma._events.source import Source
 from joma._events.structure import Structure
 from joma._gauges.blocks import Blocks
@@ -407,7 +408,8 @@ class Watch:
             self._report_failure(part, error)
 
     def _report_failure(self, part: str, error: Exception) -> None:
-        message = f"{part} failed in step {self.last_step} with {type(error).__name__}: {error}; training goes on"
+        cause = f"{type(error).__name__}: {error}"
+        message = f"{part} failed in step {self.last_step} with {cause}; training goes on {Reason.INTERNAL}"
         self._notices.problem(("failure", part, type(error).__name__), message)
 
     def _forget_passes(self) -> None:
@@ -624,7 +626,7 @@ class Watch:
         try:
             values = self._passes.measure()
         except NotWatchable as reason:
-            self._notices.problem(("attention", str(reason)), str(reason))
+            self._notices.problem(("attention", str(reason)), str(reason))  # the next measured step looks again
             return {}
         self._leave_out_projections(self.last_step)
         self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
