@@ -70,6 +70,18 @@ def test_leading_directions_that_change_places_are_followed(gap):
     assert top_singular(after, before.vectors).stable_rank == pytest.approx(truth(after), rel=1e-6)
 
 
+@pytest.mark.parametrize("values", [2, 3, 4, 5, 10])
+@pytest.mark.parametrize("distance", [1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("bulk", [0.3, 0.9])
+def test_leading_values_that_are_close_together_are_told_apart(values, distance, bulk):
+    left, _ = torch.linalg.qr(matrix("random", 200, 200).double())
+    right, _ = torch.linalg.qr(matrix("random", 200, 200, seed=1).double())
+    squares = torch.linspace(bulk, 0.01, 200).double()
+    squares[:values] = 1 - torch.linspace(0, distance, values).double()
+    w = ((left * squares.sqrt()) @ right).float()
+    assert top_singular(w).stable_rank == pytest.approx(truth(w), rel=1e-6)
+
+
 def test_the_same_matrix_gives_the_same_bits():
     w = matrix("random", 500, 300)
     first = top_singular(w)

@@ -4,9 +4,9 @@
 forms no Gram matrix. A full SVD spends almost all of its time on the other singular values.
 
 Lanczos works on a block of vectors: one vector does not see a second singular value next to the first before its
-residual is smaller than their distance, and a block needs fewer steps (37 instead of 89 for a Gaussian 8192 × 2048).
+residual is smaller than their distance, and a block needs fewer steps (39 instead of 98 for a Gaussian 8192 × 2048).
 What a product of W with a block costs depends on the machine: with eight vectors at once it took from 2.3 to 19 times
-as long as with one. So the products are taken vector by vector, on rows of W that are in cache. That costs 35 % of a
+as long as with one. So the products are taken vector by vector, on rows of W that are in cache. That costs 40 % of a
 pass over W for each further vector, and the numbers of a run do not depend on a measured time.
 
 From one training step to the next the leading directions hardly move. A measurement that follows another therefore
@@ -28,7 +28,9 @@ DIRECT_SIZE = 128
 # Rows of W are multiplied in chunks that stay in cache for the second product. 8192 × 2048: 6.1 ms at 2 MiB,
 # 9.8 ms at 128 KiB, 7.4 ms at 16 MiB.
 CHUNK_BYTES = 1 << 21
-# Vectors of the block. 8192 × 2048, Gaussian: 0.88 s with one, 0.56 s with two, 0.52 s with three.
+# Vectors of the block. Two would be faster (8192 × 2048, Gaussian: 0.50 s, 0.53 s with three, 0.61 s with four, 0.67 s
+# with one), but four are the fewest whose error stayed below 1e-6 on clusters of leading values that are 1e-6 to 1e-2
+# apart: with three, it was up to 3e-5.
 BLOCK_SIZE = 4
 # Range of row norms whose squares, and sums of squares, float32 can hold.
 SMALLEST_NORM = 1e-12
