@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from joma._watch.alarms import LOW, Alarms, Alert
+from joma._watch.alarms import Alarms, Alert
+from joma._watch.readings import LOW
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from joma._scan.gguf_model import OwnTokenizer
 from joma._scan.model import load_model
 from joma._scan.reading import BadCheckpoint
 from joma._scan.tensors import Tensors
+from joma._watch.alarms.notices import Notices
 from joma._watch.inputs import check_model
 from joma._watch.measurement import Measurement
-from joma._watch.notices import Notices
 from joma._watch.passes import Passes
 from joma._watch.processes import Processes
 

@@ -22,7 +22,7 @@ from joma._events.events import PassBegins
 from joma._events.optimiser import StepBegins
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import Gauge
-from joma._watch.notices import Notices
+from joma._watch.alarms.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.readings import Finding
 from joma._watch.values import Values

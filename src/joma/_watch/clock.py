@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from joma._events.optimiser import Steps
-from joma._watch.notices import Notices
+from joma._watch.alarms.notices import Notices
 
 
 class Clock:

@@ -13,7 +13,7 @@ from joma._events.reasons import Reason
 from joma._gauges.matrices import Matrix, find_matrices
 from joma._gauges.registry import PARTS, UPDATE, Gauge
 from joma._run.writer import RunWriter
-from joma._watch.notices import warn
+from joma._watch.alarms.notices import warn
 
 _ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)  # not nn.Flatten
 

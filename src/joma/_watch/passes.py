@@ -16,8 +16,8 @@ from joma._events.source import Source
 from joma._gauges.blocks import Blocks
 from joma._gauges.registry import IN_ATTENTION, Gauge
 from joma._run.measured import describe_passes
+from joma._watch.alarms.notices import Notices
 from joma._watch.inputs import ArgumentMistake, NotWatchable, looks_like_attention, no_attention
-from joma._watch.notices import Notices
 from joma._watch.processes import Processes
 from joma._watch.sample import Sampler
 from joma._watch.tally import Tally

@@ -1,4 +1,4 @@
-"""What a layer's attention is doing: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
+"""Phases of a layer's attention: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
 
 While a critical alert stands, a layer is never called by one of the first three names, which healthy layers have: it is
 `ended` if the alert is about numbers that are not finite, else `collapsed` or `failing`.
@@ -36,7 +36,8 @@ from joma._watch.readings import LOW, RECOVERED
 
 PHASES = ("dense", "sparsifying", "bouncing", "collapsed", "failing", "ended")
 RULE = ONLINE
-BACK, SECOND = 0.1, 0.25  # of the depth of the dip
+BACK = 0.1  # of the depth of the dip
+SECOND = 0.25  # likewise
 NOISE = 9.0  # standard deviations: white noise spans 7 in a thousand measurements
 SCATTER = 64  # last measurements that noise is told from
 PATIENCE = 8
@@ -45,27 +46,40 @@ LENGTH = 0.02  # a relative change of the largest possible entropy that is one o
 
 @dataclass
 class Stuck:
-    """Something is low for PATIENCE measurements in a row, and there was no new best loss since it became so."""
+    """Counts the measurements in a row at which a number is low, and watches the loss meanwhile."""
 
-    count: int = 0  # measurements that it is low for
-    best: float = math.inf  # loss when it became low, or before; inf if none is known
-    better: bool = False  # a new best loss was reached since
-    usual: float = math.inf  # what the loss did not exceed by its scatter alone when it became low
+    count: int = 0  # measurements in a row at which the number is low
+    best: float = math.inf  # best loss when the number became low; inf if no loss was known
+    better: bool = False  # True if a better loss was reached since then
+    usual: float = math.inf  # loss that was exceeded only by chance when the number became low
 
-    @property
-    def told(self) -> bool:
-        """Is it so?"""
-        return self.count >= PATIENCE and not self.better and math.isfinite(self.best)
+    def is_stuck(self, patience: int = PATIENCE) -> bool:
+        """Return True after ``patience`` low measurements without a new best loss."""
+        return self.count >= patience and not self.better and math.isfinite(self.best)
 
-    def update(self, low: bool, over: bool, loss: float, best: float, usual: float = math.inf) -> None:
-        """One measurement: is it low, is it over, its loss, the best loss so far (this one included), the usual one."""
-        if self.count and over:
-            self.count, self.best, self.better, self.usual = 0, math.inf, False, math.inf
-        elif self.count:
+    def update(self, is_low: bool, is_over: bool, loss: float, best: float, usual: float = math.inf) -> None:
+        """Take one measurement.
+
+        Arguments:
+            is_low: True if the number is low.
+            is_over: True if the number has recovered; between the two, it stays what it was.
+            loss: of this measurement; NaN if it is unknown, which is not better.
+            best: the best loss so far, this one included.
+            usual: what the losses before exceed only by chance.
+        """
+        if self.count > 0 and is_over:
+            self.count = 0
+            self.best = math.inf
+            self.better = False
+            self.usual = math.inf
+        elif self.count > 0:
             self.count += 1
-            self.better |= loss < self.best  # NaN is not better
-        elif low:
-            self.count, self.best, self.better, self.usual = 1, best, False, usual
+            self.better |= loss < self.best
+        elif is_low:
+            self.count = 1
+            self.best = best
+            self.better = False
+            self.usual = usual
 
 
 @dataclass
@@ -94,41 +108,58 @@ class Phase:
 
     @property
     def depth(self) -> float:
-        """How far entropy fell from its peak, in nats; 0 before a dip."""
-        return max(0.0, self.peak - self.trough) if math.isfinite(self.trough) else 0.0
+        """Fall of entropy from its peak, in nats; 0 before a dip."""
+        if not math.isfinite(self.trough):
+            return 0.0
+        return max(0.0, self.peak - self.trough)
 
     @property
     def bounce(self) -> float:
-        """How far entropy rose from its trough so far."""
-        return max(0.0, self.crest - self.trough) if math.isfinite(self.trough) and math.isfinite(self.crest) else 0.0
+        """Rise of entropy from its trough so far, in nats."""
+        if not (math.isfinite(self.trough) and math.isfinite(self.crest)):
+            return 0.0
+        return max(0.0, self.crest - self.trough)
 
     def __str__(self) -> str:
-        """In words: "sparsifying since step 300 (2.41 nats, 0.64 below its peak)"."""
+        """Return words such as "sparsifying since step 300 (2.41 nats, 0.64 below its peak)"."""
         if self.name in ("ended", "failing"):
             return f"{self.name} since step {self.since:,} ({self.trouble})"
         if math.isnan(self.entropy):
             return "not measured"
-        moved = f", {self.depth:.2f} below its peak at the lowest" if self.depth else ""
-        moved += f", {self.bounce:.2f} up again" if self.bounce else ""
+        moved = ""
+        if self.depth:
+            moved += f", {self.depth:.2f} below its peak at the lowest"
+        if self.bounce:
+            moved += f", {self.bounce:.2f} up again"
         return f"{self.name} since step {self.since:,} ({self.entropy:.2f} nats{moved})"
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain numbers."""
-        plain = {"_recent": list(self._recent), "_bends": list(self._bends), "_stuck": dict(vars(self._stuck))}
-        return {**vars(self), **plain, "_low": [list(pair) for pair in self._low]}
+        """Return all fields as plain numbers."""
+        return {
+            **vars(self),
+            "_recent": list(self._recent),
+            "_bends": list(self._bends),
+            "_stuck": dict(vars(self._stuck)),
+            "_low": [list(pair) for pair in self._low],
+        }
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Phase:
-        """The phase that `state` told of."""
-        recent, bends = deque(state["_recent"], maxlen=RULE.window), deque(state["_bends"], maxlen=SCATTER)
-        low = [(int(at), float(loss)) for at, loss in state["_low"]]
-        return cls(**{**state, "_recent": recent, "_bends": bends, "_stuck": Stuck(**state["_stuck"]), "_low": low})
+        """Return the phase that a `state` describes."""
+        fields = {
+            **state,
+            "_recent": deque(state["_recent"], maxlen=RULE.window),
+            "_bends": deque(state["_bends"], maxlen=SCATTER),
+            "_stuck": Stuck(**state["_stuck"]),
+            "_low": [(int(step), float(loss)) for step, loss in state["_low"]],
+        }
+        return cls(**fields)
 
     def update(
         self, step: int, entropy: float, nonsink: float = math.nan, loss: float = math.nan, possible: float = math.nan,
         collapsed: bool = False,
     ) -> str:  # fmt: skip
-        """Take one measurement; returns the phase.
+        """Take one measurement and return the phase.
 
         Arguments:
             step: of the measurement.
@@ -136,9 +167,11 @@ class Phase:
             nonsink: non-sink entropy over the largest possible one; NaN if it says nothing.
             loss: NaN if it is not known.
             possible: the largest possible entropy, in nats.
-            collapsed: most heads have collapsed by themselves.
+            collapsed: True if most heads have collapsed by themselves.
         """
-        before = self.name if math.isfinite(self.entropy) else None  # None before the first measurement
+        before = None  # before the first measurement
+        if math.isfinite(self.entropy):
+            before = self.name
         self._rescale(possible)
         if math.isfinite(entropy):
             if len(self._recent) == RULE.window:
@@ -172,16 +205,18 @@ class Phase:
             self.since = step
 
     def _rescale(self, possible: float) -> None:
-        """Sequences have another length now: entropies of before are taken to what they would be at this one."""
+        """Scale the entropies so far to those of the present length of sequences, if it changed."""
         if not possible > 0:
             return
-        factor = possible / self._possible if self._possible > 0 else 1.0
+        factor = 1.0
+        if self._possible > 0:
+            factor = possible / self._possible
         if math.isfinite(self._possible) and abs(factor - 1) <= LENGTH:
             return
         self._possible = possible
         for name in ("peak", "trough", "crest", "deepest", "entropy"):
             setattr(self, name, getattr(self, name) * factor)
-        self._recent = deque((x * factor for x in self._recent), maxlen=RULE.window)
+        self._recent = deque((entropy * factor for entropy in self._recent), maxlen=RULE.window)
 
     @property
     def _noise(self) -> float:
@@ -190,43 +225,55 @@ class Phase:
             return 0.0
         return NOISE * 0.67 * 1.4826 * median(self._bends) / math.sqrt(6)
 
-    def _turn(self, s: float) -> None:
+    def _turn(self, entropy: float) -> None:
+        """Follow the curve of the smoothed entropy."""
         noise = self._noise
         if self._shape == "dense":
-            self.peak = max(self.peak, s)
-            if s <= self.peak - max(RULE.least_fall(self.peak), noise):
-                self._shape, self.trough, self.crest = "sparsifying", s, -math.inf
+            self.peak = max(self.peak, entropy)
+            if entropy <= self.peak - max(RULE.least_fall(self.peak), noise):
+                self._begin_dip(entropy)
         elif self._shape == "bouncing":
-            self.crest = max(self.crest, s)
-            if s < self.trough - noise:
-                self._shape, self.trough, self.crest = "sparsifying", s, -math.inf
-            elif s >= self.peak - BACK * (self.peak - self.trough):
-                self._shape, self.peak = "dense", s
-            elif s <= self.crest - max(RULE.least_fall(self.crest), SECOND * self.deepest, noise):
-                self._shape, self.peak, self.trough, self.crest = "sparsifying", self.crest, s, -math.inf
-        else:  # sparsifying; and a collapsed layer's trough is followed as well
-            self.trough = min(self.trough, s)
+            self.crest = max(self.crest, entropy)
+            second_dip = max(RULE.least_fall(self.crest), SECOND * self.deepest, noise)
+            if entropy < self.trough - noise:
+                self._begin_dip(entropy)
+            elif entropy >= self.peak - BACK * (self.peak - self.trough):
+                self._shape = "dense"
+                self.peak = entropy
+            elif entropy <= self.crest - second_dip:
+                self.peak = self.crest
+                self._begin_dip(entropy)
+        else:  # sparsifying; the trough of a collapsed layer is followed as well
+            self.trough = min(self.trough, entropy)
             self.deepest = max(self.deepest, self.peak - self.trough)
-            if self._shape == "sparsifying" and s >= self.trough + max(RULE.least_rise(self.deepest), noise):
-                self._shape, self.crest = "bouncing", s
+            least_rise = max(RULE.least_rise(self.deepest), noise)
+            if self._shape == "sparsifying" and entropy >= self.trough + least_rise:
+                self._shape = "bouncing"
+                self.crest = entropy
+
+    def _begin_dip(self, entropy: float) -> None:
+        self._shape = "sparsifying"
+        self.trough = entropy
+        self.crest = -math.inf
 
     def _judge_collapse(self, step: int, nonsink: float, loss: float, collapsed: bool) -> None:
         if math.isfinite(loss):
             self._best = min(self._best, loss)
-        known = not math.isnan(nonsink)
-        if known:
+        is_known = not math.isnan(nonsink)
+        if is_known:
             self._stuck.update(nonsink < LOW, nonsink > RECOVERED, loss, self._best)
         if self._shape == "collapsed":
-            if known and nonsink > RECOVERED and not collapsed:
-                self._shape, self.crest = "sparsifying", -math.inf
+            if nonsink > RECOVERED and not collapsed:
+                self._shape = "sparsifying"
+                self.crest = -math.inf
                 self._low.clear()
             return
-        if known and nonsink >= LOW:
+        if nonsink >= LOW:
             self._low.clear()
-        elif known and math.isfinite(loss):
+        elif is_known and math.isfinite(loss):
             self._low.append((step, loss))
-        lasting = len(self._low) >= PATIENCE and not loss_falls(self._low, step)
-        if self._stuck.told or lasting or collapsed:
+        is_lasting = len(self._low) >= PATIENCE and not loss_falls(self._low, step)
+        if self._stuck.is_stuck() or is_lasting or collapsed:
             self._shape = "collapsed"
             if not math.isfinite(self.trough):
                 self.trough = self.entropy
@@ -235,6 +282,14 @@ class Phase:
 class Phases(list[Phase]):
     """One `Phase` per layer: a list that is printed in words, one line per layer."""
 
+    def state(self) -> list[dict[str, Any]]:
+        """Return the states of all phases."""
+        return [phase.state() for phase in self]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from a `state`."""
+        self[:] = [Phase.restored(phase) for phase in state]
+
     def __str__(self) -> str:
         return "\n".join(f"layer {n}: {phase}" for n, phase in enumerate(self)) or "no layer was measured yet"
 
@@ -242,12 +297,21 @@ class Phases(list[Phase]):
         return f"<pre>{self}</pre>"
 
 
-def loss_falls(low: Sequence[tuple[int, float]], step: int) -> bool:
-    """Did the loss fall by 0.5 % over the last quarter of the run, and over the last PATIENCE measurements at least?"""
-    if low[0][0] > 0.75 * step:  # not low for that long yet
+def loss_falls(losses: Sequence[tuple[int, float]], step: int) -> bool:
+    """Return True if the loss fell by 0.5 % over the last quarter of the run.
+
+    Arguments:
+        losses: (step, loss) since something is low. The last PATIENCE of them count at least. If they
+            do not reach back over that quarter, it is too early to tell, and the loss counts as falling.
+        step: the last step of the run so far.
+    """
+    start = 0.75 * step
+    if losses[0][0] > start:
         return True
-    window = [loss for at, loss in low if at >= 0.75 * step]
-    window = window if len(window) >= PATIENCE else [loss for _, loss in low[-PATIENCE:]]
+    window = [loss for at, loss in losses if at >= start]
+    if len(window) < PATIENCE:
+        window = [loss for _, loss in losses[-PATIENCE:]]
     half = len(window) // 2
-    before, after = median(window[:half]), median(window[half:])
+    before = median(window[:half])
+    after = median(window[half:])
     return after <= before - 0.005 * abs(before)

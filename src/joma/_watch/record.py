@@ -22,7 +22,7 @@ from joma._run.folder import newest, numbered, plain, read_info
 from joma._run.patterns import Patterns, read_patterns, write_patterns
 from joma._run.state import Ending, Missing, missing_in_words, state_of
 from joma._run.writer import RunWriter, config_differences
-from joma._watch.notices import Notices
+from joma._watch.alarms.notices import Notices
 from joma._watch.phases import PHASES
 from joma._watch.readings import Reading
 from joma._watch.schedule import Every

@@ -30,8 +30,10 @@ from joma._run.state import Ending, ending
 from joma._run.warning import JomaWarning
 from joma._run.writer import RunWriter
 from joma._watch import applicability, attached
-from joma._watch.alarms import JUDGED, Alarms, Alert
-from joma._watch.alerts import Alerts, OnAlert
+from joma._watch.alarms import Alarms, Alert
+from joma._watch.alarms.not_finite import find_not_finite
+from joma._watch.alarms.notices import Notices, silent, warn
+from joma._watch.alarms.reporting import Alerts, OnAlert
 from joma._watch.changes import Changes
 from joma._watch.charges import Charges
 from joma._watch.clock import Clock
@@ -47,8 +49,6 @@ from joma._watch.inputs import (
 )
 from joma._watch.measurement import Measurement
 from joma._watch.motions import Motions
-from joma._watch.not_finite import find_not_finite
-from joma._watch.notices import Notices, silent, warn
 from joma._watch.order import Order
 from joma._watch.passes import Passes
 from joma._watch.patterns import PatternKeeper
@@ -254,7 +254,7 @@ class Watch:
         if self._probe is not None:
             self._probe.check_ids(self._passes.source)
         self.latest: Measurement | None = None
-        self._alarms = Alarms()
+        self._alarms = Alarms(self._notices)
         self._pending_losses: list[tuple[int, Tensor]] = []  # of steps since the last measurement, on another device
         config = config_of(model, periods, probed=probe is not None)
         config |= {} if queries is None else {"queries": queries}
@@ -440,7 +440,7 @@ class Watch:
         self._loaded = True
         self._has_stepped = self.last_step > 0
         self._record.go_back_to(self.last_step)
-        self._alarms = Alarms.restored(state["alarms"])
+        self._alarms = Alarms.restored(state["alarms"], self._notices)
         self._record.drop_alerts(self.last_step + 1)
         layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
         self._passes.tally.layers = layers
@@ -453,7 +453,7 @@ class Watch:
 
     def _replay_phases(self, readings: Sequence[Reading]) -> None:
         """Bring phases to where they were, from what the run folder keeps."""
-        self._alarms = Alarms()
+        self._alarms = Alarms(self._notices)
         for reading in readings:
             self._alarms.update(reading)
 
@@ -597,7 +597,8 @@ class Watch:
                 findings.append(not_finite)
         layers = read_layers({name: table.numbers for name, table in for_phases.items()}) if for_phases else []
         with self._failures_reported("the judgement of alarms"):
-            reading = Reading(step, mean_loss, layers, self.latest.per_head(JUDGED), findings)
+            gauges = self.latest.per_head(self._alarms.gauges)
+            reading = Reading(step, mean_loss, layers, gauges, findings)
             self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
             self._record.keep(reading)
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from joma._events.optimiser import optimisers_of
 from joma._gauges.registry import in_training
+from joma._watch.alarms.notices import warn
 from joma._watch.inputs import check_run
-from joma._watch.notices import warn
 from joma._watch.schedule import Chosen, Every, schedules
 from joma._watch.watch import DEFAULT_GAUGES, Watch, watch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from joma._events.padding import Padding
     from joma._watch.alarms import Alert
-    from joma._watch.alerts import OnAlert
+    from joma._watch.alarms.reporting import OnAlert
     from joma._watch.phases import Phases
     from joma._watch.processes import Which
     from joma._watch.record import Resume

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from joma._run.alerts import tell_alert
-from joma._watch.alarms import Alert
-from joma._watch.notices import Notices
-from joma._watch.record import Record
+from joma._watch.alarms.alert import Alert
+from joma._watch.alarms.notices import Notices
+
+if TYPE_CHECKING:
+    from joma._watch.record import Record
 
 OnAlert = Callable[[Alert], object]
 
 
 class Alerts:
-    """Reports alerts; nothing that comes of it stops the training.
+    """Reports alerts. Nothing that fails in a report stops the training.
 
     Attributes:
-        reported: all so far.
+        reported: all alerts so far.
         should_stop: True after a critical alert, if ``on_alert`` is "stop".
     """
 
-    def __init__(self, record: Record, notices: Notices, on_alert: OnAlert | Literal["stop"] | None) -> None:
+    def __init__(
+        self,
+        record: Record,
+        notices: Notices,
+        on_alert: OnAlert | Literal["stop"] | None,
+    ) -> None:
         if on_alert not in (None, "stop") and not callable(on_alert):
             raise TypeError(f"on_alert must be 'stop' or a function of an alert; got {on_alert!r}")
         self.reported: list[Alert] = []
@@ -31,7 +38,7 @@ class Alerts:
         self._on_alert = on_alert
 
     def report(self, begun: Sequence[Alert]) -> None:
-        """Report what has just begun."""
+        """Report the alerts that have just begun."""
         if not begun:
             return
         for alert in begun:
@@ -41,11 +48,15 @@ class Alerts:
         self.reported += begun
         self._record.write_alerts([alert.to_json() for alert in begun])
         for alert in begun:
-            if self._on_alert == "stop":
-                self.should_stop |= alert.level == "critical"
-                continue
-            try:
-                if callable(self._on_alert):
-                    self._on_alert(alert)
-            except Exception as error:
-                self._notices.once("on_alert", f"on_alert raised {type(error).__name__}: {error}; training goes on")
+            self._act(alert)
+
+    def _act(self, alert: Alert) -> None:
+        if self._on_alert == "stop":
+            self.should_stop |= alert.level == "critical"
+            return
+        try:
+            if callable(self._on_alert):
+                self._on_alert(alert)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._notices.once("on_alert", f"on_alert raised {reason}; training goes on")

@@ -1,4 +1,4 @@
-"""What there is to say about a measurement, each thing once."""
+"""Messages to the user about a watch, each of them given once."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class Notices:
         self.once(key, message)
 
     def say(self, message: str) -> None:
-        """Say it, whatever was said before; nothing about it goes into a checkpoint."""
+        """Give the message, whatever was given before. A checkpoint does not remember it."""
         self._say(message)
 
     def forget(self, key: Hashable) -> None:
-        """It is over; should it come again, it is said again."""
+        """Forget that something was said under this key, so that it is said again."""
         self._said.discard(key)
 
     def state(self) -> list[Hashable]:
-        """What `restore` needs."""
+        """Return the keys under which something was said."""
         return list(self._said)
 
     def restore(self, state: Iterable[Any]) -> None:
-        """Go on from a `state`, which may have been written as JSON."""
+        """Continue from a `state`, which may have been written as JSON: tuples are lists there."""
         self._said = {tuple(key) if isinstance(key, list) else key for key in state}
 
 
 def warn(message: str) -> None:
-    """Give it as a warning of Python."""
+    """Give the message as a warning of Python."""
     give_warning(f"joma.watch: {message}")
 
 
 def silent(message: str) -> None:
-    """Another process says it."""
+    """Drop the message: another process gives it."""
