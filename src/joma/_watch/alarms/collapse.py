@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from joma._watch.alarms.memory import PerPlace, remembered
+from joma._watch.alarms.memory import PerPlace
 from joma._watch.alarms.rule import Alarm, loss_of
 from joma._watch.phases import PATIENCE, Phase, Phases, Stuck
 from joma._watch.readings import (
@@ -50,9 +50,9 @@ class CollapseAlarm(Alarm):
     patience: int = PATIENCE  # measurements; the phases have the same
     scatter: float = 2.0  # median deviations above its median that the loss reaches by chance
     phases: Phases = field(default_factory=Phases, init=False)
-    _stuck: PerPlace[Stuck] = remembered(lambda: PerPlace(Stuck))
-    _losses: list[float] = remembered(list)  # the last ones
-    _best: float = remembered(lambda: math.inf)  # loss so far
+    _stuck: PerPlace[Stuck] = field(default_factory=lambda: PerPlace(Stuck), init=False, repr=False)
+    _losses: list[float] = field(default_factory=list, init=False, repr=False)  # the last ones
+    _best: float = field(default=math.inf, init=False, repr=False)  # loss so far
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Follow the phases of all layers and yield the heads and layers that have collapsed."""

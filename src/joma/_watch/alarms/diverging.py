@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
-from joma._watch.alarms.memory import remembered
 from joma._watch.alarms.rule import LossAlarm
 from joma._watch.readings import Finding
 
@@ -63,14 +62,14 @@ class DivergingAlarm(LossAlarm):
     since: int | None = field(default=None, init=False)
     smoothed: float = field(default=math.nan, init=False)
     start: float = field(default=math.nan, init=False)
-    _best: float = remembered(lambda: math.inf)
-    _count: int = remembered(lambda: 0)  # losses so far
-    _last_losses: list[float] = remembered(list)
+    _best: float = field(default=math.inf, init=False, repr=False)
+    _count: int = field(default=0, init=False, repr=False)  # losses so far
+    _last_losses: list[float] = field(default_factory=list, init=False, repr=False)
     # Sizes of the differences of two losses in a row, before a rise and in it.
-    _jumps: list[float] = remembered(list)
-    _jumps_in_rise: list[float] = remembered(list)
+    _jumps: list[float] = field(default_factory=list, init=False, repr=False)
+    _jumps_in_rise: list[float] = field(default_factory=list, init=False, repr=False)
     # (step, smoothed loss) of the stretch that may become a rise.
-    _stretch: list[tuple[int, float]] = remembered(list)
+    _stretch: list[tuple[int, float]] = field(default_factory=list, init=False, repr=False)
 
     def take_loss(self, step: int, loss: float) -> None:
         """Take the loss of a step. A loss that is not finite is an alert of its own."""

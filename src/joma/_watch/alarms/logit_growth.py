@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from joma._watch.alarms.memory import Growth, PerPlace, remembered
+from joma._watch.alarms.memory import Growth, PerPlace
 from joma._watch.alarms.rule import Alarm
 from joma._watch.phases import PATIENCE
 from joma._watch.readings import Finding, Reading
@@ -47,7 +47,11 @@ class LogitGrowthAlarm(Alarm):
     leap: float = 10.0  # no batch is as odd as that
     patience: int = PATIENCE  # earlier values that a surge is compared with, at least
     memory: int = 32  # values
-    _histories: PerPlace[LogitHistory] = remembered(lambda: PerPlace(LogitHistory))
+    _histories: PerPlace[LogitHistory] = field(
+        default_factory=lambda: PerPlace(LogitHistory),
+        init=False,
+        repr=False,
+    )
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Yield the heads whose logits grow, surge or leap."""

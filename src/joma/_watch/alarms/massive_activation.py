@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from joma._watch.alarms.memory import Growth, PerPlace, remembered
+from joma._watch.alarms.memory import Growth, PerPlace
 from joma._watch.alarms.rule import Alarm
 from joma._watch.readings import Finding, Reading
 
@@ -25,7 +25,11 @@ class MassiveActivationAlarm(Alarm):
 
     limit: float = 1000.0  # times the median activation, after Sun et al. (2024)
     onset_factor: float = 10.0  # times the first value: a model may start with them
-    _growths: PerPlace[Growth] = remembered(lambda: PerPlace(Growth))
+    _growths: PerPlace[Growth] = field(
+        default_factory=lambda: PerPlace(Growth),
+        init=False,
+        repr=False,
+    )
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Yield the layers with massive activations that came up in training."""

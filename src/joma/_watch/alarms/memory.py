@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 Tracker = TypeVar("Tracker")
-
-
-def remembered(create: Callable[[], Any]) -> Any:
-    """Return a field of a dataclass that is not an argument: a part of an alarm's memory."""
-    return field(default_factory=create, init=False, repr=False)
 
 
 @runtime_checkable

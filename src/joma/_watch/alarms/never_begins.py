@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from joma._watch.alarms.collapse import SPREAD_GAUGE
-from joma._watch.alarms.memory import remembered
 from joma._watch.alarms.rule import Alarm, loss_of
 from joma._watch.phases import PATIENCE, loss_falls
 from joma._watch.readings import LOW, Finding, Reading
@@ -28,7 +27,12 @@ class NeverBeginsAlarm(Alarm):
     low: float = LOW  # of the largest possible non-sink entropy, as for a collapse
     uniform: float = 0.95  # of the largest possible entropy
     patience: int = PATIENCE  # measurements
-    _since: list[tuple[int, float]] = remembered(list)  # (step, loss) since nothing begins
+    # (step, loss) of each measurement since nothing begins
+    _since: list[tuple[int, float]] = field(
+        default_factory=list,
+        init=False,
+        repr=False,
+    )
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Yield one finding, at the first layer, while nothing begins."""

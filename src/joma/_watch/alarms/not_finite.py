@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from torch import nn
 from joma._events.finite import FiniteTrace, FirstNotFinite, is_finite
 from joma._gauges.blocks import Blocks
 from joma._gauges.matrices import plain_name
-from joma._watch.alarms.memory import remembered
 from joma._watch.alarms.rule import LossAlarm
 from joma._watch.measurement import Measurement, NotFinite
 from joma._watch.processes import Processes
@@ -44,7 +43,7 @@ class NotFiniteAlarm(LossAlarm):
     )
 
     # (step, loss) of the first loss that is not finite, until one is finite again.
-    _bad_loss: tuple[int, float] | None = remembered(lambda: None)
+    _bad_loss: tuple[int, float] | None = field(default=None, init=False, repr=False)
 
     def take_loss(self, step: int, loss: float) -> None:
         """Take the loss of a step."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from joma._watch.alarms.memory import PerPlace, remembered
+from joma._watch.alarms.memory import PerPlace
 from joma._watch.alarms.rule import Alarm, loss_of
 from joma._watch.phases import PATIENCE, Stuck
 from joma._watch.readings import Finding, Reading
@@ -29,9 +29,9 @@ class RankLossAlarm(Alarm):
     recovered: float = 1.2  # above `low`, so that noise does not end it
     least_first: float = 2.0  # a matrix that starts with a low rank has none to lose
     patience: int = PATIENCE  # measurements
-    _first: dict[str, float] = remembered(dict)  # place -> rank
-    _stuck: PerPlace[Stuck] = remembered(lambda: PerPlace(Stuck))
-    _best: float = remembered(lambda: math.inf)  # loss so far
+    _first: dict[str, float] = field(default_factory=dict, init=False, repr=False)  # place -> rank
+    _stuck: PerPlace[Stuck] = field(default_factory=lambda: PerPlace(Stuck), init=False, repr=False)
+    _best: float = field(default=math.inf, init=False, repr=False)  # loss so far
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Yield the matrices, heads and layers whose rank is lost."""

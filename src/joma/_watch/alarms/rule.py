@@ -65,7 +65,7 @@ class Alarm(ABC):
     def state(self) -> dict[str, Any]:
         """Return what the rule remembers, for a checkpoint: its fields that are not arguments."""
         state: dict[str, Any] = {}
-        for name in self._remembered():
+        for name in self._memory_fields():
             value = getattr(self, name)
             if isinstance(value, Memory):
                 state[name] = value.state()
@@ -78,7 +78,7 @@ class Alarm(ABC):
 
         A field that the state lacks stays as it is: the class may have gained it since.
         """
-        for name in self._remembered():
+        for name in self._memory_fields():
             if name not in state:
                 continue
             value = getattr(self, name)
@@ -87,7 +87,7 @@ class Alarm(ABC):
             else:
                 setattr(self, name, deepcopy(state[name]))
 
-    def _remembered(self) -> list[str]:
+    def _memory_fields(self) -> list[str]:
         return [field.name for field in fields(self) if not field.init]
 
     def onset(self, step: int) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from joma._watch.alarms.memory import remembered
 from joma._watch.alarms.rule import Alarm, GaugeValue
 from joma._watch.phases import PATIENCE
 from joma._watch.readings import Finding, Reading
@@ -30,7 +29,12 @@ class UpdateSpikeAlarm(Alarm):
     least_update: float = 1e-3  # smaller updates raise no alarm, however sudden
     patience: int = PATIENCE  # values that the median needs
     memory: int = 32  # values
-    _recent: dict[str, list[float]] = remembered(dict)  # by place
+    # place -> its last values
+    _recent: dict[str, list[float]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def observe(self, reading: Reading) -> Iterator[Finding]:
         """Yield the layers in which this step is a spike."""
