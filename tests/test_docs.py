@@ -24,6 +24,7 @@ from joma._exhibits import EXHIBITS, exhibits, reproduce
 from joma._exhibits.index import remove as remove_exhibit
 from joma._gauges.registry import gauges, remove
 from joma._run.writer import RunWriter
+from joma._watch.alarms.alarm_table import all_alarms, remove_alarm
 from joma.cli import app, demo
 from joma.theory import claims as registry
 from joma.theory.claims import claims
@@ -266,7 +267,11 @@ def test_an_option_that_is_a_switch_is_not_described_with_a_value(page):
 def _registries():
     """What a page registers is gone after it."""
     before = set(gauges()), {claim.id for claim in claims()}, set(exhibits())
+    alarms_before = all_alarms()
     yield
+    for alarm in all_alarms():
+        if alarm not in alarms_before:
+            remove_alarm(alarm.kind)
     for name in set(gauges()) - before[0]:
         remove(name)
     for claim in claims():

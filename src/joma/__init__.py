@@ -12,6 +12,7 @@ Measure, in training and on checkpoints:
     joma.plot(run), joma.report(runs)       pictures and pages of what was measured
     joma.Run(path).frame()                  all numbers of a run, as a table
     joma.gauges(), @joma.gauge              what can be measured; a gauge of one's own
+    @joma.alarm, joma.Alarm                 an alarm of one's own
 
 The theory, and the paper:
 
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 # name -> the private module that defines it
 _API = {
+    "Alarm": "joma._watch.alarms.rule",
     "AttentionStats": "joma._gauges.attention",
     "Coherence": "joma._gauges.embedding",
     "Geometry": "joma._inspect.geometry",
@@ -46,6 +48,7 @@ _API = {
     "Judgement": "joma._exhibits.base",
     "Run": "joma._run",
     "Verdict": "joma.theory.verdict",
+    "alarm": "joma._watch.alarms.alarm_table",
     "attention_received": "joma._gauges.logits",
     "attention_stats": "joma._gauges.attention",
     "attention_stats_from_scores": "joma._gauges.attention",
@@ -73,6 +76,7 @@ _API = {
 }
 
 __all__ = [
+    "Alarm",
     "AttentionStats",
     "Coherence",
     "Geometry",
@@ -81,6 +85,7 @@ __all__ = [
     "Run",
     "Verdict",
     "__version__",
+    "alarm",
     "attention_received",
     "attention_stats",
     "attention_stats_from_scores",
