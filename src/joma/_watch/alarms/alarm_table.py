@@ -71,8 +71,9 @@ def alarm(rule: AlarmClass) -> AlarmClass:
         levels = ", ".join(get_args(AlertLevel))
         name = rule.__name__
         raise ValueError(f"the level of {name} must be one of {levels}; got {rule.level!r}")
-    if isinstance(rule.gauges, str):
-        raise ValueError(f"gauges of {rule.__name__} must be a tuple: ({rule.gauges!r},)")
+    gauges: object = rule.gauges
+    if isinstance(gauges, str):
+        raise ValueError(f"gauges of {rule.__name__} must be a tuple: ({gauges!r},)")
     try:
         rule()
     except TypeError as error:
