@@ -34,7 +34,8 @@ class CollapseAlarm(Alarm):
     as a whole. A head that parks most of its mass on a sink and attends elsewhere too is healthy.
 
     Readings decide which heads are low (`readings.level_of_head`), since run folders keep one
-    letter per head. The alarm also follows the phases of all layers, since each of the two decides about the other.
+    letter per head. The alarm also follows the phases of all layers: most heads of a layer that
+    collapse change its phase, and a phase that is `collapsed` is a finding.
 
     Attributes:
         phases: one per attention layer.

@@ -101,7 +101,7 @@ class Alarms:
                 raise
             reason = f"{type(error).__name__}: {error}"
             message = f"the alarm {alarm.kind!r} raised {reason}; training goes on"
-            self._notices.once(("alarm", alarm.kind), f"step {reading.step}: {message}")
+            self._notices.problem(("alarm", alarm.kind), f"step {reading.step}: {message}")
             return []
 
     def _new_groups(self, groups: Mapping[str, FindingGroup]) -> list[FindingGroup]:
