@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sandwich": {"sandwich_coef": 1},
     "macaron": {"macaron": True},
     "RMSNorm, GLU": {"use_rmsnorm": True, "ff_glu": True},
-    "learned value residual": {"attn_add_zero_kv": True},
+    "zero key and value": {"attn_add_zero_kv": True},
     "differential": {"attn_differential": True},
     "on attention": {"attn_on_attn": True},
 }

@@ -18,6 +18,11 @@ from benchmarks.families.__main__ import LIBRARIES
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "watch-families.md"
 FOLDERS = {"timm": "vision", "vit-pytorch": "vision", "torchtune": "tune", "torchtitan": "titan"}
+ASSEMBLED = (
+    "**This page is not one complete run.** It was assembled from results of earlier runs: some libraries were stopped "
+    "by a time limit, and rows may have been measured with different versions of the code. `make families` replaces "
+    "it.\n"
+)
 LIMIT = 2 * 60 * 60  # seconds for one library
 MEASURED = ("right", "layer only", "in part", "refused", "wrong")
 HEAD = (
@@ -44,7 +49,8 @@ def main() -> None:
         for library in arguments.libraries or LIBRARIES:
             _run(library, arguments.python, arguments.folders, arguments.results)
     rows = [row for path in sorted(arguments.results.glob("*.jsonl")) for row in _read(path)]
-    PAGE.write_text(text_of(rows), encoding="utf-8")
+    is_assembled = arguments.only_write or bool(arguments.libraries)
+    PAGE.write_text(text_of(rows, is_assembled), encoding="utf-8")
     print(PAGE)
 
 
@@ -68,14 +74,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith('{"library"') and line.endswith("}")]
 
 
-def text_of(rows: list[dict[str, Any]]) -> str:
+def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
     """Return the page: counts, one table per library with a row per model, and what training left unchanged."""
     trainings = [row for row in rows if row["variant"] == "training"]
     measured = [row for row in rows if row["variant"] != "training" and row["verdict"] in MEASURED]
     counts = Counter(row["verdict"] for row in measured)
     models = {(row["library"], row["model"]) for row in measured}
     tally = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MEASURED if counts[verdict])
-    parts = [HEAD, f"{len(measured)} variants of {len(models)} models: {tally}.\n"]
+    parts = [HEAD]
+    if is_assembled:
+        parts.append(ASSEMBLED)
+    parts += [f"{len(measured)} variants of {len(models)} models: {tally}.\n"]
     libraries = dict.fromkeys(row["library"] for row in measured)
     parts += [_table(library, [row for row in measured if row["library"] == library]) for library in libraries]
     if trainings:

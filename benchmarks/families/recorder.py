@@ -72,7 +72,8 @@ class Recorder(TorchFunctionMode):
         if scores.dim() < 3 or dim not in (-1, scores.dim() - 1):
             return False
         queries, keys = scores.shape[-2:]
-        return queries in self.lengths and keys in self.lengths
+        # with an axis of heads, keys may be any: compressed, cached or learned ones
+        return queries in self.lengths and (keys in self.lengths or scores.dim() > 3)
 
 
 def _fused(

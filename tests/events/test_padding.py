@@ -522,3 +522,26 @@ def test_padding_of_top_k_attention_under_any_name():
     model = Renamed()
     heads = heads_of(model, states(), RIGHT)
     assert heads == pytest.approx(entropy_of(model.truth, RIGHT).tolist(), abs=2e-5)
+
+
+def test_numbers_of_positions_are_no_mask():
+    """Position 0 is not padding where keys are more than the queries' own tokens (compressed or cached keys)."""
+
+    class MoreKeys(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.qkv = nn.Linear(D, 3 * D)
+            nn.init.normal_(self.qkv.weight, 0, 0.4)
+
+        def forward(self, x, places):
+            q, k, v = self.qkv(x).unflatten(-1, (3, H, SIZE)).permute(2, 0, 3, 1, 4)
+            k, v = (torch.cat([t, t.unflatten(2, (-1, 2)).mean(3)], dim=2) for t in (k, v))
+            scores = q @ k.mT / math.sqrt(SIZE)
+            scores = scores.masked_fill(torch.arange(k.shape[2]) > torch.arange(T)[:, None] + 7, -math.inf)
+            self.truth = scores.detach()
+            return scores.softmax(-1) @ v
+
+    model = MoreKeys()
+    heads = heads_of(model, states(), torch.arange(T).expand(len(states()), T))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=2e-5)

@@ -33,6 +33,7 @@ Padding = Rule | Mapping[str, Rule | None]
 _PADDED = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 _SIDES = {"source": re.compile(r"encoder|src|source"), "target": re.compile(r"decoder|tgt|target")}
 _ADDED = -50.0  # an additive mask is below this at padding: −100, −1e4, −1e9, −inf
+_NO_MASK = "position|token|type|label|target|ids"  # arguments (B, T) that are no masks
 _LEAK = 1e-3  # attention of real queries on padding, up to which padding counts as hidden
 
 
@@ -397,15 +398,25 @@ def _hidden_by_an_argument(event: Attention) -> Tensor | None:
     For masks that give no evidence of their own, since heads see different keys (top-k).
     """
     B, _, T = event.shape
-    for call in reversed(event.calls):
-        for value in call.arguments.values():
-            rows = _rows(value, B, T, event.device)
-            if rows is None:
-                continue
-            for reading in _readings(rows, true_is_padding=False):
-                if not bool(reading.all()) and _is_hidden(event, reading):
-                    return reading[:, None]
+    if event.rows(0, torch.zeros(1, dtype=torch.long, device=event.device)).shape[-1] not in (T, T + 1):
+        return None  # keys are other tokens, or more of them: what they receive says nothing about queries
+    for rows in _arguments_like_masks(event.calls, B, T, event.device):
+        for reading in _readings(rows, true_is_padding=False):
+            if not bool(reading.all()) and _is_hidden(event, reading):
+                return reading[:, None]
     return None
+
+
+def _arguments_like_masks(calls: tuple[Call, ...], B: int, T: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield arguments (B, T) of any name that hold two numbers, as masks do; the innermost module's first."""
+    for call in reversed(calls):
+        for name, value in call.arguments.items():
+            rows = _rows(value, B, T, device)
+            if rows is None or rows.shape[0] != B or re.search(_NO_MASK, name):
+                continue
+            is_additive = rows.is_floating_point() and bool(((rows == 0) | (rows < _ADDED)).all())
+            if rows.dtype == torch.bool or is_additive or bool(((rows == 0) | (rows == 1)).all()):
+                yield rows
 
 
 def _without_doubt(event: Attention, states: Tensor) -> Tensor:
@@ -416,15 +427,11 @@ def _without_doubt(event: Attention, states: Tensor) -> Tensor:
     B, _, T = event.shape
     is_real = states == REAL
     is_doubtful = states == DOUBTFUL
-    for call in reversed(event.calls):
-        for value in call.arguments.values():
-            rows = _rows(value, B, T, event.device)
-            if rows is None:
-                continue
-            for reading in _readings(rows, true_is_padding=False):
-                fits = ((states < 0) | (is_real == reading)).all()
-                if bool(fits) and bool((is_doubtful & ~reading).any()):
-                    return torch.where(is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states)
+    for rows in _arguments_like_masks(event.calls, B, T, event.device):
+        for reading in _readings(rows, true_is_padding=False):
+            fits = ((states < 0) | (is_real == reading)).all()
+            if bool(fits) and bool((is_doubtful & ~reading).any()):
+                return torch.where(is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states)
     raise Refusal(
         Reason.PADDING_UNCLEAR,
         f"its mask fits {int(is_doubtful.sum())} tokens of padding as well as real tokens that nobody attends to, and "
