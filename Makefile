@@ -72,7 +72,7 @@ figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py
 
 mutate: $(READY) ## show that the checks of all claims reject their mutants
-	OMP_NUM_THREADS=1 $(BIN)/python -m joma.theory.claims.mutation
+	OMP_NUM_THREADS=1 $(BIN)/python -m joma.paper.claims.mutation
 
 record: $(READY) ## go on with the queue of long runs (docs/record.md); needs WikiText-2 in JOMA_DATA
 	$(BIN)/python docs/record.py

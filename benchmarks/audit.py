@@ -182,7 +182,7 @@ FAULTS: dict[str, Fault] = {
 @contextmanager
 def remembered() -> Iterator[None]:
     """Checkpoints that several series share are read once: of a faulty series, that is all but one or two."""
-    from joma._scan import audit as module
+    from joma._checkpoints.audit import audit as module
 
     real, known = module.gather, dict[tuple[str, str], Any]()
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from benchmarks._timing import alternate, row
-from joma._train.twins import OPTIMISERS, Twin
 from joma.nn import JoMABlock
+from joma.paper.labs.twins import OPTIMISERS, Twin
 
 WORDS, NODES, WINDOW, BATCH = 4_000, 200, 35, 64
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from joma import Run
-from joma._run.curve import ENTROPY, Curve, describe_all
+from joma._runs.curve import ENTROPY, Curve, describe_all
 
 SEEDS = range(5)
 DIP, RISE = 0.3, 0.2  # nats, to be reached on every seed

@@ -7,7 +7,7 @@ not count). Twenty runs are healthy, among them those whose loss rises for a whi
 counts as found if an alert of one of the two kinds comes within a tenth of the run after the rise begins: after the
 lowest of its smoothed losses since the cause was planted. Any such alert in a healthy run is false.
 
-The rule (`joma._watch.alarms.diverging`) was written before any of these runs was made. On the seeds from
+The rule (`joma._measure.watch.alarms.diverging`) was written before any of these runs was made. On the seeds from
 0 on, noise instead of gradients did not make the loss diverge, and another cause took its place. On
 the seeds from 100 on the rule found 8 of 10, with one false alert ("noisier data"); two of its
 constants were then changed, see there. Seeds from 1000 on score it.

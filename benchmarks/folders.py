@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import joma
 from benchmarks._timing import alternate, row
-from joma._run.writer import RunWriter
+from joma._runs.writer import RunWriter
 
 LAYERS = 32
 HEADS = 32

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
+from joma.paper.labs.rest import run_to_rest
 from joma.theory import JointFlow, Task, final_attention
-from joma.theory._rest import run_to_rest
 
 
 def compare(n: int) -> tuple[float, float, str]:

@@ -13,7 +13,7 @@ import torch
 
 import joma
 from benchmarks._timing import alternate, peak_memory, row
-from joma._gauges.rank import top_singular
+from joma._measure.gauges.rank import top_singular
 
 LONG = 32_768
 

@@ -3,7 +3,7 @@
 In headless Chromium, at 1400, 900 and 390 pixels, light and dark, and printed: figures painted, console empty, nothing
 cut, no words over each other, links that land, contrast of words and curves, the findings on the first screen, pages of
 the PDF, seconds to the first screen and to all figures. Writes a screenshot per width and scheme, and the PDF. What is
-wrong is listed, and the exit status is 1. The tests use the same checks (tests/report/test_browser.py).
+wrong is listed, and the exit status is 1. The tests use the same checks (tests/show/pages/test_browser.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from joma._scan.files import TensorFile
+from joma._checkpoints.files import TensorFile
 
 LAYERS, WIDTH, HEADS = 12, 1024, 16
 HEAD = WIDTH // HEADS

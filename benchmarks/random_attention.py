@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.events.random_attention import check, draw
+from tests.measure.events.random_attention import check, draw
 
 
 def main() -> None:

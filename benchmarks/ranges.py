@@ -29,7 +29,7 @@ REPO = "someone/model"
 def hub(revisions: dict[str, Path], caches: Path) -> Iterator[Any]:
     """The server, and joma and huggingface_hub set up to ask it and nobody else."""
     from huggingface_hub import constants
-    from tests.scan.hubserver import Hub
+    from tests.checkpoints.hubserver import Hub
 
     os.environ["JOMA_CACHE"] = str(caches / "joma")
     server = Hub(REPO, revisions)
@@ -91,7 +91,7 @@ def _as_zip(source: Path, folder: Path) -> None:
 def measure_kills(kills: int, seed: int = 0) -> dict[str, Any]:
     """A scan of 40 checkpoints on the hub, killed so often at random and gone on with, against one that is not."""
     import joma
-    from joma._scan.scan import Scan
+    from joma._checkpoints.scan import Scan
 
     choose, killed = random.Random(seed), 0
     with tempfile.TemporaryDirectory() as place:
@@ -158,7 +158,7 @@ def _small(folder: Path, seed: int) -> None:
 
 def serve(folder: Path) -> None:
     """Serve the revisions in a folder until it is ended."""
-    from tests.scan.hubserver import Hub
+    from tests.checkpoints.hubserver import Hub
 
     with Hub(REPO, {path.name: path for path in sorted(folder.iterdir())}).serving() as url:
         print(url, flush=True)

@@ -21,7 +21,7 @@ import torch
 
 import joma
 from benchmarks._timing import peak_memory, row
-from joma._scan.tensors import Tensors
+from joma._checkpoints.tensors import Tensors
 
 D, HIDDEN, HEADS, WORDS = 2048, 8192, 16, 50_304
 SHARD = 500 << 20  # bytes
@@ -68,7 +68,7 @@ def write(folder: Path, layers: int) -> int:
 
 
 _IMPORTS = """
-import numpy as np, pandas, joma._scan.scan, joma
+import numpy as np, pandas, joma._checkpoints.scan, joma
 import transformers.models.gpt_neox.modeling_gpt_neox
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 AutoModel.from_config, CONFIG_MAPPING["gpt_neox"]

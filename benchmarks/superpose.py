@@ -81,6 +81,6 @@ def _interleaved(model: Any, tokens: int, parts: int = 8) -> tuple[float, float]
 
 def _plain(model: Any, windows: torch.Tensor) -> None:
     """A pass that nobody listens to."""
-    from joma._events.calls import call_pristine
+    from joma._measure.events.calls import call_pristine
 
     call_pristine(model, (windows,), {})

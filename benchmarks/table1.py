@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from benchmarks._timing import alternate, row
-from joma._train.distinct import find_distinct
-from joma._train.hierarchy import HierarchyTransformer, distinct_loss, plain_loss
-from joma._train.hierarchy_data import make_hierarchy
+from joma.paper.labs.distinct import find_distinct
+from joma.paper.labs.hierarchy import HierarchyTransformer, distinct_loss, plain_loss
+from joma.paper.labs.hierarchy_data import make_hierarchy
 
 CASES = {(20, 2): 15.0, (50, 3): 3.3}  # C, N_ch -> the ratio aimed at
 D, BATCH, N0, N1 = 1024, 128, 20, 30  # the larger hierarchy, with more distinct positions

@@ -5,7 +5,8 @@ Small GPTs on a text that repeats three words per sequence, one token in twenty 
 keys × 20; queries × 1.1 at every step from then on; or, from the start, a learning rate of 0.3. It counts as told if
 an alert of level warning or critical comes at or after the planting, and as told in time if that is before the loss is
 10 % above that of the same run without trouble. 60 runs are healthy: three models, two lengths, four rates, five seeds;
-any such alert is false. The rules (`joma._watch.alarms`) were set on seed 0 and on those from 300 on (30 of 30 told, 11
+any such alert is false. The rules (`joma._measure.watch.alarms`) were set on seed 0 and on those from 300 on (30 of
+30 told, 11
 of 15 in time, none false, before leaps were told at once), and fixed before those from 400 on, which are scored, were
 run.
 """

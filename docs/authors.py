@@ -24,7 +24,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from joma._run import Run
+from joma._runs import Run
 from joma._train.settings import Settings
 from joma._train.sweep import RunEnd, sweep
 

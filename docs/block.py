@@ -22,11 +22,11 @@ from benchmarks import block as benchmark  # noqa: E402
 from marks import between  # noqa: E402
 
 from joma._data.words import most_frequent, words_of  # noqa: E402
-from joma._exhibits import EXHIBITS, block  # noqa: E402
-from joma._exhibits.base import reproduce  # noqa: E402
-from joma._run import Run  # noqa: E402
-from joma._train.text_block import places  # noqa: E402
-from joma._train.twins import FOLDS, OPTIMISERS, Data, compare  # noqa: E402
+from joma._runs import Run  # noqa: E402
+from joma.paper.exhibits import EXHIBITS, block  # noqa: E402
+from joma.paper.exhibits.base import reproduce  # noqa: E402
+from joma.paper.labs.text_block import places  # noqa: E402
+from joma.paper.labs.twins import FOLDS, OPTIMISERS, Data, compare  # noqa: E402
 
 WORDS, NODES, WINDOW, BATCH, STEPS, SEEDS = 500, 48, 16, 64, 1000, 3
 

@@ -24,20 +24,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from joma import _figures
-from joma._exhibits._curves import deep
-from joma._exhibits.recorded import FOLDER as RECORDED
-from joma._figures import panels as p
 from joma._forecast.clock import Key as CurveKey
 from joma._forecast.clock import curves, curves_of, rms
 from joma._forecast.forecast import forecast
-from joma._run import Run, write_json
-from joma._run.alerts import read_alerts
-from joma._run.folder import plain
-from joma._run.table import unspell
+from joma._measure.watch.phases import PHASES
+from joma._runs import Run, write_json
+from joma._runs.alerts import read_alerts
+from joma._runs.folder import plain
+from joma._runs.table import unspell
+from joma._show import plots
+from joma._show.plots import panels as p
 from joma._train.settings import Settings
 from joma._train.sweep import RunEnd, sweep
-from joma._watch.phases import PHASES
+from joma.paper.exhibits._curves import deep
+from joma.paper.recorded import FOLDER as RECORDED
 
 DOCS = Path(__file__).parent
 Key = tuple[int, float, int]  # layers, lr, the authors' seed
@@ -315,7 +315,7 @@ def main() -> None:
             options.page.write_text(f"{head}{BEGIN}\n{page(table, ends)}\n{END}{tail.partition(END)[2]}")
         if any(key in SOURCES for key in runs):
             with tempfile.TemporaryDirectory() as folder:
-                _figures.save(draw(runs, data), Path(folder))
+                plots.save(draw(runs, data), Path(folder))
                 shutil.copyfile(Path(folder) / "figure.png", options.figure)
 
     if options.workers:  # not those whose rows are recorded

@@ -13,14 +13,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from joma._exhibits import EXHIBITS
-from joma._exhibits.base import load_verdict
-from joma._exhibits.recorded import recorded
-from joma._exhibits.runner import Runner
-from joma._report.page import sentence
-from joma._report.plot import plot
+from joma._show.pages.page import sentence
+from joma._show.pages.plot import plot
 from joma._train.simulate import simulate
-from joma.theory.claims import check, claims
+from joma.paper.claims import check, claims
+from joma.paper.exhibits import EXHIBITS
+from joma.paper.exhibits.base import load_verdict
+from joma.paper.exhibits.runner import Runner
+from joma.paper.recorded import recorded
 
 ROOT = Path(__file__).parent.parent
 PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]

@@ -4,7 +4,7 @@ Every exhibit at its ``laptop`` preset, the comparison with the authors' own run
 paper's scale: in the order of `ITEMS`, two at a time, at the lowest priority, and suspended while the tests run.
 Whatever ends the queue (Ctrl-C, SIGKILL, a power cut), the same command goes on where it was. Together the runs may
 take `BUDGET` hours of processor time, counted in ``record.json`` over all starts; what each is expected to take is in
-``docs/record.md``. As soon as an item is done, its numbers stand in ``src/joma/_exhibits/recorded/<item>.json``.
+``docs/record.md``. As soon as an item is done, its numbers stand in ``src/joma/paper/recorded/<item>.json``.
 
 The rules by which results are judged are part of the source: the queue starts only from a commit, and records it.
 """
@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 
-from joma._exhibits.recorded import FOLDER as RECORDED
-from joma._exhibits.recorded import FORMAT
-from joma._run import write_json
-from joma._run.lock import take
+from joma._runs import write_json
+from joma._runs.lock import take
+from joma.paper.recorded import FOLDER as RECORDED
+from joma.paper.recorded import FORMAT
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -365,7 +365,7 @@ def budget_table(items: tuple[Item, ...]) -> str:
         "Made by `python docs/record.py --table`. `make record` works through this queue: two items at a time, at the "
         f"lowest priority, suspended while tests run, {BUDGET:g} hours of processor time at most (both cores for "
         f"{BUDGET / 2:g} hours). It may be stopped at any moment and goes on when it is started again. What is done "
-        "has its numbers in `src/joma/_exhibits/recorded/`.",
+        "has its numbers in `src/joma/paper/recorded/`.",
         "",
         "| item | what | minutes of one core, expected |",
         "|---|---|---|",

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from joma._report.plot import plot
-from joma._run import Run
+from joma._measure.watch.phases import PHASES
+from joma._runs import Run
+from joma._show.pages.plot import plot
 from joma._train.language import StepSummary, train
 from joma._train.settings import Settings
-from joma._watch.phases import PHASES
 
 DOCS = Path(__file__).parent
 OUT = Path("runs/wikitext")

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; an
 
 def pytest_configure(config):
     """While tests run, the queue of long runs (docs/record.py) stands still: it looks at this lock."""
-    from joma._run.lock import take
+    from joma._runs.lock import take
 
     user = getattr(os, "getuid", int)()
     config.stash[RUNNING] = take(Path(tempfile.gettempdir()) / f"joma-tests-{user}.lock", shared=True, wait=True)

@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 import typer
 from benchmarks.report import browser, until
-from tests.snippets import agrees, execute, fences, joma_commands, snippets
 from typer.testing import CliRunner
 
 import joma
 from joma import Run
-from joma._exhibits import EXHIBITS, exhibits, reproduce
-from joma._exhibits.index import remove as remove_exhibit
-from joma._gauges.registry import gauges, remove
-from joma._run.writer import RunWriter
-from joma._watch.alarms.alarm_table import all_alarms, remove_alarm
+from joma._measure.gauges.registry import gauges, remove
+from joma._measure.watch.alarms.alarm_table import all_alarms, remove_alarm
+from joma._runs.writer import RunWriter
 from joma.cli import app, demo
-from joma.theory import claims as registry
-from joma.theory.claims import claims
+from joma.paper import claims as registry
+from joma.paper.claims import claims
+from joma.paper.exhibits import EXHIBITS, exhibits, reproduce
+from joma.paper.exhibits.index import remove as remove_exhibit
+from tests.snippets import agrees, execute, fences, joma_commands, snippets
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_build"))
 
@@ -104,7 +104,7 @@ def test_formulas_are_mathml(site):
 
 
 def test_the_reference_has_every_public_name(site):
-    for module in ("joma", "joma.theory", "joma.theory.isotropic", "joma.theory.claims"):
+    for module in ("joma", "joma.theory", "joma.theory.isotropic", "joma.paper.claims"):
         text = (site / "api" / f"{module.rpartition('.')[2]}.html").read_text()
         loaded = importlib.import_module(module)
         values = {name: getattr(loaded, name) for name in loaded.__all__}
@@ -167,7 +167,7 @@ def test_every_picture_has_a_command_that_makes_it():
 def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
     assert (DOCS / "figures/dataflow.svg").read_text() == dataflow.svg()
     named = " ".join(title for *_, title, _ in dataflow.BOXES.values())
-    for part in ("theory", "_watch", "_scan", "_inspect", "_run", "_exhibits", "_figures", "_report"):
+    for part in ("theory", "watch", "_checkpoints", "_inspect", "_runs", "paper", "_show"):
         assert part in named
     assert {("run", "report"), ("run", "exhibits"), ("superpose", "run")} <= set(dataflow.ARROWS)
 
@@ -175,9 +175,9 @@ def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
 def test_what_public_functions_return_is_in_the_reference(site):
     text = (site / "api/joma.html").read_text()
     for name in (
-        "_watch.watch.Watch",
-        "_watch.phases.Phase",
-        "_scan.scan.Scan",
+        "_measure.watch.watch.Watch",
+        "_measure.watch.phases.Phase",
+        "_checkpoints.scan.Scan",
         "_inspect.superposition.Superposition",
     ):
         assert f'id="joma.{name}"' in text
@@ -292,7 +292,7 @@ def test_code_and_commands_of_a_page_run_and_print_what_it_says(page, tmp_path, 
     for snippet in snippets((DOCS / page).read_text()):
         if snippet.needs or snippet.commands == [
             "joma demo"
-        ]:  # benchmarks/demo.py runs it as it is: tests/test_demo.py
+        ]:  # benchmarks/demo.py runs it as it is: tests/cli/test_demo.py
             continue
         execute(snippet, scope)
     if page == "getting-started.md":
@@ -344,7 +344,7 @@ def test_the_minimal_example_is_short_and_goes_through_the_real_registration(tmp
     (tmp_path / title).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     groups = tomllib.loads(toml)["project"]["entry-points"]
-    for module in ("joma._gauges.registry", "joma.theory.claims._registry", "joma._exhibits.index"):
+    for module in ("joma._measure.gauges.registry", "joma.paper.claims._registry", "joma.paper.exhibits.index"):
         entries = {group: [EntryPoint(*item, group) for item in groups[group].items()] for group in groups}
         monkeypatch.setattr(f"{module}.entry_points", lambda group, entries=entries: entries[group])
 
@@ -363,7 +363,7 @@ def test_the_minimal_example_is_short_and_goes_through_the_real_registration(tmp
 
 
 def test_public_functions_document_every_argument_and_what_they_return():
-    for module in (joma, joma.theory, joma.theory.isotropic, joma.theory.claims):
+    for module in (joma, joma.theory, joma.theory.isotropic, joma.paper.claims):
         for name in module.__all__:
             value = getattr(module, name)
             assert name == "__version__" or value.__doc__, name

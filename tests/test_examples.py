@@ -8,7 +8,7 @@ import pytest
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from joma._exhibits.messages import MESSAGES
-from joma._exhibits.recorded import FOLDER
-from joma.theory.claims import claims, get
+from joma.paper.claims import claims, get
+from joma.paper.exhibits.messages import MESSAGES
+from joma.paper.recorded import FOLDER
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # false: under fixed gradients and from a large bias the activation alone decides (test_linear_nonlinear.py)
 ACTIVATION = r"not on the activation|whatever the activation|not the activation's|activation does not decide|"

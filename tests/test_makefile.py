@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 MAKE = shutil.which("make")
 # what a version manager leaves for a version that is not installed
 SHIM = '#!/bin/sh\necho "python: command not found in this version" >&2\nexit 127\n'

@@ -10,7 +10,7 @@ import pytest
 
 import joma
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -25,7 +25,7 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it():
 
 
 def test_theory_does_not_need_torch_or_pictures():
-    assert not {"torch", "altair", "vl_convert", "pandas"} & loaded_by("import joma.theory, joma.theory.claims")
+    assert not {"torch", "altair", "vl_convert", "pandas"} & loaded_by("import joma.theory, joma.paper.claims")
 
 
 def test_integrations_do_not_load_their_libraries_before_they_are_used():

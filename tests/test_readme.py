@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from joma.cli import demo
+from joma.paper.claims import Kind, claims
+from joma.paper.recorded import FOLDER, recorded
 from tests.snippets import agrees, execute, snippets
 
-from joma._exhibits.recorded import FOLDER, recorded
-from joma.cli import demo
-from joma.theory.claims import Kind, claims
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = snippets(TEXT)
 TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.M)
@@ -66,7 +66,7 @@ def test_python_blocks_and_joma_commands(tmp_path, monkeypatch):
 
 def test_make_reproduce(tmp_path):
     # the environment this test runs in is the one that make would build
-    # and two exhibits stand for all, whose verdicts tests/exhibits looks at
+    # and two exhibits stand for all, whose verdicts tests/paper/exhibits looks at
     chosen = ("folding", "fig3")
     make = f"make -o {sys.prefix}/.ready VENV={sys.prefix} OUT={tmp_path}/out REPORT={tmp_path}/report.html"
     out = run(f"{make} 'EXHIBITS={' '.join(chosen)}' reproduce", ROOT)

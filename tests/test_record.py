@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from joma._run.lock import take
+from joma._runs.lock import take
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "record.py"
 # counts to 5 in a file, one number per start of 0.2 s of work, and goes on from what is there

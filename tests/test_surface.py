@@ -13,16 +13,20 @@ from pathlib import Path
 import typer
 
 import joma
-from joma._exhibits import get, reproduce
 from joma._train.simulate import simulate
 from joma.cli import app
+from joma.paper.exhibits import get, reproduce
 
 HERE = Path(__file__).parent
 CHANGES = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
-MODULES = ("joma", "joma.theory", "joma.theory.isotropic", "joma.theory.claims", "joma.integrations")
+MODULES = ("joma", "joma.theory", "joma.theory.isotropic", "joma.paper.claims", "joma.integrations")
 MODULES += ("joma.integrations.transformers", "joma.integrations.lightning", "joma.nn")
-RETURNED = ("joma._watch.watch.Watch", "joma._watch.phases.Phase", "joma._scan.scan.Scan")  # by public functions
-RETURNED += ("joma._inspect.superposition.Superposition", "joma._run.Run")
+RETURNED = (
+    "joma._measure.watch.watch.Watch",
+    "joma._measure.watch.phases.Phase",
+    "joma._checkpoints.scan.Scan",
+)  # by public functions
+RETURNED += ("joma._inspect.superposition.Superposition", "joma._runs.Run")
 
 
 def public(value: type) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 LARGEST = 4_000_000  # bytes of the wheel
 OWN = re.compile(r"joma([.-].*)?|.*_?joma\.pth|__editable__.*joma.*|_editable_impl_joma.*|__pycache__")
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import torch
-from tests.events import test_flex as flex
-from tests.events import test_guard as styles
-from tests.watch.models import entropy_of
+from tests.measure.events import test_flex as flex
+from tests.measure.events import test_guard as styles
+from tests.measure.watch.models import entropy_of
 from torch import nn
 
 from benchmarks.families.measure import TOLERANCE, Row, code_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from joma.theory.claims import Kind, Result
-from joma.theory.verdict import Verdict
+from joma.paper.claims import Kind, Result
+from joma.paper.verdict import Verdict
 
 LISTS = {
     Kind.WRONG: (

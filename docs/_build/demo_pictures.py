@@ -13,9 +13,9 @@ import altair as alt
 import pandas as pd
 
 from joma import Run
-from joma._figures import Chart, save
-from joma._figures.style import COLOURS, INK
-from joma._run.curve import ENTROPY, describe_all
+from joma._show.plots import Chart, save
+from joma._show.plots.style import COLOURS, INK
+from joma._runs.curve import ENTROPY, describe_all
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CAMERA = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")
@@ -79,6 +79,6 @@ def make(runs: Path, figures: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         save(attention(Run(folder)), Path(made))
         shutil.copy(Path(made) / "figure.png", figures / "demo.png")
-    from joma._report.runs import report
+    from joma._show.pages.runs import report
 
     photograph(report([folder], folder / "report.html", "joma demo"), figures / "page.png")

@@ -14,7 +14,7 @@ from typing import Any
 import griffe
 
 import joma
-from joma._report.typeset import formula
+from joma._show.pages.typeset import formula
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.S)
 API = re.compile(r"^<!-- api (\S+) -->$", flags=re.M)

@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 
 import joma
-from joma._figures import Chart, save
-from joma._report.plot import plot
+from joma._show.plots import Chart, save
+from joma._show.pages.plot import plot
 
 TOKENS = 16
 COLLAPSE = "train --data pydoc --vocabulary 1000 --layers 1 --lr 1e-2 --steps 140 --every 10 --valid-windows 2"

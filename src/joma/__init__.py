@@ -40,39 +40,39 @@ __version__ = "0.1.0"
 
 # name -> the private module that defines it
 _API = {
-    "Alarm": "joma._watch.alarms.rule",
-    "AttentionStats": "joma._gauges.attention",
-    "Coherence": "joma._gauges.embedding",
+    "Alarm": "joma._measure.watch.alarms.rule",
+    "AttentionStats": "joma._measure.gauges.attention",
+    "Coherence": "joma._measure.gauges.embedding",
     "Geometry": "joma._inspect.geometry",
-    "JomaWarning": "joma._run.warning",
-    "Judgement": "joma._exhibits.base",
-    "Run": "joma._run",
-    "Verdict": "joma.theory.verdict",
-    "alarm": "joma._watch.alarms.alarm_table",
-    "attention_received": "joma._gauges.logits",
-    "attention_stats": "joma._gauges.attention",
-    "attention_stats_from_scores": "joma._gauges.attention",
-    "audit": "joma._scan.audit",
-    "charges": "joma._charges.table",
-    "effective_rank": "joma._gauges.rank",
-    "embedding_coherence": "joma._gauges.embedding",
+    "JomaWarning": "joma._runs.warning",
+    "Judgement": "joma.paper.exhibits.base",
+    "Run": "joma._runs",
+    "Verdict": "joma.paper.verdict",
+    "alarm": "joma._measure.watch.alarms.alarm_table",
+    "attention_received": "joma._measure.gauges.logits",
+    "attention_stats": "joma._measure.gauges.attention",
+    "attention_stats_from_scores": "joma._measure.gauges.attention",
+    "audit": "joma._checkpoints.audit.audit",
+    "charges": "joma._measure.charges.table",
+    "effective_rank": "joma._measure.gauges.rank",
+    "embedding_coherence": "joma._measure.gauges.embedding",
     "embedding_geometry": "joma._inspect.geometry",
     "embedding_series": "joma._inspect.geometry",
-    "exhibit": "joma._exhibits.index",
-    "exhibits": "joma._exhibits.index",
+    "exhibit": "joma.paper.exhibits.index",
+    "exhibits": "joma.paper.exhibits.index",
     "forecast": "joma._forecast.forecast",
-    "gauge": "joma._gauges.registry",
-    "gauges": "joma._gauges.registry",
-    "max_logit": "joma._gauges.logits",
-    "plot": "joma._report.plot",
-    "report": "joma._report.runs",
-    "reproduce": "joma._report.reproduce",
-    "scan": "joma._scan.scan",
+    "gauge": "joma._measure.gauges.registry",
+    "gauges": "joma._measure.gauges.registry",
+    "max_logit": "joma._measure.gauges.logits",
+    "plot": "joma._show.pages.plot",
+    "report": "joma._show.pages.runs",
+    "reproduce": "joma._show.pages.reproduce",
+    "scan": "joma._checkpoints.scan",
     "simulate": "joma._train.simulate",
-    "spectral_norm": "joma._gauges.rank",
-    "stable_rank": "joma._gauges.rank",
+    "spectral_norm": "joma._measure.gauges.rank",
+    "stable_rank": "joma._measure.gauges.rank",
     "superpose": "joma._inspect.superpose",
-    "watch": "joma._watch.watch",
+    "watch": "joma._measure.watch.watch",
 }
 
 __all__ = [
@@ -102,7 +102,9 @@ __all__ = [
     "gauges",
     "integrations",
     "max_logit",
+    "models",
     "nn",
+    "paper",
     "plot",
     "report",
     "reproduce",
@@ -119,7 +121,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _API:
         value = getattr(importlib.import_module(_API[name]), name)
-    elif name in ("integrations", "nn", "theory"):
+    elif name in ("integrations", "models", "nn", "paper", "theory"):
         value = importlib.import_module(f"joma.{name}")
     else:
         raise AttributeError(f"module 'joma' has no attribute {name!r}; it has {', '.join(__all__)}")

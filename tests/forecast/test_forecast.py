@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import joma
 from joma._forecast import clock
 from joma._forecast.clock import Key, OnClock
-from joma._run import Run, RunError, RunWriter
+from joma._runs import Run, RunError, RunWriter
 from joma.cli import app
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from joma._watch.alarms import Alarms, Alert
-from joma._watch.readings import LOW
+from joma._measure.watch.alarms import Alarms, Alert
+from joma._measure.watch.readings import LOW
 
 
 @pytest.fixture

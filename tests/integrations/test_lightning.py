@@ -17,9 +17,9 @@ lightning = pytest.importorskip("lightning.pytorch")
 pytest.importorskip("tensorboard")
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
-from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 from joma.integrations.lightning import WatchCallback  # noqa: E402
+from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 pytestmark = [  # what Lightning says of its own code and of tests that are small
     pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),

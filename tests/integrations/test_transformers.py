@@ -15,10 +15,10 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytest.importorskip("tensorboard")
 
-from tests.integrations.tensorboard_files import scalars  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from joma.integrations.transformers import watch  # noqa: E402
+from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 WORDS, LENGTH = 16, 12
 LR = 1e-2

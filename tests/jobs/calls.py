@@ -117,12 +117,12 @@ def train_killed(settings, path, checkpoint_every, progress):
     kills_itself(progress)
 
 
-# in the place of joma._scan.scan._measure_one; ``request.data`` is a folder for marks
+# in the place of joma._checkpoints.scan._measure_one; ``request.data`` is a folder for marks
 
 
 def measure_killed_once(checkpoint, before, request, elsewhere, progress):
     """Each checkpoint leaks, and notes its process; that of step 1 is killed once."""
-    from joma._scan.scan import _measure_one
+    from joma._checkpoints.scan import _measure_one
 
     if checkpoint.step == 1:
         die_once(request.data / "killed")
@@ -132,7 +132,7 @@ def measure_killed_once(checkpoint, before, request, elsewhere, progress):
 
 def measure_killed(checkpoint, before, request, elsewhere, progress):
     """The checkpoint of step 1 is killed every time."""
-    from joma._scan.scan import _measure_one
+    from joma._checkpoints.scan import _measure_one
 
     if checkpoint.step == 1:
         kills_itself(progress)

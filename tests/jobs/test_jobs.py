@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.jobs import calls
 
 from joma._jobs import Job, check_engine, cluster, local, open_engine, run_jobs
 from joma._jobs.local import LocalEngine
+from tests.jobs import calls
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from joma.paper.labs.rest import run_to_rest
 from joma.theory import JointFlow, Task
-from joma.theory._rest import run_to_rest
 from joma.theory.final import final_attention
 
 

@@ -4,8 +4,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from joma.paper.claims.hierarchy import enumerate_states
 from joma.theory import HBLT
-from joma.theory.claims.hierarchy import enumerate_states
 from joma.theory.hierarchy import CLASS, eqn8, sequences, theorem5, through_class
 
 Q = [[0.9, 0.2], [0.35, 0.6], [0.75, 1.0]]

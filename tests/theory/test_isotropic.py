@@ -10,7 +10,7 @@ from scipy.linalg import expm
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import kstest
 
-from joma.theory.claims.critical_points import _Tent
+from joma.paper.claims.critical_points import _Tent
 from joma.theory.ending import EndingKind
 from joma.theory.isotropic import (
     Density,

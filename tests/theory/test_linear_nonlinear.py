@@ -9,11 +9,11 @@ import pytest
 from scipy.integrate import solve_ivp
 from scipy.special import erf
 
-from joma._run.curve import EXACT, describe
+from joma._runs.curve import EXACT, describe
+from joma.paper.labs.contrast import late_times
+from joma.paper.labs.ensemble import integrate_all
 from joma.theory import JointFlow
 from joma.theory.bounce import softmax_entropy
-from joma.theory.contrast import late_times
-from joma.theory.ensemble import integrate_all
 from joma.theory.isotropic import Gaussian, Mixture, StudentT
 from joma.theory.tasks import Start, small_start
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import joma
-from joma._run import RunError
-from joma._run.folder import LOCK
+from joma._runs import RunError
+from joma._runs.folder import LOCK
 from joma._train import checkpoints
 from joma._train.language import train
 from joma._train.model import LanguageModel, sinusoids
@@ -345,7 +345,7 @@ TOGETHER = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
-from joma._run import RunError
+from joma._runs import RunError
 from joma._train import checkpoints
 from joma._train.language import train
 from joma._train.processes import joined

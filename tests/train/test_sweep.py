@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.jobs import calls
 
 import joma
 from joma._jobs.machine import threads
-from joma._run import RunError, RunWriter
+from joma._runs import RunError, RunWriter
 from joma._train import sweep as sweeps
 from joma._train.settings import Settings
 from joma._train.step import Stepper
 from joma._train.sweep import grid, status, sweep
 from joma.cli import main
 from joma.cli.train import _values
+from tests.jobs import calls
 
 TINY = Settings(vocabulary=300, width=16, hidden=24, heads=2, length=12, batch=4, every=5, valid_windows=2,
                 probe_windows=1, steps=12)  # fmt: skip

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from joma._data.tokens import KINDS, Tokeniser, Tokens
-from joma._run import RunError, staged, write_json
-from joma._run.lock import take
+from joma._runs import RunError, staged, write_json
+from joma._runs.lock import take
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from joma._run import Run, RunError
+from joma._runs import Run, RunError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,13 +18,13 @@ import numpy as np
 from joma._forecast import clock
 from joma._forecast.clock import Floats, Key, OnClock
 from joma._forecast.known import caveats
-from joma._run import Run, RunError
-from joma._run.curve import TRAINING, Curve, describe
+from joma._runs import Run, RunError
+from joma._runs.curve import TRAINING, Curve, describe
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from joma._figures import Chart
+    from joma._show.plots import Chart
 
 POINTS = 200  # of a forecast, about
 BAND = 2.0  # standard deviations
@@ -150,7 +150,7 @@ class Forecast:
 
     def draw(self) -> Chart:
         """One panel per gauge over the steps of the new run, one line per layer, with its band."""
-        from joma._figures.forecast import draw
+        from joma._show.plots.forecast import draw
 
         return draw(self.frame(), f"lr {self.lr:g}, {self.steps:,} steps, foretold from {len(self.sources)} run(s)")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joma._run import Run
-from joma._run.measured import not_alike
-from joma._run.outcome import outcome
+from joma._runs import Run
+from joma._runs.measured import not_alike
+from joma._runs.outcome import outcome
 
 # Adam on language models: rates between which curves were seen to agree on the clock
 SLOWEST, FASTEST = 5e-6, 1e-4

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from joma._data.pretrained import check_tokens
-from joma._events.source import Enough, Source
 from joma._inspect.seen import Neurons, Rows
+from joma._measure.events.source import Enough, Source
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma._gauges.embedding import Coherence, centred, embedding_coherence, random_cosine
 from joma._inspect.outliers import Outliers, find_outliers
-from joma._run.warning import warn
+from joma._measure.gauges.embedding import Coherence, centred, embedding_coherence, random_cosine
+from joma._runs.warning import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,7 +194,7 @@ def embedding_series(
 
 
 def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
-    from joma._scan.checkpoints import find_checkpoints
+    from joma._checkpoints.checkpoints import find_checkpoints
 
     if not Path(source).expanduser().is_dir():
         raise ValueError(f"there is no folder {source}")
@@ -238,8 +238,8 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
     import torch
 
     from joma._data.pretrained import check_tokens
-    from joma._events.source import Source
     from joma._inspect.seen import BlockInputs
+    from joma._measure.events.source import Source
 
     check_tokens(net, tokens)
     inputs = BlockInputs()

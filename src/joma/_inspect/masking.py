@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joma._events.events import Hidden, ModuleBegins
-from joma._events.source import Enough, Source
-from joma._gauges.matrices import find_matrices, plain_name
 from joma._inspect.group import Context, Word, normalised
 from joma._inspect.layer import tail
+from joma._measure.events.events import Hidden, ModuleBegins
+from joma._measure.events.source import Enough, Source
+from joma.models.matrices import find_matrices, plain_name
 
 MASKED, SIGN, LARGEST = 8, 0.05, 0.05
 _WINDOWS = 32  # at a time

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from joma._events.events import Attention, BlockInput, Hidden, PassBegins, PassEnds, Place
+from joma._measure.events.events import Attention, BlockInput, Hidden, PassBegins, PassEnds, Place
 
 Rows = Callable[[int, Tensor], Tensor]  # window number, queries (P,) -> attention (P, Tk), the mean over heads
 OnNeurons = Callable[[int, Tensor, Rows], None]  # layer, activations (B, T, h), attention of its block

@@ -13,7 +13,6 @@ import numpy as np
 
 from joma._data.packaged import described
 from joma._data.pretrained import check_tokens, encode
-from joma._events.source import upper_mlps
 from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import Word, contexts
 from joma._inspect.layer import Layer, cases
@@ -22,6 +21,7 @@ from joma._inspect.patterns import Pattern, replication
 from joma._inspect.similar import Similarity, input_embedding, similarity
 from joma._inspect.superposition import Found, HeldOut, Superposition
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
+from joma._measure.events.source import upper_mlps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

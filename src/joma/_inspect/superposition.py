@@ -123,7 +123,7 @@ class Superposition:
     ) -> Path:
         """Write a run folder: counts for all neurons, page and JSON for the ``top`` neurons, or for one of them."""
         from joma._inspect.page import as_json, page
-        from joma._run import RunWriter, staged, write_atomic, write_json
+        from joma._runs import RunWriter, staged, write_atomic, write_json
 
         chosen = self.top(top, neuron)
         path = Path(run)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from joma._checkpoints.model import load_model, open_tensors
 from joma._data.pretrained import load_tokenizer
 from joma._inspect.collect import LEAST
-from joma._scan.model import load_model, open_tensors
 
 
 def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:

@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from joma._data.corpora import Corpus, corpus
-from joma._gauges.registry import get
-from joma._run import Run, RunError
-from joma._run.folder import existing
-from joma._run.writer import RunWriter
+from joma._measure.gauges.registry import get
+from joma._measure.watch.record import axes_of
+from joma._measure.watch.watch import Watch, watch
+from joma._runs import Run, RunError
+from joma._runs.folder import existing
+from joma._runs.writer import RunWriter
 from joma._train import checkpoints
 from joma._train.checkpoints import SavedState
 from joma._train.model import LanguageModel
 from joma._train.settings import AUTHORS_LENGTH, Probe, Settings, check_whole
 from joma._train.step import Stepper
 from joma._train.windows import epoch, streams, window
-from joma._watch.record import axes_of
-from joma._watch.watch import Watch, watch
 
 
 @dataclass(frozen=True)

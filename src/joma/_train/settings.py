@@ -123,7 +123,7 @@ class Settings:
                 f"the authors' sequence has {AUTHORS_LENGTH} tokens: probe authors needs a length of {AUTHORS_LENGTH}, "
                 f"got {self.length}"
             )
-        from joma._gauges.registry import in_training
+        from joma._measure.gauges.registry import in_training
 
         in_training(self.gauges)
         return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})

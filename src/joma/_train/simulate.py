@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joma._run import Run, RunWriter, staged
+from joma._runs import Run, RunWriter, staged
 
 if TYPE_CHECKING:
     from joma.theory import Task, Trajectory
@@ -156,8 +156,8 @@ def simulate(
     >>> bool(path.invariant().max_drift < 1e-6)  # Theorem 1
     True
     """
-    from joma import _figures
-    from joma._figures import simulation
+    from joma._show import plots
+    from joma._show.plots import simulation
     from joma.theory import FoldedFlow, JointFlow
 
     source = os.fspath(source)
@@ -195,5 +195,5 @@ def simulate(
                 writer.write(i, gauges, t=float(path.t[i]))
             if not path.done:
                 writer.finish("done", reason=path.status)
-        _figures.save(simulation.draw_run(Run(folder)), folder)
+        plots.save(simulation.draw_run(Run(folder)), folder)
     return path

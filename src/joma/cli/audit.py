@@ -14,7 +14,7 @@ from joma.cli.terminal import AsJson, console, escape, print_json, print_table, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from joma._scan.audit import Audit
+    from joma._checkpoints.audit.audit import Audit
 
 _MOST = 40  # lines of the table
 
@@ -46,9 +46,9 @@ def _audit(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-    from joma._run.names import harmless
-    from joma._scan.audit import audit
-    from joma._scan.budget import TRANSFER
+    from joma._checkpoints.audit.audit import audit
+    from joma._checkpoints.budget import TRANSFER
+    from joma._runs.names import harmless
     from joma.cli.progress import bars_of
     from joma.cli.scan import folder_name
 
@@ -72,10 +72,10 @@ def _audit(
         _show(result, said)
     files = "run.json, metrics.jsonl, gathered/"
     if (result.changes().change > 0).any():
-        from joma import _figures
+        from joma._show import plots
 
         assert result.path is not None  # it was given a folder
-        _figures.save(result.draw(), result.path)
+        plots.save(result.draw(), result.path)
         files += ", figure.svg, figure.png"
     say(f"run: {result.path}/  ({files})", said)
     if not result.ok:
@@ -84,8 +84,8 @@ def _audit(
 
 def _show(result: Audit, out: Console) -> None:
     """The table of checkpoints, then a line for each fault, and the number of them last."""
-    from joma._run.names import harmless
-    from joma._scan.budget import show_bytes
+    from joma._checkpoints.budget import show_bytes
+    from joma._runs.names import harmless
 
     points = result.checkpoints()
     shown = points if len(points) <= _MOST else points[points.faults != ""].head(_MOST)

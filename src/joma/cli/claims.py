@@ -15,7 +15,7 @@ from joma.cli.maths import plain_maths
 from joma.cli.terminal import AsJson, console, escape, print_facts, print_json, print_table, show_number, styled
 
 if TYPE_CHECKING:
-    from joma.theory.claims import Claim, Result
+    from joma.paper.claims import Claim, Result
 
 
 def _claims(
@@ -28,7 +28,7 @@ def _claims(
     as_json: AsJson = False,
 ) -> None:
     """Check the paper's statements: verdict, deciding number, and a control that must be rejected."""
-    from joma.theory import claims as registry
+    from joma.paper import claims as registry
 
     chosen = registry.get(ids) if ids else registry.claims()
     results = []

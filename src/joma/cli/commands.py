@@ -68,8 +68,8 @@ arrange(
 
 def run() -> None:
     """Run the command that was typed: errors are for the user, without a traceback."""
-    from joma._run import RunError
-    from joma._run.names import harmless
+    from joma._runs import RunError
+    from joma._runs.names import harmless
 
     warnings.formatwarning = _one_line
     try:
@@ -90,8 +90,8 @@ _FORMAT = warnings.formatwarning
 
 def _one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
     """Format a warning of joma as a sentence: the place in the code is no help to the user of a command."""
-    from joma._run.names import harmless
-    from joma._run.warning import JomaWarning
+    from joma._runs.names import harmless
+    from joma._runs.warning import JomaWarning
 
     if issubclass(category, JomaWarning):
         return f"{harmless(str(message))}\n"

@@ -12,7 +12,7 @@ from joma._train.settings import Settings
 from joma.cli.browser import open_page
 
 if TYPE_CHECKING:
-    from joma._run import Run
+    from joma._runs import Run
 
 # Found on seeds 10 to 14 and scored once on 0 to 4 (`python -m benchmarks.demo`). The number of steps was fixed before
 # that: a run is not stopped where it looks best. One thread, since the matrices are small.
@@ -33,7 +33,7 @@ def _demo(
     """See it work: train a tiny language model for half a minute, watch its attention, and look at the page."""
     from dataclasses import replace
 
-    from joma._run import check_writable
+    from joma._runs import check_writable
     from joma.cli.progress import progress_bar
     from joma.cli.terminal import console, say
 
@@ -45,7 +45,7 @@ def _demo(
         f"{settings.steps} steps of a {settings.layers}-layer Transformer on Python's own reference, into {folder}",
         screen,
     )
-    from joma._report.runs import report
+    from joma._show.pages.runs import report
     from joma._train.language import train
 
     with progress_bar(screen, settings.steps) as show:
@@ -70,7 +70,7 @@ def story(run: Run) -> list[str]:
     """What the attention of each layer did, in plain words: e to the entropy is the number of words looked at."""
     from math import exp
 
-    from joma._run.curve import TRAINING, describe_all
+    from joma._runs.curve import TRAINING, describe_all
 
     frame = run.frame()
     curves = describe_all(frame[frame.gauge == "entropy"], TRAINING["entropy"])
@@ -89,8 +89,8 @@ def story(run: Run) -> list[str]:
 
 def _free(out: Path | None) -> Path:
     """The folder of the run: ``out`` if nothing is in it, else the first of runs/demo, runs/demo-2, … that is free."""
-    from joma._run import RunError
-    from joma._run.folder import existing, numbered
+    from joma._runs import RunError
+    from joma._runs.folder import existing, numbered
 
     if out is None:
         return numbered(Path("runs/demo"), "train")

@@ -26,15 +26,15 @@ def _forecast(
     Tells the values at the end with a band from the seeds, the steps of trough and bounce, and where the clock is
     known not to hold.
     """
-    from joma import _figures
     from joma._forecast.forecast import forecast
-    from joma._run import write_atomic
+    from joma._runs import write_atomic
+    from joma._show import plots
 
     told = forecast(runs, lr=lr, steps=steps, layers=layers)
     table = told.table()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        _figures.save(told.draw(), out)
+        plots.save(told.draw(), out)
         write_atomic(out / "forecast.csv", told.frame().to_csv(index=False))
     if as_json:
         rows = table.astype(object).where(table.notna(), None).to_dict("records")

@@ -117,14 +117,14 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
 
 def exhibits(incomplete: str) -> list[tuple[str, str]]:
     """Ids of exhibits, with their titles."""
-    from joma._exhibits import exhibits
+    from joma.paper.exhibits import exhibits
 
     return [(id, exhibit.title) for id, exhibit in exhibits().items() if id.startswith(incomplete)]
 
 
 def claims(incomplete: str) -> list[str]:
     """Ids of claims, and of groups of them."""
-    from joma.theory.claims import claims
+    from joma.paper.claims import claims
 
     ids = [claim.id for claim in claims()]
     groups = dict.fromkeys(id.split(".")[0] for id in ids)
@@ -133,7 +133,7 @@ def claims(incomplete: str) -> list[str]:
 
 def gauges(incomplete: str) -> list[str]:
     """Names of gauges, the last of several between commas; after a dot, the part."""
-    from joma._gauges.registry import gauges, parts_of
+    from joma._measure.gauges.registry import gauges, parts_of
 
     before, comma, last = incomplete.rpartition(",")
     name, dot, _ = last.partition(".")

@@ -17,8 +17,8 @@ def _plot(
     csv: Annotated[Path | None, typer.Option(help="Also write the numbers, as a table, to this file.")] = None,
 ) -> None:
     """Draw a run: of a watched training, each gauge over the steps, one line per layer, with phases and the loss."""
-    from joma._report.plot import plot as draw
-    from joma._run import Run, write_atomic
+    from joma._runs import Run, write_atomic
+    from joma._show.pages.plot import plot as draw
 
     folder = draw(run, out, clock=clock)
     if csv is not None:

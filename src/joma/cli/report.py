@@ -38,7 +38,7 @@ def _report(
         return
     if port is not None:
         raise ValueError(f"--port {port} is for --live")
-    from joma._report.runs import report
+    from joma._show.pages.runs import report
 
     with console(stderr=True).status("drawing"):
         page = report(runs, out, title, clock=clock)
@@ -48,7 +48,7 @@ def _report(
 
 
 def _serve(runs: list[Path], title: str | None, clock: bool, show: bool, port: int) -> None:
-    from joma._report.live import serve
+    from joma._show.pages.live import serve
 
     def ready(url: str) -> None:
         if show and not open_page(url):

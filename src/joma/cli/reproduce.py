@@ -28,8 +28,8 @@ from joma.cli.terminal import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from joma._exhibits.base import Outcome
-    from joma._exhibits.runner import Entry, Reproduction, Runner
+    from joma.paper.exhibits.base import Outcome
+    from joma.paper.exhibits.runner import Entry, Reproduction, Runner
 
 _WIDE = 150  # columns from which on the last table has a column for everything
 
@@ -70,7 +70,7 @@ def _reproduce(
 ) -> None:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
     if list_:
-        from joma._exhibits import exhibits as registered
+        from joma.paper.exhibits import exhibits as registered
 
         known = registered().values()
         if as_json:
@@ -79,7 +79,7 @@ def _reproduce(
             rows = [(exhibit.id, escape(exhibit.statement)) for exhibit in known]
             print_table(console(), ("exhibit", "*the paper's statement"), rows)
         return
-    from joma._report.reproduce import runner_of, with_page
+    from joma._show.pages.reproduce import runner_of, with_page
 
     start = time.monotonic()
     runner = runner_of(

@@ -15,7 +15,7 @@ from joma.cli.terminal import AsJson, console, escape, print_json, print_table, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from joma._scan.scan import Scan
+    from joma._checkpoints.scan import Scan
 
 _MOST = 40  # lines of the table; of longer series a log-spaced choice is shown, and what needs a look
 
@@ -73,13 +73,13 @@ def _scan(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from joma._scan.budget import TRANSFER
-    from joma._scan.scan import scan
+    from joma._checkpoints.budget import TRANSFER
+    from joma._checkpoints.scan import scan
     from joma.cli.progress import bars_of
 
     folder = out or Path("runs") / f"scan-{folder_name(source)}"
     if page is not None:
-        from joma._report.document import check_place
+        from joma._show.pages.document import check_place
 
         check_place(page)
     columns = (
@@ -111,7 +111,7 @@ def folder_name(source: str) -> str:
 
 def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None = None) -> int:
     """Print the table, the notes, where the picture is, and in the last line how many failed, which is returned."""
-    from joma import _figures
+    from joma._show import plots
 
     points, frame = result.checkpoints(), result.frame()
     if result.asked is not None:  # the run may have more, of other calls
@@ -121,12 +121,12 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
         grouped = frame.groupby(["checkpoint", "gauge"], sort=False).value.mean()
         means = {key: float(mean) for key, mean in grouped.items()}
         if frame.value.notna().any():
-            _figures.save(result.draw(), result.path)
+            plots.save(result.draw(), result.path)
     rows = points.to_dict("records")
     gauges = list(dict.fromkeys(gauge for _, gauge in means))
     failed, partly = (int((points.status == status).sum()) for status in ("failed", "partly"))
     if page is not None:
-        from joma._report.runs import report
+        from joma._show.pages.runs import report
 
         report(result.path, page)
     if as_json:
@@ -151,7 +151,7 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
 
 
 def _print_checkpoints(rows: list[dict[Any, Any]], means: dict[Any, float], gauges: list[str], out: Console) -> None:
-    from joma._scan.checkpoints import log_spaced
+    from joma._checkpoints.checkpoints import log_spaced
 
     shown = {row["checkpoint"] for row in rows}
     caption = "gauges: means over layers and heads" if gauges else ""

@@ -21,10 +21,10 @@ def _status(
 
     0: no alert, 3: a notice, 4: a warning, 5: critical.
     """
-    from joma._run import Run
-    from joma._run.alerts import readable, worst_level
-    from joma._run.outcome import outcome
-    from joma._run.state import missing_in_words
+    from joma._runs import Run
+    from joma._runs.alerts import readable, worst_level
+    from joma._runs.outcome import outcome
+    from joma._runs.state import missing_in_words
 
     stored = Run(run)
     now, state = outcome(stored), stored.state
@@ -53,7 +53,7 @@ def _status(
 
 
 def _line(alert: dict[str, Any]) -> str:
-    from joma._run.alerts import tell_alert
+    from joma._runs.alerts import tell_alert
 
     return f"{alert['level']}: {tell_alert(alert)}"
 

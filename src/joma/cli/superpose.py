@@ -39,7 +39,7 @@ def _superpose(
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from joma._inspect.superpose import default_run, superpose
-    from joma._run.folder import RunError, existing
+    from joma._runs.folder import RunError, existing
     from joma.cli.progress import bars_of
 
     path = out or default_run(model)

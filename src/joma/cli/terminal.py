@@ -53,7 +53,7 @@ def say(text: str, out: Console | None = None, style: str | None = None) -> None
 
 def tell_newest(run: Path) -> None:
     """Say so if a later run of the same name was given a number."""
-    from joma._run.folder import newest
+    from joma._runs.folder import newest
 
     if (last := newest(run)) != run:
         say(f"the newest run of this name is {last}")
@@ -61,7 +61,7 @@ def tell_newest(run: Path) -> None:
 
 def print_json(value: object) -> None:
     """JSON on standard output; NaN and infinities are strings, as in run folders."""
-    from joma._run.folder import plain
+    from joma._runs.folder import plain
 
     typer.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))
 

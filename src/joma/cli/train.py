@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from joma._gauges.registry import names_of
+from joma._measure.gauges.registry import names_of
 from joma._train.settings import Settings
 from joma.cli import help
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
@@ -116,7 +116,7 @@ def _hierarchy(
     force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
 ) -> None:
     """Train a small Transformer on a noisy latent tree (Section 5): who attends to whom, which latents nodes show."""
-    from joma._train.tree import TreeSettings, train_tree
+    from joma.paper.labs.tree import TreeSettings, train_tree
 
     settings = TreeSettings(
         rho, depth, latents, children, classes, layers, width, steps, batch, lr, every, seed

@@ -6,24 +6,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from joma._events.optimiser import optimisers_of
-from joma._gauges.registry import in_training
-from joma._watch.alarms.notices import warn
-from joma._watch.inputs import check_run
-from joma._watch.schedule import Chosen, Every, schedules
-from joma._watch.watch import DEFAULT_GAUGES, Watch, watch
+from joma._measure.events.optimiser import optimisers_of
+from joma._measure.gauges.registry import in_training
+from joma._measure.watch.alarms.notices import warn
+from joma._measure.watch.inputs import check_run
+from joma._measure.watch.schedule import Chosen, Every, schedules
+from joma._measure.watch.watch import DEFAULT_GAUGES, Watch, watch
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
     from torch.optim import Optimizer
 
-    from joma._events.padding import Padding
-    from joma._watch.alarms import Alert
-    from joma._watch.alarms.reporting import OnAlert
-    from joma._watch.phases import Phases
-    from joma._watch.processes import Which
-    from joma._watch.record import Resume
+    from joma._measure.events.padding import Padding
+    from joma._measure.watch.alarms import Alert
+    from joma._measure.watch.alarms.reporting import OnAlert
+    from joma._measure.watch.phases import Phases
+    from joma._measure.watch.processes import Which
+    from joma._measure.watch.record import Resume
 
 
 Action = Literal["stop", "lower"]  # what a trainer does at a critical alert

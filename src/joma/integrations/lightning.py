@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 
-from joma._watch.schedule import Chosen, Every
+from joma._measure.watch.schedule import Chosen, Every
 from joma.integrations._deferred import Deferred, Options
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from joma._watch.schedule import Chosen, Every
+from joma._measure.watch.schedule import Chosen, Every
 from joma.integrations._deferred import Deferred, Options
 
 try:

@@ -1,0 +1,1 @@
+"""`joma.audit`: check that a series of checkpoints is what its names say."""

@@ -1,0 +1,1 @@
+"""What is measured on a model: gauges, the events of its passes, watches and charges."""

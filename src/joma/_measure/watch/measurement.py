@@ -1,0 +1,106 @@
+"""The numbers of one measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from joma._measure.watch.values import Values
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A number that was computed and is NaN or infinite.
+
+    Attributes:
+        gauge: its gauge.
+        layer: its layer.
+        module: the module or matrix of that layer.
+        heads: the heads or experts that it was found in; () if the gauge has one number per layer.
+        value: the first of the numbers.
+    """
+
+    gauge: str
+    layer: int
+    module: str
+    heads: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What the gauges gave at one step.
+
+    Attributes:
+        step: the step.
+        tables: gauge -> its numbers, and which of them were measured.
+        names: gauge -> the module or matrix that each layer is.
+        loss: of the step; None if it is not known.
+        largest: gauges whose largest value over heads and experts, not the mean, is given to loggers.
+    """
+
+    step: int
+    tables: Mapping[str, Values] = field(repr=False)
+    names: Mapping[str, Sequence[str]] = field(repr=False)
+    loss: float | None
+    largest: Collection[str] = field(default=(), repr=False)
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Gauge -> (layers, heads) or (layers,); NaN also where nothing was measured (see `tables`)."""
+        return {gauge: table.numbers for gauge, table in self.tables.items()}
+
+    def row(self, gauge: str, layer: int) -> Tensor:
+        """Return the numbers that were measured in a layer, (heads measured,); a NaN among them was computed."""
+        table = self.tables[gauge]
+        return table.numbers[layer].reshape(-1)[table.measured[layer].reshape(-1)]
+
+    def metrics(self) -> dict[str, float]:
+        """Return one number per gauge and layer, {"joma/entropy/layer_03": …}, for any logger."""
+        metrics = {}
+        for gauge, table in self.tables.items():
+            layers = len(table.numbers)
+            width = max(2, len(str(layers - 1)))
+            for n in range(layers):
+                number = self.reduced(gauge, n)
+                if number is not None:
+                    metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = number
+        return metrics
+
+    def reduced(self, gauge: str, layer: int) -> float | None:
+        """Return the mean (or the largest, where the gauge says so) over the heads or experts of a layer.
+
+        It is NaN if one of the numbers is NaN, and None if nothing was measured.
+        """
+        row = self.row(gauge, layer)
+        if not len(row):
+            return None
+        return float(row.max() if gauge in self.largest else row.mean())
+
+    def per_head(self, names: Collection[str]) -> dict[str, list[list[float]]]:
+        """Return, by gauge and layer, one number per head; NaN for a head that was not measured.
+
+        ``names`` are names of gauges, without the part that they are measured on.
+        """
+        chosen = [gauge for gauge in self.tables if gauge.split(".")[0] in names]
+        return {gauge: [self._heads(gauge, n) for n in range(len(self.values[gauge]))] for gauge in chosen}
+
+    def _heads(self, gauge: str, layer: int) -> list[float]:
+        """Return the numbers of a layer up to the last head that was measured, and one at least."""
+        table = self.tables[gauge]
+        heads = table.measured[layer].reshape(-1).nonzero().reshape(-1)
+        count = 1 if not len(heads) else int(heads[-1]) + 1
+        return [float(number) for number in table.numbers[layer].reshape(-1)[:count]]
+
+    def not_finite(self) -> Iterator[NotFinite]:
+        """Yield, by gauge and layer, what was computed and is not finite."""
+        for gauge, table in self.tables.items():
+            bad = table.measured & ~table.numbers.isfinite()
+            for layer in bad.reshape(len(bad), -1).any(dim=1).nonzero().reshape(-1).tolist():
+                places = bad[layer].reshape(-1).nonzero().reshape(-1).tolist()
+                value = float(table.numbers[layer].reshape(-1)[places[0]])
+                heads = tuple(places) if bad.dim() == 2 else ()
+                yield NotFinite(gauge, layer, self.names[gauge][layer], heads, value)

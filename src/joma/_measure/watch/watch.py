@@ -1,0 +1,755 @@
+"""`joma.watch`: gauges attached to a model in training."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from joma._measure.events.finite import FiniteTrace
+from joma._measure.events.layout import Heads
+from joma._measure.events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
+from joma._measure.events.padding import Padding, StatedPadding
+from joma._measure.events.reasons import Reason
+from joma._measure.events.source import Source
+from joma._measure.events.structure import Structure
+from joma._measure.gauges.registry import IN_ATTENTION, Gauge, in_training
+from joma._measure.watch import applicability, attached
+from joma._measure.watch.alarms import Alarms, Alert
+from joma._measure.watch.alarms.not_finite import find_not_finite
+from joma._measure.watch.alarms.notices import Notices, silent, warn
+from joma._measure.watch.alarms.reporting import Alerts, OnAlert
+from joma._measure.watch.changes import Changes
+from joma._measure.watch.charges import Charges
+from joma._measure.watch.clock import Clock
+from joma._measure.watch.display import LiveLine, html
+from joma._measure.watch.inputs import (
+    ArgumentMistake,
+    NotWatchable,
+    check_has_attention,
+    check_heads,
+    check_model,
+    check_run,
+    find,
+)
+from joma._measure.watch.measurement import Measurement
+from joma._measure.watch.motions import Motions
+from joma._measure.watch.order import Order
+from joma._measure.watch.passes import Passes
+from joma._measure.watch.patterns import PatternKeeper
+from joma._measure.watch.patterns import check as check_patterns
+from joma._measure.watch.phases import PHASES, Phases
+from joma._measure.watch.probe import Probe
+from joma._measure.watch.processes import Processes, Which
+from joma._measure.watch.readings import FOR_PHASES, UNIFORM, Finding, Reading, read_layers
+from joma._measure.watch.record import Record, Resume, axes_of, config_of
+from joma._measure.watch.sample import Sampler, check_sampled
+from joma._measure.watch.schedule import Chosen, Every, Schedule, schedules
+from joma._measure.watch.streams import Streams
+from joma._measure.watch.structure import describe, shorten
+from joma._measure.watch.tally import ERROR, Layer
+from joma._measure.watch.values import Values
+from joma._measure.watch.weights import Weights
+from joma._runs import Run
+from joma._runs.state import Ending, ending
+from joma._runs.warning import JomaWarning
+from joma._runs.writer import RunWriter
+from joma.models.blocks import Blocks
+from joma.models.matrices import plain_name, unnamed_pairs
+from joma.models.parts import PARTS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pandas as pd
+
+DEFAULT_GAUGES = ("entropy", "stable_rank")
+_open: weakref.WeakSet[Watch] = weakref.WeakSet()
+_log = logging.getLogger("joma")
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script that ends without `close` leaves a finished run all the same."""
+    for watch in list(_open):
+        watch.close(*ending(getattr(sys, "last_value", None)))  # the exception that ended it
+
+
+def watch(
+    model: nn.Module,
+    run: str | os.PathLike[str] | RunWriter | None = None,
+    every: Every | None = None,
+    gauges: Chosen | None = None,
+    *,
+    probe: Any = None,
+    padding: Padding | None = None,
+    heads: Heads | Mapping[str, Heads] | None = None,
+    mlp: str | Sequence[str] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    queries: int | None = None,
+    processes: Which = "own",
+    on_alert: OnAlert | Literal["stop"] | None = None,
+    live: bool | None = None,
+    patterns: bool | None = None,
+    words: Sequence[str] | None = None,
+    overwrite: bool = False,
+    resume: Resume = False,
+) -> Watch:
+    """Measure attention and weights of ``model`` while it trains; nothing about the training changes.
+
+    Call `Watch.step` after each optimiser step. Attention is measured in the forward passes since the step before (all
+    micro-batches of them, means over real queries), weights after the step.
+
+    Arguments:
+        model: any module; also compiled, `DistributedDataParallel` or `fully_shard`.
+        run: the run folder to write; without one, rows are kept for `Watch.frame` only. If a watch wrote a run there
+            already, this one goes to ``run``-2, …, with a warning: nothing is lost. `Watch.path` is where it went.
+        every: measure the first step and every n-th, 100 by default; "log" for four measurements per doubling; or
+            step -> bool.
+        gauges: names of gauges (see `joma.gauges`), "entropy,stable_rank" by default, with commas or in a list; or
+            gauge -> its own schedule, {"entropy": 10, "stable_rank": 500}, where None is that of ``every``.
+        probe: a batch (mapping, sequence of arguments or one tensor) to measure on instead of the training batches:
+            one more pass per measurement, in eval mode, comparable over time.
+        padding: which tokens are real, if the mask that attention applies does not show it: the name of the model's
+            argument that is 1 at real tokens and 0 at padding, a mask (B, T), or a function of (args, kwargs) of the
+            model that gives it; or one per side or module, {"source": …, "target": …}. One that fits no attention is
+            an error of the first measured `Watch.step`.
+        heads: how many heads a module has, or the order of its leading axes, "batch heads" or "heads batch"; for all
+            modules, or one per module. Found by itself; a layer whose heads cannot be told apart is reported as one.
+        mlp: the lower MLP matrices: names of modules or parameters, or a regular expression. Found by structure.
+        optimizer: the one that trains the model, or several in a list: learning rates and the clock τ = Σ lr are
+            recorded from the steps that they make. Without it, `Watch.step` can be told the rate. Gauges of gradients
+            and updates need it; with a gauge of charges, it has every gradient that is about to be used checked
+            against the exact laws of the model (see `joma.charges`), in measured steps.
+        queries: measure fused attention on a random sample of so many queries per pass: unbiased, at a fraction of the
+            cost; the standard error of each gauge is recorded as ``entropy_error``, ….
+        processes: under torch.distributed, "own" measures the passes of this process and waits for no other; "all" sums
+            over all processes, each of which must have such a watch (the values are those of one process on all the
+            data, and one process writes). Another process than the first writes its own values to ``run``-rank1, ….
+        on_alert: is called with each `Alert` (step, kind, layer, heads, value, threshold, what_to_do) when it begins.
+            One that raises does not stop the training. Or "stop": `Watch.should_stop` becomes True at the first
+            critical alert, for your loop to end.
+        live: a line in the terminal with loss, entropy and phases; by itself if there is a terminal. While a progress
+            bar is shown (tqdm, Rich, Keras), the line is not.
+        patterns: record who attends to whom in the probe's first sequence (64 tokens at most) at the start, at the
+            sparsest, and of late, for `joma report`; by itself if there is a probe.
+        words: of that sequence, one per token, for the axes of the picture.
+        overwrite: replace the run in the folder.
+        resume: True goes on with the run in the folder, of the same settings. "auto", for training that a scheduler
+            may restart, does so if that run was killed, interrupted or failed, and starts a new one if it is done, has
+            other settings, or is not there. It looks at the newest of ``run``, ``run``-2, …
+
+    Returns:
+        The watch: a context manager, or call its `close` at the end.
+    """
+    return Watch(
+        model,
+        run,
+        every,
+        gauges,
+        probe,
+        padding,
+        heads,
+        mlp,
+        optimizer,
+        queries,
+        processes,
+        on_alert,
+        live,
+        patterns,
+        words,
+        overwrite,
+        resume,
+    )
+
+
+class Watch:
+    """Gauges attached to a model; made by `joma.watch`.
+
+    Attributes:
+        model: the model.
+        path: the run folder, if there is one.
+        phases: one `Phase` per layer, after the first measurement.
+        alerts: what went wrong so far.
+        should_stop: True after a critical alert, if ``on_alert`` is "stop".
+        latest: the last `Measurement`, if there is one.
+        last_step: the number of the last step that was made.
+        layers: names of the attention layers, by number, after the first measurement.
+        problems: what could not be measured so far, and why, in sentences; each was a warning once.
+        matrices: part -> names of the matrices that weight gauges are measured on.
+        rates: the learning rates of the last step, one per parameter group; empty if they are not known.
+        tau: the sums of the learning rates over all steps so far, likewise.
+    """
+
+    def __init__(
+        self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
+        gauges: Chosen | None, probe: Any, padding: Padding | None,
+        heads: Heads | Mapping[str, Heads] | None, mlp: str | Sequence[str] | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which,
+        on_alert: OnAlert | Literal["stop"] | None, live: bool | None, patterns: bool | None,
+        words: Sequence[str] | None, overwrite: bool, resume: Resume,
+    ) -> None:  # fmt: skip
+        self._closed = True  # until everything is there
+        self._loaded = False  # from a state
+        self._has_stepped = False  # since it was made, or loaded from a state
+        self._has_refused_step = False
+        check_model(model)
+        check_run(run, overwrite, resume)
+        optimizers = None if optimizer is None else optimisers_of(model, optimizer)
+        periods = schedules(DEFAULT_GAUGES if gauges is None else gauges, every)
+        chosen = in_training(periods)
+        if not chosen:
+            raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
+        self.model = model
+        self._processes = Processes(model, processes)
+        if not (run is None or isinstance(run, RunWriter)):
+            run = self._processes.folder(run)
+        self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
+        self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
+        periods = {gauge.name: periods[gauge.name] for gauge in self._gauges}
+        self._schedule = Schedule(periods)
+        self._in_passes = {g.name for g in self._gauges if g.runs_model}
+        if self._in_passes:
+            check_has_attention(model)
+        self._notices = Notices(warn if self._processes.first else silent)
+        self._motions = Motions(model, self._gauges, periods)
+        measured = [*self._gauges, *FOR_PHASES, UNIFORM]
+        recorded = check_patterns(patterns, words, probe is not None) and self._processes.first
+        self._patterns = PatternKeeper(words, recorded)
+        sampler = None if queries is None else Sampler(queries)
+        if sampler is not None:
+            check_sampled(self._gauges)
+        blocks = Blocks(model)
+        self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
+        modules = [plain_name(name) for name, _ in model.named_modules()]
+        stated = None if padding is None else StatedPadding(padding, modules)
+        self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
+        self._order = Order(unnamed_pairs(model) if mlp is None and self._matrices else [])
+        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
+        observers += self._order.observers
+        self._trace = FiniteTrace(frozenset(blocks.names))
+        self._passes = Passes(
+            model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
+            check_heads(heads, modules), self._trace, trains=optimizers is not None,
+        )  # fmt: skip
+        self._order.ran = self._passes.source.ran
+        self._structure = Structure(model)
+        self._mlp, self._optimizers, self._periods = mlp, optimizers or [], periods
+        self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
+        self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
+        # of all but attention and states
+        self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
+        attached.check_free(self._passes.source.names)
+        if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
+            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
+        self._probe = None if probe is None else Probe(probe)
+        if self._probe is not None:
+            self._probe.check_ids(self._passes.source)
+        self.latest: Measurement | None = None
+        self._alarms = Alarms(self._notices)
+        self._pending_losses: list[tuple[int, Tensor]] = []  # of steps since the last measurement, on another device
+        config = config_of(model, periods, probed=probe is not None)
+        config |= {} if queries is None else {"queries": queries}
+        folder = run if self._processes.first or isinstance(run, RunWriter) else None
+        rates = distinct_rates(optimizers or [])
+        axes = axes_of(self._gauges, rates) | self._weights.axes()
+        if sampler is not None:
+            axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
+        self._record = Record(folder, config, axes, self._notices, overwrite, resume)
+        self.path = self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
+        self._where = f"run {self.path}" if self.path is not None else "no run folder"
+        self._alerts = Alerts(self._record, self._notices, on_alert)
+        if self._record.last_step is not None:
+            self._schedule.go_on_from(self._record.last_step)
+            self._replay_phases(self._record.kept(self._record.last_step + 1))
+        self._record.note_layers(self._names(), self._widths())
+        self._record.note_matrices(self.matrices)
+        self._largest = [gauge.name for gauge in self._gauges if gauge.reduce == "max"]
+        if self._largest:
+            self._record.note(largest=self._largest)
+        attached.claim(self._passes.source.names, self._where)
+        show = sys.stderr.isatty() if live is None else live
+        self._line = LiveLine() if show and self._processes.rank == 0 else None
+        self._report_matrices()
+        of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
+        self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
+        # measured steps are listened to; what needs no attention of them asks in which precision they are computed
+        listened = bool(self._in_passes) and self._probe is None
+        self._ears = self._passes.source if listened else Source(model, [self._charges.precision])
+        self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
+        self._closed = False
+        _open.add(self)
+        self._arm()
+
+    # The user's side
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the attention layers, by number; empty before the first measurement."""
+        return self._passes.layers
+
+    @property
+    def matrices(self) -> dict[str, list[str]]:
+        """Part -> names of the matrices that weight gauges are measured on."""
+        return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
+
+    @property
+    def phases(self) -> Phases:
+        """One `Phase` per layer, after the first measurement; ``print(w.phases)`` says them in words."""
+        return self._alarms.phases
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """What went wrong so far, since this watch was made."""
+        return list(self._alerts.reported)
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be measured so far, and why, in sentences; each was a warning once."""
+        return list(self._notices.problems)
+
+    @property
+    def should_stop(self) -> bool:
+        """True after a critical alert, if ``on_alert`` is "stop"."""
+        return self._alerts.should_stop
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last step that was made."""
+        return self._schedule.step
+
+    @property
+    def heads(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads each of its layers has, for gauges that are measured per head."""
+        return dict(self._record.writer.info.get("heads", {}))
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of the last step, one per parameter group; empty if they are not known."""
+        return list(self._clock.rates)
+
+    @property
+    def tau(self) -> list[float]:
+        """The sums of the learning rates over all steps so far, one per parameter group; empty if not known."""
+        return list(self._clock.tau)
+
+    def step(
+        self, loss: Any = None, *, step: int | None = None, lr: float | Tensor | None = None, **numbers: Any
+    ) -> dict[str, float]:
+        """Tell that an optimiser step was made; measures if this step is due.
+
+        Arguments:
+            loss: of this step, a number or a tensor; a model's own ``output.loss`` is taken if none is given.
+            step: its number, if the caller counts; else one more than the last. Numbers must increase: a step that
+                does not is not recorded, with a warning.
+            lr: the learning rate of this step, told with every step; not needed if the optimiser is watched.
+            numbers: more to record.
+
+        Returns:
+            {} between measurements, else one number per gauge and layer, {"joma/entropy/layer_03": …}: the mean over
+            heads, or the largest where the gauge is a maximum; and the clock, {"joma/tau": …}, if it is known. For
+            any logger.
+        """
+        if self._closed:
+            raise RuntimeError("this watch is closed")
+        given = {"loss": loss, "lr": lr}
+        for name, value in ({name: x for name, x in given.items() if x is not None} | numbers).items():
+            _check_number(name, value)
+        number = None if step is None else int(step)
+        try:
+            return self._step(loss, number, lr, numbers)
+        except (ArgumentMistake, JomaWarning):  # the user's mistake; a warning that the user made an error
+            raise
+        except Exception as error:
+            self._report_failure("the measurement", error)
+            return {}
+        finally:
+            with self._failures_reported("the preparation of the next step"):
+                self._forget_passes()
+
+    def _step(
+        self, loss: Any, step: int | None, lr: float | Tensor | None, numbers: Mapping[str, Any]
+    ) -> dict[str, float]:
+        before = self.last_step
+        if step is not None and self._has_stepped and step <= before:
+            self._refuse_step(step)
+            return {}
+        self._has_stepped = True
+        due = self._schedule.advance(step)
+        if self._record.go_on_from(self.last_step):
+            readings = self._record.kept(self.last_step)
+            if not self._loaded:
+                before = self.last_step - 1
+                self._replay_phases(readings)
+            self._clock.go_on(Run(self._record.writer.path).rows(), before)
+        self._patterns.go_on(self._record, self.last_step)
+        self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
+        if due:
+            return self._measure(due, loss, numbers)
+        self._take_loss(loss)
+        return {}
+
+    @contextmanager
+    def _failures_reported(self, part: str) -> Iterator[None]:
+        """Go on whatever happens in this block; what fails is a warning."""
+        try:
+            yield
+        except (ArgumentMistake, JomaWarning):
+            raise
+        except Exception as error:
+            self._report_failure(part, error)
+
+    def _report_failure(self, part: str, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {error}"
+        message = f"{part} failed in step {self.last_step} with {cause}; training goes on {Reason.INTERNAL}"
+        self._notices.problem(("failure", part, type(error).__name__), message)
+
+    def _forget_passes(self) -> None:
+        """Make ready for the next step."""
+        self._passes.clear()
+        for meter in (self._changes, self._charges, self._streams):
+            meter.clear()
+        self._arm()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
+        self._patterns.write(self._record)  # they are kept in the folder
+        return {
+            **self._schedule.state(),
+            "alarms": self._alarms.state(),
+            "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
+            "reported": self._notices.state(),
+            "starts": self._weights.state() | self._motions.state(),
+            "charges": self._charges.state(),
+            "clock": self._clock.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; one of another version of joma is an error, and nothing is changed."""
+        if missing := [key for key in self.state_dict() if key not in (*state, "charges", "clock")]:
+            raise ValueError(f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}")
+        self._schedule.restore(state)
+        self._loaded = True
+        self._has_stepped = self.last_step > 0
+        self._record.go_back_to(self.last_step)
+        self._alarms = Alarms.restored(state["alarms"], self._notices)
+        self._record.drop_alerts(self.last_step + 1)
+        layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
+        self._passes.tally.layers = layers
+        self._notices.restore(state["reported"])
+        self._weights.restore(state["starts"])
+        self._charges.restore(state.get("charges", {}))
+        self._motions.restore(state["starts"])
+        self._clock.restore(state.get("clock"), self.last_step)
+        self._arm()
+
+    def _replay_phases(self, readings: Sequence[Reading]) -> None:
+        """Bring phases to where they were, from what the run folder keeps."""
+        self._alarms = Alarms(self._notices)
+        for reading in readings:
+            self._alarms.update(reading)
+
+    def _refuse_step(self, step: int) -> None:
+        """Leave out a step whose number does not increase: rows of a run are in the order of steps."""
+        if not self._has_refused_step:
+            self._has_refused_step = True
+            self._notices.say(
+                f"step {step:,} was given after step {self.last_step:,}: steps must increase, so it is not recorded, "
+                "nor are later ones up to that number. If training went back to a checkpoint, load the watch's "
+                "state_dict() from it, or make a watch with resume=True"
+            )
+
+    def frame(self) -> pd.DataFrame:
+        """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
+        return Run(self._record.writer.path).frame()
+
+    @property
+    def applies(self) -> str:
+        """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
+        return applicability.sentence(self.frame()) if self._motions.gauges and self.latest else ""
+
+    def close(self, status: Ending = "done", reason: str | None = None) -> None:
+        """Take the gauges off the model and finish the run; a second call does nothing.
+
+        Arguments:
+            status: how training ended: "done", "failed" or "interrupted".
+            reason: why, in a few words.
+        """
+        if status not in get_args(Ending):
+            raise ValueError(f"status must be one of {', '.join(get_args(Ending))}; got {status!r}")
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        self._detach()
+        with self._failures_reported("the end of the watch"):
+            if self._line is not None:
+                self._line.close()
+            self._patterns.write(self._record)
+            sentence = self.applies
+            if sentence:
+                self._record.note(applies=sentence)
+        with self._failures_reported("the end of the run"):
+            self._record.finish(status, reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(*ending(error))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            self._detach()
+
+    def _detach(self) -> None:
+        """Leave the model alone."""
+        self._ears.leave()
+        if self._steps is not None:
+            self._steps.leave()
+        attached.release(self._passes.source.names)
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
+        state = "closed" if self._closed else f"step {self.last_step}"
+        return f"Watch({type(self.model).__name__}, {self._where}, {state}{f'; {phases}' if phases else ''})"
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+    # A measurement
+
+    def _arm(self) -> None:
+        """Listen to the model and its optimisers if the step to come is due."""
+        self._ears.leave()
+        self._ears.claim_thread()
+        if self._passes.tally.sampler is not None:
+            self._passes.tally.sampler.start(self.last_step + 1)
+        due = self._make_due(self._schedule.arm())
+        checked = self._charges.checks and self._steps is not None
+        if checked or (self._ears is self._passes.source and due & self._in_passes):
+            self._ears.listen()
+
+    def _make_due(self, gauges: Collection[str]) -> set[str]:
+        """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
+        due = {*gauges, *(g.name for g in (*FOR_PHASES, UNIFORM) if not self._in_passes.isdisjoint(gauges))}
+        for meter in (*self._meters, self._passes.tally):
+            meter.due = due
+        return due
+
+    def _take_loss(self, loss: Any) -> None:
+        """Take the loss of a step that is not measured, without waiting for a device."""
+        if loss is None or self._processes.many:  # processes agree on a loss in measured steps only
+            return
+        if isinstance(loss, Tensor) and loss.device.type != "cpu":
+            # a clone: a captured graph writes its next loss into the same memory
+            self._pending_losses.append((self.last_step, loss.detach().clone()))
+        else:
+            self._alerts.report(self._alarms.update_loss(self.last_step, _scalar(loss)))
+
+    def _take_pending_losses(self) -> None:
+        for step, loss in self._pending_losses:
+            self._alarms.take_loss(step, _scalar(loss))
+        self._pending_losses.clear()
+
+    def _measure(self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
+        step = self.last_step
+        self._ears.leave()
+        if self._structure.has_changed():
+            self._follow(step)
+        self._make_due(due)
+        self._take_pending_losses()
+        values: dict[str, Values] = {}
+        if not self._in_passes.isdisjoint(due):
+            with self._failures_reported("the measurement of attention"):
+                values = self._measure_attention()
+        for meter in self._meters:
+            with self._failures_reported(f"the measurement of {type(meter).__name__.lower()}"):
+                values |= meter.measure()
+        for name, reason in self._motions.problems.items():
+            self._notices.problem(("block", name), f"step {step}: {name} could not be measured: {reason}")
+        for name, reason in self._streams.problems.items():
+            self._notices.problem(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
+        for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
+            self._notices.problem(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
+        findings: list[Finding] = []
+        if self._charges.checks and self._steps is not None:
+            with self._failures_reported("the check of gradients"):
+                findings += self._charges.findings(step, self._notices)
+        mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
+        for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
+        uniform = values.pop(UNIFORM.name, None)
+        errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
+        self.latest = Measurement(step, values, self._names(), mean_loss, self._largest)
+        with self._failures_reported("the search for values that are not finite"):
+            not_finite = find_not_finite(self.latest, self._trace, self.model, self._passes.blocks, self._processes)
+            if not_finite is not None:
+                findings.append(not_finite)
+        layers = read_layers({name: table.numbers for name, table in for_phases.items()}) if for_phases else []
+        with self._failures_reported("the judgement of alarms"):
+            gauges = self.latest.per_head(self._alarms.gauges)
+            reading = Reading(step, mean_loss, layers, gauges, findings)
+            self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
+            self._record.keep(reading)
+        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
+        if mean_loss is not None:
+            rows["loss"] = mean_loss
+        rows |= {name: table.to_lists() for name, table in (values | errors).items()}
+        if for_phases:
+            has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
+            codes = [PHASES.index(phase.name) for phase in self.phases]
+            rows["phase"] = [code if has else None for code, has in zip(codes, has_attention, strict=False)]
+        clock = self._clock.columns()
+        with self._failures_reported("the writing of the run"):
+            if uniform is not None:
+                self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
+            if layers:
+                self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
+            self._record.write(step, rows, clock, self._names(), self._widths())
+        if self._line is not None:
+            with self._failures_reported("the live line"):
+                self._line.show(self)
+        return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
+
+    def _measure_attention(self) -> dict[str, Values]:
+        if self._probe is not None and not self._probe.run(self._passes.source):
+            self._passes.clear()  # a pass that failed has shown some layers only
+        try:
+            values = self._passes.measure()
+        except NotWatchable as reason:
+            self._notices.problem(("attention", str(reason)), str(reason))  # the next measured step looks again
+            return {}
+        self._leave_out_projections(self.last_step)
+        self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
+        return values
+
+    def _report_matrices(self) -> None:
+        """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
+        if not self._processes.first:
+            return
+        for part, names in self.matrices.items():
+            _log.info(f"{PARTS.get(part, part).partition(':')[0]}: {shorten(names)}")
+
+    def _leave_out_projections(self, step: int) -> None:
+        """Do not measure what was taken for an MLP, and has attention between its two maps."""
+        around = self._order.around
+        left_out = {name for lower, (upper, _) in around.items() for name in (lower, upper)}
+        parts = [part for part in self._matrices if part.startswith("mlp")]
+        kept = {
+            part: [m for m in self._matrices[part] if m.name.partition("[")[0].partition(" ")[0] not in left_out]
+            for part in parts
+        }
+        if all(len(kept[part]) == len(self._matrices[part]) for part in parts):
+            return
+        self._matrices |= kept
+        self._weights.renew(self._matrices)
+        self._record.note_matrices(self.matrices)
+        for lower, (upper, module) in around.items():
+            self._notices.once(
+                ("order", lower),
+                f"step {step}: {lower} is not the lower matrix of an MLP: in {module}, attention is computed between "
+                f"it and {upper}. It is not measured; if there is another, name it with mlp=[…]",
+            )
+
+    def _follow(self, step: int) -> None:
+        """Find the structure of a model again whose modules were replaced; training goes on whatever happens."""
+        try:
+            self._renew(step)
+        except Warning:  # which the user wants to be raised
+            raise
+        except Exception as error:
+            self._matrices = {}
+            self._weights.renew({})
+            self._notices.say(
+                f"step {step}: the model was changed, and its matrices could not be found again "
+                f"({type(error).__name__}: {error}): they are not measured any more. Make a new watch"
+            )
+
+    def _renew(self, step: int) -> None:
+        """Find the structure again, and record what changed."""
+        when = f"removed before step {step}"
+        before = self._structure.names
+        matrices_before = self._matrices
+        self._structure.take()
+        source = self._passes.source
+        attached.release(before)
+        attached.claim(self._structure.names, self._where)
+        source.renew()
+        self._passes.blocks.renew(self.model, when)
+        self._passes.tally.rename(self._structure.renamed(before), when)
+        refusal = self._processes.cannot_gather
+        gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
+        self._matrices = find(self.model, gauges, self._mlp, lenient=True, refusal=refusal)
+        self._weights.renew(self._matrices)
+        self._order.pairs = unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
+        self._order.around.clear()
+        renewals: list[tuple[Any, Callable[[], None]]] = [
+            (self._changes, partial(self._changes.renew, self._matrices)),
+            (self._charges, partial(self._charges.renew, self.model, self._optimizers)),
+            (self._motions, partial(self._motions.renew, self.model, self._periods)),
+            (self._streams, partial(self._streams.renew, self.model)),
+        ]
+        for meter, renew in renewals:
+            try:
+                renew()
+            except ValueError as error:
+                names = ", ".join(gauge.name for gauge in meter.gauges)
+                meter.gauges = []
+                self._notices.say(f"step {step}: {names} cannot be measured any more: {error}")
+        changes = describe(matrices_before, self._matrices, before, self._structure.names)
+        if changes:
+            self._notices.say(f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their numbers")
+            self._record.note_change(step, changes)
+        self._record.note_matrices(self.matrices)
+
+    def _names(self) -> dict[str, list[str]]:
+        """Gauge -> the module or matrix that each layer is, as far as known."""
+        names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
+        known = [*(g.name for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")), "phase"] if self.layers else []
+        known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
+        return names | dict.fromkeys(known, self.layers)
+
+    def _sampled(self) -> list[Gauge]:
+        """Gauges that are measured on a sample of queries, and have a standard error."""
+        sampled = self._passes.tally.sampler is not None
+        return [gauge for gauge in self._gauges if sampled and gauge.on == "attention"]
+
+    def _widths(self) -> dict[str, list[int]]:
+        """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""
+        widths = self._passes.tally.widths()
+        per_layer = [min(1, width) for width in widths]  # of what has one number per layer
+        known = {g.name: widths if g.per_head else per_layer for g in self._gauges if g.runs_model}
+        known |= {"phase": per_layer} | {gauge: own for meter in self._meters for gauge, own in meter.widths.items()}
+        known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
+        axes = self._record.writer.info["axes"]
+        return {name: counts for name, counts in known.items() if len(axes.get(name, ())) > 1 or 0 in counts}
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what is no single number, without waiting for a device."""
+    if isinstance(value, (int, float)):
+        return
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            advice = "give one number, for example loss.mean()"
+            raise ValueError(f"the {name} has shape {tuple(value.shape)}: {advice}")
+        return
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or a tensor with one entry; got {value!r}") from None
+
+
+def _scalar(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)

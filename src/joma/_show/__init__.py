@@ -1,0 +1,1 @@
+"""Pictures (plots) and HTML pages (pages) of what was measured."""

@@ -1,0 +1,191 @@
+"""report.html: findings, the explorer, the exhibits in the order of the paper, the claims."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from joma._runs import Run, RunNotFound
+from joma._runs.curve import EXACT
+from joma._show.pages.claims import claims_section
+from joma._show.pages.document import Page, check_place, document, figure, write_page
+from joma._show.pages.findings import Shown, findings
+from joma._show.pages.place import PAPER, mark_of
+from joma._show.pages.render import TONE, render
+from joma._show.pages.typeset import markdown_table
+from joma.paper.verdict import Verdict
+
+if TYPE_CHECKING:
+    from joma.paper.claims import Result
+    from joma.paper.exhibits import Exhibit, Outcome
+
+SENTENCE = 240  # characters of what was measured, beside the figure; the rest is in the fold-out
+
+
+def write_report(
+    out: Path,
+    exhibits: Iterable[Exhibit | Outcome],
+    claims: list[Result] | None,
+    *,
+    preset: str,
+    seed: int,
+    path: Path | None = None,
+    claims_error: str | None = None,
+    others: Callable[[Page], list[str]] = lambda page: [],
+) -> Path:
+    """Write the page atomically (to ``out/report.html`` by default) and return its path.
+
+    Arguments:
+        out: the folder with one folder per exhibit.
+        exhibits: in the order of the page; of one that failed, the error is shown: an outcome's, or that in
+            ``out/<id>.error.txt``.
+        claims: the checked claims, or None for a page without them.
+        preset: what was asked for, for the heading and for exhibits that are not there.
+        seed: likewise.
+        path: where to write the page.
+        claims_error: why the claims could not be checked; by default what ``out/claims.error.txt`` says.
+        others: makes more sections, for the end of the page.
+    """
+    from joma import __version__
+    from joma.paper.exhibits import Exhibit
+
+    page = Page(path or out / "report.html")
+    page.mark = mark_of(PAPER, [out], page.path)
+    check_place(page.path)
+    page.ids |= {"findings", "claims", "explorer"}
+    page.contents.append(("findings", "Findings", ""))
+    claims_error = claims_error or _complaint(out, "claims")
+    claims = None if claims_error else claims  # old ones would look as if they were new
+    shown: list[Shown] = []
+    sections = [_explorer(page)]
+    for item in exhibits:
+        if isinstance(item, Exhibit):
+            exhibit, error = item, _complaint(out, item.id)
+        else:  # an old error is not shown for what has been made since
+            exhibit, error = item.exhibit, item.error or (None if item.verdict else _complaint(out, item.exhibit.id))
+        id = page.id(exhibit.id)
+        one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
+        shown.append(one)
+        sections.append(section)
+    if claims_error or claims is not None:
+        sections.append(claims_section(page, claims, claims_error))
+    sections.insert(0, findings(shown, claims, claims_error))
+    sections += others(page)
+    header = render(
+        "header.html", version=__version__, preset=preset, seed=seed, today=date.today().isoformat(), commit=_commit(),
+        claims=claims is not None,
+    )  # fmt: skip
+    return write_page(page, document(page, "JoMA, reproduced", sections, "joma reproduce", header))
+
+
+def _commit() -> str | None:
+    """The commit of the source that makes the page; None where that is no checkout."""
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "rev-parse", "--short=9", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _explorer(page: Page) -> str:
+    """The explorer of Eqn. 6: choose how spread μ is, let time run, see v(t), attention and its entropy move."""
+    page.contents.append(("explorer", "Explore Eqn. 6", ""))
+    rule = asdict(EXACT) | {"fall": EXACT.fall, "rise": EXACT.rise}
+    return render("explorer.html", equation=r"$\dot v=(\mu-v)\circ e^{v^2/2}$", rule=rule)
+
+
+def _complaint(out: Path, id: str) -> str | None:
+    """What went wrong with an exhibit, or the claims: the first line of its error file, before the traceback."""
+    path = out / f"{id}.error.txt"
+    if not path.exists():
+        return None
+    return next(iter(path.read_text(encoding="utf-8").splitlines()), "") or f"It failed; {path.name} does not say why."
+
+
+def exhibit_section(
+    page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
+    label: str | None = None,
+) -> tuple[Shown, str]:  # fmt: skip
+    """What an exhibit shows, and its part of the page; if it was not made, the section says so.
+
+    Arguments:
+        error: why it could not be made; what is left of an earlier time is not shown.
+        id: of the section, unique in the page.
+        label: added to the title, where the page has several runs of the exhibit.
+    """
+    from joma.paper.exhibits.base import PRESETS, SEEN, load_verdict
+    from joma.paper.recorded import recorded
+
+    title, left = f"{exhibit.title} ({label})" if label else exhibit.title, (folder / "verdict.json").exists()
+    said = load_verdict(folder) if left and not error else None
+    run = Run(folder) if said else None
+    made_at = run.info["config"]["preset"] if run else preset
+    record = recorded(exhibit.id)
+    shown = Shown(
+        exhibit,
+        id,
+        said.verdict if said else Verdict.ERROR,
+        record,
+        short=made_at == PRESETS[0],
+        settings=run.info["config"]["settings"] if run else {},
+    )
+    page.contents.append((id, title, TONE[shown.verdict]))
+    judgement = said or (record.judgement if record else None)
+    common = {
+        "id": id, "title": title, "heading": f"{shown.message} ({label})" if label else shown.message,
+        "exhibit": exhibit, "shown": shown, "verdict": said, "recorded": record,
+        "paper": judgement.paper if judgement else "",
+    }  # fmt: skip
+    if said is None or run is None:
+        return shown, render(
+            "exhibit.html", **common, error=error, left=left, folder=folder, preset=preset, seed=seed
+        )  # fmt: skip
+    config, seed = run.info["config"], run.info["seed"]
+    alt = f"{title}. {said.verdict}: {said.summary}"
+    spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+    try:
+        table, missing = run.frame().to_csv(index=False, float_format="%.7g"), None
+    except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
+        table, missing = None, refusal
+    tables = [markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))]
+    counts = record.judgement if record and shown.by_record else said
+    origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
+    return shown, render(
+        "exhibit.html", **common, counts=counts, sentence=sentence(counts.summary), tables=Markup("").join(tables),
+        figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
+        origin=origin, settings=config["settings"] | origin | versions(run),
+        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
+    )  # fmt: skip
+
+
+def sentence(summary: str) -> str:
+    """One sentence of a summary: its conclusion, or as many of its clauses as are short enough to be read.
+
+    >>> sentence("pairs: Laplace; none: Gaussian. So: under heavy tails")
+    'Under heavy tails.'
+    """
+    _, concluded, conclusion = summary.rpartition(". So: ")
+    text = conclusion if concluded else summary
+    clauses = text.split("; ")
+    shown = clauses[0]
+    for clause in clauses[1:]:
+        if len(shown) + len(clause) > SENTENCE:
+            break
+        shown = f"{shown}; {clause}"
+    return f"{shown[:1].upper()}{shown[1:]}".rstrip(".") + "."
+
+
+def versions(run: Run) -> dict[str, str]:
+    """The versions of the libraries that made a run, for its settings."""
+    return {f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text}

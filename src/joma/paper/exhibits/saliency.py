@@ -1,0 +1,117 @@
+"""Saliency on real text (Section 3.1): Δ = discriminancy × frequency of the context words of a few query words.
+
+The text is Python's own documentation, the target the next word; see ``joma.theory.saliency``. The control is the same
+text with the targets' places shuffled, so that no context word tells anything: what the scores say then is chance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from joma._data.words import words_of
+from joma._runs import Run, RunWriter
+from joma._show.plots import panels as p
+from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.verdict import Verdict
+from joma.theory import saliency
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"text": "pydoc", "queries": ["the", "a", "is", "of"], "window": 16, "min_count": 10},
+    "laptop": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 32, "min_count": 50},
+    "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
+}
+KINDS = {"distinct": "#d55e00", "between": "#b07a00", "common": "#0072b2"}
+SHOWN = 1500  # words per panel, by saliency
+GAUGES = ("frequency", "discriminancy", "saliency", "score")
+
+
+def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+    """The saliency of each query, on the text and on the text with shuffled targets."""
+    words = np.array(words_of(settings["text"]), dtype=object)
+    rng = np.random.default_rng((seed, 0))
+    for n, query in enumerate(settings["queries"]):
+        progress(n / len(settings["queries"]), f"query {query!r}")
+        place = np.flatnonzero(words[:-1] == query) + 1
+        place = place[words[place] != query]  # the queries stay where they are
+        for case in ("text", "shuffled"):
+            tokens = words
+            if case == "shuffled":
+                tokens = words.copy()
+                tokens[place] = tokens[rng.permutation(place)]
+            frame = saliency(tokens, query, window=settings["window"], min_count=settings["min_count"])
+            for rank, row in enumerate(frame.itertuples(index=False)):
+                gauges = {name: float(getattr(row, name)) for name in GAUGES}
+                labels = {"word": row.token, "favours": row.favours, "kind": row.kind}
+                writer.write(rank, gauges, query=query, case=case, **labels)
+
+
+def draw(run: Run) -> p.Chart:
+    """Discriminancy against frequency, with the words of largest saliency named; lines of equal Δ fall."""
+    frame = run.frame()
+    table = wide(frame, ["step", "query", "case", "word", "favours", "kind"])
+    table = table[(table.case == "text") & (table.step < SHOWN)]
+    x = p.x("frequency", "frequency P(l | m)", log=True, format=".0e", ticks=4)
+    y = p.y("discriminancy", "discriminancy ‖E_l[g]‖", log=True)
+    tip = dict.fromkeys(("word", "favours", "kind")) | dict.fromkeys(GAUGES, ".3g")
+    panels = []
+    for query in dict.fromkeys(frame["query"]):
+        rows = where(table, query=query)
+        points = p.dots(rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6)
+        named = _apart(where(rows, kind="distinct").sort_values("step"))
+        labels = p.words(named, x, y, "label", align="left", dx=5, fontSize=10, color=p.INK)
+        note = "named: large Δ, word → the next word that it favours"
+        panels.append(p.panel(f"context words of “{query}”", points, labels, note=note, size=(330, 230)))
+    return p.column(*(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True)
+
+
+def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:
+    """The first words of ``rows`` whose labels do not lie on each other."""
+    x, y = (np.log(rows[name].to_numpy()) for name in ("frequency", "discriminancy"))
+    kept: list[int] = []
+    for i in range(len(rows)):
+        if all(abs(y[i] - y[j]) > 0.16 or abs(x[i] - x[j]) > 1.6 for j in kept):
+            kept.append(i)
+        if len(kept) == count:
+            break
+    chosen = rows.iloc[kept]
+    return chosen.assign(label=chosen.word + " → " + chosen.favours)
+
+
+def judge(run: Run) -> Judgement:
+    """Distinct words there must be, and hardly any when the targets are shuffled."""
+    frame = run.frame()
+    scores = where(frame, gauge="score")
+    numbers: dict[str, Any] = {}
+    for query in dict.fromkeys(frame["query"]):
+        words, shuffled = (where(scores, query=query, case=case) for case in ("text", "shuffled"))
+        order = where(frame, query=query, case="text", gauge="saliency").sort_values("step").word
+        numbers[str(query)] = {
+            **{kind: int((words.kind == kind).sum()) for kind in KINDS},
+            "distinct_share": float((words.kind == "distinct").mean()),
+            "shuffled_share": float((shuffled.kind == "distinct").mean()),
+            "shuffled_mean_score": float(shuffled.value.mean()),
+            "top": order.head(8).tolist(),
+            "top_words": [word for word in order if str(word).isalpha()][:5],
+        }
+    share = [n["distinct_share"] for n in numbers.values()]
+    by_chance = float((where(scores, case="shuffled").kind == "distinct").mean())
+    between = sum(n["between"] for n in numbers.values())
+    clear = all(n["distinct_share"] >= 5 * max(n["shuffled_share"], 0.01) for n in numbers.values())
+    rule = (
+        "with the targets shuffled ≤ 1 % of all words count as distinct; on the text, for each query, at least five "
+        "times its shuffled share and 5 %; and there are words in between distinct and common"
+    )
+    first, spread = next(iter(numbers)), f"{min(share):.0%} to {max(share):.0%}"
+    text = (
+        f"distinct {spread} of the words, with shuffled targets {by_chance:.2%}; {between} words in between; most "
+        f"salient for “{first}”: {', '.join(numbers[first]['top_words'])}"
+    )
+    measured = f"{spread} distinct (shuffled {by_chance:.2%}), {between} words in between"
+    verdict = Verdict.HOLDS if by_chance <= 0.01 and clear and between else Verdict.FAILS
+    return Judgement(verdict, rule, text, numbers, measured)
+
+
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

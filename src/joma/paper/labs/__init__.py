@@ -1,0 +1,1 @@
+"""Experiments that single exhibits and claims use."""

