@@ -14,6 +14,7 @@ from joma._checkpoints.measure import Request, views
 from joma._checkpoints.plan import plan
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import NotWhole, Revision
+from joma._measure.gauges.kinds import CHANGE, CHARGE, WEIGHT
 from joma._measure.gauges.registry import get
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -91,11 +92,11 @@ def needed(revision: Revision, request: Request) -> int:
     They depend on the request and the files only: what is in a cache, or was planned before, counts as well.
     """
     gauges = get(request.gauges)
-    weight_parts = list(dict.fromkeys(g.part for g in gauges if g.on in ("weight", "change")))
-    change_parts = list(dict.fromkeys(g.part for g in gauges if g.on == "change"))
+    weight_parts = list(dict.fromkeys(g.part for g in gauges if g.kind in (WEIGHT, CHANGE)))
+    change_parts = list(dict.fromkeys(g.part for g in gauges if g.kind is CHANGE))
     if not request.ranges:
         here = _whole(revision, request)
-    elif any(gauge.on == "charge" for gauge in gauges):  # charges: most of the model
+    elif any(gauge.kind is CHARGE for gauge in gauges):  # charges: most of the model
         revision.fetch("config.json")
         here = revision.all_bytes(by_ranges=True)
     else:

@@ -25,6 +25,7 @@ from joma._checkpoints.plan import NoMatrices, Plan, Planned, plan
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import Revision
 from joma._checkpoints.tensors import Tensors, View
+from joma._measure.gauges.kinds import CHANGE, CHARGE, WEIGHT
 from joma._measure.gauges.rank import TopSingular, top_singular
 from joma._measure.gauges.registry import Gauge, get
 from joma._runs.names import harmless
@@ -89,8 +90,8 @@ def measure_checkpoint(
     try:
         gauges = get(request.gauges)
         tensors = with_base(checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base)
-        weights = [gauge for gauge in gauges if gauge.on in ("weight", "change")]
-        charges = [gauge for gauge in gauges if gauge.on == "charge"]
+        weights = [gauge for gauge in gauges if gauge.kind in (WEIGHT, CHANGE)]
+        charges = [gauge for gauge in gauges if gauge.kind is CHARGE]
         in_model = [gauge for gauge in gauges if gauge.runs_model]
         earlier = Earlier(before, request, revision)
         kinds = [
@@ -229,10 +230,10 @@ class _NoEarlier(BadCheckpoint):
 
 def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
     """Measure weight gauges, and changes since the checkpoint before, if that can be read."""
-    changes = [gauge for gauge in gauges if gauge.on == "change"]
+    changes = [gauge for gauge in gauges if gauge.kind is CHANGE]
     notes: list[str] = []
     if changes and earlier.checkpoint is None:
-        gauges = [gauge for gauge in gauges if gauge.on == "weight"]
+        gauges = [gauge for gauge in gauges if gauge.kind is WEIGHT]
         names = ", ".join(gauge.name for gauge in changes)
         notes.append(f"{names}: there is no checkpoint before it")
     elif changes:
@@ -240,7 +241,7 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, 
             earlier.open(list(dict.fromkeys(gauge.part for gauge in changes)))
         except _NoEarlier as error:
             row.report_problem(changes, error)
-            gauges = [gauge for gauge in gauges if gauge.on == "weight"]
+            gauges = [gauge for gauge in gauges if gauge.kind is WEIGHT]
     try:
         notes = _matrices(row, tensors, gauges, earlier, mlp) + notes
     finally:
@@ -284,8 +285,8 @@ def _part(
     try:
         return _layers(row, tensors, part, matrices, gauges, earlier)
     except _NoEarlier as error:
-        row.report_problem((gauge for gauge in gauges if gauge.on == "change"), error)
-    weights = [gauge for gauge in gauges if gauge.on == "weight"]
+        row.report_problem((gauge for gauge in gauges if gauge.kind is CHANGE), error)
+    weights = [gauge for gauge in gauges if gauge.kind is WEIGHT]
     return _layers(row, tensors, part, matrices, weights, earlier) if weights else []
 
 
@@ -325,8 +326,8 @@ def _one(
     row: Row, matrix: Planned, part: str, tensors: Tensors, gauges: list[Gauge], earlier: Earlier
 ) -> list[Values]:  # fmt: skip
     """Return the values by gauge of one matrix, or of one per head; nothing stays in memory."""
-    weights = [gauge for gauge in gauges if gauge.on == "weight"]
-    changes = [gauge for gauge in gauges if gauge.on == "change"]
+    weights = [gauge for gauge in gauges if gauge.kind is WEIGHT]
+    changes = [gauge for gauge in gauges if gauge.kind is CHANGE]
     now = matrix.read(tensors)
     then = earlier.read(part, matrix) if changes else [None] * len(now)
     values: list[Values] = []

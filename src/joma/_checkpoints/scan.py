@@ -22,6 +22,7 @@ from joma._checkpoints.measure import Request, Row, forget, measure_checkpoint
 from joma._checkpoints.numbering import place_for
 from joma._jobs import Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._jobs.machine import threads
+from joma._measure.gauges.kinds import CHANGE, WEIGHT
 from joma._measure.gauges.registry import get, names_of
 from joma._runs import Run, RunWriter
 from joma._runs.names import harmless
@@ -98,7 +99,7 @@ def scan(
     if in_training := [g.name for g in chosen if g.needs_steps]:
         raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
     engine = check_engine(engine, address)
-    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.on in ("weight", "change")):
+    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.kind in (WEIGHT, CHANGE)):
         raise ValueError(
             f"mlp={mlp!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
@@ -127,7 +128,7 @@ def scan(
             path, kind="scan", config=config, axes=axes, packages=packages, overwrite=overwrite
         )  # fmt: skip
     with writer:
-        before = predecessors(checkpoints) if any(g.on == "change" for g in chosen) else {}
+        before = predecessors(checkpoints) if any(g.kind is CHANGE for g in chosen) else {}
         known = result._points()
         left = [c for c in checkpoints if not _is_done(known.get(c.name), before.get(c.name), retry)]
         for checkpoint in set(checkpoints) - set(left):  # a kill may have come between its row and this

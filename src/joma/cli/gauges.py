@@ -9,9 +9,8 @@ from joma.cli.terminal import AsJson, console, escape, print_json, print_table
 
 def _gauges(as_json: AsJson = False) -> None:
     """List the gauges by name, and the parts of a model that gauges of matrices and of charges can be measured on."""
-    from joma._measure.gauges.registry import CHARGES
     from joma._measure.gauges.registry import gauges as registered
-    from joma.models.parts import PARTS
+    from joma.models.parts import CHARGES, PARTS
 
     table = [{"gauge": gauge.name, "on": gauge.on, "help": gauge.help} for gauge in registered().values()]
     if as_json:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from joma._measure.charges.charge import Charge, Read, itself
-from joma._measure.gauges.registry import CHARGES
 from joma.models.blocks import Blocks
+from joma.models.parts import CHARGES
 
 
 @dataclass(frozen=True, eq=False)

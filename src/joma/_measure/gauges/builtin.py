@@ -172,13 +172,13 @@ def charge(state: ChargeState) -> Tensor:
     return state.balance
 
 
-@gauge("charge_drift", on="charge")
+@gauge("charge_drift", on="charge", is_of_training=True)
 def charge_drift(state: ChargeState) -> Tensor:
     """How far a charge has moved since the first measurement, relative to its sides then; in training only."""
     return state.drift
 
 
-@gauge("charge_residual", on="charge")
+@gauge("charge_residual", on="charge", is_of_training=True)
 def charge_residual(state: ChargeState) -> Tensor | None:
     """What the gradient identity of a charge is off by, relative: rounding, or a bug; needs optimizer=."""
     return state.residual

@@ -1,20 +1,7 @@
 """The one table of gauge names, for ``watch``, ``scan``, the command line and the docs.
 
-A gauge measures one thing on a model. What its function is given depends on what it is measured ``on``:
-
-    attention   an ``AttentionStats`` -> a tensor (B, H, Tq) that is averaged over real queries, one value per head
-    keys        a ``Received``        -> a tensor (B, H), from what each key receives; averaged over samples
-    stream      a ``Stream``          -> a number: the residual stream after a block, and what was written to it
-    neurons     states (tokens, h)    -> a number, from the hidden neurons of an MLP
-    router      a ``Routing``         -> a number, from a router's logits and choices
-    weight      a matrix (m, n)       -> a number; with given="top", its `TopSingular`, which is shared between gauges,
-                                         warm-started from step to step and worked out on shards
-    hidden      states (tokens, d)    -> a number
-    gradient    the gradient of a matrix (m, n) that the optimiser is about to use; else as "weight"
-    update      what an optimiser's step did to a matrix, relative to its size: ΔW/‖W‖_F (m, n); else as "weight"
-    change      what has become of a matrix since the checkpoint before, relative to its size then; else as "update"
-    charge      a `ChargeState`       -> a number, or one per head
-    block       a ``BlockMotion``     -> a number: what happened to a block since the measurement before
+A gauge measures one thing on a model. What its function receives depends on its kind: see
+`joma._measure.gauges.kinds`.
 """
 
 from __future__ import annotations
@@ -26,69 +13,60 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from joma.models.parts import PARTS, PRODUCTS, UPDATE
+from joma._measure.gauges.kinds import KINDS, GaugeKind
 
-On = Literal[
-    "attention", "keys", "weight", "hidden", "stream", "neurons", "router", "gradient", "update", "change", "charge",
-    "block",
-]  # fmt: skip
-IN_STREAM: tuple[On, ...] = ("stream", "neurons", "router")
-IN_ATTENTION: tuple[On, ...] = ("attention", "keys")  # have one value per head
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
-# kinds of charges, as in "charge.vo"; the first by default
-CHARGES = {
-    "qk": "queries against keys, per head",
-    "vo": "values against outputs, per head",
-    "mlp": "what enters a neuron against what leaves it",
-    "norm": "a normalisation's channels against all that read them",
-    "stream": "all that is written to the residual stream",
-}
-# products are known up to rotations, which is enough for their singular values, and not for a difference of two
-_MATRICES = {part: what for part, what in PARTS.items() if part not in PRODUCTS}
-# nor have they a gradient of their own, and neither has what LoRA adds
-_PARAMETERS = {part: what for part, what in _MATRICES.items() if not part.endswith(UPDATE)}
-_PARTS_ON: dict[On, dict[str, str]] = {
-    "attention": {}, "keys": {}, "hidden": {}, "stream": {}, "neurons": {}, "router": {}, "block": {},
-    "weight": PARTS, "gradient": _PARAMETERS, "update": _PARAMETERS, "change": _MATRICES, "charge": CHARGES,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One quantity measured on a model."""
+    """One quantity measured on a model.
+
+    Attributes:
+        name: what users call it; "stable_rank.q" for one part.
+        kind: what it is measured on.
+        function: what measures it.
+        help: the first line of the function's docstring.
+        reduce: how values of queries become one per head, and how loggers get one per layer.
+        given: what a gauge of matrices receives.
+        part: the matrix or charge that it is measured on; "" for kinds without parts.
+        is_of_training: True if this gauge, unlike others of its kind, needs the steps of a training.
+    """
 
     name: str
-    on: On
+    kind: GaugeKind
     function: Callable[[Any], Any]
     help: str
-    reduce: Reduce = "mean"  # over queries, to one value per head; and over heads and experts, for loggers
-    given: Given = "matrix"  # what a weight gauge is given
-    part: str = ""  # the matrix, or the kind of charge, that it is measured on; "" of attention and hidden states
+    reduce: Reduce = "mean"
+    given: Given = "matrix"
+    part: str = ""
+    is_of_training: bool = False
+
+    @property
+    def on(self) -> str:
+        """The name of its kind."""
+        return self.kind.name
 
     @property
     def runs_model(self) -> bool:
-        """Is it measured in passes of the model?"""
-        return self.on in (*IN_ATTENTION, *IN_STREAM, "hidden", "block")
+        """True if it is measured in passes of the model."""
+        return self.kind.runs_model
 
     @property
     def per_head(self) -> bool:
-        """Has it one value per head of each layer?"""
-        products = {"weight": PRODUCTS, "charge": PRODUCTS}
-        return self.on in IN_ATTENTION or self.part in products.get(self.on, ())
+        """True if it has one value per head of each layer."""
+        return self.kind.has_heads or self.part in self.kind.parts_with_heads
 
     @property
     def axes(self) -> list[str]:
-        """What its values on a model are indexed by."""
+        """The names of the axes of its values."""
         return ["layer", "head"] if self.per_head else ["layer"]
 
     @property
     def needs_steps(self) -> bool:
-        """Can it be measured in training only?"""
-        return self.on in ("gradient", "update", "block") or self.name.split(".")[0] in (
-            "charge_residual",
-            "charge_drift",
-        )
+        """True if it can be measured only while a model trains."""
+        return self.kind.needs_training or self.is_of_training
 
     def measure(self, w: Any, top: Any = None) -> float | None:
         """Return the value on a matrix, or None where the gauge is not defined.
@@ -112,7 +90,7 @@ _GAUGES: dict[str, Gauge] = {}
 
 
 def gauge(
-    name: str, on: On, *, reduce: Reduce = "mean", given: Given = "matrix"
+    name: str, on: str, *, reduce: Reduce = "mean", given: Given = "matrix", is_of_training: bool = False
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function as the gauge ``name``.
 
@@ -128,6 +106,7 @@ def gauge(
             experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
             the matrix.
+        is_of_training: True if it needs the steps of a training, though others of its kind do not.
 
     Returns:
         A decorator. The first line of the function's docstring is what `joma gauges` shows.
@@ -140,8 +119,9 @@ def gauge(
     'The largest entry of the matrix by size.'
     >>> remove("largest_weight")
     """
-    if on not in _PARTS_ON:
-        raise ValueError(f"a gauge is measured on one of {', '.join(map(repr, _PARTS_ON))}, not on {on!r}")
+    if on not in KINDS:
+        raise ValueError(f"a gauge is measured on one of {', '.join(map(repr, KINDS))}, not on {on!r}")
+    kind = KINDS[on]
     if not name.isidentifier():
         raise ValueError(f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}")
 
@@ -149,7 +129,8 @@ def gauge(
         if name in _GAUGES and _GAUGES[name].function is not function:
             raise ValueError(f"there is a gauge {name!r} already; choose another name")
         text = (function.__doc__ or "").strip()
-        _GAUGES[name] = Gauge(name, on, function, text.split("\n")[0], reduce, given, next(iter(_PARTS_ON[on]), ""))
+        first_line = text.split("\n")[0]
+        _GAUGES[name] = Gauge(name, kind, function, first_line, reduce, given, kind.default_part, is_of_training)
         return function
 
     return register
@@ -191,7 +172,7 @@ def names_of(chosen: str | Iterable[str]) -> list[str]:
 
 def parts_of(gauge: Gauge) -> dict[str, str]:
     """Parts that the gauge can be measured on, and what they are; none of attention and hidden states."""
-    return dict(_PARTS_ON[gauge.on])
+    return dict(gauge.kind.parts)
 
 
 def get(names: str | Iterable[str]) -> list[Gauge]:
@@ -208,7 +189,7 @@ def get(names: str | Iterable[str]) -> list[Gauge]:
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"unknown gauge {name!r}.{hint} Known: {', '.join(table)}.")
-        known = _PARTS_ON[table[name].on]
+        known = table[name].kind.parts
         if part and part not in known:
             parts = f"; parts are {', '.join(known)}" if known else ", which has no parts"
             raise ValueError(f"there is no part {part!r} of the gauge {name!r}{parts}")
@@ -219,7 +200,7 @@ def get(names: str | Iterable[str]) -> list[Gauge]:
 def in_training(names: Iterable[str]) -> list[Gauge]:
     """The gauges with these names, if all of them can be measured while a model trains."""
     chosen = get(names)
-    if between := [gauge.name for gauge in chosen if gauge.on == "change"]:
+    if between := [gauge.name for gauge in chosen if gauge.kind.needs_two_checkpoints]:
         instead = between[0].replace("change_rank", "update_rank").replace("change", "update_ratio")
         raise ValueError(
             f"{between[0]} is measured between checkpoints (joma.scan), not while a model trains; of a step of an "

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from joma._measure.events.optimiser import StepBegins, StepEnds
+from joma._measure.gauges.kinds import GRADIENT, UPDATE_OF_STEP, GaugeKind
 from joma._measure.gauges.rank import top_singular
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.processes import Processes
@@ -37,7 +38,7 @@ class Changes:
         self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks,
         optimizers: Sequence[Optimizer],
     ) -> None:  # fmt: skip
-        self.gauges = [gauge for gauge in gauges if gauge.on in ("gradient", "update")]
+        self.gauges = [gauge for gauge in gauges if gauge.kind in (GRADIENT, UPDATE_OF_STEP)]
         parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         for gauge in self.gauges:
             if not optimizers:
@@ -92,8 +93,8 @@ class Changes:
                 owners = [_owner(view, stepped) for view in views]
                 if any(owner is None for owner in owners):
                     continue
-                self._measure(part, n, matrix, "gradient", _gradients(views, owners, unscale))
-                if any(gauge.part == part and gauge.on == "update" for gauge in self._due_now):
+                self._measure(part, n, matrix, GRADIENT, _gradients(views, owners, unscale))
+                if any(gauge.part == part and gauge.kind is UPDATE_OF_STEP for gauge in self._due_now):
                     self._before[part, n] = [view.detach().clone() for view in views]
 
     def _ends(self) -> None:
@@ -103,11 +104,13 @@ class Changes:
             (new,) = matrix.finish([view.detach() for view in matrix.views()])
             size = torch.linalg.vector_norm(old.double())
             change = (new.double() - old.double()) / size if size > 0 else "the weights are zero"
-            self._measure(part, n, matrix, "update", change)
+            self._measure(part, n, matrix, UPDATE_OF_STEP, change)
         self._before.clear()
 
-    def _measure(self, part: str, layer: int, matrix: Matrix, on: str, change: list[Tensor] | Tensor | str) -> None:
-        chosen = [gauge for gauge in self._due_now if gauge.part == part and gauge.on == on]
+    def _measure(
+        self, part: str, layer: int, matrix: Matrix, kind: GaugeKind, change: list[Tensor] | Tensor | str
+    ) -> None:
+        chosen = [gauge for gauge in self._due_now if gauge.part == part and gauge.kind is kind]
         if not chosen:
             return
         if isinstance(change, str):

@@ -20,6 +20,7 @@ from joma._measure.charges.identity import Deviation, check_gradients
 from joma._measure.charges.state import State, States, by_part, missing
 from joma._measure.events.events import PassBegins
 from joma._measure.events.optimiser import StepBegins
+from joma._measure.gauges.kinds import CHARGE
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.processes import Processes
@@ -59,7 +60,7 @@ class Charges:
         self, model: nn.Module, gauges: Sequence[Gauge], processes: Processes, blocks: Blocks,
         optimizers: Sequence[Optimizer],
     ) -> None:  # fmt: skip
-        self.gauges = [gauge for gauge in gauges if gauge.on == "charge"]
+        self.gauges = [gauge for gauge in gauges if gauge.kind is CHARGE]
         self.precision = Precision()
         self.due: Collection[str] = ()
         self.deviations: list[Deviation] | None = None

@@ -10,6 +10,7 @@ from torch import nn
 
 from joma._measure.events.layout import ORDERS, Heads
 from joma._measure.events.reasons import Reason
+from joma._measure.gauges.kinds import GRADIENT, UPDATE_OF_STEP, WEIGHT
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import warn
 from joma._runs.writer import RunWriter
@@ -117,7 +118,7 @@ def find(
     ``refusal`` is why none can be measured, if so.
     """
     matrices_of = {}
-    for part in dict.fromkeys(g.part for g in gauges if g.on in ("weight", "gradient", "update")):
+    for part in dict.fromkeys(g.part for g in gauges if g.kind in (WEIGHT, GRADIENT, UPDATE_OF_STEP)):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
         if matrices and refusal is None:
             matrices_of[part] = matrices

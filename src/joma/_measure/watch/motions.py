@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from joma._measure.events.events import Attention, Event, Observer
 from joma._measure.events.optimiser import StepBegins
 from joma._measure.gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, Weights, share_missed
+from joma._measure.gauges.kinds import BLOCK
 from joma._measure.gauges.registry import Gauge, number_or_none
 from joma._measure.watch.values import Values
 from joma.models.matrices import Matrix, find_matrices, plain_name
@@ -119,7 +120,7 @@ class Motions:
     """
 
     def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
-        self.gauges = [gauge for gauge in gauges if gauge.on == "block"]
+        self.gauges = [gauge for gauge in gauges if gauge.kind is BLOCK]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]  # all of them, or none
         if len({periods[gauge.name] for gauge in self.gauges}) > 1:
             raise ValueError(

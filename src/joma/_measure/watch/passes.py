@@ -13,7 +13,8 @@ from joma._measure.events.layout import Heads
 from joma._measure.events.padding import StatedPadding
 from joma._measure.events.reasons import Reason, message_of
 from joma._measure.events.source import Source
-from joma._measure.gauges.registry import IN_ATTENTION, Gauge
+from joma._measure.gauges.kinds import ATTENTION_KINDS, HIDDEN
+from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.inputs import ArgumentMistake, NotWatchable, looks_like_attention, no_attention
 from joma._measure.watch.processes import Processes
@@ -87,8 +88,8 @@ class Passes:
         processes: Processes, notices: Notices, sampler: Sampler | None = None, observers: Sequence[Observer] = (),
         heads: Mapping[str, Heads] | None = None, trace: FiniteTrace | None = None, trains: bool = False,
     ) -> None:  # fmt: skip
-        attention = [gauge for gauge in gauges if gauge.on in IN_ATTENTION]
-        self.tally = Tally(attention, [gauge for gauge in gauges if gauge.on == "hidden"], sampler)
+        attention = [gauge for gauge in gauges if gauge.kind in ATTENTION_KINDS]
+        self.tally = Tally(attention, [gauge for gauge in gauges if gauge.kind is HIDDEN], sampler)
         self.losses, self.blocks = Losses(), blocks
         self._modes = Modes()
         self.source = Source(

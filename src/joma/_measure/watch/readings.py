@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from joma._measure.gauges.attention import AttentionStats
+from joma._measure.gauges.kinds import ATTENTION
 from joma._measure.gauges.registry import Gauge
 
 SINK = 0.9  # the mean mass on sinks from which a head is a sink itself
@@ -35,16 +36,16 @@ def _possible(stats: AttentionStats) -> Tensor:
 
 # measured whatever gauges are asked for: they are almost free
 FOR_PHASES = (
-    Gauge("_entropy", "attention", lambda stats: stats.entropy, ""),
-    Gauge("_nonsink", "attention", lambda stats: stats.nonsink_entropy, ""),
-    Gauge("_sink", "attention", lambda stats: stats.sink_mass, ""),
-    Gauge("_possible", "attention", _possible, ""),
-    Gauge("_logsumexp", "attention", lambda stats: stats.logsumexp, "", reduce="max"),
+    Gauge("_entropy", ATTENTION, lambda stats: stats.entropy, ""),
+    Gauge("_nonsink", ATTENTION, lambda stats: stats.nonsink_entropy, ""),
+    Gauge("_sink", ATTENTION, lambda stats: stats.sink_mass, ""),
+    Gauge("_possible", ATTENTION, _possible, ""),
+    Gauge("_logsumexp", ATTENTION, lambda stats: stats.logsumexp, "", reduce="max"),
 )
 
 
 # likewise: ln(visible keys), what uniform attention would have, for pictures
-UNIFORM = Gauge("_uniform", "attention", lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy), "")
+UNIFORM = Gauge("_uniform", ATTENTION, lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy), "")
 
 
 @dataclass(frozen=True)

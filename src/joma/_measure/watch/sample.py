@@ -14,7 +14,8 @@ from torch import Tensor
 
 from joma._measure.events.events import Attention, DotProduct
 from joma._measure.gauges.attention import AttentionStats
-from joma._measure.gauges.registry import IN_ATTENTION, Gauge
+from joma._measure.gauges.kinds import ATTENTION_KINDS, KEYS
+from joma._measure.gauges.registry import Gauge
 
 
 class Sampler:
@@ -41,7 +42,7 @@ class Sampler:
 def check_sampled(gauges: Sequence[Gauge]) -> None:
     """Refuse gauges of attention that need all queries."""
     for gauge in gauges:
-        if gauge.on in IN_ATTENTION and (gauge.reduce == "max" or gauge.on == "keys"):
+        if gauge.kind in ATTENTION_KINDS and (gauge.reduce == "max" or gauge.kind is KEYS):
             over = "the largest over" if gauge.reduce == "max" else "a sum over"
             raise ValueError(f"{gauge.name} is {over} all queries, which a sample cannot tell: leave out queries=")
 

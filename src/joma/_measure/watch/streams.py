@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from joma._measure.events.events import Event, ModuleBegins, ModuleEnds, Observer, Pass, PassBegins, counted
 from joma._measure.events.padding import StatedPadding, real_tokens
-from joma._measure.gauges.registry import IN_STREAM, Gauge, number_or_none
+from joma._measure.gauges.kinds import NEURONS, ROUTER, STREAM, STREAM_KINDS, GaugeKind
+from joma._measure.gauges.registry import Gauge, number_or_none
 from joma._measure.gauges.stream import Routing, Stream
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.values import Values
@@ -48,7 +49,7 @@ class Streams:
         self, model: nn.Module, gauges: Sequence[Gauge], padding: StatedPadding | None, processes: Processes,
         blocks: Blocks,
     ) -> None:  # fmt: skip
-        self.gauges = [gauge for gauge in gauges if gauge.on in IN_STREAM]
+        self.gauges = [gauge for gauge in gauges if gauge.kind in STREAM_KINDS]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.problems: dict[str, str] = {}
         self._padding, self._processes = padding, processes
@@ -88,11 +89,11 @@ class Streams:
                 self._writers[around] = "mlp", n
                 self._experts[n] = len(row), f"{around}.experts"
         lacking = {
-            "neurons": "hidden neurons of an MLP per block" if not self._neurons else "",
-            "router": "routers of experts" if not self._experts else "",
+            NEURONS: "hidden neurons of an MLP per block" if not self._neurons else "",
+            ROUTER: "routers of experts" if not self._experts else "",
         }
         for gauge in self.gauges:
-            if missing := lacking.get(gauge.on):
+            if missing := lacking.get(gauge.kind):
                 raise ValueError(
                     f"{gauge.name} is measured on {missing}, and none were found in {type(model).__name__}"
                 )
@@ -119,12 +120,12 @@ class Streams:
     def widths(self) -> dict[str, list[int]]:
         """Gauge -> 1 for blocks that it can be measured on, else 0."""
         every = range(len(self._blocks))
-        there: dict[str, Collection[int]] = {
-            "stream": every,
-            "neurons": self._neurons.values(),
-            "router": self._experts,
+        there: dict[GaugeKind, Collection[int]] = {
+            STREAM: every,
+            NEURONS: self._neurons.values(),
+            ROUTER: self._experts,
         }
-        return {gauge.name: [int(n in there[gauge.on]) for n in every] for gauge in self.gauges}
+        return {gauge.name: [int(n in there[gauge.kind]) for n in every] for gauge in self.gauges}
 
     # In a pass
 
@@ -136,20 +137,20 @@ class Streams:
             return
         name = event.call.name
         if isinstance(event, ModuleBegins):
-            if (n := self._neurons.get(name)) is not None and self._wanted("neurons"):
-                self._measure("neurons", n, self._rows(event, event.call.states))
+            if (n := self._neurons.get(name)) is not None and self._wanted(NEURONS):
+                self._measure(NEURONS, n, self._rows(event, event.call.states))
             return
         n = self._block_of.get(name)
         if n is not None:
             seen = self._under_way.pop(n, _Seen())
             states = self._rows(event, _tensor(event.output))
-            if self._wanted("stream") and states is not None:
-                self._measure("stream", n, Stream(states, seen.written.get("attention"), seen.written.get("mlp")))
-        elif name in self._writers and self._wanted("stream"):
+            if self._wanted(STREAM) and states is not None:
+                self._measure(STREAM, n, Stream(states, seen.written.get("attention"), seen.written.get("mlp")))
+        elif name in self._writers and self._wanted(STREAM):
             what, n = self._writers[name]
             if (written := self._rows(event, _tensor(event.output))) is not None:
                 self._under_way.setdefault(n, _Seen()).written[what] = written
-        elif self._experts and self._wanted("router"):
+        elif self._experts and self._wanted(ROUTER):
             self._look_for_router(event, name)
 
     def _look_for_router(self, event: ModuleEnds, name: str) -> None:
@@ -174,11 +175,11 @@ class Streams:
             seen.routed = True
             rows, experts_of = self._rows(event, logits), self._rows(event, chosen)
             if rows is not None and experts_of is not None:
-                self._measure("router", n, Routing(rows, experts_of))
+                self._measure(ROUTER, n, Routing(rows, experts_of))
             return
 
-    def _wanted(self, on: str) -> bool:
-        return any(gauge.on == on and gauge.name in self.due for gauge in self.gauges)
+    def _wanted(self, kind: GaugeKind) -> bool:
+        return any(gauge.kind is kind and gauge.name in self.due for gauge in self.gauges)
 
     def _rows(self, event: Event, states: Tensor | None) -> Tensor | None:
         """The states (n, d) of real tokens, of (B, T, d) or (B·T, d)."""
@@ -192,9 +193,9 @@ class Streams:
         real = real_tokens(event.calls, self._padding, shape[0], shape[1], states.device)
         return flat if real is None else flat[real[:, 0].expand(*shape).flatten()]
 
-    def _measure(self, on: str, block: int, given: Any) -> None:
+    def _measure(self, kind: GaugeKind, block: int, given: Any) -> None:
         for gauge in self.gauges:
-            if gauge.on != on or gauge.name not in self.due or given is None:
+            if gauge.kind is not kind or gauge.name not in self.due or given is None:
                 continue
             try:
                 value = number_or_none(gauge.function(given))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.events import Attention, BlockInput, Event, Pass, PassBegins, Place, Refused, counted
+from joma._measure.gauges.kinds import ATTENTION, KEYS
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.sample import Sampler, estimate
 from joma._measure.watch.values import Values
@@ -146,7 +147,7 @@ class Tally:
         sums = self._current.setdefault((name, invocation), _Sums(heads, source))
         for gauge in gauges:
             assert stats is not None
-            by_key = gauge.on == "keys"
+            by_key = gauge.kind is KEYS
             wanted = shape[:2] if by_key else shape
             if (values := self._call(gauge, event.received if by_key else stats)) is None:
                 continue
@@ -291,7 +292,7 @@ class Tally:
                     together = torch.stack([total, count, variance])
                     reduce_sum(together)
                     total, count, variance = together
-                if self.sampler is not None and gauge.on == "attention" and not gauge.name.startswith("_"):
+                if self.sampler is not None and gauge.kind is ATTENTION and not gauge.name.startswith("_"):
                     error = variance.sqrt() / count.clamp(min=1)
                     result[f"{gauge.name}{ERROR}"] = Values.where(count > 0, error)
                 value = Values.where(count > 0, total / count.clamp(min=1))

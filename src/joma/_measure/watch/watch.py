@@ -22,7 +22,8 @@ from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason
 from joma._measure.events.source import Source
 from joma._measure.events.structure import Structure
-from joma._measure.gauges.registry import IN_ATTENTION, Gauge, in_training
+from joma._measure.gauges.kinds import ATTENTION, ATTENTION_KINDS, HIDDEN, WEIGHT
+from joma._measure.gauges.registry import Gauge, in_training
 from joma._measure.watch import applicability, attached
 from joma._measure.watch.alarms import Alarms, Alert
 from joma._measure.watch.alarms.not_finite import find_not_finite
@@ -214,7 +215,7 @@ class Watch:
         if not (run is None or isinstance(run, RunWriter)):
             run = self._processes.folder(run)
         self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
-        self._gauges = [g for g in chosen if g.on != "weight" or g.part in self._matrices]
+        self._gauges = [g for g in chosen if g.kind is not WEIGHT or g.part in self._matrices]
         periods = {gauge.name: periods[gauge.name] for gauge in self._gauges}
         self._schedule = Schedule(periods)
         self._in_passes = {g.name for g in self._gauges if g.runs_model}
@@ -716,14 +717,16 @@ class Watch:
     def _names(self) -> dict[str, list[str]]:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
-        known = [*(g.name for g in self._gauges if g.on in (*IN_ATTENTION, "hidden")), "phase"] if self.layers else []
+        known = (
+            [*(g.name for g in self._gauges if g.kind in (*ATTENTION_KINDS, HIDDEN)), "phase"] if self.layers else []
+        )
         known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
         return names | dict.fromkeys(known, self.layers)
 
     def _sampled(self) -> list[Gauge]:
         """Gauges that are measured on a sample of queries, and have a standard error."""
         sampled = self._passes.tally.sampler is not None
-        return [gauge for gauge in self._gauges if sampled and gauge.on == "attention"]
+        return [gauge for gauge in self._gauges if sampled and gauge.kind is ATTENTION]
 
     def _widths(self) -> dict[str, list[int]]:
         """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""

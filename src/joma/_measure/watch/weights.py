@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma._measure.gauges.kinds import WEIGHT
 from joma._measure.gauges.rank import TopSingular, top_singular
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.processes import Processes
@@ -28,7 +29,7 @@ class Weights:
     def __init__(
         self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks
     ) -> None:
-        self.gauges = [gauge for gauge in gauges if gauge.on == "weight"]
+        self.gauges = [gauge for gauge in gauges if gauge.kind is WEIGHT]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.reasons: dict[tuple[str, str], str] = {}
         self._processes, self._blocks = processes, blocks
