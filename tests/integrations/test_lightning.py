@@ -29,6 +29,7 @@ pytestmark = [  # what Lightning says of its own code and of tests that are smal
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 WORDS, LENGTH, LR = 16, 12, 1e-2
+EPSILON = float(np.finfo(np.float32).eps)
 
 
 class Block(nn.Module):
@@ -109,7 +110,8 @@ def test_metrics_reach_every_logger_with_the_step(tmp_path):
             measured = rows.groupby("step")["value"].mean()
             tag = logged[f"joma/{gauge}/layer_{layer:02d}"]
             assert list(tag) == measured.index.tolist() == [1, 2, 4, 6]
-            np.testing.assert_array_equal(np.float32(list(tag.values())), np.float32(measured))
+            # the run folder keeps each head with the digits of float32, the logger gets their exact mean
+            np.testing.assert_allclose(list(tag.values()), measured, rtol=2 * EPSILON, atol=0)
     text = next((tmp_path / "csv").rglob("metrics.csv")).read_text()
     assert "joma/entropy/layer_01" in text.splitlines()[0]
     assert joma.Run(tmp_path / "run").done

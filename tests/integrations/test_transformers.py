@@ -22,6 +22,7 @@ from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 WORDS, LENGTH = 16, 12
 LR = 1e-2
+EPSILON = float(np.finfo(np.float32).eps)
 
 
 class Tokens(Dataset):
@@ -92,9 +93,9 @@ def test_metrics_reach_tensorboard_next_to_the_loss_and_take_nothing_from_it(tmp
         for layer in (0, 1):
             tag = logged[f"train/joma/{gauge}/layer_{layer:02d}"]
             assert list(tag) == [1, 2, 4, 6]
-            np.testing.assert_array_equal(
-                np.float32(list(tag.values())), np.float32(list(measured[gauge, layer].values()))
-            )
+            # the run folder keeps each head with the digits of float32, the logger gets their exact mean
+            stored = list(measured[gauge, layer].values())
+            np.testing.assert_allclose(list(tag.values()), stored, rtol=2 * EPSILON, atol=0)
     assert joma.Run(tmp_path / "run").done
 
 
