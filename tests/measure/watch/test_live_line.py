@@ -71,7 +71,8 @@ def test_a_bar_of_tqdm_stays_on_its_line(tmp_path, live):
 def test_without_a_bar_the_line_is_written_over(tmp_path):
     script = MODEL.format(live=None) + "for n in range(3):\n    step(n)\nw.close()\n"
     sent = in_a_terminal(tmp_path, script)
-    assert sent.count("\n") == 1
+    assert sent.count("\n") == 2
+    assert sent.count("joma measures the lower MLP matrix: layers.0.linear1") == 1
     for n in (1, 2, 3):
         assert f"step {n}" in sent
     last = sent.split("\r")[-2]  # then the end of the line, "\r\n" on a terminal
@@ -85,7 +86,7 @@ def test_the_line_comes_back_when_the_bar_is_gone(tmp_path):
     sent = in_a_terminal(tmp_path, script)
     assert "step 2" not in sent
     assert "step 3" in sent
-    assert sent.count("\n") == 2
+    assert sent.count("\n") == 3  # of tqdm, of the introduction, of the line
 
 
 def test_bars_and_displays_are_noticed_while_they_are_open():

@@ -163,7 +163,7 @@ def test_the_matrices_are_logged_once_and_stored_in_the_run(model, tmp_path, cap
         step(model, w)
         step(model, w)
     assert [record.getMessage() for record in caplog.records if record.name == "joma"] == [
-        "the lower MLP matrix: 3, blocks.0.mlp.0 … blocks.2.mlp.0"
+        "joma measures the lower MLP matrix: 3, blocks.0.mlp.0 … blocks.2.mlp.0"
     ]
     info = json.loads((w.path / "run.json").read_text())
     assert info["matrices"] == w.matrices == {"mlp_in": [f"blocks.{n}.mlp.0" for n in range(3)]}

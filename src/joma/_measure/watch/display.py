@@ -34,10 +34,12 @@ class LiveLine:
     """One line of the terminal that is written over: step, loss, mean entropy, and the phase of each layer.
 
     Streams stay the user's: nothing is redirected, so that whatever else writes to the terminal does so as without a
-    watch. While a progress bar is on the screen, that bar has the line to itself.
+    watch. While a progress bar is on the screen, that bar has the line to itself. The ``introduction`` is printed once,
+    above the line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, introduction: str = "") -> None:
+        self._introduction = introduction
         self._is_on_screen = False
         self._last = ""  # for a stream that cannot be written over: shown once, at the end
 
@@ -52,6 +54,9 @@ class LiveLine:
         with console.capture() as captured:
             console.print(line(watch), end="", soft_wrap=not console.is_terminal)
         if console.is_terminal and not console.is_dumb_terminal:
+            if self._introduction:
+                self._write(f"\r\x1b[2K{self._introduction}\n")
+                self._introduction = ""
             self._write(f"\r\x1b[2K{captured.get()}")  # back to the first column, and clear the line
             self._is_on_screen = True
         else:

@@ -279,7 +279,7 @@ class Watch:
             self._record.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if live is None else live
-        self._line = LiveLine() if show and self._processes.rank == 0 else None
+        self._line = LiveLine(self._matrices_in_words()) if show and self._processes.rank == 0 else None
         self._report_matrices()
         of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
         self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
@@ -639,8 +639,17 @@ class Watch:
         """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
         if not self._processes.first:
             return
+        words = self._matrices_in_words()
+        if words:
+            _log.info(words)
+
+    def _matrices_in_words(self) -> str:
+        """Return which matrices weight gauges are measured on, in one line; "" if there are none."""
+        parts = []
         for part, names in self.matrices.items():
-            _log.info(f"{PARTS.get(part, part).partition(':')[0]}: {shorten(names)}")
+            title = PARTS.get(part, part).partition(":")[0]
+            parts.append(f"{title}: {shorten(names)}")
+        return f"joma measures {'; '.join(parts)}" if parts else ""
 
     def _leave_out_projections(self, step: int) -> None:
         """Do not measure what was taken for an MLP, and has attention between its two maps."""
