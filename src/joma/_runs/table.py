@@ -40,6 +40,8 @@ def unspell(value: Any) -> Any:
     """Return `value` with the strings for NaN and infinities turned back into floats."""
     if isinstance(value, list):
         return [unspell(item) for item in value]
+    if isinstance(value, dict):
+        return {key: unspell(item) for key, item in value.items()}
     return SPELT.get(value, value) if isinstance(value, str) else value
 
 

@@ -27,6 +27,8 @@ class GaugeKind:
         is_averaged_over: what the values of one pass are averaged over.
         parts: the parts of a block that it can be asked for, with what they are; the first is the default.
         parts_with_heads: those of the parts that have one value per head.
+        is_stored_exactly: True if run folders keep all digits: the drift of a conserved quantity is smaller than
+            the precision of float32.
     """
 
     name: str
@@ -39,6 +41,7 @@ class GaugeKind:
     is_averaged_over: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
     parts_with_heads: tuple[str, ...] = ()
+    is_stored_exactly: bool = False
 
     @property
     def default_part(self) -> str:
@@ -137,6 +140,7 @@ CHARGE = GaugeKind(
     returns="a number, or one per head",
     parts=CHARGES,
     parts_with_heads=PRODUCTS,
+    is_stored_exactly=True,
 )
 
 KINDS: dict[str, GaugeKind] = {

@@ -59,12 +59,14 @@ class Values:
         """Return the table (layers,) of one column of (layers, heads)."""
         return Values(self.numbers[:, n], self.measured[:, n])
 
-    def to_lists(self) -> list[object]:
+    def to_lists(self, *, is_exact: bool = False) -> list[object]:
         """Return nested lists, with None where nothing was measured, as run folders store them.
 
-        Numbers have the precision of float32: as decimals they take half of the room of float64.
+        Numbers have the precision of float32: as decimals they take half of the room of float64. With ``is_exact``
+        they keep all their digits.
         """
-        return _nested(_shortest(self.numbers).tolist(), self.measured.tolist())
+        numbers = self.numbers.numpy() if is_exact else _shortest(self.numbers)
+        return _nested(numbers.tolist(), self.measured.tolist())
 
 
 def _shortest(numbers: Tensor) -> NDArray[np.float64]:

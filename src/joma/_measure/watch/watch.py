@@ -606,7 +606,9 @@ class Watch:
         rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
         if mean_loss is not None:
             rows["loss"] = mean_loss
-        rows |= {name: table.to_lists() for name, table in (values | errors).items()}
+        exact = {gauge.name for gauge in self._gauges if gauge.kind.is_stored_exactly}
+        for name, table in (values | errors).items():
+            rows[name] = table.to_lists(is_exact=name in exact)
         if for_phases:
             has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
             codes = [PHASES.index(phase.name) for phase in self.phases]

@@ -12,6 +12,7 @@ from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.alarms.rule import Alarm, LossAlarm
 from joma._measure.watch.phases import Phases
 from joma._measure.watch.readings import Finding, Reading
+from joma._runs.table import unspell
 
 AlarmFinding = tuple[Alarm, Finding]
 
@@ -130,9 +131,10 @@ class Alarms:
     def restored(cls, state: Mapping[str, Any], notices: Notices | None = None) -> Alarms:
         """Return the alarms that `state` describes; an alarm that is not in it begins anew."""
         alarms = cls(notices)
+        states = unspell(dict(state["alarms"]))  # a state that was written as JSON spells infinities
         for alarm in alarms._alarms:
-            if alarm.kind in state["alarms"]:
-                alarm.restore(state["alarms"][alarm.kind])
+            if alarm.kind in states:
+                alarm.restore(states[alarm.kind])
         alarms._last_loss_step = int(state["last_loss_step"])
         alarms._active = set(state["active"])
         return alarms
