@@ -102,18 +102,20 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON's own types; values that a row has by default are left out."""
         defaults = {field.name: field.default for field in fields(ExplainedModule)}
-        rows = []
-        for row in self.rows:
-            rows.append({name: value for name, value in asdict(row).items() if value != defaults[name]})
-        return {"model": self.model, "rows": rows, "notes": list(self.notes)}
+
+        def without_defaults(row: ExplainedModule) -> dict[str, Any]:
+            return {name: value for name, value in asdict(row).items() if value != defaults[name]}
+
+        return {"model": self.model, "rows": list(map(without_defaults, self.rows)), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Explanation:
         """Return what `to_json` gave; columns of a later version are left out."""
-        rows = []
-        for row in stored["rows"]:
-            rows.append(ExplainedModule(**{name: row[name] for name in COLUMNS if name in row}))
-        return cls(str(stored["model"]), tuple(rows), tuple(stored.get("notes", ())))
+
+        def row_of(values: Mapping[str, Any]) -> ExplainedModule:
+            return ExplainedModule(**{name: values[name] for name in COLUMNS if name in values})
+
+        return cls(str(stored["model"]), tuple(map(row_of, stored["rows"])), tuple(stored.get("notes", ())))
 
     def __str__(self) -> str:
         from rich.console import Console, Group
@@ -132,8 +134,7 @@ class Explanation:
             if row.reason:
                 code = f" [{row.code}]" if row.code else ""
                 parts.append(Text(f"{row.status}: {_title(group)}: {row.reason}{code}"))
-        for note in self.notes:
-            parts.append(Text(note))
+        parts += map(Text, self.notes)
         console = Console(width=_WIDTH_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(Group(*parts))

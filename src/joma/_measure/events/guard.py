@@ -528,14 +528,12 @@ def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[i
                 yield order, sink
 
 
-def _row_difference(
-    scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None
-) -> float | None:
+def _row_difference(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None) -> float | None:
     """Return how far some rows of ``weights`` are from the softmax of the scores, whole or with dropout.
 
-    The difference is relative to the largest probability of a row. None if they are something else, NaN if no row has
-    numbers. Tolerances are relative to the largest probability of a row: of 200 keys each gets about 0.005, and an absolute
-    tolerance of 0.03 would let everything pass.
+    None if they are something else, NaN if no row has numbers. The difference and tolerances are relative to the
+    largest probability of a row: of 200 keys each gets about 0.005, and an absolute tolerance of 0.03 would let
+    everything pass.
     """
     lead = scores.shape[:-1]
     rows = scores.numel() // scores.shape[-1]

@@ -138,9 +138,7 @@ def _notes(source: Source, has_attention: bool) -> list[str]:
 # Attention
 
 
-def _attention_rows(
-    source: Source, unseen: Mapping[str, str], calls: Mapping[str, int]
-) -> Iterator[ExplainedModule]:
+def _attention_rows(source: Source, unseen: Mapping[str, str], calls: Mapping[str, int]) -> Iterator[ExplainedModule]:
     facts = dict(source.guard.facts)
     classes = {name: type(module).__name__ for module, name in source.names.items()}
     projections = _projections(source)
@@ -258,8 +256,8 @@ def _mlp_rows(
 ) -> Iterator[ExplainedModule]:
     modules = {name: module for module, name in source.names.items()}
     if stated is not None:
-        for lower in stated:
-            yield _mlp_row(modules, [lower], "the user's mlp=", "")
+        for name in stated:
+            yield _mlp_row(modules, [name], "the user's mlp=", "")
         return
     model = source.model
     by_shape = {lower for lower, _ in unnamed_pairs(model)}
@@ -282,9 +280,7 @@ def _mlp_rows(
         yield _mlp_row(modules, names, evidence, reason)
 
 
-def _mlp_row(
-    modules: Mapping[str, nn.Module], names: Sequence[str], evidence: str, reason: str
-) -> ExplainedModule:
+def _mlp_row(modules: Mapping[str, nn.Module], names: Sequence[str], evidence: str, reason: str) -> ExplainedModule:
     paths = [name.partition("[")[0].split(".")[:-1] for name in names]
     common = []
     for parts in zip(*paths, strict=False):

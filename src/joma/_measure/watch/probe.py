@@ -37,7 +37,9 @@ class Probe:
         elif isinstance(batch, (tuple, list)):
             self._args = tuple(batch)
         else:
-            raise TypeError(f"{name} must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}")
+            raise TypeError(
+                f"{name} must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}"
+            )
 
     def check_ids(self, source: Source) -> None:
         """Refuse token ids that an embedding of the model does not have, before training begins.
