@@ -3,6 +3,7 @@
 Measure, in training and on checkpoints:
 
     joma.watch(model, run="runs/mine")      gauges, phases and alerts of a model while it trains
+    joma.explain(model, batch)              what a watch sees of a model, and how it knows
     joma.scan(checkpoints)                  gauges over a series of checkpoints
     joma.audit(checkpoints)                 copies, wrong shards, swapped steps and damage in such a series
     joma.charges(model)                     the conserved quantities of a model's weights
@@ -60,6 +61,7 @@ _API = {
     "embedding_series": "joma._inspect.geometry",
     "exhibit": "joma.paper.exhibits.index",
     "exhibits": "joma.paper.exhibits.index",
+    "explain": "joma._measure.watch.explain",
     "forecast": "joma._forecast.forecast",
     "gauge": "joma._measure.gauges.registry",
     "gauges": "joma._measure.gauges.registry",
@@ -97,6 +99,7 @@ __all__ = [
     "embedding_series",
     "exhibit",
     "exhibits",
+    "explain",
     "forecast",
     "gauge",
     "gauges",

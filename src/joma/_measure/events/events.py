@@ -69,6 +69,7 @@ class Call:
     combined: bool = False  # two of these were added or subtracted
     real: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)  # (B, T) -> tokens that are no padding
     confirmed: dict[str, Call | None] = field(default_factory=dict)  # argument -> the module inside that applies it
+    padding_evidence: str = "none"  # what showed which queries of its latest attention are padding
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from joma._measure.events.border import UncompiledMode
 from joma._measure.events.events import BlockInput, Call, DotProduct, Scores
 from joma._measure.events.evidence import Axis, Projection
-from joma._measure.events.guard import Seen
+from joma._measure.events.guard import FUNCTION_CHECK, Seen
 from joma._measure.events.layout import Layout, Product
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _Inside(TorchDispatchMode):
                     self.source, output[0], given["query"], given["key"], given["value"], mask, 0.0,
                     given.get("is_causal", False), given.get("scale"),
                     given["query"].shape[1] != given["key"].shape[1], plain_layout(given["query"]),
-                    self.is_self,
+                    self.is_self, "multi-head forward, fused",
                 )  # fmt: skip
         elif name in ("_softmax", "_safe_softmax"):
             with self.source.guarded():
@@ -109,7 +109,7 @@ class _Inside(TorchDispatchMode):
 def _on_sdpa(
     source: Source, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    layout: Layout | None = None, is_self: bool | None = None,
+    layout: Layout | None = None, is_self: bool | None = None, backend: str = "sdpa",
 ) -> None:  # fmt: skip
     """F.scaled_dot_product_attention was called with these arguments; ``layout`` and ``is_self`` if they are known."""
     if not source.wants(DotProduct, BlockInput):
@@ -136,6 +136,7 @@ def _on_sdpa(
         query_axis=query.dim() - 2,
         layout=layout,
         is_self=is_self,
+        backend=backend,
     )  # fmt: skip
     if dropout_p:
         seen.replay = lambda b: _without_dropout(seen, b, settings)
@@ -201,6 +202,7 @@ def _on_scores(
         fields={"scores": scores, "probabilities": probabilities},
         queries=lambda: product.queries(shape, dim),
         key_rows=lambda query_axis: product.keys(shape, dim, query_axis),
+        backend="eager softmax",
     ))  # fmt: skip
 
 
@@ -216,7 +218,7 @@ def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch:
     key = (_shape(scores), scores.dtype, _shape(call.states))
     source.guard.sees(Seen(
         Scores, call, source.calls_to(call), key, None, fields, query_axis=2, layout=plain_layout(scores),
-        is_self=is_self,
+        is_self=is_self, backend="multi-head forward, softmax", check=FUNCTION_CHECK,
     ))  # fmt: skip
 
 

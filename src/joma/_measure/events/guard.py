@@ -10,9 +10,10 @@ module of the same shapes is taken as found, at no cost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from joma._measure.events.aside import exactly
 from joma._measure.events.events import Attention, Call, DotProduct, Scores, wide
 from joma._measure.events.evidence import Projection, same_tokens
+from joma._measure.events.facts import AttentionFacts, refused_facts
 from joma._measure.events.layout import (
     Layout,
     Product,
@@ -67,6 +69,10 @@ _CHUNKS = (
     "sliding blocks; watch it with full attention, if it has that option"
 )
 
+OUTPUT_CHECK = "output against softmax(s)·V"
+WEIGHTS_CHECK = "weights against softmax(s)"
+FUNCTION_CHECK = "certain from the function"
+
 Key = tuple[Any, ...]  # shapes: of the attention, and of what its module was given
 
 
@@ -95,6 +101,10 @@ class Seen:
     key_rows: Callable[[int], Tensor | None] | None = field(default=None, repr=False)  # axis of queries -> keys (…, d)
     layout: Layout | None = None
     refusal: Refusal | None = None
+    backend: str = ""  # the function that computes it
+    check: str = ""  # how it was verified
+    difference: float | None = None  # found by that, relative to the largest number compared
+    is_new: bool = False  # was it not examined with these shapes before?
 
     @property
     def known(self) -> bool:
@@ -158,6 +168,7 @@ class Guard:
         set_aside: module -> why a softmax in it was taken for something else than attention.
         without_heads: modules whose axis of heads is not certain.
         shares: module -> the share of its queries that it attends with, if that is not all of them.
+        facts: (module, which of the attentions in one call of it) -> what was found when it was examined.
         collects: are the outputs of projections wanted, to learn the axes of an attention from?
         is_new: was no pass seen yet?
     """
@@ -168,6 +179,7 @@ class Guard:
         self.kernels: dict[str, tuple[Any, str]] = {}
         self.without_heads: list[str] = []
         self.shares: dict[str, float] = {}
+        self.facts: dict[tuple[str, int], AttentionFacts] = {}
         self.collects = True
         self.is_new = True
         self._codes: dict[str, Reason] = {}  # of what was set aside
@@ -306,11 +318,21 @@ class Guard:
         for seen in attentions:
             why = refusal or seen.refusal or self._examine(seen)
             sink = seen.fields.get("learned_sink")
+            self._note_difference(seen)
             self._verdicts[owner.name, seen.ordinal] = _Verdict(seen.key, seen.layout, seen.is_self, sink, why)
             if why is not None:
                 self._refuse(seen, why)
             else:
                 self._emit(seen)
+
+    def _note_difference(self, seen: Seen) -> None:
+        """Keep the largest difference of an attention that was examined with these shapes before."""
+        place = (seen.call.name, seen.ordinal)
+        earlier = self._verdicts.get(place)
+        facts = self.facts.get(place)
+        seen.is_new = facts is None or facts.refusal is not None or earlier is None or earlier.key != seen.key
+        if facts is not None and not seen.is_new and seen.difference is not None:
+            self.facts[place] = replace(facts, error=max(facts.error or 0.0, seen.difference))
 
     def _examine(self, seen: Seen) -> Refusal | None:
         """Settle the axes of an attention, and compare it with what its module computed; the reason to refuse it."""
@@ -370,6 +392,7 @@ class Guard:
         if unsettled and tokens is not None and keys not in (tokens, tokens + 1):
             self.set_aside.setdefault(seen.call.name, str(refusal))  # as of a router or a classifier
         else:
+            self.facts[seen.call.name, seen.ordinal] = refused_facts(seen, refusal)
             self.source.refuse(seen.call, seen.calls, refusal)
 
     def _emit(self, seen: Seen) -> None:
@@ -459,8 +482,11 @@ def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
     if extra not in (0, 1) or weights.numel() != rows * (columns - extra):
         return False
     for axes, sink in _ways(scores, weights, extra):
-        if not _same_rows(scores, weights, axes, sink):
+        difference = _row_difference(scores, weights, axes, sink)
+        if difference is None:
             continue
+        seen.check = WEIGHTS_CHECK
+        seen.difference = None if math.isnan(difference) else difference
         along = _query_axes(scores, weights, axes, query_axes)
         seen.query_axis = _which_query_axis(seen, along)
         if seen.query_axis is None:
@@ -478,7 +504,8 @@ def _are_weights(scores: Tensor, weights: Tensor) -> bool:
     """True if weights are the softmax of scores (…, Tk), perhaps after dropout."""
     if scores.shape[-1] != weights.shape[-1] or scores.numel() != weights.numel():
         return False
-    return any(_same_rows(scores, weights, axes, sink) for axes, sink in _ways(scores, weights, 0))
+    ways = _ways(scores, weights, 0)
+    return any(_row_difference(scores, weights, axes, sink) is not None for axes, sink in ways)
 
 
 def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:
@@ -501,11 +528,12 @@ def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[i
                 yield order, sink
 
 
-def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None) -> bool:
-    """Are some rows of ``weights`` the softmax of those of the scores, whole or with dropout?
+def _row_difference(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None) -> float | None:
+    """Return how far some rows of ``weights`` are from the softmax of the scores, whole or with dropout.
 
-    Tolerances are relative to the largest probability of a row: of 200 keys each gets about 0.005, and an absolute
-    tolerance of 0.03 would let everything pass.
+    None if they are something else, NaN if no row has numbers. The difference and tolerances are relative to the
+    largest probability of a row: of 200 keys each gets about 0.005, and an absolute tolerance of 0.03 would let
+    everything pass.
     """
     lead = scores.shape[:-1]
     rows = scores.numel() // scores.shape[-1]
@@ -518,21 +546,25 @@ def _same_rows(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, si
     w = wide(weights[theirs])
     number = p.isfinite().all(dim=1)  # a row that sees no key has none
     if not bool(number.any()):
-        return True  # nothing to tell by: what is not a number will show
+        return math.nan  # nothing to tell by: what is not a number will show
     number &= (w != 0).any(dim=1)  # DeBERTa sets the rows of padded queries to 0
     if not bool(number.any()):
-        return False
+        return None
     p, w = p[number], w[number]
     low = scores if torch.finfo(scores.dtype).bits < torch.finfo(weights.dtype).bits else weights
-    tolerance = _tolerance(low) * p.amax(dim=1, keepdim=True)  # (rows, 1)
+    largest = p.amax(dim=1, keepdim=True)  # (rows, 1)
+    tolerance = _tolerance(low) * largest  # (rows, 1)
     if bool(((w - p).abs() <= tolerance).all()):
-        return True
+        return float(((w - p).abs() / largest).max())
     is_kept = (w != 0) & (p > tolerance)
     if not bool(is_kept.any()):
-        return False
+        return None
     factor = float((w[is_kept] / p[is_kept]).median())  # 1/(1 − rate)
     close = (w - factor * p).abs() <= factor * tolerance
-    return factor > _LEAST_FACTOR and bool((close | (w == 0)).all())
+    if factor <= _LEAST_FACTOR or not bool((close | (w == 0)).all()):
+        return None
+    differences = torch.where(w == 0, 0.0, (w / factor - p).abs() / largest)
+    return float(differences.max())
 
 
 def _query_axes(
@@ -589,6 +621,8 @@ def disagreement(seen: Seen) -> Refusal | None:
         apart = float(torch.where(number, (expected - computed).abs(), 0.0).max())
         # the mean of many values is small: what is compared sets the scale, not the values
         scale = float(torch.where(number, expected.abs(), 0.0).max())
+    seen.check = OUTPUT_CHECK
+    seen.difference = apart / max(scale, 1e-6)
     if apart <= _tolerance(event.output) * max(scale, 1e-6):
         return None
     return Refusal(

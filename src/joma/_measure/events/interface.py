@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.events import BlockInput, Call, DotProduct
+from joma._measure.events.facts import AttentionFacts
 from joma._measure.events.flash import first_of
 from joma._measure.events.flex import mask_of_blocks
 from joma._measure.events.functions import plain_layout
@@ -97,7 +98,7 @@ def _on_kernel(
             DotProduct, call, source.calls_to(call), key=(*shapes, which), keys=key,
             fields={**settings, "mask": mask, "causal": causal}, values=value,
             replay=without_dropout if given.get("dropout") else None,
-            query_axis=2, layout=plain_layout(query),
+            query_axis=2, layout=plain_layout(query), backend=f"kernel {name}",
         )  # fmt: skip
         if verdict is not None and verdict[0] == shapes:
             source.guard.sees(seen)
@@ -112,6 +113,7 @@ def _on_kernel(
         f"the output of attn_implementation={name!r} is not softmax(s)·V of its queries and keys, whichever keys are "
         f"taken to be seen ({', '.join(tried)}); use attn_implementation='sdpa'",
     )
+    source.guard.facts[call.name, 0] = AttentionFacts(f"kernel {name}", refusal=refusal)
     source.refuse(call, source.calls_to(call), refusal)
 
 

@@ -61,6 +61,14 @@ _KERNELS: dict[tuple[str, str], Fields] = {
 }
 
 
+_BACKENDS: dict[Fields, str] = {
+    flex_fields: "flex",
+    flash_fields: "flash",
+    packed_fields: "flash, packed",
+    torch_packed_fields: "packed",
+}
+
+
 @contextmanager
 def kernels_watched(source: Source, looking: TorchFunctionMode) -> Iterator[None]:
     """Look at calls of these functions within this block, without the mode ``looking``."""
@@ -206,5 +214,5 @@ def _on_call(
         key=(query.shape, key.shape, query.dtype, *(name for name, x in given.items() if x is None)),
         fields={**settings, "gqa": query.shape[1] != key.shape[1]},
         replay=without_dropout if given.get("dropout_p") else None,
-        query_axis=2, layout=plain_layout(query),
+        query_axis=2, layout=plain_layout(query), backend=_BACKENDS[fields],
     ))  # fmt: skip

@@ -15,7 +15,8 @@ If none does, the layer is reported without heads: its mean over samples, heads 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from math import prod
 from typing import Any
 
@@ -30,6 +31,16 @@ Heads = int | str  # how many heads, or the order of the leading axes: "batch he
 ORDERS = ("batch heads", "heads batch")
 
 
+class AxesEvidence(Enum):
+    """What shows which axes are heads; the value is how `joma.explain` words it."""
+
+    FUNCTION = "certain from the function"
+    USER = "the user's heads="
+    VALUES = "found in the projection's output"
+    SIZES = "by sizes"
+    NOTHING = "nothing decides"
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a tensor (any axes, one of them queries; keys or channels last) becomes (B, H, Tq, …).
@@ -39,12 +50,14 @@ class Layout:
         query_axis: where that one is.
         certain: is it certain which are heads? If not, all leading axes count as samples, and there is one "head".
         share: of the queries that the module could attend with, how many it does attend with.
+        evidence: what decided the axes.
     """
 
     axes: tuple[Axis, ...]
     query_axis: int
     certain: bool = True
     share: float = 1.0
+    evidence: AxesEvidence = field(default=AxesEvidence.FUNCTION, compare=False)
 
     @property
     def heads(self) -> int:
@@ -96,7 +109,7 @@ class Layout:
             if size % axis.heads or (only_heads and size != axis.size):
                 return None
             axes.append(Axis(size, axis.heads, axis.heads_first))
-        return Layout(tuple(axes), self.query_axis, self.certain, self.share)
+        return Layout(tuple(axes), self.query_axis, self.certain, self.share, self.evidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +318,7 @@ def decide_layout(
     sizes = [size for axis, size in enumerate(shape) if axis != query_axis]
     stated = None if heads is None else by_user(sizes, heads, _samples(calls, shape[query_axis]))
     if stated is not None:
-        return Layout(stated, query_axis)
+        return Layout(stated, query_axis, evidence=AxesEvidence.USER)
     if queries is not None:
         found = find_queries(queries, query_axis, projections)
         if found is not None and found.slices_along_queries:
@@ -315,15 +328,16 @@ def decide_layout(
                 "are two axes swapped?",
             )
         if found is not None and not _has_too_many_samples(found.axes, shape, query_axis, calls):
-            return Layout(found.axes, query_axis, share=found.share)
+            return Layout(found.axes, query_axis, share=found.share, evidence=AxesEvidence.VALUES)
         check_over_tokens(queries, query_axis, keys, calls, projections)
     check_not_swapped(calls[-1], sizes, shape[query_axis], keys)
     widths = None if queries is None else _widths(projections, queries.shape[-1])
     is_windowed = shape[query_axis] not in _tokens(calls[-1], shape)
     axes = by_sizes(sizes, _samples(calls, shape[query_axis]), widths, shared_over, is_windowed)
     if axes is not None:
-        return Layout(axes, query_axis)
-    return Layout(tuple(Axis(size, 1) for size in sizes), query_axis, certain=False)
+        return Layout(axes, query_axis, evidence=AxesEvidence.SIZES)
+    samples = tuple(Axis(size, 1) for size in sizes)
+    return Layout(samples, query_axis, certain=False, evidence=AxesEvidence.NOTHING)
 
 
 def _has_too_many_samples(axes: Sequence[Axis], shape: Sequence[int], query_axis: int, calls: Sequence[Call]) -> bool:

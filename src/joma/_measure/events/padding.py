@@ -226,9 +226,11 @@ def real_queries(event: Attention, stated: StatedPadding | None, is_self: bool, 
         certain: is it certain which axes are samples and heads?
     """
     B, _, Tq = event.shape
+    event.call.padding_evidence = "none"
     if stated is not None:
         applies, real = stated.real(event.calls, B, Tq, event.device)
         if applies:
+            event.call.padding_evidence = "the user's padding="
             return real
     if not is_self:
         return _of_same_stream(event.calls, B, Tq, event.device)
@@ -266,9 +268,13 @@ def _of_same_stream(calls: tuple[Call, ...], B: int, T: int, device: torch.devic
     """What the self-attention before a cross-attention found; else what arguments around the module say."""
     for call in reversed(calls):
         if (B, T) in call.real:
+            calls[-1].padding_evidence = "self-attention before it"
             return call.real[B, T]
     claim = _claim(calls, False, B, T, device)
-    return None if claim is None else claim.readings[0][:, None]
+    if claim is None:
+        return None
+    calls[-1].padding_evidence = f"argument {claim.name}"
+    return claim.readings[0][:, None]
 
 
 def _positions(event: Any) -> Tensor | None:
@@ -367,6 +373,7 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
     if claim is None and states is None:
         return _hidden_by_an_argument(event)
     if claim is None:
+        event.call.padding_evidence = "mask" if _hides_padding(states) else "none"
         if states is not None and bool((states == DOUBTFUL).any()):
             states = _without_doubt(event, states)
         if not _hides_padding(states):
@@ -375,6 +382,7 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
         return (states != PADDING)[:, None]
     for reading in claim.readings:
         if states is not None and bool(((states < 0) | ((states == REAL) == reading)).all()):
+            event.call.padding_evidence = f"mask and argument {claim.name}"
             if bool(reading.all()):
                 return None
             claim.owner.confirmed[claim.name] = claim.inside
@@ -382,6 +390,7 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
     for reading in claim.readings:
         allowed = states is None or not bool(((states == PADDING) & reading).any())
         if allowed and _is_hidden(event, reading):
+            event.call.padding_evidence = f"argument {claim.name}"
             return None if bool(reading.all()) else reading[:, None]
     if _is_of_another_stream(claim):
         return _agreed(event, states, None)
@@ -400,15 +409,18 @@ def _hidden_by_an_argument(event: Attention) -> Tensor | None:
     B, _, T = event.shape
     if event.rows(0, torch.zeros(1, dtype=torch.long, device=event.device)).shape[-1] not in (T, T + 1):
         return None  # keys are other tokens, or more of them: what they receive says nothing about queries
-    for rows in _arguments_like_masks(event.calls, B, T, event.device):
+    for name, rows in _arguments_like_masks(event.calls, B, T, event.device):
         for reading in _readings(rows, true_is_padding=False):
             if not bool(reading.all()) and _is_hidden(event, reading):
+                event.call.padding_evidence = f"argument {name}"
                 return reading[:, None]
     return None
 
 
-def _arguments_like_masks(calls: tuple[Call, ...], B: int, T: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield arguments (B, T) of any name that hold two numbers, as masks do; the innermost module's first."""
+def _arguments_like_masks(
+    calls: tuple[Call, ...], B: int, T: int, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and value of arguments (B, T) that hold two numbers, as masks do; the innermost module's first."""
     for call in reversed(calls):
         for name, value in call.arguments.items():
             rows = _rows(value, B, T, device)
@@ -416,7 +428,7 @@ def _arguments_like_masks(calls: tuple[Call, ...], B: int, T: int, device: torch
                 continue
             is_additive = rows.is_floating_point() and bool(((rows == 0) | (rows < _ADDED)).all())
             if rows.dtype == torch.bool or is_additive or bool(((rows == 0) | (rows == 1)).all()):
-                yield rows
+                yield name, rows
 
 
 def _without_doubt(event: Attention, states: Tensor) -> Tensor:
@@ -427,10 +439,11 @@ def _without_doubt(event: Attention, states: Tensor) -> Tensor:
     B, _, T = event.shape
     is_real = states == REAL
     is_doubtful = states == DOUBTFUL
-    for rows in _arguments_like_masks(event.calls, B, T, event.device):
+    for name, rows in _arguments_like_masks(event.calls, B, T, event.device):
         for reading in _readings(rows, true_is_padding=False):
             fits = ((states < 0) | (is_real == reading)).all()
             if bool(fits) and bool((is_doubtful & ~reading).any()):
+                event.call.padding_evidence = f"mask and argument {name}"
                 return torch.where(is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states)
     raise Refusal(
         Reason.PADDING_UNCLEAR,

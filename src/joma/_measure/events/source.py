@@ -37,6 +37,7 @@ from joma._measure.events.events import (
 )
 from joma._measure.events.evidence import Projection
 from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
+from joma._measure.events.facts import measured_facts, refused_facts
 from joma._measure.events.finite import FiniteTrace
 from joma._measure.events.functions import Functions, is_plain, is_sharded
 from joma._measure.events.guard import Guard, Seen
@@ -410,8 +411,12 @@ class Source:
             try:
                 real = real_queries(event, self.padding, bool(seen.is_self), seen.layout.certain)
             except Refusal as refusal:
+                self.guard.facts[call.name, ordinal] = refused_facts(seen, refusal)
                 self.refuse(call, calls, refusal)
                 return
+            if seen.is_new:
+                with self.guarded(call):
+                    self.guard.facts[call.name, ordinal] = measured_facts(seen, event, real)
         self._emit(seen.kind, call, calls, real=real, ordinal=ordinal, **fields)
         if self.wants(BlockInput):
             block = event.block

@@ -81,6 +81,7 @@ class Passes:
         blocks: the numbering of layers.
         tally: sums over queries of what was seen.
         losses: of the model itself.
+        unseen: modules that should attend, without an attention being seen in them -> a sentence with the cause.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Passes:
         attention = [gauge for gauge in gauges if gauge.kind in ATTENTION_KINDS]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.kind is HIDDEN], sampler)
         self.losses, self.blocks = Losses(), blocks
+        self.unseen: dict[str, str] = {}
         self._modes = Modes()
         self.source = Source(
             model,
@@ -125,7 +127,8 @@ class Passes:
         nothing = not self._processes.any(bool(tally.seen))
         if nothing and source.ran and not tally.layers:
             causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
-            causes += unseen_modules(source, source.problems, is_complete=True).values()
+            self.unseen = unseen_modules(source, source.problems, is_complete=True)
+            causes += self.unseen.values()
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
             self._notices.problem(("problem", name), f"attention of {name} could not be measured: {message_of(error)}")
@@ -219,5 +222,7 @@ class Passes:
     def _name_unseen(self) -> None:
         """Report, once each, attention modules that ran without any attention being seen in or around them."""
         measured = [name.split("/")[0] for name, _ in self.tally.seen]
-        for name, message in unseen_modules(self.source, [*measured, *self.source.problems]).items():
+        unseen = unseen_modules(self.source, [*measured, *self.source.problems])
+        self.unseen |= unseen
+        for name, message in unseen.items():
             self._notices.problem(("unseen", name), message)

@@ -26,7 +26,8 @@ _BEHIND_EMBEDDINGS = frozenset({
 class Probe:
     """A batch (mapping, sequence of arguments or one tensor) as arguments of the model."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, name: str = "probe") -> None:
+        self._name = name  # of the argument, for messages
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         if isinstance(batch, Tensor):
@@ -36,7 +37,9 @@ class Probe:
         elif isinstance(batch, (tuple, list)):
             self._args = tuple(batch)
         else:
-            raise TypeError(f"probe must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}")
+            raise TypeError(
+                f"{name} must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}"
+            )
 
     def check_ids(self, source: Source) -> None:
         """Refuse token ids that an embedding of the model does not have, before training begins.
@@ -60,7 +63,7 @@ class Probe:
             with _in_eval_mode(model), unnoticed(inner, args, kwargs, is_alone=True) as given, _Lookups():
                 inner(*given[0], **given[1])
         except _OutOfRange as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(f"{self._name}: {error}") from None
         except (
             Exception,
             CollectiveCallError,
@@ -70,15 +73,20 @@ class Probe:
     def run(self, source: Source) -> bool:
         """Make the pass, which training does not notice; False if it failed, and the source knows why."""
         model = source.model
-        args, kwargs = self._arguments(model)
         try:
-            with _in_eval_mode(model), source.listening():
-                source.run_aside(_unwrapped(model), args, kwargs)
+            with _in_eval_mode(model):
+                self.run_once(source)
         except Exception as error:  # training goes on
             reason = f"the pass of the probe failed with {type(error).__name__}: {error}"
             source.problems.setdefault(type(model).__name__, Refusal(Reason.PROBE, reason))
             return False
         return True
+
+    def run_once(self, source: Source) -> None:
+        """Make the pass in the mode that the model is in; training does not notice it."""
+        args, kwargs = self._arguments(source.model)
+        with source.listening():
+            source.run_aside(_unwrapped(source.model), args, kwargs)
 
     def _arguments(self, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the model, where its parameters are."""
@@ -115,7 +123,7 @@ def _check(ids: Tensor, vocabulary: int) -> None:
     smallest, largest = (int(bound) for bound in ids.aminmax())
     if smallest < 0 or largest >= vocabulary:
         raise _OutOfRange(
-            f"probe: its ids are {smallest} to {largest}, and an embedding of the model has a vocabulary of "
+            f"its ids are {smallest} to {largest}, and an embedding of the model has a vocabulary of "
             f"{vocabulary} (ids 0 to {vocabulary - 1}): give ids of this model's own tokenizer, in sequences no longer "
             "than the model allows"
         )

@@ -22,6 +22,7 @@ from joma._measure.watch.readings import Reading
 from joma._measure.watch.schedule import Every
 from joma._runs import Run, RunError
 from joma._runs.alerts import ALERTS
+from joma._runs.explanation import EXPLANATION, Explanation, write_explanation
 from joma._runs.folder import newest, numbered, plain, read_info
 from joma._runs.patterns import Patterns, read_patterns, write_patterns
 from joma._runs.state import Ending, Missing, missing_in_words, state_of
@@ -285,6 +286,16 @@ class Record:
             self._problems["patterns.json"] = error
             return False
         self._problems.pop("patterns.json", None)
+        return True
+
+    def write_explanation(self, explanation: Explanation) -> bool:
+        """Replace the explanation in the folder; False if there was no room for it."""
+        try:
+            write_explanation(self.writer.path, explanation)
+        except OSError as error:
+            self._problems[EXPLANATION] = error
+            return False
+        self._problems.pop(EXPLANATION, None)
         return True
 
     def tell_once(self, key: str, message: str) -> None:

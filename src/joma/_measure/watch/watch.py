@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ from joma._measure.watch.changes import Changes
 from joma._measure.watch.charges import Charges
 from joma._measure.watch.clock import Clock
 from joma._measure.watch.display import LiveLine, html
+from joma._measure.watch.explain import build_explanation
 from joma._measure.watch.inputs import (
     ArgumentMistake,
     NotWatchable,
@@ -61,11 +63,12 @@ from joma._measure.watch.tally import ERROR, Layer
 from joma._measure.watch.values import Values
 from joma._measure.watch.weights import Weights
 from joma._runs import Run
+from joma._runs.explanation import Explanation
 from joma._runs.state import Ending, ending
 from joma._runs.warning import JomaWarning
 from joma._runs.writer import RunWriter
 from joma.models.blocks import Blocks
-from joma.models.matrices import plain_name, unnamed_pairs
+from joma.models.matrices import find_matrices, plain_name, unnamed_pairs
 from joma.models.parts import PARTS
 
 if TYPE_CHECKING:
@@ -203,6 +206,7 @@ class Watch:
         self._loaded = False  # from a state
         self._has_stepped = False  # since it was made, or loaded from a state
         self._has_refused_step = False
+        self._explained: object = None  # what the explanation in the folder is about
         check_model(model)
         check_run(run, overwrite, resume)
         optimizers = None if optimizer is None else optimisers_of(model, optimizer)
@@ -473,6 +477,27 @@ class Watch:
         """The table of the run, `Run.frame`: step, layer, head, gauge, value, and the module or matrix of the layer."""
         return Run(self._record.writer.path).frame()
 
+    def explain(self) -> Explanation:
+        """Return what was seen so far: one row per attention and per MLP, with the evidence for each fact.
+
+        Facts are those of the last pass in which an attention was examined: its first one, and one of new shapes.
+        """
+        names = [place[0] for layer in self._passes.tally.layers for place in layer.keys]
+        notes = [] if names or not self._in_passes else ["No attention was measured yet."]
+        lowers = None
+        if self._mlp is not None:
+            lowers = [matrix.name for matrix in find_matrices(self.model, "mlp_in", self._mlp)]
+        source = self._passes.source
+        return build_explanation(source, self._passes.unseen, Counter(names), self._order.around, notes, lowers)
+
+    def _write_explanation(self) -> None:
+        """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""
+        facts = self._passes.source.guard.facts
+        refusals = (*self._passes.source.problems, *self._passes.unseen, *self._order.around)
+        contents = ({place: (one.backend, one.heads, one.refusal) for place, one in facts.items()}, refusals)
+        if contents != self._explained and self._record.write_explanation(self.explain()):
+            self._explained = contents
+
     @property
     def applies(self) -> str:
         """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
@@ -620,6 +645,8 @@ class Watch:
             if layers:
                 self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
             self._record.write(step, rows, clock, self._names(), self._widths())
+        with self._failures_reported("the writing of the explanation"):
+            self._write_explanation()
         if self._line is not None:
             with self._failures_reported("the live line"):
                 self._line.show(self)

@@ -11,6 +11,7 @@ from typing import Any
 
 from joma._runs import Run, RunError, RunNotFound
 from joma._runs.alerts import read_alerts, worst_level
+from joma._runs.explanation import COLUMNS, cells_of, read_explanation
 from joma._runs.measured import measured_on, not_alike
 from joma._runs.outcome import Outcome, outcome
 from joma._runs.state import missing_in_words
@@ -253,10 +254,14 @@ def _section(
     if info.get("missing"):
         known["not written"] = missing_in_words(info["missing"])
     facts = _flat(info["config"]) | {key: known[key] for key in keys if known.get(key) is not None} | versions(run)
+    explanation = _explanation(run)
     try:
         spec = json.loads(specification(chart(run, clock)))
     except RunError as error:
-        return render("run.html", id=id, label=label, facts=facts, error=error, switch=False, checkpoints=checkpoints)
+        return render(
+            "run.html", id=id, label=label, facts=facts, error=error, switch=False, checkpoints=checkpoints,
+            explanation=explanation,
+        )  # fmt: skip
     alt = f"{info['kind']} run {label}: each gauge over {'τ' if clock else 'its steps'}"
     pictures = _drawn_since(run) and not clock  # those of the folder are over steps
     drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures)
@@ -264,8 +269,21 @@ def _section(
     return render(
         "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run, now or outcome(run)),
         command_line=command, error=None, checkpoints=checkpoints, clock=clock, switch=switch(spec),
-        alerts=alerts, TONES=TONES, attention=_attention(page, run, id, label),
+        alerts=alerts, TONES=TONES, attention=_attention(page, run, id, label), explanation=explanation,
     )  # fmt: skip
+
+
+def _explanation(run: Run) -> str:
+    """Return the table of what the watch saw of the model, if the run recorded it."""
+    try:
+        explanation = read_explanation(run.path)
+    except RunError as error:
+        return render("explanation.html", error=error, rows=[], columns=[], notes=[])
+    if explanation is None:
+        return ""
+    rows = [(row.status, cells_of(row)) for row in explanation.rows]
+    titles = [column.replace("_", " ") for column in COLUMNS]
+    return render("explanation.html", error=None, rows=rows, columns=titles, notes=explanation.notes)
 
 
 def _attention(page: Page, run: Run, id: str, label: str) -> str:
