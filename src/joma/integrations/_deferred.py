@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from joma._measure.events.optimiser import optimisers_of
-from joma._measure.gauges.registry import in_training
 from joma._measure.watch.alarms.notices import warn
-from joma._measure.watch.inputs import check_run
-from joma._measure.watch.schedule import Chosen, Every, schedules
-from joma._measure.watch.watch import DEFAULT_GAUGES, Watch, watch
+from joma._measure.watch.options import WatchOptions
+from joma._measure.watch.schedule import Chosen, Every
+from joma._measure.watch.watch import Watch
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
     from torch.optim import Optimizer
 
+    from joma._measure.events.layout import Heads
     from joma._measure.events.padding import Padding
     from joma._measure.watch.alarms import Alert
     from joma._measure.watch.alarms.reporting import OnAlert
@@ -31,11 +32,13 @@ LOWER = 0.5  # of the learning rate
 
 
 class Options(TypedDict, total=False):
-    """The options of `joma.watch` besides run, every and gauges."""
+    """The options of `joma.watch` besides run, every, gauges and optimizer, which is the trainer's."""
 
     probe: Any
     padding: Padding | None
+    heads: Heads | Mapping[str, Heads] | None
     mlp: str | Sequence[str] | None
+    queries: int | None
     processes: Which
     on_alert: OnAlert | Action | None
     live: bool | None
@@ -56,15 +59,13 @@ class Deferred:
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
-        check_run(run, options.get("overwrite", False), options.get("resume", False))
-        in_training(schedules(DEFAULT_GAUGES if gauges is None else gauges, every))
         self._action = options.get("on_alert")
         if not (self._action is None or callable(self._action) or self._action in get_args(Action)):
             raise ValueError(f"on_alert must be 'stop', 'lower' or a function of an alert; got {self._action!r}")
         self.path = self._named = run  # the folder that is written, and as it was asked for
-        self._every, self._gauges = every, gauges
-        self._options: Options = {"live": False, **options}
-        self._options.pop("on_alert", None)
+        of_watch: dict[str, Any] = {"live": False, **options}
+        of_watch.pop("on_alert", None)
+        self._options = WatchOptions(run=run, every=every, gauges=gauges, **of_watch)
         self._watch: Watch | None = None
         self._state: Mapping[str, Any] | None = None  # of a checkpoint that training goes on from
         self._open = False
@@ -117,19 +118,18 @@ class Deferred:
         What the trainer holds as its optimisers may be something that cannot be followed: then training is watched
         without them.
         """
-        options: dict[str, Any] = {**self._options}
+        options = replace(self._options, run=self._named)
         if self._open:
             self.watch.close("failed", "training was started again")
-            options |= {"overwrite": True, "resume": False}
-        run = self.path if self._open else self._named
+            options = replace(options, run=self.path, overwrite=True, resume=False)
         self._optimizers = _followed(model, optimizers) or []
         if self._action == "lower" and not self._optimizers:
             raise ValueError("on_alert='lower' needs an optimiser that can be followed")
-        self._watch = watch(
-            model, run, self._every, self._gauges, optimizer=self._optimizers or None,
-            on_alert=None if self._action is None else self._act, **options,
-        )  # fmt: skip
-        self._open, self.path = True, self._watch.path
+        on_alert = None if self._action is None else self._act
+        options = replace(options, optimizer=self._optimizers or None, on_alert=on_alert)
+        self._watch = Watch(model, options)
+        self._open = True
+        self.path = self._watch.path
         if self._state is not None:
             try:
                 self._watch.load_state_dict(self._state)

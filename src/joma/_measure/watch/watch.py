@@ -24,7 +24,7 @@ from joma._measure.events.reasons import Reason
 from joma._measure.events.source import Source
 from joma._measure.events.structure import Structure
 from joma._measure.gauges.kinds import ATTENTION, ATTENTION_KINDS, HIDDEN, WEIGHT
-from joma._measure.gauges.registry import Gauge, in_training
+from joma._measure.gauges.registry import Gauge
 from joma._measure.watch import applicability, attached
 from joma._measure.watch.alarms import Alarms, Alert
 from joma._measure.watch.alarms.not_finite import find_not_finite
@@ -41,11 +41,11 @@ from joma._measure.watch.inputs import (
     check_has_attention,
     check_heads,
     check_model,
-    check_run,
     find,
 )
 from joma._measure.watch.measurement import Measurement
 from joma._measure.watch.motions import Motions
+from joma._measure.watch.options import WatchOptions
 from joma._measure.watch.order import Order
 from joma._measure.watch.passes import Passes
 from joma._measure.watch.patterns import PatternKeeper
@@ -56,7 +56,7 @@ from joma._measure.watch.processes import Processes, Which
 from joma._measure.watch.readings import FOR_PHASES, UNIFORM, Finding, Reading, read_layers
 from joma._measure.watch.record import Record, Resume, axes_of, config_of
 from joma._measure.watch.sample import Sampler, check_sampled
-from joma._measure.watch.schedule import Chosen, Every, Schedule, schedules
+from joma._measure.watch.schedule import Chosen, Every, Schedule
 from joma._measure.watch.streams import Streams
 from joma._measure.watch.structure import describe, shorten
 from joma._measure.watch.tally import ERROR, Layer
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-DEFAULT_GAUGES = ("entropy", "stable_rank")
 _open: weakref.WeakSet[Watch] = weakref.WeakSet()
 _log = logging.getLogger("joma")
 
@@ -155,25 +154,25 @@ def watch(
     Returns:
         The watch: a context manager, or call its `close` at the end.
     """
-    return Watch(
-        model,
-        run,
-        every,
-        gauges,
-        probe,
-        padding,
-        heads,
-        mlp,
-        optimizer,
-        queries,
-        processes,
-        on_alert,
-        live,
-        patterns,
-        words,
-        overwrite,
-        resume,
+    options = WatchOptions(
+        run=run,
+        every=every,
+        gauges=gauges,
+        probe=probe,
+        padding=padding,
+        heads=heads,
+        mlp=mlp,
+        optimizer=optimizer,
+        queries=queries,
+        processes=processes,
+        on_alert=on_alert,
+        live=live,
+        patterns=patterns,
+        words=words,
+        overwrite=overwrite,
+        resume=resume,
     )
+    return Watch(model, options)
 
 
 class Watch:
@@ -194,33 +193,26 @@ class Watch:
         tau: the sums of the learning rates over all steps so far, likewise.
     """
 
-    def __init__(
-        self, model: nn.Module, run: str | os.PathLike[str] | RunWriter | None, every: Every | None,
-        gauges: Chosen | None, probe: Any, padding: Padding | None,
-        heads: Heads | Mapping[str, Heads] | None, mlp: str | Sequence[str] | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None, queries: int | None, processes: Which,
-        on_alert: OnAlert | Literal["stop"] | None, live: bool | None, patterns: bool | None,
-        words: Sequence[str] | None, overwrite: bool, resume: Resume,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, options: WatchOptions) -> None:
         self._closed = True  # until everything is there
         self._loaded = False  # from a state
         self._has_stepped = False  # since it was made, or loaded from a state
         self._has_refused_step = False
         self._explained: object = None  # what the explanation in the folder is about
         check_model(model)
-        check_run(run, overwrite, resume)
-        optimizers = None if optimizer is None else optimisers_of(model, optimizer)
-        periods = schedules(DEFAULT_GAUGES if gauges is None else gauges, every)
-        chosen = in_training(periods)
-        if not chosen:
-            raise ValueError(f"no gauges to measure; give some, for example {DEFAULT_GAUGES}")
+        optimizers = None if options.optimizer is None else optimisers_of(model, options.optimizer)
+        chosen = options.chosen_gauges
+        probe = options.probe
+        run = options.run
         self.model = model
-        self._processes = Processes(model, processes)
+        self._processes = Processes(model, options.processes)
         if not (run is None or isinstance(run, RunWriter)):
             run = self._processes.folder(run)
-        self._matrices = find(model, chosen, mlp, lenient=gauges is None, refusal=self._processes.cannot_gather)
+        self._matrices = find(
+            model, chosen, options.mlp, lenient=options.has_default_gauges, refusal=self._processes.cannot_gather
+        )
         self._gauges = [g for g in chosen if g.kind is not WEIGHT or g.part in self._matrices]
-        periods = {gauge.name: periods[gauge.name] for gauge in self._gauges}
+        periods = {gauge.name: options.periods[gauge.name] for gauge in self._gauges}
         self._schedule = Schedule(periods)
         self._in_passes = {g.name for g in self._gauges if g.runs_model}
         if self._in_passes:
@@ -228,27 +220,29 @@ class Watch:
         self._notices = Notices(warn if self._processes.first else silent)
         self._motions = Motions(model, self._gauges, periods)
         measured = [*self._gauges, *FOR_PHASES, UNIFORM]
-        recorded = check_patterns(patterns, words, probe is not None) and self._processes.first
-        self._patterns = PatternKeeper(words, recorded)
-        sampler = None if queries is None else Sampler(queries)
+        recorded = check_patterns(options.patterns, options.words, probe is not None) and self._processes.first
+        self._patterns = PatternKeeper(options.words, recorded)
+        sampler = None if options.queries is None else Sampler(options.queries)
         if sampler is not None:
             check_sampled(self._gauges)
         blocks = Blocks(model)
         self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
         modules = [plain_name(name) for name, _ in model.named_modules()]
-        stated = None if padding is None else StatedPadding(padding, modules)
+        stated = None if options.padding is None else StatedPadding(options.padding, modules)
         self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
-        self._order = Order(unnamed_pairs(model) if mlp is None and self._matrices else [])
+        self._order = Order(unnamed_pairs(model) if options.mlp is None and self._matrices else [])
         observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
         observers += self._order.observers
         self._trace = FiniteTrace(frozenset(blocks.names))
         self._passes = Passes(
             model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
-            check_heads(heads, modules), self._trace, trains=optimizers is not None,
+            check_heads(options.heads, modules), self._trace, trains=optimizers is not None,
         )  # fmt: skip
         self._order.ran = self._passes.source.ran
         self._structure = Structure(model)
-        self._mlp, self._optimizers, self._periods = mlp, optimizers or [], periods
+        self._mlp = options.mlp
+        self._optimizers = optimizers or []
+        self._periods = periods
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
         self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
         # of all but attention and states
@@ -263,16 +257,17 @@ class Watch:
         self._alarms = Alarms(self._notices)
         self._pending_losses: list[tuple[int, Tensor]] = []  # of steps since the last measurement, on another device
         config = config_of(model, periods, probed=probe is not None)
-        config |= {} if queries is None else {"queries": queries}
+        if options.queries is not None:
+            config["queries"] = options.queries
         folder = run if self._processes.first or isinstance(run, RunWriter) else None
         rates = distinct_rates(optimizers or [])
         axes = axes_of(self._gauges, rates) | self._weights.axes()
         if sampler is not None:
             axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
-        self._record = Record(folder, config, axes, self._notices, overwrite, resume)
+        self._record = Record(folder, config, axes, self._notices, options.overwrite, options.resume)
         self.path = self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
         self._where = f"run {self.path}" if self.path is not None else "no run folder"
-        self._alerts = Alerts(self._record, self._notices, on_alert)
+        self._alerts = Alerts(self._record, self._notices, options.on_alert)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
             self._replay_phases(self._record.kept(self._record.last_step + 1))
@@ -282,7 +277,7 @@ class Watch:
         if self._largest:
             self._record.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
-        show = sys.stderr.isatty() if live is None else live
+        show = sys.stderr.isatty() if options.live is None else options.live
         self._line = LiveLine(self._matrices_in_words()) if show and self._processes.rank == 0 else None
         self._report_matrices()
         of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]

@@ -29,8 +29,6 @@ class Alerts:
         notices: Notices,
         on_alert: OnAlert | Literal["stop"] | None,
     ) -> None:
-        if on_alert not in (None, "stop") and not callable(on_alert):
-            raise TypeError(f"on_alert must be 'stop' or a function of an alert; got {on_alert!r}")
         self.reported: list[Alert] = []
         self.should_stop = False
         self._record = record
