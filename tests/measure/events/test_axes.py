@@ -285,3 +285,29 @@ def test_heads_of_several_experts_are_not_taken_for_windows():
     (heads,) = measured(model, states(3))
     truth = entropy_of(model.truth)
     assert heads in (pytest.approx(truth.tolist(), abs=1e-5), pytest.approx([float(truth.mean())], abs=1e-5))
+
+
+class SharedQueries(nn.Module):
+    """All heads have the same queries, of one slice of a fused projection, and keys of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(D, SIZE + 2 * D)
+        self.truth = torch.empty(0)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split([SIZE, D, D], dim=-1)
+        q = q[:, None].expand(-1, H, -1, -1)  # (B, H, T, d)
+        k, v = (part.unflatten(-1, (H, SIZE)).transpose(1, 2) for part in (k, v))
+        sharpness = torch.tensor([1.0, 3.0, 6.0, 9.0])[:, None, None]
+        scores = q @ (sharpness * k).mT / math.sqrt(SIZE)
+        self.truth = scores.detach()
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_heads_that_share_their_queries_are_not_samples_of_one_head(batch):
+    model = SharedQueries()
+    (heads,) = measured(model, states(batch))
+    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)

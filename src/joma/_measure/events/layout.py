@@ -341,14 +341,14 @@ def decide_layout(
 
 
 def _has_too_many_samples(axes: Sequence[Axis], shape: Sequence[int], query_axis: int, calls: Sequence[Call]) -> bool:
-    """True if a merged axis would hold more samples than the module was given, though its queries are all its tokens.
+    """True if the axes would hold more samples than the module was given, though its queries are all its tokens.
 
-    Worked example: 2 of 4 experts project the queries of 2 heads each (JetMoe). Along the 4 heads, slices are 0 1 0 1:
-    that looks like two windows of 2 heads, but there are no windows.
+    Worked examples: 2 of 4 experts project the queries of 2 heads each (JetMoe). Along the 4 heads, slices are 0 1 0 1:
+    that looks like two windows of 2 heads, but there are no windows. In bfloat16 the queries of 4 heads may all look
+    like slice 0, that is, like 4 · B samples of one head; there are B samples.
     """
     samples = _samples(calls, shape[query_axis])
-    is_merged = any(1 < axis.heads < axis.size for axis in axes)
-    if not is_merged or samples is None or shape[query_axis] not in _tokens(calls[-1], shape):
+    if samples is None or shape[query_axis] not in _tokens(calls[-1], shape):
         return False
     return prod(axis.size // axis.heads for axis in axes) > samples
 
