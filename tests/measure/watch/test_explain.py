@@ -90,6 +90,7 @@ def test_padded_queries_of_bert_are_counted(backend, side):
         assert (row.queries, row.padded) == (42, 5)
         assert row.padding_evidence == "mask and argument attention_mask"
         assert row.hides == "5 of 42 keys from all queries"
+    assert [row.kind for row in explanation.rows] == ["attention", "MLP"] * 2
     first, _ = rows_of(explanation, "MLP")
     assert first.matrices == "encoder.layer.0.intermediate.dense → encoder.layer.0.output.dense"
 
@@ -307,6 +308,48 @@ def test_a_model_without_attention_is_told_in_a_note():
     explanation = joma.explain(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(2, 4))
     assert not rows_of(explanation)
     assert "no attention was seen" in explanation.notes[0]
+
+
+def test_matrices_that_cannot_be_found_leave_attention_in_the_table(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no weights")
+
+    monkeypatch.setattr("joma._measure.watch.explain.find_matrices", fails)
+    with joma.watch(HandWrittenGPT(), every=1, gauges="entropy", live=False) as w:
+        w.model(tokens()).sum().backward()
+        w.step()
+        explanation = w.explain()
+        assert w.problems == []
+    assert [row.heads for row in explanation.rows] == [2, 2]
+    assert "no weights" in explanation.notes[0]
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x, documents):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        same = documents[:, None, :, None] == documents[:, None, None]
+        return functional.scaled_dot_product_attention(q, k, v, same)
+
+
+def test_a_mask_of_documents_hides_pairs():
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    (row,) = rows_of(joma.explain(Packed(), [torch.randn(1, 6, 16), documents]))
+    assert (row.mask, row.hides, row.padded) == ("boolean", "50% of pairs of query and key", 0)
+
+
+def test_new_shapes_are_new_facts():
+    model = HandWrittenGPT(layers=1)
+    with joma.watch(model, every=1, gauges="entropy", live=False) as w:
+        for length in (14, 14, 14, 9):
+            model(tokens(length=length)).sum().backward()
+            w.step()
+        (row,) = rows_of(w.explain())
+    assert row.queries == 27
+    assert row.axes == "samples 3, heads 2, queries 9, keys 9"
 
 
 def test_bad_input_is_one_sentence():

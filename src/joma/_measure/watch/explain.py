@@ -107,11 +107,28 @@ def build_explanation(
         notes: sentences about the model as a whole.
         mlp: names of the lower MLP matrices, if the user gave them.
     """
-    rows = [*_attention_rows(source, unseen, calls), *_mlp_rows(source, around, mlp)]
+    notes = list(notes)
+    projections: dict[str, list[str]] = {}
+    mlps: list[ExplainedModule] = []
+    try:
+        projections = _projections(source)
+        mlps = list(_mlp_rows(source, around, mlp))
+    except Exception as error:  # what was seen of attention is right all the same
+        notes.append(f"The matrices could not be found: {message_of(error)}")
+    rows = [*_attention_rows(source, unseen, calls, projections), *mlps]
     position = {name: n for n, name in enumerate(source.names.values())}
-    # a problem may be that of the whole model, which comes first
-    rows.sort(key=lambda row: position.get(row.module.partition("/")[0], -1))
+    rows.sort(key=lambda row: _position(row, position))
     return Explanation(type(source.model).__name__, tuple(rows), tuple(notes))
+
+
+def _position(row: ExplainedModule, position: Mapping[str, int]) -> int:
+    """Return where a row belongs in the order of modules: an MLP where its lower matrix is."""
+    name = row.module.partition("/")[0]
+    if row.kind == "MLP":
+        name = row.matrices.partition(" → ")[0].partition("[")[0]
+    while name and name not in position:  # a parameter is not a module
+        name = name.rpartition(".")[0]
+    return position.get(name, -1)  # a problem of the whole model comes first
 
 
 def _misfit(model: nn.Module, error: Exception) -> str:
@@ -138,10 +155,11 @@ def _notes(source: Source, has_attention: bool) -> list[str]:
 # Attention
 
 
-def _attention_rows(source: Source, unseen: Mapping[str, str], calls: Mapping[str, int]) -> Iterator[ExplainedModule]:
+def _attention_rows(
+    source: Source, unseen: Mapping[str, str], calls: Mapping[str, int], projections: Mapping[str, Sequence[str]]
+) -> Iterator[ExplainedModule]:
     facts = dict(source.guard.facts)
     classes = {name: type(module).__name__ for module, name in source.names.items()}
-    projections = _projections(source)
     refused = {module: one.refusal for (module, _), one in facts.items() if one.refusal is not None}
     done = set()
     for (module, ordinal), one in facts.items():

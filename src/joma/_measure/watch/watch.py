@@ -489,7 +489,8 @@ class Watch:
         """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""
         facts = self._passes.source.guard.facts
         refusals = (*self._passes.source.problems, *self._passes.unseen, *self._order.around)
-        contents = ({place: (one.backend, one.heads, one.refusal) for place, one in facts.items()}, refusals)
+        readings = {place: (one.backend, one.heads, one.refusal and one.refusal.reason) for place, one in facts.items()}
+        contents = (readings, refusals)
         if contents != self._explained and self._record.write_explanation(self.explain()):
             self._explained = contents
 
