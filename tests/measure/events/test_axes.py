@@ -307,7 +307,9 @@ class SharedQueries(nn.Module):
 
 
 @pytest.mark.parametrize("batch", [2, 3])
-def test_heads_that_share_their_queries_are_not_samples_of_one_head(batch):
+def test_heads_that_share_their_queries_are_not_taken_for_samples_of_one_head(batch):
+    """Their values look like those of one head, and their sizes do not decide: the layer is reported, and it is said."""
     model = SharedQueries()
-    (heads,) = measured(model, states(batch))
-    assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
+    with pytest.warns(joma.JomaWarning, match=r"not certain which axis holds the heads .*\[head-axis\]"):
+        ((mean,),) = measured(model, states(batch))
+    assert mean == pytest.approx(float(entropy_of(model.truth).mean()), abs=1e-5)
