@@ -308,7 +308,7 @@ class SharedQueries(nn.Module):
 
 @pytest.mark.parametrize("batch", [2, 3])
 def test_heads_that_share_their_queries_are_not_taken_for_samples_of_one_head(batch):
-    """Their values look like those of one head, and their sizes do not decide: the layer is reported, and it is said."""
+    """Their values look like those of one head, and their sizes do not decide: the layer is reported as one."""
     model = SharedQueries()
     with pytest.warns(joma.JomaWarning, match=r"not certain which axis holds the heads .*\[head-axis\]"):
         ((mean,),) = measured(model, states(batch))
