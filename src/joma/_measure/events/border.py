@@ -28,12 +28,12 @@ class UncompiledMode(TorchFunctionMode):
     """A mode that is left while compiled functions run."""
 
 
-class _Thread(threading.local):
+class _CompiledCall(threading.local):
     frame: FrameType | None = None  # of the outermost compiled call
     show: Callable[[], None] | None = None
 
 
-_thread = _Thread()
+_thread = _CompiledCall()
 _hide: Hide | None = None
 _original: Callable[[Any], Any] | None = None
 

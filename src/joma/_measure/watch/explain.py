@@ -17,7 +17,7 @@ from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason, Refusal, message_of
 from joma._measure.events.source import Source
 from joma._measure.watch.inputs import check_heads, check_model, no_attention
-from joma._measure.watch.order import Order
+from joma._measure.watch.order import CallOrder
 from joma._measure.watch.probe import Probe
 from joma._measure.watch.unseen import unseen_modules
 from joma._runs.explanation import LAYER_ONLY, MEASURED, PART_OF_QUERIES, REFUSED, ExplainedModule, Explanation
@@ -71,7 +71,7 @@ def explain(
     modules = [plain_name(name) for name, _ in model.named_modules()]
     stated = None if padding is None else StatedPadding(padding, modules)
     calls = _AttentionCalls()
-    order = Order(unnamed_pairs(model))
+    order = CallOrder(unnamed_pairs(model))
     source = Source(model, [calls, *order.observers], stated, heads=check_heads(heads, modules))
     order.ran = source.ran
     probe.check_ids(source)

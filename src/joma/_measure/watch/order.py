@@ -13,7 +13,7 @@ from typing import Any
 from joma._measure.events.events import Attention, Event
 
 
-class Order:
+class CallOrder:
     """An observer of attention, which looks for maps on both sides of it.
 
     Attributes:
@@ -28,7 +28,7 @@ class Order:
         self.ran: Mapping[str, Any] = {}  # the modules that ran in this step so far
 
     @property
-    def observers(self) -> list[Order]:
+    def observers(self) -> list[CallOrder]:
         """Of passes, if there is a pair whose role is not certain."""
         return [self] if self.pairs else []
 

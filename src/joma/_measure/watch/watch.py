@@ -46,7 +46,7 @@ from joma._measure.watch.inputs import (
 from joma._measure.watch.measurement import Measurement
 from joma._measure.watch.motions import Motions
 from joma._measure.watch.options import WatchOptions
-from joma._measure.watch.order import Order
+from joma._measure.watch.order import CallOrder
 from joma._measure.watch.passes import Passes
 from joma._measure.watch.patterns import PatternKeeper
 from joma._measure.watch.patterns import check as check_patterns
@@ -230,7 +230,7 @@ class Watch:
         modules = [plain_name(name) for name, _ in model.named_modules()]
         stated = None if options.padding is None else StatedPadding(options.padding, modules)
         self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
-        self._order = Order(unnamed_pairs(model) if options.mlp is None and self._matrices else [])
+        self._order = CallOrder(unnamed_pairs(model) if options.mlp is None and self._matrices else [])
         observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
         observers += self._order.observers
         self._trace = FiniteTrace(frozenset(blocks.names))
