@@ -385,6 +385,7 @@ with joined() as rank:
     assert said[-1] == "going on from step 5" and steps[0] == 6, (rank, said, steps)
     checkpoints.load = load
     assert go(show=stop).done  # complete: no process makes a step
+    dist.barrier()  # the next call starts the run again, and another process may still be asking
     steps.clear()
     go(force=True, show=lambda progress: steps.append(progress.step))  # no process goes on from an old checkpoint
     assert steps[0] == 1, (rank, steps)
