@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.reasons import Reason, Refusal
-from joma._measure.events.visibility import DOUBTFUL, PADDING, REAL, is_one_stretch, positions_of, positions_of_keys
+from joma._measure.events.visibility import (
+    DOUBTFUL,
+    PADDING,
+    REAL,
+    is_one_stretch,
+    positions_of_keys,
+    remembered_positions_of,
+)
 from joma._measure.gauges.masks import hidden_scores, lowest_seen
 
 if TYPE_CHECKING:
@@ -288,7 +295,7 @@ def _positions(event: Any) -> Tensor | None:
     sees = seen_keys(event)
     states = None
     if sees is not None:
-        states = positions_of_keys(sees[:, 0]) if sees.shape[1] == 1 else positions_of(sees)
+        states = positions_of_keys(sees[:, 0]) if sees.shape[1] == 1 else remembered_positions_of(sees)
     if facts is not None:
         vars(facts)["positions"] = states
     return states
