@@ -49,7 +49,9 @@ BENCHMARKS = {
 def main() -> None:
     """Run the chosen benchmarks and write ``docs/benchmarks.md`` and ``docs/benchmarks.json``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all by default"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
     for name in arguments.names:

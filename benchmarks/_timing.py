@@ -22,7 +22,9 @@ def alternate(*functions: Callable[[], Any], rounds: int) -> list[tuple[float, A
     return [(statistics.median(t), result) for t, result in zip(times, results, strict=True)]
 
 
-def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
+def ratio(
+    first: Callable[[], Any], second: Callable[[], Any], rounds: int
+) -> tuple[float, float, float]:
     """Median seconds of the processor for both, alternately, and the median of ratios, which load does not disturb."""
     first(), second()
     pairs = []
@@ -33,7 +35,11 @@ def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> t
         second()
         pairs.append((middle - start, time.process_time() - middle))
     times = [a / b for a, b in pairs]
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), statistics.median(times)
+    return (
+        statistics.median(a for a, _ in pairs),
+        statistics.median(b for _, b in pairs),
+        statistics.median(times),
+    )
 
 
 _MEASURE = """
@@ -60,7 +66,13 @@ def peak_memory(setup: str, run: str) -> float | None:
 
 
 def row(
-    what: str, joma: str, against: str, seconds: float, other: float, accuracy: str = "", **more: Any
+    what: str,
+    joma: str,
+    against: str,
+    seconds: float,
+    other: float,
+    accuracy: str = "",
+    **more: Any,
 ) -> dict[str, Any]:
     """One line of the table; the ratio says how many times faster the left side is."""
     return {

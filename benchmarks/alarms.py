@@ -70,13 +70,17 @@ def train(name: str, seed: int, bug: Bug | None = None) -> tuple[list[str], list
             if law is not None:
                 steps += [f"step {n + 1}: {deviation}" for deviation in law.after()]
             watch.step()
-    return [str(w.message).split("joma.watch: ")[-1] for w in record if "breaks a law" in str(w.message)], steps
+    return [
+        str(w.message).split("joma.watch: ")[-1] for w in record if "breaks a law" in str(w.message)
+    ], steps
 
 
 def detached(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The query path of layer 1 is detached."""
     attention = model.transformer.h[1].attn.c_attn
-    attention.register_forward_hook(lambda _, args, out: torch.cat([out[..., :WIDTH].detach(), out[..., WIDTH:]], -1))
+    attention.register_forward_hook(
+        lambda _, args, out: torch.cat([out[..., :WIDTH].detach(), out[..., WIDTH:]], -1)
+    )
     return {}
 
 
@@ -135,7 +139,10 @@ def main() -> None:
         healthy = [train(name, seed) for seed in range(1, 11)]
         bad = sum(bool(alarms or steps) for alarms, steps in healthy)
         fine &= not bad
-        print(f"healthy, {name}: {bad} of {len(healthy)} runs of {STEPS} steps raise an alarm", flush=True)
+        print(
+            f"healthy, {name}: {bad} of {len(healthy)} runs of {STEPS} steps raise an alarm",
+            flush=True,
+        )
     sys.exit(0 if fine else 1)
 
 

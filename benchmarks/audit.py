@@ -47,7 +47,10 @@ SCHEDULES: dict[str, tuple[tuple[int, ...], Rate]] = {
     "warm-up and decay": (STEPS, cosine),
     "constant": (tuple(range(0, 97, 8)), lambda step, last: 1.0),
     "log-spaced": ((0, *(2**n for n in range(8))), cosine),
-    "decay to nothing": (tuple(range(8, 129, 8)), lambda step, last: min(1.0, 4 * (1 - step / last))),
+    "decay to nothing": (
+        tuple(range(8, 129, 8)),
+        lambda step, last: min(1.0, 4 * (1 - step / last)),
+    ),
 }
 
 
@@ -62,7 +65,14 @@ def make_series(
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"vocab_size": WORDS}
     if architecture == "gpt2":
-        sizes |= {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+        sizes |= {
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": LENGTH,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
     else:
         sizes |= {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80,
                   "max_position_embeddings": LENGTH}  # fmt: skip
@@ -85,7 +95,9 @@ def make_series(
         optimizer.zero_grad()
 
 
-Fault = Callable[[Path, random.Random], set[str]]  # plants a fault, returns the checkpoints it is in
+Fault = Callable[
+    [Path, random.Random], set[str]
+]  # plants a fault, returns the checkpoints it is in
 
 
 def _folders(series: Path) -> list[Path]:
@@ -93,7 +105,9 @@ def _folders(series: Path) -> list[Path]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)[-6:]  # the larger ones
+    return sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)[
+        -6:
+    ]  # the larger ones
 
 
 def duplicate(series: Path, draw: random.Random) -> set[str]:
@@ -110,7 +124,10 @@ def wrong_shard(series: Path, draw: random.Random) -> set[str]:
     shard = draw.choice(_shards(folder))
     generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
     state = load_file(shard)
-    other = {n: t[torch.randperm(len(t), generator=generator)].flip(-1) if t.dim() > 1 else t for n, t in state.items()}
+    other = {
+        n: t[torch.randperm(len(t), generator=generator)].flip(-1) if t.dim() > 1 else t
+        for n, t in state.items()
+    }
     save_file({n: t.contiguous() for n, t in other.items()}, shard, metadata={"format": "pt"})
     return {folder.name}
 
@@ -194,7 +211,9 @@ def remembered() -> Iterator[None]:
         if key not in known:
             known[key] = real(checkpoint, level, limit)
         facts, samples = known[key]
-        return replace(facts, name=checkpoint.name, step=checkpoint.step, change={}, change2={}), samples
+        return replace(
+            facts, name=checkpoint.name, step=checkpoint.step, change={}, change2={}
+        ), samples
 
     module.gather = gather
     try:
@@ -204,7 +223,9 @@ def remembered() -> Iterator[None]:
 
 
 def study(
-    seeds: Sequence[int], architectures: Sequence[str], levels: tuple[str, ...] = ("hashes", "slices", "full")
+    seeds: Sequence[int],
+    architectures: Sequence[str],
+    levels: tuple[str, ...] = ("hashes", "slices", "full"),
 ) -> dict[str, Any]:
     """Found by fault and level, and false alarms on the healthy series."""
     found = {fault: dict.fromkeys(levels, 0) for fault in FAULTS}
@@ -219,17 +240,31 @@ def study(
                 for level in levels:
                     result = joma.audit(healthy, level=level)
                     alarms[level] += not result.ok
-                    missed += [f"false alarm, {architecture} {seed} {level}: {fault.text}" for fault in result.faults]
+                    missed += [
+                        f"false alarm, {architecture} {seed} {level}: {fault.text}"
+                        for fault in result.faults
+                    ]
                 for fault, plant in FAULTS.items():
                     series = Path(place) / "faulty"
                     shutil.copytree(healthy, series)
                     wrong = plant(series, random.Random(f"{architecture} {seed} {fault}"))
                     for level in levels:
-                        named = {name for f in joma.audit(series, level=level).faults for name in f.checkpoints}
+                        named = {
+                            name
+                            for f in joma.audit(series, level=level).faults
+                            for name in f.checkpoints
+                        }
                         found[fault][level] += bool(named & wrong)
-                        missed += [f"{fault} in {sorted(wrong)}, {architecture} {seed} {level}"] * (not named & wrong)
+                        missed += [f"{fault} in {sorted(wrong)}, {architecture} {seed} {level}"] * (
+                            not named & wrong
+                        )
                     shutil.rmtree(series)
-    return {"series": len(architectures) * len(seeds), "found": found, "false_alarms": alarms, "missed": missed}
+    return {
+        "series": len(architectures) * len(seeds),
+        "found": found,
+        "false_alarms": alarms,
+        "missed": missed,
+    }
 
 
 def schedules(seeds: Sequence[int], architectures: Sequence[str]) -> dict[str, Any]:
@@ -244,13 +279,17 @@ def schedules(seeds: Sequence[int], architectures: Sequence[str]) -> dict[str, A
                 make_series(architecture, seed, series, steps, rate)
                 healthy = joma.audit(series)
                 counts.update(
-                    series=1, accused=int(not healthy.ok), order_unknown=int("comes first" in healthy.not_judged)
+                    series=1,
+                    accused=int(not healthy.ok),
+                    order_unknown=int("comes first" in healthy.not_judged),
                 )
                 for a, b in itertools.combinations(_folders(series), 2):
                     swap(a, b)
                     faults = joma.audit(series).faults
                     swap(a, b)
-                    pairs = [set(fault.checkpoints) for fault in faults if fault.kind == "exchanged"]
+                    pairs = [
+                        set(fault.checkpoints) for fault in faults if fault.kind == "exchanged"
+                    ]
                     named = {name for fault in faults for name in fault.checkpoints}
                     counts.update(swaps=1, found=bool(named & {a.name, b.name}), both={a.name, b.name} in pairs,
                                       others=bool(named - {a.name, b.name}))  # fmt: skip
@@ -292,5 +331,7 @@ if __name__ == "__main__":
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     arguments = parser.parse_args()
     of = (range(arguments.first, arguments.first + arguments.seeds), arguments.architectures)
-    told = {"study": lambda: study(*of), "schedules": lambda: schedules(*of), "hub": by_hashes}[arguments.what]()
+    told = {"study": lambda: study(*of), "schedules": lambda: schedules(*of), "hub": by_hashes}[
+        arguments.what
+    ]()
     print(json.dumps(told, indent=2))

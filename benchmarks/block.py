@@ -22,13 +22,15 @@ def run(rounds: int = 7) -> list[dict[str, Any]]:
             joint, folded = _pair(pattern, optimiser)
             (usual, _), (quick, _) = alternate(_steps(joint), _steps(folded), rounds=rounds)
             held = [twin.held() / 2**20 for twin in (folded, joint)]
-            text = (
-                f"the block holds {held[0]:.0f} against {held[1]:.0f} MiB between two steps (1/{held[1] / held[0]:.2f})"
-            )
+            text = f"the block holds {held[0]:.0f} against {held[1]:.0f} MiB between two steps (1/{held[1] / held[0]:.2f})"
             logits = "logits per query" if pattern == "per_query" else "one pattern for all queries"
             sizes = f"{WORDS:,} words, {NODES} nodes, {BATCH} places × {WINDOW} words"
             what = f"training step of a block, {sizes}, exp, {logits}, {optimiser}"
-            rows.append(row(what, "`JoMABlock(folded=True)`", "`folded=False`", quick, usual, text, mib=held))
+            rows.append(
+                row(
+                    what, "`JoMABlock(folded=True)`", "`folded=False`", quick, usual, text, mib=held
+                )
+            )
     return rows
 
 
@@ -47,7 +49,9 @@ def _steps(twin: Twin) -> Any:
     weights = 1 / torch.arange(1, WORDS + 1)
 
     def step() -> None:
-        words = torch.multinomial(weights, BATCH * (WINDOW + 2), replacement=True, generator=generator)
+        words = torch.multinomial(
+            weights, BATCH * (WINDOW + 2), replacement=True, generator=generator
+        )
         words = words.view(BATCH, WINDOW + 2)
         twin.step(words[:, 0], words[:, 1:-1], words[:, -1])
 

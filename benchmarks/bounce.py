@@ -24,7 +24,13 @@ def run(rounds: int = 2) -> list[dict[str, Any]]:
         out = []
         for m in some:
             right = solve_ivp(
-                lambda _, v, m=m: (m - v) * np.exp(v * v / 2), (0, 4), [0.0], "LSODA", t, rtol=1e-10, atol=1e-12
+                lambda _, v, m=m: (m - v) * np.exp(v * v / 2),
+                (0, 4),
+                [0.0],
+                "LSODA",
+                t,
+                rtol=1e-10,
+                atol=1e-12,
             )
             out.append(right.y[0])
         return np.stack(out, axis=1)

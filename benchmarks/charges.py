@@ -39,5 +39,17 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
     w.close()
     share = (always - base) / EVERY / base
     what = f"training step of Pythia-70M's shape with all charges, batch 2 × 512, every={EVERY}"
-    accuracy = f"{100 * share:+.2f} %, a hundredth of a measured step's excess of {always - base:.2f} s"
-    return [row(what, "`joma.watch`", "without", base * (1 + share), base, accuracy, measured_seconds=always)]
+    accuracy = (
+        f"{100 * share:+.2f} %, a hundredth of a measured step's excess of {always - base:.2f} s"
+    )
+    return [
+        row(
+            what,
+            "`joma.watch`",
+            "without",
+            base * (1 + share),
+            base,
+            accuracy,
+            measured_seconds=always,
+        )
+    ]

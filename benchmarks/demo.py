@@ -27,9 +27,16 @@ def measure(seed: int, folder: Path) -> tuple[Curve, float, float]:
     """The curve of the attention entropy, and the seconds of wall clock and of processor until the page is there."""
     out, before, began = folder / f"seed-{seed}", os.times(), time.perf_counter()
     command = [sys.executable, "-m", "joma", "demo", "--no-open", f"--seed={seed}", f"--out={out}"]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "JOMA_CACHE": str(folder / "cache")})
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "JOMA_CACHE": str(folder / "cache")},
+    )
     wall, after = time.perf_counter() - began, os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     frame = Run(out).frame()
     (curve,) = describe_all(frame[frame.gauge == "entropy"], ENTROPY).values()
     return curve, wall, used

@@ -45,7 +45,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the stream after the block, (B, T, width)."""
@@ -77,7 +79,9 @@ class LanguageModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def repeated_words(generator: torch.Generator, words: int = 3, length: int = LENGTH, noise: float = 0.05) -> Tensor:
+def repeated_words(
+    generator: torch.Generator, words: int = 3, length: int = LENGTH, noise: float = 0.05
+) -> Tensor:
     """Return tokens (16, length): some random words per sequence, again and again, some tokens at random."""
     chosen = torch.randint(VOCABULARY, (16, words), generator=generator)
     at_random = torch.rand(16, length, generator=generator) < noise
@@ -105,10 +109,16 @@ class Case:
     """
 
     name: str
-    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda parameters: torch.optim.AdamW(parameters, lr=2e-3)
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda parameters: torch.optim.AdamW(
+        parameters, lr=2e-3
+    )
     rate: Callable[[int], float] = lambda step: 1.0
-    batch: Callable[[torch.Generator, int], Tensor] = lambda generator, step: repeated_words(generator)
-    before_step: Callable[[nn.Module, torch.optim.Optimizer, int], None] = lambda model, optimizer, step: None
+    batch: Callable[[torch.Generator, int], Tensor] = lambda generator, step: repeated_words(
+        generator
+    )
+    before_step: Callable[[nn.Module, torch.optim.Optimizer, int], None] = (
+        lambda model, optimizer, step: None
+    )
     loss_scale: Callable[[int], float] = lambda step: 1.0
     model: Callable[[], nn.Module] = LanguageModel
     autocast: bool = False
@@ -142,7 +152,9 @@ def run(case: Case, seed: int, is_watched: bool = True) -> tuple[list[Any], list
                 tokens = case.batch(generator, step)
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.autocast):
                     logits = model(tokens)[:, :-1]
-                loss = functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+                loss = functional.cross_entropy(
+                    logits.float().flatten(0, 1), tokens[:, 1:].flatten()
+                )
                 optimizer.zero_grad()
                 (loss * case.loss_scale(step)).backward()
                 case.before_step(model, optimizer, step)
@@ -157,7 +169,9 @@ def _pretrain(model: nn.Module, steps: int, generator: torch.Generator) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(steps):
         tokens = repeated_words(generator)
-        loss = functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss = functional.cross_entropy(
+            model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -251,13 +265,19 @@ HEALTHY = [
     Case("noisier data", batch=_noisier),
     Case("odd batches", batch=_one_odd_batch),
     Case("fine-tuning with a fresh optimiser", pretrained=200),
-    Case("fine-tuning on other data", pretrained=200, batch=lambda generator, step: repeated_words(generator, words=5)),
+    Case(
+        "fine-tuning on other data",
+        pretrained=200,
+        batch=lambda generator, step: repeated_words(generator, words=5),
+    ),
     Case("SGD", optimizer=_sgd(0.1)),
     Case("SGD with momentum", optimizer=_sgd(0.1, 0.9)),
     Case("bfloat16", autocast=True),
     Case("layers dropped at random", model=lambda: LanguageModel(layers=3, drop=0.3)),
     Case("four layers", model=lambda: LanguageModel(layers=4)),
-    Case("data without structure", batch=lambda generator, step: repeated_words(generator, noise=1.0)),
+    Case(
+        "data without structure", batch=lambda generator, step: repeated_words(generator, noise=1.0)
+    ),
 ]
 
 

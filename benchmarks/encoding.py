@@ -55,7 +55,9 @@ def _torchtext(path: Path) -> np.ndarray[Any, Any]:
     words = ["<unk>", *sorted(counts, key=lambda word: (-counts[word], word))]
     numbers = {word: i for i, word in enumerate(words)}
     with path.open() as lines:
-        parts = [np.array([numbers[word] for word in basic_english(line)], np.int64) for line in lines]
+        parts = [
+            np.array([numbers[word] for word in basic_english(line)], np.int64) for line in lines
+        ]
     return np.concatenate(parts)
 
 
@@ -63,11 +65,15 @@ def _write(path: Path, words: int, distinct: int) -> None:
     rng = np.random.default_rng(0)
     share = 1 / np.arange(1, distinct + 1)
     edges = np.cumsum(share / share.sum())
-    names = np.array([f"{'Word' if i % 7 else 'name'}{i}{'' if i % 11 else ','}" for i in range(distinct)])
+    names = np.array(
+        [f"{'Word' if i % 7 else 'name'}{i}{'' if i % 11 else ','}" for i in range(distinct)]
+    )
     with path.open("w") as stream:
         for start in range(0, words, 100_000):
             drawn = names[np.searchsorted(edges, rng.random(min(100_000, words - start)))]
-            stream.writelines(" ".join(drawn[i : i + 60]) + " .\n" for i in range(0, len(drawn), 60))
+            stream.writelines(
+                " ".join(drawn[i : i + 60]) + " .\n" for i in range(0, len(drawn), 60)
+            )
 
 
 def run(rounds: int = 3) -> list[dict[str, Any]]:

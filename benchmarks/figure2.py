@@ -17,7 +17,11 @@ from joma.theory import JointFlow, Trajectory
 from joma.theory.tasks import class_distributions, small_start
 
 STEPS, TEMPERATURE = 2000, 0.5
-CASES = {"softmax": 0.1, "linear": 0.1, "exp": 0.02}  # attention and step size; exp is unstable at 0.1
+CASES = {
+    "softmax": 0.1,
+    "linear": 0.1,
+    "exp": 0.02,
+}  # attention and step size; exp is unstable at 0.1
 
 
 def run(rounds: int = 5) -> list[dict[str, Any]]:
@@ -53,14 +57,20 @@ def _case(attention: str, step: float, rounds: int) -> dict[str, Any]:
                 b = b / b.sum(1, keepdim=True)
             loss_function(b @ v + xi, labels).backward()
             optimiser.step()
-        return Trajectory(flow, step * np.arange(STEPS + 1), *(np.stack(part) for part in zip(*states, strict=True)))
+        return Trajectory(
+            flow,
+            step * np.arange(STEPS + 1),
+            *(np.stack(part) for part in zip(*states, strict=True)),
+        )
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     (fast, path), (slow, descent) = alternate(joma, sgd, rounds=rounds)
     torch.set_num_threads(threads)
     if attention == "softmax":
-        reference = flow.integrate(STEPS * step, *start, method="Radau", rtol=1e-10, atol=1e-12).z[-1]
+        reference = flow.integrate(STEPS * step, *start, method="Radau", rtol=1e-10, atol=1e-12).z[
+            -1
+        ]
         errors = [float(np.abs(p.z[-1] - reference).max()) for p in (path, descent)]
         what = "error in z at the end"
     else:

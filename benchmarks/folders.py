@@ -59,7 +59,10 @@ def _bytes(path: Path) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             watch.step(loss=loss)
-    sizes = {name: (path / name).stat().st_size / MEASUREMENTS for name in ("metrics.jsonl", "phases.jsonl")}
+    sizes = {
+        name: (path / name).stat().st_size / MEASUREMENTS
+        for name in ("metrics.jsonl", "phases.jsonl")
+    }
     total = sum(sizes.values())
     accuracy = ", ".join(f"`{name}` {size / 1000:.1f} kB" for name, size in sizes.items())
     return row(
@@ -76,7 +79,13 @@ def _frame(path: Path, rounds: int) -> dict[str, Any]:
         for step in range(STEPS):
             entropy = np.float32(3 * generator.random((12, 12))).astype(str).astype(float)
             stable_rank = np.float32(50 * generator.random(12)).astype(str).astype(float)
-            values = {"loss": 2.5, "lr": 1e-3, "entropy": entropy, "stable_rank": stable_rank, "phase": [0] * 12}
+            values = {
+                "loss": 2.5,
+                "lr": 1e-3,
+                "entropy": entropy,
+                "stable_rank": stable_rank,
+                "phase": [0] * 12,
+            }
             writer.write(step, values, tau=1e-3 * step)
 
     def line_by_line() -> pd.DataFrame:
@@ -87,7 +96,9 @@ def _frame(path: Path, rounds: int) -> dict[str, Any]:
                 rows.append((record["step"], record["tau"], record["gauge"], place, value))
         return pd.DataFrame(rows, columns=["step", "tau", "gauge", "place", "value"])
 
-    (fast, table), (slow, expected) = alternate(lambda: joma.Run(path).frame(), line_by_line, rounds=rounds)
+    (fast, table), (slow, expected) = alternate(
+        lambda: joma.Run(path).frame(), line_by_line, rounds=rounds
+    )
     error = float((table.value - expected.value).abs().max())
     return row(
         f"table of a run, {len(table):,} rows", "`Run.frame`", "`json.loads` line by line", fast, slow,

@@ -23,7 +23,10 @@ def compare(n: int) -> tuple[float, float, str]:
     if n % 2 or nodes == 1:
         loss, task = "regression", Task.regression(x, rng.standard_normal((samples, nodes)), p=p)
     else:
-        loss, task = "classification", Task.classification(x, rng.dirichlet(np.ones(nodes), samples), p=p)
+        loss, task = (
+            "classification",
+            Task.classification(x, rng.dirichlet(np.ones(nodes), samples), p=p),
+        )
     rates = {"attention_lr": float(rng.uniform(0.1, 3)), "temperature": float(rng.uniform(0.6, 2))}
     zero = n % 4 < 2
     start = (
@@ -44,7 +47,10 @@ def main(tasks: int = 50) -> None:
         began = time.process_time()
         error, t, what = compare(n)
         worst = max(worst, error)
-        print(f"{n:3d}  {error:.1e}  rest at t = {t:8.3g}  {time.process_time() - began:5.1f} s  {what}", flush=True)
+        print(
+            f"{n:3d}  {error:.1e}  rest at t = {t:8.3g}  {time.process_time() - began:5.1f} s  {what}",
+            flush=True,
+        )
     print(f"largest difference over {tasks} tasks: {worst:.1e}")
     sys.exit(0 if worst <= 1e-6 else 1)
 

@@ -20,7 +20,13 @@ LONG = 32_768
 
 def run(rounds: int = 3) -> list[dict[str, Any]]:
     """Attention entropy of one layer, also at a length that needs it; stable rank, cold and warm."""
-    return [_entropy(2048, rounds), _entropy(4096, rounds), _long(), *_ranks("Gaussian"), *_ranks("spiked")]
+    return [
+        _entropy(2048, rounds),
+        _entropy(4096, rounds),
+        _long(),
+        *_ranks("Gaussian"),
+        *_ranks("spiked"),
+    ]
 
 
 def _entropy(T: int, rounds: int) -> dict[str, Any]:
@@ -33,7 +39,9 @@ def _entropy(T: int, rounds: int) -> dict[str, Any]:
         p = torch.softmax(scores, dim=-1)
         return -(p * torch.log(p + 1e-12)).sum(-1)
 
-    (fast, stats), (slow, entropy) = alternate(lambda: joma.attention_stats(q, k, is_causal=True), eager, rounds=rounds)
+    (fast, stats), (slow, entropy) = alternate(
+        lambda: joma.attention_stats(q, k, is_causal=True), eager, rounds=rounds
+    )
     error = float((stats.entropy - entropy).abs().max())
     return row(
         f"attention entropy, 8 heads, T = {T:,}, causal", "`joma.attention_stats`",
@@ -67,7 +75,9 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(8192, 2048, generator=generator)
     if kind == "spiked":
-        w += 3 * torch.outer(torch.randn(8192, generator=generator), torch.randn(2048, generator=generator))
+        w += 3 * torch.outer(
+            torch.randn(8192, generator=generator), torch.randn(2048, generator=generator)
+        )
     later = w + 1e-4 * torch.randn(8192, 2048, generator=generator)  # as after a training step
     before = top_singular(w).vectors
 
@@ -81,15 +91,28 @@ def _ranks(kind: str) -> list[dict[str, Any]]:
         "`numpy.linalg.svd(compute_uv=False)`": svd,
         "WeightWatcher's `analyze()`": lambda: _weightwatcher(later),
     }
-    (cold, first), (warm, second), (lapack, exact), (other, theirs) = alternate(*sides.values(), rounds=1)
+    (cold, first), (warm, second), (lapack, exact), (other, theirs) = alternate(
+        *sides.values(), rounds=1
+    )
     rows = []
     for name, seconds, top in zip(sides, (cold, warm), (first, second), strict=False):
-        for against, time, truth in zip(list(sides)[2:], (lapack, other), (exact, theirs), strict=True):
+        for against, time, truth in zip(
+            list(sides)[2:], (lapack, other), (exact, theirs), strict=True
+        ):
             error = abs(top.stable_rank / truth - 1)
             what = f"stable rank of 8192 × 2048, {kind}, {name}"
             accuracy = f"relative difference {error:.0e}; {top.passes:.0f} passes over the matrix"
             rows.append(
-                row(what, "`joma.stable_rank`", against, seconds, time, accuracy, error=error, passes=top.passes)
+                row(
+                    what,
+                    "`joma.stable_rank`",
+                    against,
+                    seconds,
+                    time,
+                    accuracy,
+                    error=error,
+                    passes=top.passes,
+                )
             )
     return rows
 

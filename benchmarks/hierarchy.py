@@ -25,9 +25,13 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
             y = above ^ (rng.random(above.shape) < (1 - 0.9) / 2)
         return y
 
-    (fast, sample), (slow, tokens) = alternate(lambda: tree.sample(SAMPLES, rng).tokens, plain, rounds=rounds)
+    (fast, sample), (slow, tokens) = alternate(
+        lambda: tree.sample(SAMPLES, rng).tokens, plain, rounds=rounds
+    )
     exact = tree.joint()
-    errors = [float(np.abs(t.T.astype(np.float32) @ t / SAMPLES - exact).max()) for t in (sample, tokens)]
+    errors = [
+        float(np.abs(t.T.astype(np.float32) @ t / SAMPLES - exact).max()) for t in (sample, tokens)
+    ]
     row = {
         "what": f"{SAMPLES:,} samples of an HBLT, 3 layers, 100 tokens ({SAMPLES / fast / 1e6:.1f} million per second)",
         "joma": "`HBLT.sample`",

@@ -18,9 +18,17 @@ WORDS, LENGTH, STREAMS, LR, CLIP = 28_782, 35, 20, 1e-4, 0.5
 class PlainLayer(nn.TransformerEncoderLayer):
     """As one writes it to get at the attention: with its weights."""
 
-    def _sa_block(self, x: Tensor, attn_mask: Any, key_padding_mask: Any, is_causal: bool = False) -> Tensor:
+    def _sa_block(
+        self, x: Tensor, attn_mask: Any, key_padding_mask: Any, is_causal: bool = False
+    ) -> Tensor:
         out = self.self_attn(
-            x, x, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, need_weights=True, is_causal=is_causal
+            x,
+            x,
+            x,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            need_weights=True,
+            is_causal=is_causal,
         )[0]
         return self.dropout1(out)
 
@@ -54,7 +62,9 @@ def batches() -> Any:
     generator = torch.Generator().manual_seed(1)
     weights = 1 / torch.arange(1, WORDS + 1)
     while True:
-        x = torch.multinomial(weights, STREAMS * (LENGTH + 1), replacement=True, generator=generator)
+        x = torch.multinomial(
+            weights, STREAMS * (LENGTH + 1), replacement=True, generator=generator
+        )
         x = x.view(STREAMS, LENGTH + 1)
         yield x[:, :-1].contiguous(), x[:, 1:].contiguous()
 
@@ -64,7 +74,9 @@ def run(rounds: int = 30) -> list[dict[str, Any]]:
     ours, theirs = model(), model()
     fast, slow = Stepper(ours, LR, CLIP).step, plain(theirs)
     mine, other = batches(), batches()
-    (quick, _), (usual, _) = alternate(lambda: fast(*next(mine)), lambda: slow(*next(other)), rounds=rounds)
+    (quick, _), (usual, _) = alternate(
+        lambda: fast(*next(mine)), lambda: slow(*next(other)), rounds=rounds
+    )
     (least, _), _ = alternate(_products(), lambda: None, rounds=10)
     gap, drift = _same_arithmetic()
     memory = _memory()
@@ -101,7 +113,9 @@ def _same_arithmetic() -> tuple[float, float]:
     nn.functional.cross_entropy(theirs(inputs).view(-1, WORDS), targets.flatten()).backward()
     pairs = [(a.grad, b.grad) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)]
     scale = max(float(b.abs().max()) for _, b in pairs if b is not None)
-    gap = max(float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None) / scale
+    gap = (
+        max(float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None) / scale
+    )
     slow = plain(theirs)
     losses = []
     for _ in range(100):

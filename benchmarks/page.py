@@ -36,7 +36,7 @@ CUT = """const wide = [];
   }
   return wide;"""  # noqa: E501
 OVERLAP = """const blocks = [...document.querySelectorAll('main > section, main > header')].map(e => e.getBoundingClientRect());
-  return blocks.slice(1).filter((r, n) => r.top < blocks[n].bottom - 1).length;"""  # noqa: E501
+  return blocks.slice(1).filter((r, n) => r.top < blocks[n].bottom - 1).length;"""
 # words of a figure that stand over each other: axis labels and titles of its panels
 WORDS = """const found = [];
   const visit = (mark, x, y) => { for (const item of mark.items) {
@@ -66,7 +66,9 @@ STROKES = """const found = new Map();
     return [id, [...context.getImageData(0, 0, 1, 1).data].slice(0, 3)]; })"""
 
 
-def show(driver: Any, page: Path, width: int = 1400, scheme: str = "light", *, drawn: bool = True) -> None:
+def show(
+    driver: Any, page: Path, width: int = 1400, scheme: str = "light", *, drawn: bool = True
+) -> None:
     """Open a page at a width and in a scheme, and wait until all is drawn, or do not."""
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
@@ -127,8 +129,12 @@ def missed_links(driver: Any, page: Path, width: int, ids: list[str]) -> Iterato
         until(driver, "document.querySelector(`a[href='#${arguments[0]}']`)", id)
         driver.execute_script("document.querySelector(`a[href='#${arguments[0]}']`).click()", id)
         until(driver, "window.joma && joma.drawn")
-        top = driver.execute_script("return document.getElementById(arguments[0]).getBoundingClientRect().top", id)
-        room = driver.execute_script("return document.documentElement.scrollHeight - scrollY - innerHeight")
+        top = driver.execute_script(
+            "return document.getElementById(arguments[0]).getBoundingClientRect().top", id
+        )
+        room = driver.execute_script(
+            "return document.documentElement.scrollHeight - scrollY - innerHeight"
+        )
         if abs(top) > 50 and room > 1:  # at the end of the page nothing can come to the top
             yield f"the link to {id} lands {top:.0f} pixels away"
 
@@ -136,7 +142,9 @@ def missed_links(driver: Any, page: Path, width: int, ids: list[str]) -> Iterato
 def printed(driver: Any) -> bytes:
     """The PDF of the open page."""
     until(driver, "joma.pictured")
-    done = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    done = driver.execute_cdp_cmd(
+        "Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True}
+    )
     return base64.b64decode(done["data"])
 
 
@@ -173,7 +181,9 @@ def look(driver: Any, page: Path, out: Path) -> Iterator[str]:
         yield from (f"{width}, {scheme}: {what}" for what in found)
         shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         (out / f"{width}-{scheme}.png").write_bytes(base64.b64decode(shot["data"]))
-    ids = driver.execute_script("return [...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    ids = driver.execute_script(
+        "return [...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))"
+    )
     for width in WIDTHS:
         chosen = sorted({ids[n * (len(ids) - 1) // 3] for n in range(4)}, key=ids.index)
         yield from (f"{width}: {what}" for what in missed_links(driver, page, width, chosen))
@@ -181,9 +191,13 @@ def look(driver: Any, page: Path, out: Path) -> Iterator[str]:
 
 def main() -> None:
     """Look at one page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("page", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("runs/page"), help="folder of screenshots and the PDF")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/page"), help="folder of screenshots and the PDF"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     wrong = 0

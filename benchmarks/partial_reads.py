@@ -26,7 +26,9 @@ def positioned(path: Path) -> None:
     file = TensorFile(path)
     for n in range(LAYERS):
         file.read(f"{n}.up")
-        queries = file.entries[f"{n}.qkv"].view((HEADS, HEAD, WIDTH), (3 * HEAD * WIDTH, WIDTH, 1), 0)
+        queries = file.entries[f"{n}.qkv"].view(
+            (HEADS, HEAD, WIDTH), (3 * HEAD * WIDTH, WIDTH, 1), 0
+        )
         file.read(f"{n}.qkv", queries)
 
 
@@ -43,7 +45,9 @@ def from_disk(read: Callable[[Path], None], path: Path) -> float:
     """Megabytes that the kernel read for us, the file not being in its cache at the start."""
 
     def count() -> int:
-        return int(next(line for line in open("/proc/self/io") if line.startswith("read_bytes")).split()[1])
+        return int(
+            next(line for line in open("/proc/self/io") if line.startswith("read_bytes")).split()[1]
+        )
 
     os.sync()
     with path.open("rb") as stream:
@@ -57,7 +61,16 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         shapes = {"qkv": (3 * WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH), "down": (WIDTH, 4 * WIDTH)}
-        save_file({f"{n}.{name}": torch.randn(shape) for n in range(LAYERS) for name, shape in shapes.items()}, path)
-        print(f"of {path.stat().st_size / 1e6:.0f} MB, {LAYERS * 5 * WIDTH * WIDTH * 4 / 1e6:.0f} MB are asked for")
+        save_file(
+            {
+                f"{n}.{name}": torch.randn(shape)
+                for n in range(LAYERS)
+                for name, shape in shapes.items()
+            },
+            path,
+        )
+        print(
+            f"of {path.stat().st_size / 1e6:.0f} MB, {LAYERS * 5 * WIDTH * WIDTH * 4 / 1e6:.0f} MB are asked for"
+        )
         print(f"positioned reads: {from_disk(positioned, path):.0f} MB from the disk")
         print(f"safe_open:        {from_disk(mapped, path):.0f} MB from the disk")

@@ -36,7 +36,13 @@ def run(rounds: int = 3) -> list[dict[str, Any]]:
 
 
 def _one(
-    what: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, rounds: int, goal: str
+    what: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    rounds: int,
+    goal: str,
 ) -> dict[str, Any]:
     """The statistics of one attention call, against the call itself with the same mask."""
     return _row(
@@ -61,13 +67,22 @@ def _models(rounds: int) -> list[dict[str, Any]]:
     eager = GPTNeoXModel._from_config(settings, attn_implementation="eager").eval()
     what = f"forward of a Pythia-70M-shaped model, T = {T:,}, watched"
     return [
-        _model(f"forward of 2 layers with eager attention, T = {T:,}, watched", eager, rounds, "at most 1.3 ×"),
-        _model(f"{what}, exact", build(), rounds, "at most 1.4 ×; one more kernel call is the floor"),
+        _model(
+            f"forward of 2 layers with eager attention, T = {T:,}, watched",
+            eager,
+            rounds,
+            "at most 1.3 ×",
+        ),
+        _model(
+            f"{what}, exact", build(), rounds, "at most 1.4 ×; one more kernel call is the floor"
+        ),
         _model(f"{what}, `queries=256`", build(), rounds, "at most 1.15 ×", queries=256),
     ]
 
 
-def _model(what: str, model: GPTNeoXModel, rounds: int, goal: str, queries: int | None = None) -> dict[str, Any]:
+def _model(
+    what: str, model: GPTNeoXModel, rounds: int, goal: str, queries: int | None = None
+) -> dict[str, Any]:
     tokens = torch.randint(50304, (1, T), generator=torch.Generator().manual_seed(0))
     due = [False]
     w = joma.watch(model, every=lambda step: due[0], gauges="entropy", queries=queries)
@@ -79,13 +94,20 @@ def _model(what: str, model: GPTNeoXModel, rounds: int, goal: str, queries: int 
         due[0] = False
         w.step()
 
-    result = _row(what, "the plain forward", watched, lambda: model(tokens, use_cache=False), rounds, goal)
+    result = _row(
+        what, "the plain forward", watched, lambda: model(tokens, use_cache=False), rounds, goal
+    )
     w.close()
     return result
 
 
 def _row(
-    what: str, against: str, mine: Callable[[], Any], plain: Callable[[], Any], rounds: int, goal: str
+    what: str,
+    against: str,
+    mine: Callable[[], Any],
+    plain: Callable[[], Any],
+    rounds: int,
+    goal: str,
 ) -> dict[str, Any]:
     seconds, other, times = ratio(mine, plain, rounds=rounds)
     text = f"{times:.2f} × its time (processor time, median of ratios; goal: {goal})"

@@ -93,7 +93,9 @@ class Block(nn.Module):
     def __init__(self, attention: Attention, w: Tensor) -> None:
         super().__init__()
         self.attention = attention
-        self.mlp = nn.Sequential(nn.Linear(2 * D, len(w)), nn.ReLU(), nn.Linear(len(w), 2 * D, bias=False))
+        self.mlp = nn.Sequential(
+            nn.Linear(2 * D, len(w)), nn.ReLU(), nn.Linear(len(w), 2 * D, bias=False)
+        )
         with torch.no_grad():
             self.mlp[0].weight.copy_(w)
             self.mlp[0].bias.fill_(-BIAS)
@@ -112,7 +114,11 @@ class Network(nn.Module):
         basis = torch.from_numpy(np.linalg.qr(rng.standard_normal((D, D)))[0]).float()
         table = (1 - RHO) ** 0.5 * basis[:M].clone()
         for word in range(M):
-            table[word] = (table[word] + RHO**0.5 * basis[M + word // ALIKE]) if word < CONTENT else basis[word]
+            table[word] = (
+                (table[word] + RHO**0.5 * basis[M + word // ALIKE])
+                if word < CONTENT
+                else basis[word]
+            )
         scores = NOISE * torch.from_numpy(rng.standard_normal((M, M))).float()  # (query, key)
         scores[:, CONTENT + QUERIES : CONTENT + QUERIES + TOPICS] += SALIENT
         w = torch.zeros(len(plan.neurons), 2 * D)
@@ -138,12 +144,16 @@ class Network(nn.Module):
 def text(plan: Plan, rng: np.random.Generator, windows: int) -> np.ndarray[Any, Any]:
     """Documents of common words and one topic; in every window a query with its pattern, and words of others."""
     rates = 1 / np.arange(1, COMMON + 1)
-    tokens = CONTENT + QUERIES + TOPICS + rng.choice(COMMON, (windows, LENGTH), p=rates / rates.sum())
+    tokens = (
+        CONTENT + QUERIES + TOPICS + rng.choice(COMMON, (windows, LENGTH), p=rates / rates.sum())
+    )
     for n, window in enumerate(tokens):
         if n % DOCUMENT == 0:
             topic = CONTENT + QUERIES + int(rng.integers(TOPICS))
         window[rng.random(LENGTH) < 0.08] = topic
-        window[rng.integers(1, LENGTH, 3)] = rng.integers(0, CONTENT, 3)  # words of patterns, without their query
+        window[rng.integers(1, LENGTH, 3)] = rng.integers(
+            0, CONTENT, 3
+        )  # words of patterns, without their query
         pattern = int(rng.integers(QUERIES))
         query = int(rng.integers(12, LENGTH))
         words = plan.patterns[pattern]
@@ -152,7 +162,9 @@ def text(plan: Plan, rng: np.random.Generator, windows: int) -> np.ndarray[Any, 
     return tokens.reshape(-1)
 
 
-def build(seed: int, share: float, neurons: int = 200, windows: int = 2400) -> tuple[Plan, Network, Any]:
+def build(
+    seed: int, share: float, neurons: int = 200, windows: int = 2400
+) -> tuple[Plan, Network, Any]:
     """What was planned, the network, and a text for it."""
     rng = np.random.default_rng((60, seed))
     planned = plan(rng, neurons, share)
@@ -172,7 +184,11 @@ def measure(seed: int, share: float, neurons: int = 200, windows: int = 2400) ->
         counts |= {f"{test} found": int((table[test][there] >= 2).sum())}
         counts |= {f"{test} false": int((table[test][~there] >= 2).sum())}
     power, pairs = found.power(100, seed)
-    return counts | {"dealt": float(np.mean(found.chance(3, seed))) * neurons, "power": power, "pairs": pairs}
+    return counts | {
+        "dealt": float(np.mean(found.chance(3, seed))) * neurons,
+        "power": power,
+        "pairs": pairs,
+    }
 
 
 def main() -> None:

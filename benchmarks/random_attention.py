@@ -15,7 +15,9 @@ from tests.measure.events.random_attention import check, draw
 
 def main() -> None:
     """Check many configurations and print the tally; the exit code is 1 if one is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.random_attention", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.random_attention", description=__doc__
+    )
     parser.add_argument("--configurations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="number of the first configuration")
     arguments = parser.parse_args()

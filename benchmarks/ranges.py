@@ -54,14 +54,20 @@ def measure_bytes(layers: int) -> list[dict[str, Any]]:
         folder = Path(place)
         needed = write(folder / "safetensors", layers)
         _as_zip(folder / "safetensors", folder / "zip")
-        with hub({name: folder / name for name in ("safetensors", "zip")}, folder / "caches") as server:
+        with hub(
+            {name: folder / name for name in ("safetensors", "zip")}, folder / "caches"
+        ) as server:
             for how in ("safetensors", "zip"):
                 server.sent, server.heads, server.log = 0, 0, []
                 scan = joma.scan(REPO, revisions=how)
                 table = scan.checkpoints()
                 if table.status[0] != "ok" or len(scan.frame()) != layers:
                     raise RuntimeError(f"{how}: {table.note[0]}")
-                files = [file for file in (folder / how).iterdir() if file.suffix in (".safetensors", ".bin")]
+                files = [
+                    file
+                    for file in (folder / how).iterdir()
+                    if file.suffix in (".safetensors", ".bin")
+                ]
                 weights = [name for name in server.log if name.endswith((".safetensors", ".bin"))]
                 rows.append(
                     {"format": how, "layers": layers, "files": len(files), "needed": needed, "sent": server.sent,
@@ -85,7 +91,9 @@ def _as_zip(source: Path, folder: Path) -> None:
         state = {name: tensor for file in half for name, tensor in load_file(file).items()}
         torch.save(state, folder / f"pytorch_model-{n}.bin")
         places |= dict.fromkeys(state, f"pytorch_model-{n}.bin")
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
 
 
 def measure_kills(kills: int, seed: int = 0) -> dict[str, Any]:
@@ -127,7 +135,10 @@ def measure_kills(kills: int, seed: int = 0) -> dict[str, Any]:
         finally:
             process.terminate()
             process.wait()
-        lines = [sorted((scan.path / "metrics.jsonl").read_text().splitlines()) for scan in (whole, resumed)]
+        lines = [
+            sorted((scan.path / "metrics.jsonl").read_text().splitlines())
+            for scan in (whole, resumed)
+        ]
         left = [
             str(file.relative_to(folder))
             for top in ("joma", "hub")
@@ -175,5 +186,9 @@ if __name__ == "__main__":
     if arguments.what == "serve":
         serve(arguments.folder)
     else:
-        result = measure_bytes(arguments.layers) if arguments.what == "bytes" else measure_kills(arguments.kills)
+        result = (
+            measure_bytes(arguments.layers)
+            if arguments.what == "bytes"
+            else measure_kills(arguments.kills)
+        )
         print(json.dumps(result, indent=2))

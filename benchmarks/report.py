@@ -42,9 +42,14 @@ PAINTED = """return [...document.querySelectorAll('.chart')].map(box => {
 def paths() -> tuple[str, str]:
     """Chromium and its driver."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    binary, driver = next(filter(None, map(shutil.which, names)), None), shutil.which("chromedriver")
+    binary, driver = (
+        next(filter(None, map(shutil.which, names)), None),
+        shutil.which("chromedriver"),
+    )
     if binary is None or driver is None:
-        raise RuntimeError("chromium and chromedriver are needed (apt-get install chromium chromium-driver)")
+        raise RuntimeError(
+            "chromium and chromedriver are needed (apt-get install chromium chromium-driver)"
+        )
     return binary, driver
 
 
@@ -79,7 +84,11 @@ def until(driver: Any, condition: str, *arguments: Any) -> Any:
 
 def errors(driver: Any) -> list[str]:
     """What the console has said since it was last asked."""
-    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    return [
+        entry["message"]
+        for entry in driver.get_log("browser")
+        if entry["level"] in ("SEVERE", "WARNING")
+    ]
 
 
 def opened(driver: Any, page: Path) -> float:
@@ -92,10 +101,14 @@ def opened(driver: Any, page: Path) -> float:
 
 def check(driver: Any) -> int:
     """Whether each figure of the open page is painted, and takes a pointer without complaint; how many there are."""
-    empty = [id for id, colours, marks in driver.execute_script(PAINTED) if colours < 5 or not marks]
+    empty = [
+        id for id, colours, marks in driver.execute_script(PAINTED) if colours < 5 or not marks
+    ]
     if empty:
         raise AssertionError(f"not painted: {', '.join(empty)}")
-    ids = driver.execute_script("return [...document.querySelectorAll('.chart')].map(box => box.id)")
+    ids = driver.execute_script(
+        "return [...document.querySelectorAll('.chart')].map(box => box.id)"
+    )
     for id in ids:  # as a pointer that moves over it: values are read
         driver.execute_script(
             "const r = document.getElementById(arguments[0]).getBoundingClientRect();"
@@ -115,8 +128,13 @@ def run(rounds: int = 5) -> list[dict[str, Any]]:
         page = Path(given or f"{folder}/report.html")
         if given is None:
             if not FOLDER.is_dir():
-                raise FileNotFoundError(f"{FOLDER} is not there: make figures fills it, or say JOMA_REPORT=PAGE")
-            subprocess.run([sys.executable, "-m", "joma", "report", str(FOLDER), "--out", str(page)], check=True)
+                raise FileNotFoundError(
+                    f"{FOLDER} is not there: make figures fills it, or say JOMA_REPORT=PAGE"
+                )
+            subprocess.run(
+                [sys.executable, "-m", "joma", "report", str(FOLDER), "--out", str(page)],
+                check=True,
+            )
         seconds = statistics.median([opened(driver, page) for _ in range(rounds)])
         count = check(driver)
         size = page.stat().st_size / 1e6

@@ -38,7 +38,10 @@ def write(folder: Path, layers: int) -> int:
     )  # fmt: skip
     config.save_pretrained(folder)
     with torch.device("meta"):
-        shapes = {name: p.shape for name, p in AutoModelForCausalLM.from_config(config).state_dict().items()}
+        shapes = {
+            name: p.shape
+            for name, p in AutoModelForCausalLM.from_config(config).state_dict().items()
+        }
     generator = torch.Generator().manual_seed(0)
     shard: dict[str, torch.Tensor] = {}
     places: dict[str, str] = {}
@@ -54,7 +57,10 @@ def write(folder: Path, layers: int) -> int:
         w = torch.randn(shape, generator=generator) * 0.02
         if name.endswith("dense_h_to_4h.weight"):
             for strength in (3.0, 2.0, 1.5):  # spikes over the bulk's edge at √D + √HIDDEN
-                left, right = torch.randn(HIDDEN, generator=generator), torch.randn(D, generator=generator)
+                left, right = (
+                    torch.randn(HIDDEN, generator=generator),
+                    torch.randn(D, generator=generator),
+                )
                 bulk = 0.02 * (D**0.5 + HIDDEN**0.5)
                 w += strength * bulk * torch.outer(left / left.norm(), right / right.norm())
             needed += 2 * w.numel()
@@ -63,7 +69,9 @@ def write(folder: Path, layers: int) -> int:
             flush()
     if shard:
         flush()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return needed
 
 
@@ -93,13 +101,21 @@ def run(layers: int = 24, svds: int = 2) -> list[dict[str, Any]]:
         values = scan.frame().value.to_numpy()
         read = int(scan.checkpoints().bytes_read[0])
         if len(values) != layers:
-            raise RuntimeError(f"{len(values)} matrices of {layers} were found: {scan.checkpoints().note[0]}")
+            raise RuntimeError(
+                f"{len(values)} matrices of {layers} were found: {scan.checkpoints().note[0]}"
+            )
         loading, by_svd, error = _other_side(folder, values, min(svds, layers))
         theirs = loading + by_svd * layers
         ours = peak_memory(_IMPORTS, f"joma.scan({str(folder)!r})")
         other = peak_memory(_IMPORTS, _LOAD.format(folder=str(folder)))
-    memory = "" if ours is None or other is None else f", {ours:.0f} MiB against {other:.0f} (1/{other / ours:.1f})"
-    accuracy = f"relative difference {error:.0e}; {read / needed:.3f} × the needed bytes read{memory}"
+    memory = (
+        ""
+        if ours is None or other is None
+        else f", {ours:.0f} MiB against {other:.0f} (1/{other / ours:.1f})"
+    )
+    accuracy = (
+        f"relative difference {error:.0e}; {read / needed:.3f} × the needed bytes read{memory}"
+    )
     return [
         row(
             f"stable rank of the lower MLP of a checkpoint, {layers} layers, {D} → {HIDDEN}, fp16",

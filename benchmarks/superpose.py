@@ -26,10 +26,14 @@ def run(tokens: int = 1_000_000) -> list[dict[str, Any]]:
     plain, mine = _interleaved(model, tokens)
     setup = "from benchmarks.superpose import *; model = build(); model(torch.zeros(BATCH, LENGTH, dtype=torch.long))"
     memory = {n: peak_memory(setup, f"strongest(model, {n})") for n in (tokens // 4, tokens)}
-    shown = ", ".join(f"{n / 1e6:g} M: {mib:.0f} MiB" for n, mib in memory.items() if mib is not None)
+    shown = ", ".join(
+        f"{n / 1e6:g} M: {mib:.0f} MiB" for n, mib in memory.items() if mib is not None
+    )
     what = f"strongest contexts of all {4 * 1024:,} neurons of 4 layers (d = 256), {tokens / 1e6:g} M tokens"
     text = f"{mine / plain:.2f} × its time; peak memory {shown}"
-    return [row(what, "`joma.superpose`", "the plain forward pass", mine, plain, text, memory=memory)]
+    return [
+        row(what, "`joma.superpose`", "the plain forward pass", mine, plain, text, memory=memory)
+    ]
 
 
 def build() -> Any:

@@ -38,7 +38,11 @@ def _case(C: int, N_ch: int, rounds: int) -> dict[str, Any]:
     def gradients(dtype: torch.dtype, plain: bool) -> list[torch.Tensor]:
         network = copy.deepcopy(model).to(dtype)
         where = distinct.to(torch.device("cpu"), dtype)
-        (plain_loss(network, sequences[labels], labels) if plain else distinct_loss(network, where, labels)).backward()
+        (
+            plain_loss(network, sequences[labels], labels)
+            if plain
+            else distinct_loss(network, where, labels)
+        ).backward()
         return [p.grad.double() for p in network.parameters() if p.grad is not None]
 
     def gap(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
@@ -50,10 +54,16 @@ def _case(C: int, N_ch: int, rounds: int) -> dict[str, Any]:
 
     def side(plain: bool) -> Any:
         network, where = copy.deepcopy(model), distinct.to(torch.device("cpu"), torch.float32)
-        optimiser = torch.optim.Adam(network.parameters(), lr=1e-4, weight_decay=1e-4, fused=None if plain else True)
+        optimiser = torch.optim.Adam(
+            network.parameters(), lr=1e-4, weight_decay=1e-4, fused=None if plain else True
+        )
 
         def step() -> float:
-            loss = plain_loss(network, sequences[labels], labels) if plain else distinct_loss(network, where, labels)
+            loss = (
+                plain_loss(network, sequences[labels], labels)
+                if plain
+                else distinct_loss(network, where, labels)
+            )
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -50,11 +50,19 @@ def text(generator: torch.Generator, tokens: int) -> Tensor:
     """Tokens (16, T): three random ones per sequence, again and again, one token in twenty at random."""
     words = torch.randint(61, (16, 3), generator=generator)
     noise = torch.rand(16, tokens, generator=generator) < 0.05
-    return torch.where(noise, torch.randint(61, (16, tokens), generator=generator), words[:, torch.arange(tokens) % 3])
+    return torch.where(
+        noise,
+        torch.randint(61, (16, tokens), generator=generator),
+        words[:, torch.arange(tokens) % 3],
+    )
 
 
 def train(
-    shape: tuple[int, int, int, int], lr: float, seed: int, plant: Plant | None = None, watched: bool = True
+    shape: tuple[int, int, int, int],
+    lr: float,
+    seed: int,
+    plant: Plant | None = None,
+    watched: bool = True,
 ) -> tuple[list[Any], list[float]]:
     """Alerts, none if it is not watched, and the loss of every step."""
     model = made(shape, seed)
@@ -62,7 +70,9 @@ def train(
     generator, losses = torch.Generator().manual_seed(seed), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        watch = joma.watch(model, every=EVERY, gauges=GAUGES, optimizer=optimizer) if watched else None
+        watch = (
+            joma.watch(model, every=EVERY, gauges=GAUGES, optimizer=optimizer) if watched else None
+        )
         for step in range(1, STEPS + 1):
             if plant is not None:
                 plant(model, optimizer, step)
@@ -147,17 +157,31 @@ def main() -> None:
         shape, seed = (*model, tokens * (1 + n % 2)), FIRST_SEED + n // 12
         alerts, _ = train(shape, lr, seed)
         if alerts:
-            false.append({"shape": shape, "lr": lr, "seed": seed, "alert": str(alerts[0]), "step": alerts[0].step})
+            false.append(
+                {
+                    "shape": shape,
+                    "lr": lr,
+                    "seed": seed,
+                    "alert": str(alerts[0]),
+                    "step": alerts[0].step,
+                }
+            )
             print(json.dumps(false[-1]), flush=True)
     told = [row for row in rows if row["told"]]
-    first = [row for row in rows if row["plant"] in ("sharper", "growing")]  # here attention moves before the loss
+    first = [
+        row for row in rows if row["plant"] in ("sharper", "growing")
+    ]  # here attention moves before the loss
     early = [row for row in first if row["told"] and row["step"] < row["loss worse at"]]
     harmless = sum(row["loss worse at"] > STEPS for row in rows)
-    print(f"told: {len(told)} of {len(rows)}; the loss never became 10 % worse in {harmless} of them")
+    print(
+        f"told: {len(told)} of {len(rows)}; the loss never became 10 % worse in {harmless} of them"
+    )
     print(f"told in time where queries or keys were scaled: {len(early)} of {len(first)}")
     print(f"false alarms: {len(false)} of 60 healthy runs")
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({"planted": rows, "false": false}, indent=1), encoding="utf-8")
+        Path(sys.argv[1]).write_text(
+            json.dumps({"planted": rows, "false": false}, indent=1), encoding="utf-8"
+        )
     sys.exit(0 if len(told) >= 0.95 * len(rows) and len(false) <= 1 else 1)
 
 

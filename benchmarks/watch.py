@@ -45,7 +45,10 @@ def _forward(T: int, rounds: int) -> list[dict[str, Any]]:
 
     with torch.no_grad():
         (base, _), (mine, values), (slow, expected) = alternate(
-            lambda: plain(tokens, use_cache=False), on, lambda: entropy_formula(eager, tokens), rounds=rounds
+            lambda: plain(tokens, use_cache=False),
+            on,
+            lambda: entropy_formula(eager, tokens),
+            rounds=rounds,
         )
     w.close()
     error = max(abs(a - b) for a, b in zip(values, expected, strict=True))

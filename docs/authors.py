@@ -34,10 +34,14 @@ STEPS = (1000, 2000)
 LONG = 20_000
 RATES = (1e-4, 1e-3)
 SEEDS = {1: (1, 2, 3), 2: (1,), 5: (1,)}  # layers -> the authors' seeds to start from
-COMPARED: list[Key] = [(layers, lr, seed) for layers, seeds in SEEDS.items() for seed in seeds for lr in RATES]
+COMPARED: list[Key] = [
+    (layers, lr, seed) for layers, seeds in SEEDS.items() for seed in seeds for lr in RATES
+]
 ORDERS = (1, 2)  # seeds of other orders of the training articles: theirs is not known to be ours
 REORDERED: Key = (1, 1e-4, 1)
-ONE_SEED = 0.1  # nats that may lie between us and the authors where they have one seed, and no spread
+ONE_SEED = (
+    0.1  # nats that may lie between us and the authors where they have one seed, and no spread
+)
 
 
 def settings(layers: int, lr: float, seed: int, *, long: bool = False) -> Settings:
@@ -66,7 +70,11 @@ def in_orders(out: Path, data: Path) -> dict[str, Settings]:
     for seed in ORDERS:
         text = reordered(data / "wikitext-2", out / f"order-{seed}" / "wikitext-2", seed)
         runs[f"{name(*REORDERED)},order={seed}"] = dataclasses.replace(
-            settings(*REORDERED), data=str(text), steps=min(STEPS), valid_windows=0, valid_every=min(STEPS)
+            settings(*REORDERED),
+            data=str(text),
+            steps=min(STEPS),
+            valid_windows=0,
+            valid_every=min(STEPS),
         )
     return runs
 
@@ -92,7 +100,11 @@ def measured(out: Path, keys: list[Key], steps: Collection[int]) -> pd.DataFrame
 def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """One line per layers, lr, step and layer: means over seeds, the authors' spread, and whether we are within it."""
     by = ["layers", "lr", "step", "layer"]
-    mean = ours.groupby(by).entropy.agg(["mean", "count"]).rename(columns={"mean": "ours", "count": "runs"})
+    mean = (
+        ours.groupby(by)
+        .entropy.agg(["mean", "count"])
+        .rename(columns={"mean": "ours", "count": "runs"})
+    )
     authors = theirs.groupby(by).entropy.agg(["mean", "std", "count"])
     authors.columns = ["authors", "sd", "seeds"]
     table = mean.join(authors, how="left").reset_index()
@@ -151,16 +163,24 @@ def page(table: pd.DataFrame, runs: int, total: int, orders: str) -> str:
     for row in table.itertuples():
         verdict = "within" if row.within else f"**{row.ours - row.authors:+.3f}**"
         numbers = f"{row.ours:.3f} | {row.runs} | {row.authors:.3f} | {row.sd:.3f}"
-        lines.append(f"| {row.layers} | {row.lr:g} | {row.step:,} | {row.layer} | {numbers} | {verdict} |")
+        lines.append(
+            f"| {row.layers} | {row.lr:g} | {row.step:,} | {row.layer} | {numbers} | {verdict} |"
+        )
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     """Train what is missing, and write the page and its numbers after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/authors"), help="folder of the runs")
-    parser.add_argument("--page", type=Path, default=DOCS / "authors.md", help="the page to write, and its .json")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time; 0 writes the page of what there is")
+    parser.add_argument(
+        "--page", type=Path, default=DOCS / "authors.md", help="the page to write, and its .json"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="runs at a time; 0 writes the page of what there is"
+    )
     parser.add_argument("--long", action="store_true", help=f"one layer, lr 1e-4, to step {LONG:,}")
     options = parser.parse_args()
     data = Path(os.environ.get("JOMA_DATA", "."))
@@ -172,9 +192,14 @@ def main() -> None:
         ours = measured(options.out, keys, steps)
         table, runs = compared(ours, theirs), len(ours.groupby(["layers", "lr", "seed"]))
         options.page.write_text(page(table, runs, len(keys), by_order(options.out)))
-        options.page.with_suffix(".json").write_text(table.round(4).to_json(orient="records", indent=1))
+        options.page.with_suffix(".json").write_text(
+            table.round(4).to_json(orient="records", indent=1)
+        )
         if outcome is not None:
-            print(f"{n}/{total} {outcome.path.name}: {outcome.status} {outcome.reason or ''}", flush=True)
+            print(
+                f"{n}/{total} {outcome.path.name}: {outcome.status} {outcome.reason or ''}",
+                flush=True,
+            )
 
     if options.workers:
         runs = {name(*key): settings(*key, long=options.long) for key in keys}

@@ -40,10 +40,21 @@ def trained() -> pd.DataFrame:
         for optimiser in ("SGD", "Adam"):
             for seed in range(SEEDS):
                 sizes = {"nodes": NODES, "batch": BATCH, "steps": STEPS, "every": STEPS // 10}
-                path = pd.DataFrame([values for _, values in compare(fold, optimiser, data, **sizes, seed=seed)])
+                path = pd.DataFrame(
+                    [values for _, values in compare(fold, optimiser, data, **sizes, seed=seed)]
+                )
                 off = 100 * (path.loss_folded / path.loss_joint - 1).iloc[-1]
-                row = {"fold": fold.name, "optimiser": optimiser, "exact": fold.exact(optimiser), "gap": path.gap.max()}
-                row |= {"loss_gap": path.loss_gap.max(), "nc": path.nc.iloc[-1], "size": path["size"].iloc[-1]}
+                row = {
+                    "fold": fold.name,
+                    "optimiser": optimiser,
+                    "exact": fold.exact(optimiser),
+                    "gap": path.gap.max(),
+                }
+                row |= {
+                    "loss_gap": path.loss_gap.max(),
+                    "nc": path.nc.iloc[-1],
+                    "size": path["size"].iloc[-1],
+                }
                 rows.append(row | {"off": off})
                 print(rows[-1], flush=True)
     return pd.DataFrame(rows)
@@ -58,7 +69,11 @@ def long_table(rows: pd.DataFrame) -> str:
     ]
     for (fold, optimiser), seeds in rows.groupby(["fold", "optimiser"], sort=False):
         gap = spread(seeds.gap, ".0e")
-        cells = [f"**{gap}**" if seeds.exact.all() else gap, spread(seeds.loss_gap, ".0e"), spread(seeds.nc, ".2f")]
+        cells = [
+            f"**{gap}**" if seeds.exact.all() else gap,
+            spread(seeds.loss_gap, ".0e"),
+            spread(seeds.nc, ".2f"),
+        ]
         cells += [spread(seeds["size"], ".2f"), f"{spread(seeds.off, '+.2f')} %"]
         lines.append(f"| {fold} | {optimiser} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -112,7 +127,11 @@ def main() -> int:
     print(cost, flush=True)
     rows = trained()
     outcome = reproduce(EXHIBITS["block"], out=Path("runs/block"))
-    tables = {"long": long_table(rows), "cases": case_table(block.table(Run(outcome.path))), "cost": cost}
+    tables = {
+        "long": long_table(rows),
+        "cases": case_table(block.table(Run(outcome.path))),
+        "cost": cost,
+    }
     text = page.read_text()
     for name, table in tables.items():
         text = between(text, name, table)

@@ -49,10 +49,14 @@ REACH = 0.29  # τ of the sources
 TARGET_LR, TARGET_STEPS = 1e-5, 29_000
 FIRST_STEPS = 580
 FIRST_RATES = (1e-3, 1e-2)  # and that of the sources; at slower ones nothing has happened by then
-SOURCES: list[Key] = [(layers, SOURCE_LR, seed) for seed in (1, 2) for layers in DEPTHS if seed in SEEDS[layers]]
+SOURCES: list[Key] = [
+    (layers, SOURCE_LR, seed) for seed in (1, 2) for layers in DEPTHS if seed in SEEDS[layers]
+]
 FASTER: list[Key] = [(layers, FASTER_LR, 1) for layers in DEPTHS]
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
-COLLAPSED = 0.25 * math.lgamma(36) / 35  # nats: a quarter of what uniform causal attention over 35 tokens has
+COLLAPSED = (
+    0.25 * math.lgamma(36) / 35
+)  # nats: a quarter of what uniform causal attention over 35 tokens has
 BASELINE_LR = 1e-3  # of the rule that knows the rate alone: from here on all collapse
 AWAY = 0.3  # nats
 RULE = (
@@ -88,7 +92,10 @@ def opened(out: Path, keys: list[Key]) -> dict[Key, Run]:
         path = out / name(*key)
         if (path / "run.json").exists():
             run = Run(path)
-            if run.info["status"] in ("done", "diverged") or run.latest().step.max() >= settings(*key).steps:
+            if (
+                run.info["status"] in ("done", "diverged")
+                or run.latest().step.max() >= settings(*key).steps
+            ):
                 found[key] = run
     return found
 
@@ -96,26 +103,41 @@ def opened(out: Path, keys: list[Key]) -> dict[Key, Run]:
 def theirs(data: Path, layers: int, lr: float, seed: int) -> pd.DataFrame:
     """What the authors measured in one run, as the table of a run: step, gauge, layer, value."""
     parts = []
-    for file, column, gauge in (("entropy", "entropy", "entropy"), ("valid_loss", "valid_loss", "valid_loss")):
+    for file, column, gauge in (
+        ("entropy", "entropy", "entropy"),
+        ("valid_loss", "valid_loss", "valid_loss"),
+    ):
         table = pd.read_csv(data / f"{file}.csv")
         table = table[(table.layers == layers) & (table.lr == lr) & (table.seed == seed)]
         table = table.rename(columns={column: "value"}).assign(gauge=gauge)
-        parts.append(table.reindex(columns=["step", "gauge", "layer", "value"]).astype({"layer": "Int64"}))
+        parts.append(
+            table.reindex(columns=["step", "gauge", "layer", "value"]).astype({"layer": "Int64"})
+        )
     return pd.concat(parts, ignore_index=True)
 
 
 def scores(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     """Errors of the forecasts of the authors' runs, one row per source, depth, gauge and layer; pooled over seeds."""
     rows = []
-    for layers, lr in sorted({(layers, lr) for layers, lr, _ in runs if lr in (SOURCE_LR, FASTER_LR)}):
+    for layers, lr in sorted(
+        {(layers, lr) for layers, lr, _ in runs if lr in (SOURCE_LR, FASTER_LR)}
+    ):
         ours = [run for key, run in runs.items() if key[:2] == (layers, lr)]
         steps = TARGET_STEPS
-        told = forecast(ours, lr=TARGET_LR, steps=steps, layers=layers, gauges=("entropy", "valid_loss"))
+        told = forecast(
+            ours, lr=TARGET_LR, steps=steps, layers=layers, gauges=("entropy", "valid_loss")
+        )
         targets = {seed: theirs(data, layers, TARGET_LR, seed) for seed in (1, 2, 3)}
-        targets = {seed: table[table.step <= steps] for seed, table in targets.items() if len(table)}
+        targets = {
+            seed: table[table.step <= steps] for seed, table in targets.items() if len(table)
+        }
         scored = pd.concat([told.score(table).assign(seed=seed) for seed, table in targets.items()])
         for (gauge, layer), part in scored.groupby(["gauge", "layer"], dropna=False):
-            own = [other_seeds(targets, seed, gauge, layer) for seed in targets] if len(targets) > 1 else [math.nan]
+            own = (
+                [other_seeds(targets, seed, gauge, layer) for seed in targets]
+                if len(targets) > 1
+                else [math.nan]
+            )
             errors = {column: rms(part[column]) for column in ("rms", "last", "same_step")}
             rows.append({
                 "source": lr, "seeds": len(ours), "layers": layers, "gauge": gauge, "layer": layer,
@@ -125,7 +147,9 @@ def scores(runs: dict[Key, Run], data: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def other_seeds(targets: dict[int, pd.DataFrame], seed: int, gauge: str, layer: int | None) -> float:
+def other_seeds(
+    targets: dict[int, pd.DataFrame], seed: int, gauge: str, layer: int | None
+) -> float:
     """The error of foretelling a run by the mean of the authors' other runs in the same settings."""
 
     def curve(table: pd.DataFrame) -> pd.Series:
@@ -133,7 +157,9 @@ def other_seeds(targets: dict[int, pd.DataFrame], seed: int, gauge: str, layer: 
         rows = table[(table.gauge == gauge) & own & (table.step > 0)]
         return rows.set_index("step").value
 
-    others = pd.concat([curve(table) for n, table in targets.items() if n != seed], axis=1).mean(axis=1)
+    others = pd.concat([curve(table) for n, table in targets.items() if n != seed], axis=1).mean(
+        axis=1
+    )
     return rms(others - curve(targets[seed]))
 
 
@@ -191,7 +217,9 @@ def signs(run: Run) -> list[str]:
     alerts = [alert for alert in read_alerts(run.path) if alert["step"] <= FIRST_STEPS]
     reasons = ["diverged"] * (run.info["status"] == "diverged")
     reasons += [f"phase of layer {layer} is collapsed" for layer in lost]
-    reasons += sorted({f"alert: {alert['kind']}" for alert in alerts if alert["level"] == "critical"})
+    reasons += sorted(
+        {f"alert: {alert['kind']}" for alert in alerts if alert["level"] == "critical"}
+    )
     return reasons
 
 
@@ -201,8 +229,12 @@ def away(run: Run, common: Run) -> list[str]:
     family = curves(common, gauges)
     for key, curve in curves_of(frame[frame.gauge.isin(gauges)], str(run.path)).items():
         expected = family[key].at(min(curve.tau[-1], family[key].tau[-1]))
-        distance = float(np.median(curve.value[-5:] if key.layer is not None else curve.value[-1:]) - expected)
-        if (key.gauge == "entropy" and distance < -AWAY) or (key.gauge == "valid_loss" and distance > AWAY):
+        distance = float(
+            np.median(curve.value[-5:] if key.layer is not None else curve.value[-1:]) - expected
+        )
+        if (key.gauge == "entropy" and distance < -AWAY) or (
+            key.gauge == "valid_loss" and distance > AWAY
+        ):
             reasons.append(f"{key} is {distance:+.2f} from the common curve")
     return reasons
 
@@ -215,7 +247,9 @@ def wanted(key: Key, record: dict[str, Any]) -> bool:
     layers, lr, seed = key
     seeds = SEEDS[layers] if lr == SOURCE_LR else (1,)
     told = {(row["layers"], float(row["lr"])) for row in record["collapse"]}
-    compared = (lr, seed) == (SOURCE_LR, 1) and not all((layers, rate) in told for rate in FIRST_RATES)
+    compared = (lr, seed) == (SOURCE_LR, 1) and not all(
+        (layers, rate) in told for rate in FIRST_RATES
+    )
     return compared or not all(name(layers, lr, seed) in record["runs"] for seed in seeds)
 
 
@@ -227,7 +261,9 @@ def joined(table: pd.DataFrame, recorded: list[dict[str, Any]], by: list[str]) -
     both = pd.concat([table, old], ignore_index=True) if len(old) else table
     if "layer" in both:
         both = both.astype({"layer": "Int64"})
-    return both.sort_values([column for column in ("layers", "source", "lr", "gauge", "layer") if column in both])
+    return both.sort_values(
+        [column for column in ("layers", "source", "lr", "gauge", "layer") if column in both]
+    )
 
 
 def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
@@ -240,7 +276,9 @@ def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
             what = "validation loss" if row.gauge == "valid_loss" else f"entropy, layer {row.layer}"
             own = "one seed" if row.other_seeds != row.other_seeds else f"{row.other_seeds:.3f}"
             errors = " | ".join(f"{error:.3f}" for error in (row.rms, row.last, row.same_step))
-            lines.append(f"| {row.layers} | {row.source:g} | {row.seeds} | {what} | {row.points} | {errors} | {own} |")
+            lines.append(
+                f"| {row.layers} | {row.source:g} | {row.seeds} | {what} | {row.points} | {errors} | {own} |"
+            )
         lines += ["", f"| pooled over depths, from {SOURCE_LR:g} | rms |", "|---|--:|"]
         lines += [f"| {what} | {value:.3f} |" for what, value in pooled(table).items()]
     if len(ends):
@@ -248,12 +286,21 @@ def page(table: pd.DataFrame, ends: pd.DataFrame) -> str:
                   "|--:|--:|---|---|---|---|"]  # fmt: skip
         yes = {True: "yes", False: "no"}
         for row in ends.itertuples():
-            answers = " | ".join(yes[answer] for answer in (row.foretold, row.collapsed, row.rate_alone))
+            answers = " | ".join(
+                yes[answer] for answer in (row.foretold, row.collapsed, row.rate_alone)
+            )
             lines.append(f"| {row.layers} | {row.lr:g} | {answers} | {row.why} |")
-        lines += ["", "| rule | hits | misses | false alarms | right to be calm |", "|---|--:|--:|--:|--:|"]
+        lines += [
+            "",
+            "| rule | hits | misses | false alarms | right to be calm |",
+            "|---|--:|--:|--:|--:|",
+        ]
         for what, column in (("first 580 steps", "foretold"), ("rate alone", "rate_alone")):
             told, true = ends[column], ends.collapsed
-            counts = [int((a & b).sum()) for a, b in ((told, true), (~told, true), (told, ~true), (~told, ~true))]
+            counts = [
+                int((a & b).sum())
+                for a, b in ((told, true), (~told, true), (told, ~true), (~told, ~true))
+            ]
             lines.append(f"| {what} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 
@@ -266,13 +313,21 @@ def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
         for seed in SEEDS[layers]:
             if (key := (layers, SOURCE_LR, seed)) in runs:
                 ours = curves(runs[key])[CurveKey("entropy", layers - 1)].until(REACH)
-                tables.append(pd.DataFrame({"tau": ours.tau, "value": ours.value, "which": order[0], "seed": seed}))
+                tables.append(
+                    pd.DataFrame(
+                        {"tau": ours.tau, "value": ours.value, "which": order[0], "seed": seed}
+                    )
+                )
         if not tables:
             continue
         dots = []
         for rate, which in ((1e-5, order[1]), (1e-4, order[2])):
             table = pd.concat([theirs(data, layers, rate, seed) for seed in (1, 2, 3)])
-            top = (table.gauge == "entropy") & (table.layer == layers - 1) & (rate * table.step <= REACH + 1e-9)
+            top = (
+                (table.gauge == "entropy")
+                & (table.layer == layers - 1)
+                & (rate * table.step <= REACH + 1e-9)
+            )
             dots.append(table[top].assign(tau=rate * table.step[top], which=which))
         x, y = p.x("tau", "τ = Σ lr"), p.y("value", "attention entropy, top layer", zero=True)
         marks = (p.lines(pd.concat(tables), x, y, p.by("which", order=order), detail="seed"),
@@ -284,11 +339,27 @@ def draw(runs: dict[Key, Run], data: Path) -> p.Chart:
 
 def main() -> None:
     """Train what is missing; write the tables and their numbers after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/foresight"), help="folder of the runs")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time; 0 writes the tables of what there is")
-    parser.add_argument("--figure", type=Path, default=DOCS / "figures" / "foresight.png", help="the picture to write")
-    parser.add_argument("--page", type=Path, default=DOCS / "foresight.md", help="the page whose tables are written")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/foresight"), help="folder of the runs"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        help="runs at a time; 0 writes the tables of what there is",
+    )
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        default=DOCS / "figures" / "foresight.png",
+        help="the picture to write",
+    )
+    parser.add_argument(
+        "--page", type=Path, default=DOCS / "foresight.md", help="the page whose tables are written"
+    )
     options = parser.parse_args()
     data = Path(os.environ.get("JOMA_DATA", ".")) / "authors-wikitext-2"
     if not (data / "entropy.csv").exists():
@@ -306,13 +377,18 @@ def main() -> None:
         numbers = {
             "runs": sorted({*record["runs"], *(name(*key) for key in runs)}),
             "forecast": table.round(4).to_dict("records"),
-            "pooled": {what: round(value, 4) for what, value in (pooled(table) if len(table) else {}).items()},
+            "pooled": {
+                what: round(value, 4)
+                for what, value in (pooled(table) if len(table) else {}).items()
+            },
             "collapse": ends.to_dict("records"),
         }
         write_json(options.out / "foresight.json", plain(numbers))
         if options.page.exists():
             head, _, tail = options.page.read_text().partition(BEGIN)
-            options.page.write_text(f"{head}{BEGIN}\n{page(table, ends)}\n{END}{tail.partition(END)[2]}")
+            options.page.write_text(
+                f"{head}{BEGIN}\n{page(table, ends)}\n{END}{tail.partition(END)[2]}"
+            )
         if any(key in SOURCES for key in runs):
             with tempfile.TemporaryDirectory() as folder:
                 plots.save(draw(runs, data), Path(folder))

@@ -21,7 +21,9 @@ SETTINGS = "[...document.querySelectorAll('button')].find(b => b.innerText.inclu
 
 def example(title: str) -> str:
     """The code of a block of the page."""
-    found = re.search(rf'```python title="{title}"\n(.*?)```', (HERE / "loggers.md").read_text(), flags=re.S)
+    found = re.search(
+        rf'```python title="{title}"\n(.*?)```', (HERE / "loggers.md").read_text(), flags=re.S
+    )
     assert found is not None
     return found[1]
 
@@ -32,12 +34,24 @@ def main() -> None:
     from benchmarks.report import browser, until
 
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-c", example("tensorboard_example.py")], cwd=folder, check=True)
+        subprocess.run(
+            [sys.executable, "-c", example("tensorboard_example.py")], cwd=folder, check=True
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs/tensorboard", "--port", str(port)]
-        server = subprocess.Popen([*command, "--load_fast=false"], cwd=folder, stderr=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            "--logdir",
+            "runs/tensorboard",
+            "--port",
+            str(port),
+        ]
+        server = subprocess.Popen(
+            [*command, "--load_fast=false"], cwd=folder, stderr=subprocess.DEVNULL
+        )
         try:
             for _ in range(600):
                 with socket.socket() as asked:
@@ -46,7 +60,9 @@ def main() -> None:
                 time.sleep(0.2)
             with browser(shutil.which("chromium"), shutil.which("chromedriver")) as driver:
                 driver.set_window_size(1400, 1150)
-                driver.get(f"http://127.0.0.1:{port}/?darkMode=false#timeseries&tagFilter=joma&_smoothingWeight=0")
+                driver.get(
+                    f"http://127.0.0.1:{port}/?darkMode=false#timeseries&tagFilter=joma&_smoothingWeight=0"
+                )
                 until(driver, "document.querySelectorAll('line-chart, vz-line-chart2').length > 3")
                 driver.execute_script(SETTINGS)
                 time.sleep(5)  # drawn on a canvas, which says nothing

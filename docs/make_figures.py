@@ -40,15 +40,31 @@ def pictures(folder: Path, keep: bool) -> None:
     """One PNG per exhibit, and the one of ``joma simulate``; ``keep`` takes what is there."""
     (ROOT / "docs/figures").mkdir(exist_ok=True)
     exhibits = list(EXHIBITS.values())
-    runner = Runner(exhibits, out=folder, force=not keep, finished=lambda job: print(job.id, job.verdict, flush=True))
+    runner = Runner(
+        exhibits,
+        out=folder,
+        force=not keep,
+        finished=lambda job: print(job.id, job.verdict, flush=True),
+    )
     for outcome in runner.run().outcomes:
         if outcome.error:
             raise SystemExit(f"{outcome.exhibit.id}: {outcome.error}")
-        shutil.copy(outcome.path / "figure.png", ROOT / "docs/figures" / f"{outcome.exhibit.id}.png")
-    trained = max((folder / "language-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime)
+        shutil.copy(
+            outcome.path / "figure.png", ROOT / "docs/figures" / f"{outcome.exhibit.id}.png"
+        )
+    trained = max(
+        (folder / "language-runs").glob("*layers=2,*"), key=lambda path: path.stat().st_mtime
+    )
     plot(trained, folder / "watch-figure")
     shutil.copy(folder / "watch-figure/figure.png", ROOT / "docs/figures/watch.png")
-    simulate("smooth-classes", folder / "simulate", activation="linear", temperature=0.5, t_end=200.0, force=True)
+    simulate(
+        "smooth-classes",
+        folder / "simulate",
+        activation="linear",
+        temperature=0.5,
+        t_end=200.0,
+        force=True,
+    )
     shutil.copy(folder / "simulate/figure.png", ROOT / "docs/figures/simulate.png")
 
 
@@ -93,7 +109,11 @@ def claim_tables(folder: Path) -> None:
     # an exhibit that is not in the folder keeps the verdict that the page has
     exhibits = dict(re.findall(r"`joma reproduce (\w+)`: ([a-z ]+)", index.read_text()))
     exhibits = {id: verdict.strip() for id, verdict in exhibits.items()}
-    exhibits |= {id: load_verdict(folder / id).verdict for id in EXHIBITS if (folder / id / "verdict.json").exists()}
+    exhibits |= {
+        id: load_verdict(folder / id).verdict
+        for id in EXHIBITS
+        if (folder / id / "verdict.json").exists()
+    }
     index.write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
 
 
@@ -107,7 +127,10 @@ def tables(folder: Path) -> None:
 
 def results_table(folder: Path, page: str) -> str:
     """What the quick preset gave, beside what a longer run did; exhibits not in ``folder`` keep what the page has."""
-    there = {row[1]: row[0].split(" | ")[2:5] for row in re.findall(r"^(\| `(\w+)` \| .*) \|$", page, flags=re.M)}
+    there = {
+        row[1]: row[0].split(" | ")[2:5]
+        for row in re.findall(r"^(\| `(\w+)` \| .*) \|$", page, flags=re.M)
+    }
     lines = [
         "| exhibit | the paper says | its number | quick | measured | longer | measured | date | core-minutes |",
         "|---|---|---|---|---|---|---|---|--:|",
@@ -122,7 +145,9 @@ def results_table(folder: Path, page: str) -> str:
             minutes = "" if record.core_minutes is None else f"{record.core_minutes:g}"
             longer = [told.verdict, cell(told.measured or told.summary), record.day, minutes]
         if id in there:
-            lines.append(" | ".join([f"| `{id}`", cell(exhibit.statement), *there[id], *longer]) + " |")
+            lines.append(
+                " | ".join([f"| `{id}`", cell(exhibit.statement), *there[id], *longer]) + " |"
+            )
     return "\n".join(lines)
 
 
@@ -130,13 +155,22 @@ def exhibit_sections(folder: Path) -> str:
     """The part of docs/reproduce.md that shows each exhibit."""
     lines = []
     for id, exhibit in EXHIBITS.items():
-        lines += ["", f"### {exhibit.title}", "", f"`joma reproduce {id}`. *{exhibit.statement}*", ""]
+        lines += [
+            "",
+            f"### {exhibit.title}",
+            "",
+            f"`joma reproduce {id}`. *{exhibit.statement}*",
+            "",
+        ]
         if (folder / id / "verdict.json").exists():
             verdict = load_verdict(folder / id)
             lines += [f"**Quick: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
         if (record := recorded(id)) is not None:
             told = record.judgement
-            lines += [f"**Longer run: {told.verdict}.** {sentence(told.summary)} (`{record.preset}`, {record.day})", ""]
+            lines += [
+                f"**Longer run: {told.verdict}.** {sentence(told.summary)} (`{record.preset}`, {record.day})",
+                "",
+            ]
         lines.append(f"![{exhibit.title}](figures/{id}.png)")
     return "\n".join([*lines, ""])
 

@@ -38,7 +38,9 @@ ROOT = DOCS.parent
 BUDGET = 16.0  # hours of processor time: both cores for 8 hours
 WORKERS = 2
 NICE = 19
-TESTS = Path(tempfile.gettempdir()) / f"joma-tests-{os.getuid()}.lock"  # held by tests/conftest.py while tests run
+TESTS = (
+    Path(tempfile.gettempdir()) / f"joma-tests-{os.getuid()}.lock"
+)  # held by tests/conftest.py while tests run
 MARK = "JOMA_RECORD_QUEUE"  # in the environment of everything that the queue starts
 POLL = 2.0  # seconds
 
@@ -61,7 +63,14 @@ class Item:
 
     def arguments(self, out: Path) -> list[str]:
         """The command line."""
-        command = self.command or ("-m", "joma", "reproduce", str(self.exhibit), "--preset=laptop", "--out={out}")
+        command = self.command or (
+            "-m",
+            "joma",
+            "reproduce",
+            str(self.exhibit),
+            "--preset=laptop",
+            "--out={out}",
+        )
         return [sys.executable, *(part.format(out=self.folder(out)) for part in command)]
 
 
@@ -143,7 +152,9 @@ class State:
     def save(self) -> None:
         """Write it, all or nothing."""
         hours = sum(entry["cpu_seconds"] for entry in self.items.values()) / 3600
-        write_json(self.file, {"budget_hours": BUDGET, "used_hours": round(hours, 3), "items": self.items})
+        write_json(
+            self.file, {"budget_hours": BUDGET, "used_hours": round(hours, 3), "items": self.items}
+        )
 
     @property
     def hours(self) -> float:
@@ -167,7 +178,9 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "log.txt"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(out.resolve())}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 item.arguments(out.resolve()), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
@@ -187,7 +200,9 @@ class Job:
         spent = 0.0
         for process in self.tree():
             try:
-                spent += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+                spent += sum(
+                    process.cpu_times()[:4]
+                )  # user and system, its own and of children that have ended
             except psutil.NoSuchProcess:
                 continue
         self._spent = max(self._spent, spent)
@@ -216,7 +231,13 @@ class Queue:
     """Does the items that are not done, in order, ``workers`` at a time."""
 
     def __init__(
-        self, items: tuple[Item, ...], out: Path, recorded: Path, workers: int = WORKERS, *, retry: bool = False
+        self,
+        items: tuple[Item, ...],
+        out: Path,
+        recorded: Path,
+        workers: int = WORKERS,
+        *,
+        retry: bool = False,
     ) -> None:
         self.items, self.out, self.recorded, self.workers = items, out, recorded, workers
         self.state = State.load(out / "record.json")
@@ -224,7 +245,9 @@ class Queue:
         self.paused = False
         for item in items:
             entry = self.state.of(item)
-            if entry["status"] == "running" or (retry and entry["status"] == "failed"):  # it was stopped in the middle
+            if entry["status"] == "running" or (
+                retry and entry["status"] == "failed"
+            ):  # it was stopped in the middle
                 entry["status"] = "waiting"
 
     def run(self) -> None:
@@ -249,8 +272,13 @@ class Queue:
         """End what a queue that was killed has left running."""
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == str(self.out.resolve()) and process.pid != os.getpid():
-                    print(f"ending process {process.pid}, left by a queue that was killed", flush=True)
+                if (
+                    process.environ().get(MARK) == str(self.out.resolve())
+                    and process.pid != os.getpid()
+                ):
+                    print(
+                        f"ending process {process.pid}, left by a queue that was killed", flush=True
+                    )
                     process.kill()
                     process.wait(10)
             except (psutil.Error, OSError):
@@ -272,7 +300,10 @@ class Queue:
     def _pause(self, wanted: bool) -> None:
         if wanted != self.paused:
             self.paused = wanted
-            print(f"{now()} {'paused: tests are running' if wanted else 'the tests are over: going on'}", flush=True)
+            print(
+                f"{now()} {'paused: tests are running' if wanted else 'the tests are over: going on'}",
+                flush=True,
+            )
         for job in self.jobs:
             job.signal(signal.SIGSTOP if wanted else signal.SIGCONT)
 
@@ -293,8 +324,12 @@ class Queue:
                 except (OSError, KeyError, ValueError) as error:
                     reason = f"no result: {error}"
             self._note(job, status)
-            self.state.of(job.item).update({"ended": now()} | ({"reason": reason} if reason else {}))
-            print(f"{now()} {job.item.name}: {status}{f' ({reason})' if reason else ''}", flush=True)
+            self.state.of(job.item).update(
+                {"ended": now()} | ({"reason": reason} if reason else {})
+            )
+            print(
+                f"{now()} {job.item.name}: {status}{f' ({reason})' if reason else ''}", flush=True
+            )
         self.state.save()
 
     def _note(self, job: Job, status: str) -> None:
@@ -322,9 +357,13 @@ def result_of(item: Item, out: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "core_minutes": round(entry["cpu_seconds"] / 60, 1),
     }
     if item.exhibit is None:
-        return result | {name: json.loads((item.folder(out) / name).read_text()) for name in item.files}
+        return result | {
+            name: json.loads((item.folder(out) / name).read_text()) for name in item.files
+        }
     folder = item.folder(out) / item.exhibit
-    info, verdict = (json.loads((folder / name).read_text()) for name in ("run.json", "verdict.json"))
+    info, verdict = (
+        json.loads((folder / name).read_text()) for name in ("run.json", "verdict.json")
+    )
     config = info["config"]
     result |= {key: config[key] for key in ("exhibit", "preset", "settings")}
     result |= {"seed": info.get("seed"), "versions": info.get("packages", info.get("versions"))}
@@ -353,7 +392,9 @@ def tail(log: Path) -> str:
 
 def git(*arguments: str) -> str:
     """What git says."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def budget_table(items: tuple[Item, ...]) -> str:
@@ -400,10 +441,14 @@ def alone(out: Path) -> Iterator[None]:
 
 def main() -> None:
     """Parse the options; show, or run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("items", nargs="*", help="names of items; all by default")
     parser.add_argument("--out", type=Path, default=Path("runs/record"), help="folder of the runs")
-    parser.add_argument("--recorded", type=Path, default=RECORDED, help="folder of the result files")
+    parser.add_argument(
+        "--recorded", type=Path, default=RECORDED, help="folder of the result files"
+    )
     parser.add_argument("--workers", type=int, default=WORKERS, help="items at a time")
     parser.add_argument("--retry", action="store_true", help="do failed items again")
     parser.add_argument("--status", action="store_true", help="say how the queue stands, and end")
@@ -420,10 +465,14 @@ def main() -> None:
         return
     if not os.environ.get("JOMA_DATA"):
         parser.error("WikiText-2 is needed: set JOMA_DATA to the folder that has it")
-    if dirty := git("status", "--porcelain", "src", "docs/authors.py", "docs/foresight.py", "docs/record.py"):
+    if dirty := git(
+        "status", "--porcelain", "src", "docs/authors.py", "docs/foresight.py", "docs/record.py"
+    ):
         parser.error(f"commit first, so that every rule stands before its run starts:\n{dirty}")
     chosen = tuple(known[name] for name in options.items) if options.items else ITEMS
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("stopped"))  # `finally` ends what runs
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit("stopped")
+    )  # `finally` ends what runs
     with alone(options.out):
         queue = Queue(chosen, options.out, options.recorded, options.workers, retry=options.retry)
         queue.run()

@@ -25,11 +25,16 @@ STEPS, EVERY = 6000, 50
 
 def trained(lr: float) -> Run:
     """One layer, the 4,000 most frequent words, everything else as in the paper."""
-    settings = Settings(data="wikitext-2", vocabulary=4000, layers=1, lr=lr, steps=STEPS, every=EVERY, threads=1)
+    settings = Settings(
+        data="wikitext-2", vocabulary=4000, layers=1, lr=lr, steps=STEPS, every=EVERY, threads=1
+    )
 
     def show(state: StepSummary) -> None:
         if state.step % 500 == 0:
-            print(f"lr {lr:g}, step {state.step}: loss {state.loss:.3f}, entropy {state.entropy:.3f}", flush=True)
+            print(
+                f"lr {lr:g}, step {state.step}: loss {state.loss:.3f}, entropy {state.entropy:.3f}",
+                flush=True,
+            )
 
     return train(settings, OUT / settings.label, show=show)
 
@@ -72,7 +77,10 @@ def main() -> int:
         "",
         "| what | asked | measured | |",
         "|---|---|---|---|",
-        *(f"| {what} | {asked} | {got} | {'met' if met else '**missed**'} |" for what, asked, got, met in rows),
+        *(
+            f"| {what} | {asked} | {got} | {'met' if met else '**missed**'} |"
+            for what, asked, got, met in rows
+        ),
         "",
         f"At 1e-4 entropy starts at {entropy[0]:.2f} nats and goes through: {'; '.join(phases(healthy))}. "
         f"At 1e-2 it ends at {last_hot:.3f} nats: {'; '.join(phases(hot))}.",
@@ -88,7 +96,13 @@ def main() -> int:
     for run, name in ((healthy, "wikitext"), (hot, "wikitext-hot")):
         plot(run.path, OUT / name)
         shutil.copy(OUT / name / "figure.png", DOCS / "figures" / f"{name}.png")
-    lines += ["", "![lr 1e-4](figures/wikitext.png)", "", "![lr 1e-2](figures/wikitext-hot.png)", ""]
+    lines += [
+        "",
+        "![lr 1e-4](figures/wikitext.png)",
+        "",
+        "![lr 1e-2](figures/wikitext-hot.png)",
+        "",
+    ]
     (DOCS / "wikitext.md").write_text("\n".join(lines))
     print("\n".join(lines))
     return 0 if all(met for *_, met in rows) else 1

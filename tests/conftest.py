@@ -20,7 +20,9 @@ HOW = "install chromium and chromium-driver (apt-get install chromium chromium-d
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # some virtual machines announce AMX and end a process that uses it (SIGILL in products of bfloat16); set before torch
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; and the last bits are the same everywhere
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tests run beside each other; and the last bits are the same everywhere
 
 
 def pytest_configure(config):
@@ -28,7 +30,9 @@ def pytest_configure(config):
     from joma._runs.lock import take
 
     user = getattr(os, "getuid", int)()
-    config.stash[RUNNING] = take(Path(tempfile.gettempdir()) / f"joma-tests-{user}.lock", shared=True, wait=True)
+    config.stash[RUNNING] = take(
+        Path(tempfile.gettempdir()) / f"joma-tests-{user}.lock", shared=True, wait=True
+    )
 
 
 def pytest_unconfigure(config):
@@ -74,14 +78,21 @@ def fork_server():
     """The process that new ones are forked from has loaded what trainings import: 10 s once, not in each of them."""
     from joma._jobs import Job, open_engine, run_jobs
 
-    preload = ("joma._train.language", "safetensors.torch", "torch._dynamo", "torch.distributed.fsdp")
+    preload = (
+        "joma._train.language",
+        "safetensors.torch",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+    )
     with open_engine("processes", 1, preload=preload) as engine:
         list(run_jobs([Job("", repr)], engine))
 
 
 # Groups: what needs the Ray cluster or the fork server, and files whose fixtures take seconds
 RAY = re.compile(r"::test_(\w+_)?ray(_|$|\[)|\[ray")
-FORKED = re.compile(r"test_sweep\.py::|test_distributed\.py::|::test_killed_at_random_it_ends_in_the_same_bits")
+FORKED = re.compile(
+    r"test_sweep\.py::|test_distributed\.py::|::test_killed_at_random_it_ends_in_the_same_bits"
+)
 SHARED = ("test_examples.py", "test_docs.py", "test_exhibits.py", "test_tiny_settings.py", "test_hierarchy_lab.py",
           "test_browser.py", "test_report.py", "test_wheel.py")  # fmt: skip
 # what begins first, since it takes longest

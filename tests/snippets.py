@@ -46,7 +46,11 @@ class Snippet:
     @property
     def module(self):
         """Of a block that is a file: the name to import it by."""
-        return self.title.removesuffix(".py").replace("/", ".") if (self.title or "").endswith(".py") else None
+        return (
+            self.title.removesuffix(".py").replace("/", ".")
+            if (self.title or "").endswith(".py")
+            else None
+        )
 
     @property
     def told(self):
@@ -68,13 +72,17 @@ def joma_commands(text):
     """What a page says that one may type, in blocks and between backticks: the words after `joma` of each."""
     text = _PRINTED.sub("", text)
     lines = [line.removeprefix("$ ") for _, code in fences(text) for line in code.splitlines()]
-    found = [line for line in lines if line.startswith("joma ")] + _INLINE.findall(_FENCE.sub("", text))
+    found = [line for line in lines if line.startswith("joma ")] + _INLINE.findall(
+        _FENCE.sub("", text)
+    )
     return [shlex.split(line, comments=True)[1:] for line in found]
 
 
 def agrees(printed, shown):
     """Whether ``printed`` is what the page shows, but for the width of white space."""
-    parts = " ".join(shown.split()).split("…")  # not doctest's ELLIPSIS, for which "3...." is "3", anything, "."
+    parts = " ".join(shown.split()).split(
+        "…"
+    )  # not doctest's ELLIPSIS, for which "3...." is "3", anything, "."
     return re.fullmatch(".*".join(map(re.escape, parts)), " ".join(printed.split())) is not None
 
 
@@ -95,7 +103,9 @@ def execute(snippet, scope):
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        stack.enter_context(mock.patch.object(sys, "path", [str(Path.cwd()), *sys.path]))  # as Python and pip have it
+        stack.enter_context(
+            mock.patch.object(sys, "path", [str(Path.cwd()), *sys.path])
+        )  # as Python and pip have it
         if snippet.module is not None:
             scope.update(vars(_imported(snippet)))
         elif snippet.kind == "python":

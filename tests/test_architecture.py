@@ -28,7 +28,11 @@ def named_in(path: Path) -> set[str]:
             modules |= {node.values[0].value.rstrip(".")} if len(node.values) > 1 else set()
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             modules.add(node.value)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "joma":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "joma"
+        ):
             modules.add(joma._API.get(node.attr, f"joma.{node.attr}"))
         elif isinstance(node, ast.ImportFrom) and node.module == "joma" and node.level == 0:
             modules |= {joma._API.get(alias.name, f"joma.{alias.name}") for alias in node.names}

@@ -16,7 +16,9 @@ README = (ROOT / "README.md").read_text()
 ACTIVATION = r"not on the activation|whatever the activation|not the activation's|activation does not decide|"
 ACTIVATION += r"what decides is \[?the targets|no attention comes back|not linearity"
 # false once V grows at the expense of ξ, while E < 0
-FOR_EVER = r"weights that grow once grow for ever|no weight comes to rest|fixed gradients never let go"
+FOR_EVER = (
+    r"weights that grow once grow for ever|no weight comes to rest|fixed gradients never let go"
+)
 # no evidence: 5 of 8 recorded cells match, the worst loss among them
 BEST = r"best learning rate is one|best run is one that dips"
 FALSE = re.compile("|".join((ACTIVATION, FOR_EVER, BEST)), flags=re.I)
@@ -24,15 +26,30 @@ FALSE = re.compile("|".join((ACTIVATION, FOR_EVER, BEST)), flags=re.I)
 
 def texts():
     """All texts that a reader is shown, by where they stand; line breaks are spaces."""
-    for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.ipynb")):
+    for file in (
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*.ipynb"),
+    ):
         yield file.name, file.read_text()
     for file in FOLDER.glob("*.json"):
         stored = json.loads(file.read_text())
-        yield file.name, " ".join(str(stored.get(key, "")) for key in ("summary", "rule", "measured", "statement"))
+        yield (
+            file.name,
+            " ".join(
+                str(stored.get(key, "")) for key in ("summary", "rule", "measured", "statement")
+            ),
+        )
     for exhibit, messages in MESSAGES.items():
         yield f"heading of {exhibit}", " / ".join(messages.values())
     for claim in claims():
-        shown = (claim.statement, claim.remark, claim.condition, claim.counterexample, claim.derivation)
+        shown = (
+            claim.statement,
+            claim.remark,
+            claim.condition,
+            claim.counterexample,
+            claim.derivation,
+        )
         yield claim.id, " / ".join(filter(None, shown))
 
 
@@ -44,14 +61,20 @@ def test_no_text_repeats_what_was_found_to_be_false():
 def test_the_readme_tells_when_attention_comes_back_and_its_scope():
     said = " ".join(README.split())
     assert "Attention comes back where weights have large finite targets" in said
-    assert "Under the paper's fixed gradients only nonlinear nodes can have them, and only from a large bias" in said
+    assert (
+        "Under the paper's fixed gradients only nonlinear nodes can have them, and only from a large bias"
+        in said
+    )
     assert "nonlinear nodes end on a committee of tokens, linear ones on a single token" in said
 
 
 def test_that_attention_can_be_thrown_away_is_said_with_its_scope_in_the_same_sentence():
-    sentence = re.search(r"\*\*Attention can be thrown away, exactly\*\*[^.]*\.", " ".join(README.split()))[0]
+    sentence = re.search(
+        r"\*\*Attention can be thrown away, exactly\*\*[^.]*\.", " ".join(README.split())
+    )[0]
     assert all(
-        words in sentence for words in ("free logits", "frozen orthonormal embeddings", "plain gradient descent")
+        words in sentence
+        for words in ("free logits", "frozen orthonormal embeddings", "plain gradient descent")
     )
 
 

@@ -18,7 +18,11 @@ WORKS = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make where nothing but the programs of a folder is on the path."""
     return subprocess.run(
-        [MAKE, "--no-print-directory", *arguments], cwd=ROOT, env={"PATH": str(folder)}, capture_output=True, text=True
+        [MAKE, "--no-print-directory", *arguments],
+        cwd=ROOT,
+        env={"PATH": str(folder)},
+        capture_output=True,
+        text=True,
     )
 
 
@@ -61,7 +65,10 @@ def test_an_environment_that_is_there_keeps_its_python(tmp_path):
 
 def test_the_one_that_is_named_decides(tmp_path):
     put(tmp_path, python313=WORKS, python311=WORKS)
-    assert make(tmp_path, "PYTHON=/somewhere/python", "which-python").stdout.strip() == "/somewhere/python"
+    assert (
+        make(tmp_path, "PYTHON=/somewhere/python", "which-python").stdout.strip()
+        == "/somewhere/python"
+    )
     planned = make(tmp_path, "-n", "PYTHON=python3.11", f"VENV={tmp_path}/venv", "test").stdout
     assert "\npython3.11 -m venv" in f"\n{planned}"
 

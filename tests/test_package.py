@@ -14,8 +14,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def loaded_by(code: str) -> set[str]:
-    script = f"import sys, json; {code}; print(json.dumps(sorted(m.split('.')[0] for m in sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    script = (
+        f"import sys, json; {code}; print(json.dumps(sorted(m.split('.')[0] for m in sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     return set(json.loads(out.splitlines()[-1]))
 
 
@@ -25,7 +29,9 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it():
 
 
 def test_theory_does_not_need_torch_or_pictures():
-    assert not {"torch", "altair", "vl_convert", "pandas"} & loaded_by("import joma.theory, joma.paper.claims")
+    assert not {"torch", "altair", "vl_convert", "pandas"} & loaded_by(
+        "import joma.theory, joma.paper.claims"
+    )
 
 
 def test_integrations_do_not_load_their_libraries_before_they_are_used():

@@ -27,7 +27,11 @@ FOUND = TEXT[TEXT.index("## What we found") : TEXT.index("## How it compares")]
 def run(command, cwd):
     words = command if isinstance(command, list) else shlex.split(command)
     done = subprocess.run(
-        words, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100", "MAKEFLAGS": ""}
+        words,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100", "MAKEFLAGS": ""},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,13 +39,17 @@ def run(command, cwd):
 
 def test_it_is_short():
     prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.S | re.M)
-    prose = prose.replace(TABLE.search(prose, prose.index("## What we found"))[0], "")  # the one table of results
+    prose = prose.replace(
+        TABLE.search(prose, prose.index("## What we found"))[0], ""
+    )  # the one table of results
     prose = re.sub(r"(!?\[[^\]]*\])\([^)]*\)", r"\1", prose)  # addresses are not read
     assert len(re.findall(r"\w[\w'’.-]*", prose)) <= 750
 
 
 def test_there_is_something_to_run():
-    commands = {command for snippet in SNIPPETS if snippet.kind == "console" for command in snippet.commands}
+    commands = {
+        command for snippet in SNIPPETS if snippet.kind == "console" for command in snippet.commands
+    }
     assert {"make reproduce", "make test", "joma demo"} <= commands
     assert [snippet for snippet in SNIPPETS if snippet.kind == "python" and snippet.printed]
 
@@ -57,7 +65,9 @@ def test_what_a_block_prints_is_compared():
 @pytest.mark.timeout(600)  # ten seconds of one core, and more than it looks on a busy machine
 def test_python_blocks_and_joma_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "SETTINGS", replace(demo.SETTINGS, vocabulary=200, width=16, hidden=16, steps=6))
+    monkeypatch.setattr(
+        demo, "SETTINGS", replace(demo.SETTINGS, vocabulary=200, width=16, hidden=16, steps=6)
+    )
     scope = {"__name__": "__main__"}
     for snippet in SNIPPETS:  # in the order of the README: each may use what those before it wrote
         if not snippet.code.startswith("$ make"):
@@ -72,11 +82,17 @@ def test_make_reproduce(tmp_path):
     out = run(f"{make} 'EXHIBITS={' '.join(chosen)}' reproduce", ROOT)
     rows = (ROOT / "docs/results.md").read_text()
     shown = dict(
-        re.findall(r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under a condition)?|fails) \|", rows, flags=re.M)
+        re.findall(
+            r"^\| `(\w+)` \| .*? \| (holds(?: as corrected| under a condition)?|fails) \|",
+            rows,
+            flags=re.M,
+        )
     )
     assert set(chosen) <= set(shown)
     for id in chosen:
-        assert re.search(rf"^{id}\s+{shown[id]}\b", out, flags=re.M), f"docs/results.md says {id}: {shown[id]}"
+        assert re.search(rf"^{id}\s+{shown[id]}\b", out, flags=re.M), (
+            f"docs/results.md says {id}: {shown[id]}"
+        )
     assert (tmp_path / "report.html").stat().st_size > 50_000
 
 
@@ -87,12 +103,18 @@ def test_make_test_runs_this_suite():
 
 def test_make_help_lists_every_target():
     out = run("make help", ROOT)
-    assert all(f"make {target}" in out for target in ("reproduce", "test", "lint", "bench", "docs", "help"))
+    assert all(
+        f"make {target}" in out for target in ("reproduce", "test", "lint", "bench", "docs", "help")
+    )
 
 
 def test_every_picture_and_page_it_points_to_is_there():
     targets = re.findall(r"\]\(([^)]+)\)", TEXT)
-    missing = [target for target in targets if not target.startswith("http") and not (ROOT / target).exists()]
+    missing = [
+        target
+        for target in targets
+        if not target.startswith("http") and not (ROOT / target).exists()
+    ]
     assert targets
     assert missing == []
     sizes = {name: (ROOT / f"docs/figures/{name}.png").stat().st_size for name in ("demo", "page")}
@@ -103,14 +125,21 @@ def test_every_picture_and_page_it_points_to_is_there():
 def test_an_environment_of_yours_keeps_its_libraries():
     """The constraints pin PyTorch's CPU build: they are for `make` only, which has an environment of its own."""
     texts = {path: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
-    lines = [(path.name, line) for path, text in texts.items() for line in text.splitlines() if "pip install" in line]
+    lines = [
+        (path.name, line)
+        for path, text in texts.items()
+        for line in text.splitlines()
+        if "pip install" in line
+    ]
     assert ("README.md", "pip install -e '.[hf]'") in lines
     assert [(name, line) for name, line in lines if "constraints" in line] == []
 
 
 def test_it_counts_the_claims_as_they_are():
     kinds = Counter(claim.kind for claim in claims())
-    assert f"{kinds[Kind.PRINTED]} hold as printed, {kinds[Kind.WRONG]} are wrong as printed" in FOUND
+    assert (
+        f"{kinds[Kind.PRINTED]} hold as printed, {kinds[Kind.WRONG]} are wrong as printed" in FOUND
+    )
     assert f"{kinds[Kind.UNSAID]} need a condition" in FOUND
 
 
@@ -119,7 +148,10 @@ def test_it_counts_the_claims_as_they_are():
     [
         ("folding", r"differs by ≤ (\S+) .*?; (\S+) by"),
         ("softmax", r"sums drift by (\S+)"),
-        ("contrast", r"nonlinear (\S+ of \S+) flows, linear (\S+ of \S+); .*?: (\S+ of \S+) and (\S+ of \S+) \|"),
+        (
+            "contrast",
+            r"nonlinear (\S+ of \S+) flows, linear (\S+ of \S+); .*?: (\S+ of \S+) and (\S+ of \S+) \|",
+        ),
         ("hierarchy", r"attention in (\d+ of \d+) trainings, latents in (\d+ of \d+)"),
         ("fig4", r"rebound .*?\| ([\d., ]+) nats .*?joint flow ([\d., ]+)\)"),
         ("parameterised", r"misses \| ([\d.]+ to [\d.]+) .*?drifts by (\S+)"),
@@ -133,11 +165,25 @@ def test_numbers_of_the_results_are_those_recorded(exhibit, pattern):
 
 def test_numbers_of_the_clock_are_those_recorded():
     """In docs/foresight.md: per depth the distance of rates and of seeds, then the ratios under SGD."""
-    said = (ROOT / "docs/foresight.md").read_text().partition("## The clock in our own runs")[2].partition("## ")[0]
-    numbers, (apart, seeds) = recorded("clock").judgement.numbers, ("between rates", "between seeds")
-    entropy = [numbers[f"adam, {depth}, entropy, layer {n}"] for n, depth in enumerate(("1 layer", "2 layers"))]
+    said = (
+        (ROOT / "docs/foresight.md")
+        .read_text()
+        .partition("## The clock in our own runs")[2]
+        .partition("## ")[0]
+    )
+    numbers, (apart, seeds) = (
+        recorded("clock").judgement.numbers,
+        ("between rates", "between seeds"),
+    )
+    entropy = [
+        numbers[f"adam, {depth}, entropy, layer {n}"]
+        for n, depth in enumerate(("1 layer", "2 layers"))
+    ]
     loss = [numbers[f"adam, {depth}, valid_loss"] for depth in ("1 layer", "2 layers")]
-    sgd = [numbers[f"sgd, {depth}, entropy, layer {n}"] for n, depth in enumerate(("1 layer", "2 layers"))]
+    sgd = [
+        numbers[f"sgd, {depth}, entropy, layer {n}"]
+        for n, depth in enumerate(("1 layer", "2 layers"))
+    ]
     assert re.findall(r"\b0\.\d{3}\b", said) == [
         *(f"{row[key]:.3f}" for row in entropy for key in (apart, seeds)),
         *(f"{row[apart]:.3f}" for row in loss), *{f"{row[seeds]:.3f}" for row in loss},
@@ -147,6 +193,13 @@ def test_numbers_of_the_clock_are_those_recorded():
 
 def test_numbers_of_the_forecast_are_those_recorded():
     pooled = json.loads((FOLDER / "foresight.json").read_text())["foresight.json"]["pooled"]
-    names = ("top layer, nats", "validation loss", "top layer, nats, same step", "validation loss, same step")
-    numbers = re.search(r"entropy to (\S+) nats, validation loss to (\S+) \(same step: (\S+), (\S+)\)", FOUND).groups()
+    names = (
+        "top layer, nats",
+        "validation loss",
+        "top layer, nats, same step",
+        "validation loss, same step",
+    )
+    numbers = re.search(
+        r"entropy to (\S+) nats, validation loss to (\S+) \(same step: (\S+), (\S+)\)", FOUND
+    ).groups()
     assert list(numbers) == [f"{pooled[name]:.2f}" for name in names]

@@ -50,12 +50,18 @@ def counting(record, name, n=5):
 
 
 def test_items_run_and_are_recorded_and_not_done_twice(record, tmp_path):
-    failing = record.Item("fails", 1, "fails", ("-c", "import sys; sys.exit('no data')"), files=("x.json",))
+    failing = record.Item(
+        "fails", 1, "fails", ("-c", "import sys; sys.exit('no data')"), files=("x.json",)
+    )
     items = (counting(record, "a"), failing, counting(record, "b"))
     queue = record.Queue(items, tmp_path / "out", tmp_path / "recorded")
     queue.run()
     state = json.loads((tmp_path / "out/record.json").read_text())["items"]
-    assert {name: entry["status"] for name, entry in state.items()} == {"a": "done", "fails": "failed", "b": "done"}
+    assert {name: entry["status"] for name, entry in state.items()} == {
+        "a": "done",
+        "fails": "failed",
+        "b": "done",
+    }
     assert "no data" in state["fails"]["reason"]
     recorded = json.loads((tmp_path / "recorded/a.json").read_text())
     assert recorded["count.json"] == {"n": 5}

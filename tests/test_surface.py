@@ -32,7 +32,9 @@ RETURNED += ("joma._inspect.superposition.Superposition", "joma._runs.Run")
 def public(value: type) -> list[str]:
     """The members of a class that joma wrote."""
     own = [base for base in value.__mro__ if base.__module__.split(".")[0] == "joma"]
-    names = {name for base in own for name in (*vars(base), *getattr(base, "__dataclass_fields__", ()))}
+    names = {
+        name for base in own for name in (*vars(base), *getattr(base, "__dataclass_fields__", ()))
+    }
     return sorted(name for name in names if not name.startswith("_"))
 
 
@@ -44,7 +46,11 @@ def parameters(value: object) -> list[str]:
     """The names of parameters that a caller can give; warnings and errors are not made by callers."""
     can_be_called = callable(value) and not is_exception(value)
     given = inspect.signature(value).parameters.values() if can_be_called else ()
-    return [p.name for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and not p.name.startswith("_")]
+    return [
+        p.name
+        for p in given
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and not p.name.startswith("_")
+    ]
 
 
 def surface() -> dict[str, list[str]]:
@@ -55,10 +61,14 @@ def surface() -> dict[str, list[str]]:
         for name in loaded.__all__:
             value = getattr(loaded, name)
             members = public(value) if isinstance(value, type) else []
-            lines[f"{module}.{name}"] = [f"{p}=" for p in parameters(value)] + [f".{member}" for member in members]
+            lines[f"{module}.{name}"] = [f"{p}=" for p in parameters(value)] + [
+                f".{member}" for member in members
+            ]
     for path in RETURNED:
         module, _, name = path.rpartition(".")
-        lines[name] = [f".{member}" for member in public(getattr(importlib.import_module(module), name))]
+        lines[name] = [
+            f".{member}" for member in public(getattr(importlib.import_module(module), name))
+        ]
     for name, command in typer.main.get_command(app).commands.items():
         lines |= options(f"joma {name}", command)
     return lines
@@ -69,7 +79,9 @@ def options(name: str, command: object) -> dict[str, list[str]]:
     words = [
         word
         for p in command.params
-        for word in ((*p.opts, *p.secondary_opts) if p.param_type_name == "option" else (p.name.upper(),))
+        for word in (
+            (*p.opts, *p.secondary_opts) if p.param_type_name == "option" else (p.name.upper(),)
+        )
     ]
     lines = {name: sorted(words)}
     for below, inner in getattr(command, "commands", {}).items():
@@ -91,13 +103,18 @@ def is_explained(name: str, part: str) -> bool:
     word = part.strip(".=")
     owner = name.rpartition(".")[2]
     return any(
-        re.fullmatch(rf"(?:joma\S*\.)?(?:{owner}\.)?{word}=?", quoted) for quoted in re.findall(r"`([^`]+)`", CHANGES)
+        re.fullmatch(rf"(?:joma\S*\.)?(?:{owner}\.)?{word}=?", quoted)
+        for quoted in re.findall(r"`([^`]+)`", CHANGES)
     )
 
 
 def test_no_public_name_parameter_member_command_or_option_is_lost():
     now = surface()
-    lost = [name for name in first() if name not in now and not is_explained(name, name.rpartition(".")[2])]
+    lost = [
+        name
+        for name in first()
+        if name not in now and not is_explained(name, name.rpartition(".")[2])
+    ]
     lost += [
         f"{name} {part}"
         for name, parts in first().items()
@@ -136,7 +153,9 @@ def test_python_has_the_verbs_of_the_command_line():
     }
     assert commands <= set(joma.__all__)
     text = pydoc.render_doc(joma, renderer=pydoc.plaintext)
-    assert all(f"\n    {verb}(" in text for verb in ("watch", "plot", "simulate", "reproduce", "report"))
+    assert all(
+        f"\n    {verb}(" in text for verb in ("watch", "plot", "simulate", "reproduce", "report")
+    )
 
 
 def test_no_file_that_a_command_wrote_is_lost(tmp_path):

@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 4_000_000  # bytes of the wheel
-OWN = re.compile(r"joma([.-].*)?|.*_?joma\.pth|__editable__.*joma.*|_editable_impl_joma.*|__pycache__")
+OWN = re.compile(
+    r"joma([.-].*)?|.*_?joma\.pth|__editable__.*joma.*|_editable_impl_joma.*|__pycache__"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,11 @@ class Installation:
         environment = {name: value for name, value in os.environ.items() if name not in left_out}
         environment |= {"JOMA_CACHE": str(self.cache), "NO_COLOR": "1", "COLUMNS": "100"}
         done = subprocess.run(
-            [str(self.python), *arguments], cwd=self.folder, env=environment, capture_output=True, text=True
+            [str(self.python), *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -71,7 +77,10 @@ def test_it_is_small_and_has_all_pages(wheel):
     assert wheel.stat().st_size <= LARGEST
     names = zipfile.ZipFile(wheel).namelist()
     pages = {Path(name).stem for name in names if name.startswith("joma/_docs/")}
-    assert pages == {file.stem for file in (ROOT / "docs").glob("*.md")} - {"changelog", "contributing"}
+    assert pages == {file.stem for file in (ROOT / "docs").glob("*.md")} - {
+        "changelog",
+        "contributing",
+    }
     source = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src/joma").rglob("*.py")}
     assert source <= set(names)
 
@@ -92,7 +101,9 @@ def test_on_a_package_index_every_link_leads_somewhere(wheel):
 def test_what_is_imported_is_what_was_installed(installation):
     file = Path(installation.run("-c", "import joma; print(joma.__file__)").strip())
     assert file == installation.packages / "joma/__init__.py"
-    version = installation.run("-c", "from importlib.metadata import version; print(version('joma'))")
+    version = installation.run(
+        "-c", "from importlib.metadata import version; print(version('joma'))"
+    )
     assert installation.joma("--version").split() == ["joma", version.strip()]
 
 
@@ -108,7 +119,9 @@ def test_demo_report_and_scan(installation):
     assert "page: runs/demo/report.html" in printed
     assert installation.joma("report", "runs/demo", "--out", "page.html")
     assert (installation.folder / "page.html").stat().st_size > 50_000
-    scanned = installation.joma("scan", "runs/demo", "--out", "runs/scan", "--gauges", "stable_rank,change")
+    scanned = installation.joma(
+        "scan", "runs/demo", "--out", "runs/scan", "--gauges", "stable_rank,change"
+    )
     assert re.search(r"\bok\b", scanned)
 
 

@@ -70,7 +70,10 @@ def rows() -> Iterator[Row]:
                     for padding in PADDINGS if is_text else ("none",):
                         variant = f"{kernel}, {dtype}, {padding}"
                         yield measure(
-                            "transformers", name, variant, lambda v=(kind, name, kernel, dtype, padding): _case(*v)
+                            "transformers",
+                            name,
+                            variant,
+                            lambda v=(kind, name, kernel, dtype, padding): _case(*v),
                         )
 
 
@@ -166,7 +169,9 @@ def _real(length: int, padding: str) -> Tensor:
     return torch.ones(B, length, dtype=torch.bool)
 
 
-def _inputs(task: str, padding: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+def _inputs(
+    task: str, padding: str, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
     """Return the arguments of a model, and by number of tokens which are real."""
     real: dict[int, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
@@ -188,7 +193,9 @@ def _case(task: str, name: str, kernel: str, dtype: str, padding: str) -> Case:
     changes = _changes(name, task)
     model = _build(name, kernel, DTYPES[dtype], changes)
     config = model.config if task == "image" else model.config.get_text_config()
-    heads = next((getattr(config, key) for key in HEADS if isinstance(getattr(config, key, None), int)), None)
+    heads = next(
+        (getattr(config, key) for key in HEADS if isinstance(getattr(config, key, None), int)), None
+    )
     inputs, real = _inputs(task, padding, DTYPES[dtype])
     more = {LENGTH + CUT.get(name, 0), LENGTH + 1}  # with prompts, or with a learned sink
     lengths = frozenset(range(2, 80) if task == "image" else more)
@@ -201,5 +208,11 @@ def _case(task: str, name: str, kernel: str, dtype: str, padding: str) -> Case:
 
     has_attentions = dtype == "float32" and name not in CUT
     return Case(
-        model, lambda m: m(**inputs), heads, real, attentions if has_attentions else None, lengths, DTYPES[dtype]
+        model,
+        lambda m: m(**inputs),
+        heads,
+        real,
+        attentions if has_attentions else None,
+        lengths,
+        DTYPES[dtype],
     )

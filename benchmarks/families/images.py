@@ -70,4 +70,6 @@ def _case(name: str, kernel: str, dtype: str) -> Case:
     model = model.to(DTYPES[dtype]).eval()
     size = model.default_cfg["input_size"]
     images = torch.randn(2, *size, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
-    return Case(model, lambda m: m(images), None, {}, None, frozenset(range(2, 4097)), DTYPES[dtype])
+    return Case(
+        model, lambda m: m(images), None, {}, None, frozenset(range(2, 4097)), DTYPES[dtype]
+    )

@@ -55,7 +55,12 @@ def rows() -> Iterator[Row]:
                             lambda v=arguments: _case(*v),
                         )  # fmt: skip
     for dtype in DTYPES:
-        yield measure("local-attention", "LocalTransformer", f"eager, {dtype}, none", lambda d=dtype: _local(d))
+        yield measure(
+            "local-attention",
+            "LocalTransformer",
+            f"eager, {dtype}, none",
+            lambda d=dtype: _local(d),
+        )
 
 
 def _sharpened(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
@@ -70,8 +75,12 @@ def _case(option: str, kind: str, kernel: str, dtype: str, padding: str) -> Case
     torch.manual_seed(0)
     layers = {"encoder": Encoder, "decoder": Decoder}[kind]
     settings = OPTIONS[option]
-    inner = layers(dim=32, depth=2, heads=HEADS, attn_dim_head=8, attn_flash=kernel == "sdpa", **settings)
-    model = _sharpened(TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=80, attn_layers=inner), dtype)
+    inner = layers(
+        dim=32, depth=2, heads=HEADS, attn_dim_head=8, attn_flash=kernel == "sdpa", **settings
+    )
+    model = _sharpened(
+        TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=80, attn_layers=inner), dtype
+    )
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(1, VOCABULARY, (3, LENGTH), generator=generator)
     lengths = torch.tensor([[LENGTH], [LENGTH - 4], [LENGTH - 7]])
@@ -83,13 +92,20 @@ def _case(option: str, kind: str, kernel: str, dtype: str, padding: str) -> Case
         real = positions < lengths
     mask = None if padding == "none" else real
     more = frozenset(range(LENGTH, LENGTH + 4))
-    return Case(model, lambda m: m(tokens, mask=mask), HEADS, {LENGTH: real}, None, more, DTYPES[dtype])
+    return Case(
+        model, lambda m: m(tokens, mask=mask), HEADS, {LENGTH: real}, None, more, DTYPES[dtype]
+    )
 
 
 def _local(dtype: str) -> Case:
     torch.manual_seed(0)
     model = LocalTransformer(
-        num_tokens=VOCABULARY, dim=32, depth=2, max_seq_len=64, local_attn_window_size=8, heads=HEADS
+        num_tokens=VOCABULARY,
+        dim=32,
+        depth=2,
+        max_seq_len=64,
+        local_attn_window_size=8,
+        heads=HEADS,
     )
     model = _sharpened(model, dtype)
     tokens = torch.randint(1, VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(1))

@@ -101,7 +101,10 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
-            with time_limit(SECONDS), joma.watch(case.model, every=1, gauges="entropy", live=False) as watch:
+            with (
+                time_limit(SECONDS),
+                joma.watch(case.model, every=1, gauges="entropy", live=False) as watch,
+            ):
                 case.call(case.model)
                 watch.step()
                 measured = watch.latest.values.get("entropy")  # (layers, heads)
@@ -109,10 +112,14 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
         except TimeLimit as error:
             return row("not built", detail=str(error))
         except Exception as error:
-            return row("wrong", truth=truth, detail=f"raised {type(error).__name__}: {str(error)[:300]}")
+            return row(
+                "wrong", truth=truth, detail=f"raised {type(error).__name__}: {str(error)[:300]}"
+            )
     if measured is None:
         return row("refused", code=code_of(problems), truth=truth, detail=problems[:600])
-    reason = " ".join(str(message.message) for message in messages if "joma" in str(message.message))
+    reason = " ".join(
+        str(message.message) for message in messages if "joma" in str(message.message)
+    )
     verdict, error = compare(np.asarray(measured), expected, TOLERANCE[case.dtype])
     code = code_of(reason) if verdict != "right" else ""
     return row(verdict, error=error, code=code, truth=truth, detail=reason[:600])
@@ -162,7 +169,9 @@ def compare(measured: np.ndarray, expected: list[Tensor], tolerance: float) -> t
     layers = [values for values in layers if len(values)]
     if not layers:
         return "refused", 0.0
-    costs = np.array([[_difference(values, truth.numpy()) for truth in expected] for values in layers])
+    costs = np.array(
+        [[_difference(values, truth.numpy()) for truth in expected] for values in layers]
+    )
     rows, columns = linear_sum_assignment(np.nan_to_num(costs, nan=1e9, posinf=1e9))
     error = float(costs[rows, columns].max())
     if len(rows) < len(layers) or not error <= tolerance:

@@ -29,7 +29,13 @@ def rows() -> Iterator[Row]:
                 plain = train(False).state_dict()
                 watched = train(True).state_dict()
         except Exception as error:
-            yield Row(library, name, "training", "not built", detail=f"{type(error).__name__}: {str(error)[:200]}")
+            yield Row(
+                library,
+                name,
+                "training",
+                "not built",
+                detail=f"{type(error).__name__}: {str(error)[:200]}",
+            )
             continue
         is_same = all(torch.equal(plain[key], watched[key]) for key in plain)
         yield Row(library, name, "training", "the same to the bit" if is_same else "wrong")
@@ -46,7 +52,10 @@ def _trl(is_watched: bool) -> nn.Module:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
     generator = torch.Generator().manual_seed(0)
-    texts = [" ".join(f"w{int(n)}" for n in torch.randint(60, (5 + k % 7,), generator=generator)) for k in range(32)]
+    texts = [
+        " ".join(f"w{int(n)}" for n in torch.randint(60, (5 + k % 7,), generator=generator))
+        for k in range(32)
+    ]
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=62, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -71,7 +80,11 @@ def _litgpt(is_watched: bool) -> nn.Module:
     from litgpt import GPT, Config
 
     torch.manual_seed(0)
-    model = GPT(Config.from_name("pythia-14m", n_layer=2, n_embd=32, n_head=4, n_query_groups=4, head_size=8))
+    model = GPT(
+        Config.from_name(
+            "pythia-14m", n_layer=2, n_embd=32, n_head=4, n_query_groups=4, head_size=8
+        )
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     watch = joma.watch(model, every=1, live=False) if is_watched else None
     for _ in range(STEPS):

@@ -26,7 +26,9 @@ ASSEMBLED = (
 LIMIT = 2 * 60 * 60  # seconds for one library
 MEASURED = ("right", "layer only", "in part", "refused", "wrong")
 # Models whose truth the harness does not know yet. Their rows that differ are listed apart, and count as nothing.
-_SHIFTED = "called without decoder arguments it shifts its input itself, and its decoder has no padding"
+_SHIFTED = (
+    "called without decoder arguments it shifts its input itself, and its decoder has no padding"
+)
 _MORE_LAYERS = "it has attention that the harness does not record (pooling, local or global blocks)"
 _BIAS = (
     "for T5, another computation in float64 from the arguments of the kernel agrees with the watch to 1e-4; "
@@ -60,7 +62,9 @@ def main() -> None:
     parser.add_argument("--python", default=".venv-families/bin/python")
     parser.add_argument("--folders", type=Path, default=Path(".venv-families"))
     parser.add_argument("--results", type=Path, default=Path("runs/families"))
-    parser.add_argument("--only-write", action="store_true", help="write the page from earlier results")
+    parser.add_argument(
+        "--only-write", action="store_true", help="write the page from earlier results"
+    )
     parser.add_argument("libraries", nargs="*", help=f"{', '.join(LIBRARIES)}; all by default")
     arguments = parser.parse_args()
     arguments.results.mkdir(parents=True, exist_ok=True)
@@ -79,10 +83,21 @@ def _run(library: str, python: str, folders: Path, results: Path) -> None:
         paths.insert(0, str((folders / FOLDERS[library]).resolve()))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     print(f"{library} …", flush=True)
-    with (results / f"{library}.jsonl").open("w") as out, (results / f"{library}.log").open("w") as log:
+    with (
+        (results / f"{library}.jsonl").open("w") as out,
+        (results / f"{library}.log").open("w") as log,
+    ):
         command = [python, "-m", "benchmarks.families", library]
         try:
-            subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=log, timeout=LIMIT, check=False)
+            subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=out,
+                stderr=log,
+                timeout=LIMIT,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             print(f"{library}: stopped after {LIMIT} s")
 
@@ -90,7 +105,9 @@ def _run(library: str, python: str, folders: Path, results: Path) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     """Rows of a file; other lines that a library printed are left out."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.startswith('{"library"') and line.endswith("}")]
+    return [
+        json.loads(line) for line in lines if line.startswith('{"library"') and line.endswith("}")
+    ]
 
 
 def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
@@ -107,9 +124,14 @@ def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
         parts.append(ASSEMBLED)
     parts += [f"{len(measured)} variants of {len(models)} models: {tally}.\n"]
     libraries = dict.fromkeys(row["library"] for row in measured)
-    parts += [_table(library, [row for row in measured if row["library"] == library]) for library in libraries]
+    parts += [
+        _table(library, [row for row in measured if row["library"] == library])
+        for library in libraries
+    ]
     if trainings:
-        parts.append("## Training with a watch\n\n| library | training | parameters |\n|---|---|---|")
+        parts.append(
+            "## Training with a watch\n\n| library | training | parameters |\n|---|---|---|"
+        )
         parts += [f"| {row['library']} | {row['model']} | {row['verdict']} |" for row in trainings]
     if gaps:
         parts.append(
@@ -119,7 +141,9 @@ def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
             variants = "; ".join(row["variant"] for row in gaps if row["model"] == model)
             parts.append(f"- {model} ({variants}): {GAPS[model]}.")
     built = {(row["library"], row["model"]) for row in measured}
-    others = {(row["library"], row["model"]) for row in rows if row["verdict"] == "not built"} - built
+    others = {
+        (row["library"], row["model"]) for row in rows if row["verdict"] == "not built"
+    } - built
     names = sorted(f"{library}: {model}" for library, model in others if library not in ("TRL",))
     if names:
         parts.append(
@@ -131,7 +155,11 @@ def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
 def _table(library: str, rows: list[dict[str, Any]]) -> str:
     """One row per model, one column per kernel and type."""
     columns = sorted({_column(row) for row in rows}, reverse=True)
-    lines = [f"## {library}\n", f"| model | truth | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    lines = [
+        f"## {library}\n",
+        f"| model | truth | {' | '.join(columns)} |",
+        "|---|---|" + "---|" * len(columns),
+    ]
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         truth = ", ".join(sorted({row["truth"][:1] for row in mine}))

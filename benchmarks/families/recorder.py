@@ -50,10 +50,16 @@ class Recorder(TorchFunctionMode):
 
     def _record(self, probabilities: Tensor) -> None:
         self.probabilities.append(probabilities)
-        said = [getattr(module, name, None) for module in reversed(self._running[-3:]) for name in _HEADS]
+        said = [
+            getattr(module, name, None)
+            for module in reversed(self._running[-3:])
+            for name in _HEADS
+        ]
         self.heads.append(next((heads for heads in said if isinstance(heads, int)), None))
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         """Record a fused attention or a softmax, then call it."""
         kwargs = kwargs or {}
         if function is functional.scaled_dot_product_attention:

@@ -31,7 +31,11 @@ def rows() -> Iterator[Row]:
         torch.manual_seed(0)
         model = flex.Flex(call, score_mod, mask_mod, key_heads)
         kernel = "compiled" if call == "compiled" else "flex"
-        yield _row(title, kernel, lambda model=model: flex.difference(model, 3 * torch.randn(2, flex.T, 16)))
+        yield _row(
+            title,
+            kernel,
+            lambda model=model: flex.difference(model, 3 * torch.randn(2, flex.T, 16)),
+        )
 
 
 def _difference(model: nn.Module) -> float:
@@ -48,6 +52,14 @@ def _row(title: str, kernel: str, difference: Callable[[], float]) -> Row:
             error = difference()
         except UserWarning as refusal:
             reason = str(refusal)
-            return Row(LIBRARY, title, variant, "refused", code=code_of(reason), truth="recorded", detail=reason[:600])
+            return Row(
+                LIBRARY,
+                title,
+                variant,
+                "refused",
+                code=code_of(reason),
+                truth="recorded",
+                detail=reason[:600],
+            )
     verdict = "right" if error <= TOLERANCE[torch.float32] else "wrong"
     return Row(LIBRARY, title, variant, verdict, error, truth="recorded")

@@ -13,7 +13,12 @@ from benchmarks.families.measure import Case, Row, measure
 def rows() -> Iterator[Row]:
     """Measure the debug model with each backend."""
     for backend in ("sdpa", "flex"):
-        yield measure("torchtitan", "llama3 debugmodel", f"{backend}, float32, none", lambda b=backend: _case(b))
+        yield measure(
+            "torchtitan",
+            "llama3 debugmodel",
+            f"{backend}, float32, none",
+            lambda b=backend: _case(b),
+        )
 
 
 def _case(backend: str) -> Case:

@@ -36,7 +36,10 @@ def rows() -> Iterator[Row]:
         for dtype in DTYPES:
             for padding in ("none", "left", "right"):
                 yield measure(
-                    "torchtune", name, f"sdpa, {dtype}, {padding}", lambda v=(name, dtype, padding): _case(*v)
+                    "torchtune",
+                    name,
+                    f"sdpa, {dtype}, {padding}",
+                    lambda v=(name, dtype, padding): _case(*v),
                 )
 
 
@@ -60,4 +63,6 @@ def _case(name: str, dtype: str, padding: str) -> Case:
         causal = torch.ones(14, 14, dtype=torch.bool).tril()
         # a padded query sees itself, so that it sees something
         mask = (causal & real[:, None]) | torch.eye(14, dtype=torch.bool)
-    return Case(model, lambda m: m(tokens, mask=mask), 4, {14: real}, None, frozenset({14}), DTYPES[dtype])
+    return Case(
+        model, lambda m: m(tokens, mask=mask), 4, {14: real}, None, frozenset({14}), DTYPES[dtype]
+    )

@@ -13,7 +13,15 @@ from benchmarks.families.measure import Case, Row, measure
 
 torchvision_operators.define()
 
-PLAIN = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 40}
+PLAIN = {
+    "image_size": 32,
+    "patch_size": 8,
+    "num_classes": 5,
+    "dim": 32,
+    "depth": 2,
+    "heads": 4,
+    "mlp_dim": 40,
+}
 IMAGE = (2, 3, 32, 32)
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "ViT": ("vit", {**PLAIN, "dim_head": 8}, IMAGE),
@@ -71,7 +79,9 @@ def rows() -> Iterator[Row]:
             )
 
 
-def _case(name: str, module: str, settings: dict[str, Any], shape: tuple[int, ...], dtype: str) -> Case:
+def _case(
+    name: str, module: str, settings: dict[str, Any], shape: tuple[int, ...], dtype: str
+) -> Case:
     kind = getattr(importlib.import_module(f"vit_pytorch.{module}"), name.strip())
     torch.manual_seed(0)
     model = kind(**settings)
@@ -81,4 +91,6 @@ def _case(name: str, module: str, settings: dict[str, Any], shape: tuple[int, ..
                 parameter.mul_(4)
     model = model.to(DTYPES[dtype]).eval()
     images = torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
-    return Case(model, lambda m: m(images), None, {}, None, frozenset(range(1, 4097)), DTYPES[dtype])
+    return Case(
+        model, lambda m: m(images), None, {}, None, frozenset(range(1, 4097)), DTYPES[dtype]
+    )

@@ -127,7 +127,9 @@ def __getattr__(name: str) -> Any:
     elif name in ("integrations", "models", "nn", "paper", "theory"):
         value = importlib.import_module(f"joma.{name}")
     else:
-        raise AttributeError(f"module 'joma' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'joma' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     globals()[name] = value
     return value
 

@@ -18,7 +18,12 @@ def llama_gguf(path: Path, kind: str = "F32", family: str = "llama") -> dict[str
 
 
 def write_gguf(
-    path: Path, made: Any, kind: str = "F32", *, words: list[str] | None = None, keys: dict[str, Any] | None = None
+    path: Path,
+    made: Any,
+    kind: str = "F32",
+    *,
+    words: list[str] | None = None,
+    keys: dict[str, Any] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Named, ordered and quantised as the converter does it; ``keys`` are added to the header or replace its own."""
     gguf = pytest.importorskip("gguf")
@@ -43,7 +48,12 @@ def write_gguf(
     if words is not None:
         writer.add_token_list(words)
     for key, value in (keys or {}).items():
-        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+        add = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            list: writer.add_array,
+        }
         add[type(value)](key, value)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     quantised = gguf.GGMLQuantizationType[kind]
@@ -64,7 +74,9 @@ def write_gguf(
             packed = _paired(packed, config.num_key_value_heads)
         raw = None if packed is data or packed.dtype == np.float32 else quantised
         writer.add_tensor(
-            names.get_name(tensor_name, (".weight", ".bias")), np.ascontiguousarray(packed), raw_dtype=raw
+            names.get_name(tensor_name, (".weight", ".bias")),
+            np.ascontiguousarray(packed),
+            raw_dtype=raw,
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -75,4 +87,8 @@ def write_gguf(
 
 def _paired(rows: Any, heads: int) -> Any:
     """As `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    return (
+        rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(rows.shape)
+    )

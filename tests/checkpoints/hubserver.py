@@ -22,7 +22,9 @@ class Hub:
         self.sent = 0  # bytes of files
         self.refuses = 0  # a status to answer everything with
         self.ranges = True  # whether Range is honoured
-        self.stored = False  # whether files of weights are stored elsewhere, under addresses that expire
+        self.stored = (
+            False  # whether files of weights are stored elsewhere, under addresses that expire
+        )
         self.fresh = 0  # the addresses that are good
         self.busy: list[int] = []  # statuses of the next answers for files of weights
         self.breaks = 0  # so many of the next answers end after half of their bytes
@@ -68,7 +70,10 @@ class Hub:
                     return self.send(404, b"", {**facts, "X-Error-Code": "EntryNotFound"})
                 if hub.stored and weights(file):
                     hub.heads += head
-                    facts |= {"X-Linked-Size": str(file.stat().st_size), "X-Linked-Etag": f'"{sha256(file)}"'}
+                    facts |= {
+                        "X-Linked-Size": str(file.stat().st_size),
+                        "X-Linked-Etag": f'"{sha256(file)}"',
+                    }
                     host = self.headers["Host"].replace("127.0.0.1", "localhost")
                     where = f"http://{host}/stored/{hub.fresh}/{revision}/{name}"
                     return self.send(302, b"", {**facts, "Location": where})
@@ -85,7 +90,9 @@ class Hub:
                     revision = hub.name(rest.split("/")[1])
                     if revision not in hub.revisions:
                         return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-                    return self.json([entry(file) for file in sorted(hub.revisions[revision].iterdir())])
+                    return self.json(
+                        [entry(file) for file in sorted(hub.revisions[revision].iterdir())]
+                    )
                 if rest.startswith("revision/"):
                     revision = hub.name(rest.split("/")[1])
                     if revision not in hub.revisions:
@@ -126,7 +133,9 @@ class Hub:
                         if hub.pause:
                             threading.Event().wait(hub.pause)  # tests replace time.sleep
                         part = stream.read(min(hub.piece, count))
-                        hub.sent += len(part)  # before they arrive, so that who has them finds them counted
+                        hub.sent += len(
+                            part
+                        )  # before they arrive, so that who has them finds them counted
                         try:
                             self.wfile.write(part)
                         except OSError:  # the other side has left
@@ -172,7 +181,12 @@ def weights(file: Path) -> bool:
 def entry(file: Path) -> dict[str, object]:
     """A file as the hub's API lists it: those of weights are in its large-file storage, with their hashes."""
     size = file.stat().st_size
-    fields: dict[str, object] = {"type": "file", "path": file.name, "size": size, "oid": sha256(file)[:40]}
+    fields: dict[str, object] = {
+        "type": "file",
+        "path": file.name,
+        "size": size,
+        "oid": sha256(file)[:40],
+    }
     if weights(file):
         fields["lfs"] = {"oid": sha256(file), "size": size, "pointerSize": 134}
     return fields

@@ -26,7 +26,9 @@ def model(family: str) -> Any:
         "neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**small)),
         "opt": lambda: t.OPTForCausalLM(t.OPTConfig(**small, ffn_dim=80, word_embed_proj_dim=D)),
         "gpt2": lambda: t.GPT2LMHeadModel(
-            t.GPT2Config(n_embd=D, n_layer=LAYERS, n_head=H, n_inner=80, vocab_size=60, n_positions=64)
+            t.GPT2Config(
+                n_embd=D, n_layer=LAYERS, n_head=H, n_inner=80, vocab_size=60, n_positions=64
+            )
         ),
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**grouped)),
         "bert": lambda: t.BertForMaskedLM(t.BertConfig(**small)),
@@ -68,12 +70,18 @@ def queries_and_keys(family: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(W_Q, W_K) a layer, rows by head, by the family's own conventions."""
     m = model(family)
     if family == "neox":  # rows are (head, q k v, head size)
-        fused = [layer.attention.query_key_value.weight.view(H, 3, D // H, D) for layer in m.gpt_neox.layers]
+        fused = [
+            layer.attention.query_key_value.weight.view(H, 3, D // H, D)
+            for layer in m.gpt_neox.layers
+        ]
         found = [(w[:, 0].reshape(D, D), w[:, 1].reshape(D, D)) for w in fused]
     elif family == "gpt2":
         found = [tuple(layer.attn.c_attn.weight.T.split(D)[:2]) for layer in m.transformer.h]
     elif family == "llama":
-        found = [(layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight) for layer in m.model.layers]
+        found = [
+            (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight)
+            for layer in m.model.layers
+        ]
     else:
         raise ValueError(family)
     return [(q.detach(), k.detach()) for q, k in found]
@@ -84,11 +92,19 @@ def values_and_outputs(family: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     m = model(family)
     if family == "neox":
         layers = [layer.attention for layer in m.gpt_neox.layers]
-        found = [(a.query_key_value.weight.view(H, 3, D // H, D)[:, 2].reshape(D, D), a.dense.weight) for a in layers]
+        found = [
+            (a.query_key_value.weight.view(H, 3, D // H, D)[:, 2].reshape(D, D), a.dense.weight)
+            for a in layers
+        ]
     elif family == "gpt2":
-        found = [(b.attn.c_attn.weight.T.split(D)[2], b.attn.c_proj.weight.T) for b in m.transformer.h]
+        found = [
+            (b.attn.c_attn.weight.T.split(D)[2], b.attn.c_proj.weight.T) for b in m.transformer.h
+        ]
     elif family == "llama":
-        found = [(layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight) for layer in m.model.layers]
+        found = [
+            (layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight)
+            for layer in m.model.layers
+        ]
     elif family == "bert":
         layers = [layer.attention for layer in m.bert.encoder.layer]
         found = [(a.self.value.weight, a.output.dense.weight) for a in layers]
@@ -103,7 +119,9 @@ def stable_rank(w: torch.Tensor) -> float:
     return float((sigma**2).sum() / sigma[0] ** 2)
 
 
-def save(family: str, folder: Path, how: str = "safetensors", dtype: torch.dtype = torch.float32) -> None:
+def save(
+    family: str, folder: Path, how: str = "safetensors", dtype: torch.dtype = torch.float32
+) -> None:
     """In the hub's formats: one file or shards, safetensors or pickled, zip or legacy."""
     made = model(family)
     if how in ("safetensors", "sharded") and dtype == torch.float32:
@@ -125,7 +143,10 @@ def save(family: str, folder: Path, how: str = "safetensors", dtype: torch.dtype
         parts = {f"pytorch_model-{n + 1:05d}-of-00003.bin": names[n::3] for n in range(3)}
         for file, inside in parts.items():
             torch.save({name: state[name] for name in inside}, folder / file)
-        index = {"metadata": {}, "weight_map": {name: file for file, inside in parts.items() for name in inside}}
+        index = {
+            "metadata": {},
+            "weight_map": {name: file for file, inside in parts.items() for name in inside},
+        }
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 

@@ -26,10 +26,16 @@ STEPS = (0, 1, 4)
 
 def moved(family: str, folder, seed: int = 0, steps=STEPS):
     """A series of checkpoints, each with its model; from the second on, all matrices move."""
-    generator, model, states = torch.Generator().manual_seed(seed), copy.deepcopy(models.model(family)), {}
+    generator, model, states = (
+        torch.Generator().manual_seed(seed),
+        copy.deepcopy(models.model(family)),
+        {},
+    )
     for step in steps:
         model.save_pretrained(folder / f"step-{step}")
-        states[step] = {name: p.detach().clone().double().numpy() for name, p in model.named_parameters()}
+        states[step] = {
+            name: p.detach().clone().double().numpy() for name, p in model.named_parameters()
+        }
         with torch.no_grad():
             for p in model.parameters():
                 p += 0.01 * (1 + step) * torch.randn(p.shape, generator=generator)
@@ -39,7 +45,9 @@ def moved(family: str, folder, seed: int = 0, steps=STEPS):
 def expected(new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
     change = new - old
     sigma = np.linalg.svd(change, compute_uv=False)
-    return float(np.linalg.norm(change) / np.linalg.norm(old)), float((sigma**2).sum() / sigma[0] ** 2)
+    return float(np.linalg.norm(change) / np.linalg.norm(old)), float(
+        (sigma**2).sum() / sigma[0] ** 2
+    )
 
 
 def by_layer(scan, gauge: str, step: int) -> list[float]:
@@ -67,7 +75,9 @@ def test_change_and_its_rank_are_those_of_numpy(family, gauge, tmp_path):
             assert by_layer(scan, gauge, step)[layer] == pytest.approx(size, rel=1e-5)
             assert by_layer(scan, rank, step)[layer] == pytest.approx(stable, rel=1e-4)
     frame = scan.frame()
-    assert set(frame[frame.step == 0].gauge) == {"stable_rank"}  # the first has none, and its note says so
+    assert set(frame[frame.step == 0].gauge) == {
+        "stable_rank"
+    }  # the first has none, and its note says so
     assert frame.groupby("step").since.first().tolist()[1:] == ["step-0", "step-1"]
     assert scan.failed == []
     assert f"{gauge}, {rank}: there is no checkpoint before it" in scan.checkpoints().note[0]
@@ -82,7 +92,9 @@ def test_of_a_fused_tensor_the_rows_that_count_and_products_are_refused(tmp_path
     for part, at in (("q", 0), ("v", 2)):
         rows = [w[:, at].reshape(models.D, models.D) for w in (new, old)]
         assert by_layer(scan, f"change.{part}", 1)[1] == pytest.approx(expected(*rows)[0], rel=1e-5)
-    with pytest.raises(ValueError, match="there is no part 'qk' of the gauge 'change'; parts are mlp_in"):
+    with pytest.raises(
+        ValueError, match="there is no part 'qk' of the gauge 'change'; parts are mlp_in"
+    ):
         joma.scan(tmp_path / "series", gauges="change.qk")
 
 
@@ -105,15 +117,22 @@ def test_adapters_change_with_their_base_or_alone(tmp_path):
         (folder / "adapter_config.json").write_text(json.dumps(settings))
     weight = base.model.layers[1].mlp.gate_proj.weight.detach().double().numpy()
     whole = joma.scan(tmp_path / "series", gauges="change,change_rank", base=tmp_path / "base")
-    for gauge, value in zip(("change", "change_rank"), expected(weight + updates[2], weight + updates[1]), strict=True):
+    for gauge, value in zip(
+        ("change", "change_rank"), expected(weight + updates[2], weight + updates[1]), strict=True
+    ):
         assert by_layer(whole, gauge, 2)[1] == pytest.approx(value, rel=1e-4)
     alone = joma.scan(tmp_path / "series", gauges="change.mlp_in_update", base=tmp_path / "base")
-    assert by_layer(alone, "change.mlp_in_update", 2)[1] == pytest.approx(expected(updates[2], updates[1])[0], rel=1e-5)
+    assert by_layer(alone, "change.mlp_in_update", 2)[1] == pytest.approx(
+        expected(updates[2], updates[1])[0], rel=1e-5
+    )
     assert by_layer(alone, "change.mlp_in_update", 1) == []
     assert "it was zero in step-0: no change is relative to that" in alone.checkpoints().note[1]
     refused = joma.scan(tmp_path / "series", gauges="change")
     assert refused.failed == ["step-1", "step-2"]
-    assert "it is a LoRA adapter, which adds to a base model: name that with --base" in refused.checkpoints().note[2]
+    assert (
+        "it is a LoRA adapter, which adds to a base model: name that with --base"
+        in refused.checkpoints().note[2]
+    )
 
 
 def test_nothing_that_changed_has_no_rank_and_no_size_has_no_change(tmp_path):
@@ -159,22 +178,41 @@ def test_both_checkpoints_are_in_the_bytes_and_in_the_budget(tmp_path, monkeypat
     hub = Hub("someone/model", {f"step{n}": tmp_path / f"series/step-{n}" for n in STEPS})
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         announced: list[str] = []
-        options = {"revisions": "all", "gauges": "change", "report": lambda done, total, what: announced.append(what)}
+        options = {
+            "revisions": "all",
+            "gauges": "change",
+            "report": lambda done, total, what: announced.append(what),
+        }
         remote = joma.scan("someone/model", **options)
         spent = remote.checkpoints().transferred
-        each = transfer([Checkpoint("step1", 1, repo="someone/model")], partial(needed, request=Request(("change",))))
+        each = transfer(
+            [Checkpoint("step1", 1, repo="someone/model")],
+            partial(needed, request=Request(("change",))),
+        )
         assert spent[1] == spent[2] == each
-        assert f"to be transferred from the hub: about {show_bytes(3 * each)}, 3 × {show_bytes(each)}" in announced
+        assert (
+            f"to be transferred from the hub: about {show_bytes(3 * each)}, 3 × {show_bytes(each)}"
+            in announced
+        )
         assert joma.scan("someone/model", **options, budget=3 * each).failed == []
         with pytest.raises(ValueError, match=r"3 checkpoints of .* and the budget is"):
             joma.scan("someone/model", **options, budget=3 * each - 1)
-        assert remote.frame().value.tolist() == joma.scan(tmp_path / "series", gauges="change").frame().value.tolist()
+        assert (
+            remote.frame().value.tolist()
+            == joma.scan(tmp_path / "series", gauges="change").frame().value.tolist()
+        )
     assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []
 
 
 def test_in_training_it_is_refused_with_what_there_is_instead():
-    with pytest.raises(ValueError, match=r"change_rank\.q is measured between checkpoints .* it is update_rank\.q"):
+    with pytest.raises(
+        ValueError, match=r"change_rank\.q is measured between checkpoints .* it is update_rank\.q"
+    ):
         joma.watch(torch.nn.Linear(2, 2), gauges="change_rank.q")

@@ -137,7 +137,11 @@ def test_the_output_folder_of_a_trainer(tmp_path):
     out = tmp_path / "out"
     touch(out, out / "checkpoint-500", out / "checkpoint-1000")
     found = find_checkpoints(str(out))
-    assert [(c.name, c.step) for c in found] == [("checkpoint-500", 500), ("checkpoint-1000", 1000), ("out", 1001)]
+    assert [(c.name, c.step) for c in found] == [
+        ("checkpoint-500", 500),
+        ("checkpoint-1000", 1000),
+        ("out", 1001),
+    ]
     assert "step is not known" in found[-1].note
     (out / "trainer_state.json").write_text('{"global_step": 1200}')
     assert find_checkpoints(str(out))[-1].step == 1200

@@ -38,7 +38,11 @@ def server(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_plans", {})  # as in a new process
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield hub
 
@@ -60,7 +64,9 @@ def test_caches_and_earlier_calls_do_not_change_it(revision, gauges, server):
     assert estimate(revision, gauges) == cold
     joma.scan(REPO, revisions=[revision], gauges=gauges, **TOKENS)
     assert estimate(revision, gauges) == cold
-    joma.scan(REPO, revisions=[revision], gauges="entropy", keep=True, **TOKENS)  # all files are in the hub's cache now
+    joma.scan(
+        REPO, revisions=[revision], gauges="entropy", keep=True, **TOKENS
+    )  # all files are in the hub's cache now
     assert estimate(revision, gauges) == cold
     measure._plans.clear()
     assert estimate(revision, gauges) == cold
@@ -93,7 +99,9 @@ def test_it_is_the_sum_of_what_is_read(server, folders):
     assert estimate("sharded") == sum((folders["sharded"] / name).stat().st_size for name in names)
 
 
-@pytest.mark.parametrize("gauges", ["stable_rank", "stable_rank,change.o", "entropy", "entropy,stable_rank"])
+@pytest.mark.parametrize(
+    "gauges", ["stable_rank", "stable_rank,change.o", "entropy", "entropy,stable_rank"]
+)
 @pytest.mark.parametrize("revision", [how.replace(" ", "-") for how in FORMATS])
 def test_a_budget_of_what_is_announced_suffices(revision, gauges, server, folders):
     """Also for the checkpoint after the first, which reads two of them for changes."""
@@ -102,9 +110,14 @@ def test_a_budget_of_what_is_announced_suffices(revision, gauges, server, folder
     assert each is not None
     announced: list[str] = []
     options = {"revisions": "step0,step1", "gauges": gauges, **TOKENS}
-    scan = joma.scan(REPO, **options, budget=2 * each, report=lambda done, total, what: announced.append(what))
+    scan = joma.scan(
+        REPO, **options, budget=2 * each, report=lambda done, total, what: announced.append(what)
+    )
     assert scan.failed == [], scan.checkpoints().note.tolist()
-    assert f"to be transferred from the hub: about {show_bytes(2 * each)}, 2 × {show_bytes(each)}" in announced
+    assert (
+        f"to be transferred from the hub: about {show_bytes(2 * each)}, 2 × {show_bytes(each)}"
+        in announced
+    )
     assert max(scan.checkpoints().transferred) <= each
     with pytest.raises(ValueError, match="give a larger one"):
         joma.scan(REPO, **options, budget=2 * each - 1)

@@ -35,11 +35,16 @@ def read_bytes(monkeypatch):
 
 def matrices(dtype=torch.float16):
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(300, 200, generator=generator).to(dtype) for name in ("a.weight", "b.weight", "c.weight")}
+    return {
+        name: torch.randn(300, 200, generator=generator).to(dtype)
+        for name in ("a.weight", "b.weight", "c.weight")
+    }
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+)
 def test_one_tensor_costs_its_own_bytes(suffix, dtype, tmp_path, read_bytes):
     tensors = matrices(dtype)
     path = tmp_path / f"model{suffix}"
@@ -142,7 +147,10 @@ def test_a_zip_that_was_packed_again_is_read_where_its_records_are(tmp_path):
     """Not stored as PyTorch aligns them: PyTorch itself, on the meta device, tells offsets that are wrong then."""
     tensors = matrices(torch.float32)
     torch.save(tensors, tmp_path / "torch.bin")
-    with zipfile.ZipFile(tmp_path / "torch.bin") as old, zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as new:
+    with (
+        zipfile.ZipFile(tmp_path / "torch.bin") as old,
+        zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as new,
+    ):
         for item in reversed(old.infolist()):
             new.writestr(item.filename, old.read(item))
     opened = Tensors.open(tmp_path)
@@ -185,7 +193,9 @@ def test_malicious_pickles_are_refused_and_nothing_is_executed(how, tmp_path):
     else:
         torch.save(bad, folder / name, _use_new_zipfile_serialization=how != "legacy")
     if how == "hidden in a shard":
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a.weight": name}}))
+        (folder / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"weight_map": {"a.weight": name}})
+        )
     with pytest.raises(BadCheckpoint, match="refused, nothing of it was executed"):
         Tensors.open(folder).read("a.weight")
     assert not marker.exists()
@@ -224,7 +234,16 @@ def test_damaged_headers_are_an_error(header, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shard", ["../secret.safetensors", "/etc/secret.safetensors", "a/../../b.bin", "C:\\x.bin", "..\\x.bin", "", 3]
+    "shard",
+    [
+        "../secret.safetensors",
+        "/etc/secret.safetensors",
+        "a/../../b.bin",
+        "C:\\x.bin",
+        "..\\x.bin",
+        "",
+        3,
+    ],
 )
 def test_shards_outside_of_the_checkpoint_are_refused(shard, tmp_path):
     save_file({"w": torch.ones(2, 2)}, tmp_path / "secret.safetensors")

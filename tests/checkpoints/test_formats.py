@@ -50,7 +50,9 @@ def test_gguf_is_measured_as_its_blocks_stand(kind, tmp_path, monkeypatch):
     assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in gates], rel=1e-5)
     assert scan.checkpoints().bytes_read[0] < (tmp_path / "model.gguf").stat().st_size
     original = [stable_rank(w) for w in lower("llama")]
-    error = {"F32": 1e-5, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 1e-2}.get(kind, 0.3)  # the quantisation's own
+    error = {"F32": 1e-5, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 1e-2}.get(
+        kind, 0.3
+    )  # the quantisation's own
     assert scan.frame().value.tolist() == pytest.approx(original, rel=error)
     if kind == "F32":
         heads = value(tmp_path, gauges="spectral_norm.qk")
@@ -66,7 +68,10 @@ def test_gguf_against_the_packages_own_reader(tmp_path):
     """Random blocks of kinds that it reads and does not write; parts and whole tensors, and a stack of experts."""
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(0)
-    writer, kinds = gguf.GGUFWriter(tmp_path / "a.gguf", "llama"), ("Q4_K", "Q6_K", "IQ4_XS", "Q2_K", "F32")
+    writer, kinds = (
+        gguf.GGUFWriter(tmp_path / "a.gguf", "llama"),
+        ("Q4_K", "Q6_K", "IQ4_XS", "Q2_K", "F32"),
+    )
     for n, name in enumerate(kinds):
         kind = gguf.GGMLQuantizationType[name]
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -78,9 +83,9 @@ def test_gguf_against_the_packages_own_reader(tmp_path):
     writer.close()
     file = GgufFile(LocalFile(tmp_path / "a.gguf"))
     for n, theirs in enumerate(gguf.GGUFReader(tmp_path / "a.gguf").tensors):
-        truth = torch.from_numpy(np.array(gguf.quants.dequantize(np.array(theirs.data), theirs.tensor_type))).reshape(
-            3, 5, 512
-        )
+        truth = torch.from_numpy(
+            np.array(gguf.quants.dequantize(np.array(theirs.data), theirs.tensor_type))
+        ).reshape(3, 5, 512)
         name = f"layers.{n}.mlp.experts.up_proj"
         assert torch.equal(file.read(name), truth)
         before, entry = file.bytes_read, file.entries[name]
@@ -93,7 +98,11 @@ def test_gguf_against_the_packages_own_reader(tmp_path):
 
 def test_experts_in_gguf_and_what_a_model_is_needed_for(tmp_path):
     gguf = pytest.importorskip("gguf")
-    stacks = {"gate": torch.randn(4, 24, 16), "up": torch.randn(4, 24, 16), "down": torch.randn(4, 16, 24)}
+    stacks = {
+        "gate": torch.randn(4, 24, 16),
+        "up": torch.randn(4, 24, 16),
+        "down": torch.randn(4, 16, 24),
+    }
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     for name, stack in stacks.items():
         writer.add_tensor(f"blk.0.ffn_{name}_exps.weight", stack.numpy())
@@ -102,8 +111,14 @@ def test_experts_in_gguf_and_what_a_model_is_needed_for(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert value(tmp_path / "a.gguf") == pytest.approx([stable_rank(w) for w in stacks["gate"]], rel=1e-5)
-    note = joma.scan(str(tmp_path / "a.gguf"), gauges="entropy", data=[1] * 40, length=8).checkpoints().note[0]
+    assert value(tmp_path / "a.gguf") == pytest.approx(
+        [stable_rank(w) for w in stacks["gate"]], rel=1e-5
+    )
+    note = (
+        joma.scan(str(tmp_path / "a.gguf"), gauges="entropy", data=[1] * 40, length=8)
+        .checkpoints()
+        .note[0]
+    )
     assert "no model is built from a.gguf" in note
     assert "its header does not tell llama.block_count" in note
 
@@ -152,7 +167,10 @@ def write_shards(rank, folder, meeting):
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     mesh, state = init_device_mesh("cpu", (2,)), model("neox").state_dict()
-    sharded = {n: distribute_tensor(w, mesh, [Shard(w.dim() - 1 if "4h" in n else 0)]) for n, w in state.items()}
+    sharded = {
+        n: distribute_tensor(w, mesh, [Shard(w.dim() - 1 if "4h" in n else 0)])
+        for n, w in state.items()
+    }
     moments = {name: {"exp_avg": weight * 0} for name, weight in sharded.items()}
     dcp.save({"model": sharded, "optimizer": {"state": moments}, "step": 7}, checkpoint_id=folder)
     dist.destroy_process_group()
@@ -164,7 +182,10 @@ def distributed(tmp_path_factory):
     root = tmp_path_factory.mktemp("dcp")
     model("neox")
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=write_shards, args=(n, root / "series/step-7", root / "meeting")) for n in (0, 1)]
+    ranks = [
+        context.Process(target=write_shards, args=(n, root / "series/step-7", root / "meeting"))
+        for n in (0, 1)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -175,20 +196,32 @@ def distributed(tmp_path_factory):
 
 
 def test_a_checkpoint_that_two_processes_wrote(distributed):
-    scan = measured(distributed, gauges="stable_rank,stable_rank.mlp_out,entropy", data=list(range(48)), length=16)
+    scan = measured(
+        distributed,
+        gauges="stable_rank,stable_rank.mlp_out,entropy",
+        data=list(range(48)),
+        length=16,
+    )
     frame = scan.frame()
     assert set(frame.step) == {7}
     truth = [stable_rank(w) for w in lower("neox")]
     assert frame[frame.gauge == "stable_rank"].value.tolist() == pytest.approx(truth, rel=1e-5)
-    outs = [stable_rank(layer.mlp.dense_4h_to_h.weight.detach()) for layer in model("neox").gpt_neox.layers]
-    assert frame[frame.gauge == "stable_rank.mlp_out"].value.tolist() == pytest.approx(outs, rel=1e-5)
+    outs = [
+        stable_rank(layer.mlp.dense_4h_to_h.weight.detach())
+        for layer in model("neox").gpt_neox.layers
+    ]
+    assert frame[frame.gauge == "stable_rank.mlp_out"].value.tolist() == pytest.approx(
+        outs, rel=1e-5
+    )
     opened = Tensors.open(distributed / "step-7")
     assert len(list((distributed / "step-7").glob("*.distcp"))) == 2
     for name, weight in model("neox").state_dict().items():
         if weight.is_floating_point():
             assert torch.equal(opened.read(name), weight.float())
     assert not any("exp_avg" in name for name in opened.names)
-    (distributed / "step-7/config.json").rename(distributed / "config.json")  # by names and shapes alone
+    (distributed / "step-7/config.json").rename(
+        distributed / "config.json"
+    )  # by names and shapes alone
     try:
         assert value(distributed / "step-7") == pytest.approx(truth, rel=1e-5)
     finally:
@@ -233,7 +266,9 @@ def test_the_table_of_chunks_runs_no_code_and_no_longer_than_it_should(tmp_path,
     table(b"cos\nsystem\n(S'touch executed'\ntR.")
     assert "10,000 lists and objects" in table(b"\x80\x04" + b"]" * 20_000 + b".")
     table(b"\x80\x04" + b"N" + b"r\xff\xff\xff\xff" + b".")  # a memo of four billion places
-    assert "plain" in table(b"\x80\x04})" + b"2\x86" * 200 + b"Ns.")  # a key whose hash takes 2^200 steps
+    assert "plain" in table(
+        b"\x80\x04})" + b"2\x86" * 200 + b"Ns."
+    )  # a key whose hash takes 2^200 steps
     assert not (tmp_path / "executed").exists()
 
 
@@ -263,7 +298,9 @@ def test_a_checkpoint_of_lightning(tmp_path):
         def configure_optimizers(self):
             return torch.optim.Adam(self.parameters(), lr=0.0)
 
-    made = Module(args=argparse.Namespace(path=pathlib.Path("here")), settings=Settings(), table={"a": {1, 2}})
+    made = Module(
+        args=argparse.Namespace(path=pathlib.Path("here")), settings=Settings(), table={"a": {1, 2}}
+    )
     quiet = {
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -279,13 +316,18 @@ def test_a_checkpoint_of_lightning(tmp_path):
     assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in truth], rel=1e-5)
     assert set(scan.frame().step) == {2}
     assert "argparse.Namespace" in scan.checkpoints().note[0]
-    assert not any("exp_avg" in name for name in Tensors.open(tmp_path / "checkpoints/epoch=0-step=2.ckpt").names)
+    assert not any(
+        "exp_avg" in name
+        for name in Tensors.open(tmp_path / "checkpoints/epoch=0-step=2.ckpt").names
+    )
 
 
 def megatron(path, weights):
     """As Megatron writes it: arguments, versions, random states and an optimiser beside nested dicts of weights."""
     path.parent.mkdir(parents=True)
-    args = argparse.Namespace(save=pathlib.PurePosixPath("here"), dtype=torch.float16, settings=Settings())
+    args = argparse.Namespace(
+        save=pathlib.PurePosixPath("here"), dtype=torch.float16, settings=Settings()
+    )
     random = [np.random.RandomState(0).get_state()]
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 1000, "rng_state": random,
              "model": {"language_model": {"encoder": {**weights, "final_norm._extra_state": io.BytesIO(b"x")}}},
@@ -314,10 +356,14 @@ def test_a_lone_file_of_weights_and_plain_state_dicts(tmp_path):
     torch.save({}, tmp_path / "one/optimizer.pt")
     torch.save({}, tmp_path / "one/rng_state_0.pth")
     torch.save({}, tmp_path / "one/rng_state_1.pth")
-    assert value(tmp_path / "one", mlp=r"0\.weight") == pytest.approx([stable_rank(weights["0.weight"])], rel=1e-5)
+    assert value(tmp_path / "one", mlp=r"0\.weight") == pytest.approx(
+        [stable_rank(weights["0.weight"])], rel=1e-5
+    )
     (tmp_path / "two").mkdir()
     torch.save(weights, tmp_path / "two/consolidated.00.pth")
-    assert value(tmp_path / "two", mlp="0") == pytest.approx([stable_rank(weights["0.weight"])], rel=1e-5)
+    assert value(tmp_path / "two", mlp="0") == pytest.approx(
+        [stable_rank(weights["0.weight"])], rel=1e-5
+    )
     torch.save(weights, tmp_path / "two/consolidated.01.pth")
     with pytest.raises(ValueError, match="Meta's format, a part of each matrix per file"):
         joma.scan(str(tmp_path / "two"))

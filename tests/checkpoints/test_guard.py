@@ -78,7 +78,11 @@ def test_a_tensor_that_repeats_its_numbers_takes_no_memory(tmp_path):
     torch.save({"a.weight": torch.zeros(1, 1).expand(1 << 20, 1 << 20)}, tmp_path / "a.pt")
     with pytest.raises(BadCheckpoint, match="does not hold what is asked"):
         TensorFile(tmp_path / "a.pt").read("a.weight")
-    torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"a": torch.zeros(1).expand(1 << 40)},
+        tmp_path / "b.pt",
+        _use_new_zipfile_serialization=False,
+    )
     with pytest.raises(BadCheckpoint, match="repeats its numbers"):
         TensorFile(tmp_path / "b.pt")
 
@@ -149,7 +153,9 @@ def test_one_guarded_way_in_for_all_that_loads_models(how, fault, why, tmp_path)
         weights.unlink()
     else:  # transformers would go where an adapter's settings send it
         weights.unlink()
-        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "../elsewhere", "peft_type": "LORA"}')
+        (folder / "adapter_config.json").write_text(
+            '{"base_model_name_or_path": "../elsewhere", "peft_type": "LORA"}'
+        )
     run = inspections(folder)[how]
     if how == "scan" and fault != "adapter":
         assert why in run().checkpoints().note[0]
@@ -160,7 +166,11 @@ def test_one_guarded_way_in_for_all_that_loads_models(how, fault, why, tmp_path)
 
 
 def test_refusals_of_pickles_give_no_advice_that_would_execute_them(tmp_path):
-    cases = {"a": Program(tmp_path / "executed"), "b": eval, "c": {1, Program(tmp_path / "executed")}}
+    cases = {
+        "a": Program(tmp_path / "executed"),
+        "b": eval,
+        "c": {1, Program(tmp_path / "executed")},
+    }
     for name, content in cases.items():
         for zipped in (True, False):
             torch.save({"w.weight": torch.ones(2, 2), "x": content}, tmp_path / f"{name}.pt",
@@ -224,14 +234,18 @@ def test_metadata_beside_the_weights_gets_stand_ins(tmp_path):
     assert "argparse.Namespace" in file.note
     scan = joma.scan(str(tmp_path / "a.pt"))
     assert scan.failed == []
-    assert scan.frame().value.item() == pytest.approx(stable_rank(state["encoder.layers.0.fc1.weight"]), rel=1e-4)
+    assert scan.frame().value.item() == pytest.approx(
+        stable_rank(state["encoder.layers.0.fc1.weight"]), rel=1e-4
+    )
 
 
 def test_a_weight_that_is_no_plain_tensor_is_refused_by_name(tmp_path):
     """A stand-in must not make a matrix vanish."""
     state = {**matrices(), "layers.1.fc1.weight": argparse.Namespace(packed=torch.ones(3))}
     torch.save({"state_dict": state}, tmp_path / "a.pt")
-    with pytest.raises(BadCheckpoint, match=r"layers\.1\.fc1\.weight is a argparse\.Namespace, no plain tensor"):
+    with pytest.raises(
+        BadCheckpoint, match=r"layers\.1\.fc1\.weight is a argparse\.Namespace, no plain tensor"
+    ):
         TensorFile(tmp_path / "a.pt")
 
 
@@ -245,7 +259,10 @@ def test_the_tokenizer_can_be_elsewhere(tmp_path):
     (tmp_path / "text.txt").write_text("the cat " * 500)
     save("neox", tmp_path / "model")
     options = {"gauges": "entropy", "data": str(tmp_path / "text.txt"), "tokens": 64, "length": 16}
-    assert "named by --tokenizer" in joma.scan(str(tmp_path / "model"), **options).checkpoints().note[0]
+    assert (
+        "named by --tokenizer"
+        in joma.scan(str(tmp_path / "model"), **options).checkpoints().note[0]
+    )
     scan = joma.scan(str(tmp_path / "model"), **options, tokenizer=tmp_path / "tokenizer")
     assert scan.failed == [], scan.checkpoints().note[0]
 

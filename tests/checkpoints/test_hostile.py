@@ -68,7 +68,9 @@ def with_pickle(path, content: bytes) -> None:
     torch.save({"w.weight": torch.zeros(2, 2)}, memory)
     with zipfile.ZipFile(memory) as old, zipfile.ZipFile(path, "w") as new:
         for item in old.infolist():
-            new.writestr(item.filename, content if item.filename.endswith("data.pkl") else old.read(item))
+            new.writestr(
+                item.filename, content if item.filename.endswith("data.pkl") else old.read(item)
+            )
 
 
 def repacked(path, grow: int) -> None:
@@ -81,14 +83,22 @@ def repacked(path, grow: int) -> None:
 
 def deep_key() -> bytes:
     """{((…), (…)): None}, whose hash takes 2^100 steps."""
-    return b"\x80\x02})" + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(100)) + b"Ns."
+    return (
+        b"\x80\x02})"
+        + b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(100))
+        + b"Ns."
+    )
 
 
 def gguf(kind: int, count: int, shape: tuple[int, ...] = (32, 8), offset: int = 0) -> bytes:
     """A GGUF file with one array and one tensor."""
     key = struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, kind, count) + bytes(count == 1)
     name = b"blk.0.ffn_up.weight"
-    tensor = struct.pack("<Q", len(name)) + name + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+    tensor = (
+        struct.pack("<Q", len(name))
+        + name
+        + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+    )
     return b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + key + tensor + bytes(200)
 
 
@@ -109,17 +119,28 @@ def write_all(root, marker) -> None:
     put("header-of-lists", header(b'{"a":[' + b"[]," * 3_000_000 + b"1]}"))
     put("header-nested", header(b'{"a":' * 300_000 + b"1" + b"}" * 300_000))
     put("overlap", header(f"{{{entry('a', [4], [0, 16])},{entry('b', [4], [8, 24])}}}".encode()))
-    put("shape-of-billions", header(f"{{{entry('layers.0.fc1.weight', [1 << 40, 1 << 40], [0, 16])}}}".encode()))
-    put("names", header(f"{{{entry('a', [2, 2], [0, 16])},{entry('a.b', [2, 2], [16, 32])}}}".encode()))
+    put(
+        "shape-of-billions",
+        header(f"{{{entry('layers.0.fc1.weight', [1 << 40, 1 << 40], [0, 16])}}}".encode()),
+    )
+    put(
+        "names",
+        header(f"{{{entry('a', [2, 2], [0, 16])},{entry('a.b', [2, 2], [16, 32])}}}".encode()),
+    )
     put("index", b'{"weight_map": {"a": "../../../etc/passwd"}}', "model.safetensors.index.json")
-    put("index-of-lists", b'{"weight_map": [' + b"[]," * 3_000_000 + b"1]}", "model.safetensors.index.json")
+    put(
+        "index-of-lists",
+        b'{"weight_map": [' + b"[]," * 3_000_000 + b"1]}",
+        "model.safetensors.index.json",
+    )
     weights = {"layers.0.fc1.weight": torch.zeros(1, 1).expand(1 << 18, 1 << 18)}
     put("zip-repeats", weights, "pytorch_model.bin")
     put("zip-program", {"a": Program(marker)}, "pytorch_model.bin")
     put("zip-eval", {"a": Program("1", eval)}, "model.ckpt")
     repacked(put("zip-bomb", {"a": torch.zeros(10)}, "pytorch_model.bin"), 100 << 20)
     with_pickle(
-        put("pickle-room", None, "model.pt"), b"\x80\x02cbuiltins\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x10\x85R."
+        put("pickle-room", None, "model.pt"),
+        b"\x80\x02cbuiltins\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x10\x85R.",
     )
     with_pickle(put("pickle-key", None, "model.pt"), deep_key())
     with_pickle(put("pickle-lists", None, "model.pt"), b"\x80\x02" + b"]" * 2_500_000 + b".")
@@ -141,7 +162,9 @@ def write_all(root, marker) -> None:
     put("dcp-program", pickle.dumps(Program(marker)), ".metadata")
     put("dcp-key", deep_key(), ".metadata")
     put("dcp-memo", b"\x80\x04Nr\xff\xff\xff\xff.", ".metadata")
-    adapter = put("adapter-settings", b'{"peft_type": "LORA", "lora_alpha": 1e999}', "adapter_config.json").parent
+    adapter = put(
+        "adapter-settings", b'{"peft_type": "LORA", "lora_alpha": 1e999}', "adapter_config.json"
+    ).parent
     save_file({"base_model.model.layers.0.fc1.lora_A.weight": torch.ones(2, 4),
                "base_model.model.layers.0.fc1.lora_B.weight": torch.ones(8, 2)},
               adapter / "adapter_model.safetensors")  # fmt: skip
@@ -153,7 +176,9 @@ def write_all(root, marker) -> None:
         (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="the peak of memory is Linux's")
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/status").exists(), reason="the peak of memory is Linux's"
+)
 def test_each_has_a_sentence_nothing_runs_and_memory_stays_small(tmp_path):
     root, marker = tmp_path / "hostile", tmp_path / "executed"
     root.mkdir()

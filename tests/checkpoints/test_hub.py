@@ -42,7 +42,12 @@ def offline(monkeypatch):
 def revisions(tmp_path):
     """Branches as folders: two alike, one sharded."""
     found = {}
-    for step, how in ((0, "safetensors"), (1, "sharded"), (2, "sharded bin"), (1000, "safetensors")):
+    for step, how in (
+        (0, "safetensors"),
+        (1, "sharded"),
+        (2, "sharded bin"),
+        (1000, "safetensors"),
+    ):
         found[f"step{step}"] = tmp_path / f"remote/step{step}"
         save("neox", found[f"step{step}"], how)
     return found
@@ -69,7 +74,12 @@ def test_offline_from_the_cache(cache, offline, revisions):
     before = sorted(cache.rglob("*"))
     scan = joma.scan(REPO, revisions="step0,step1,step2,step1000")
     table = scan.checkpoints().set_index("checkpoint")
-    assert table.status.to_dict() == {"step0": "ok", "step1": "ok", "step2": "failed", "step1000": "ok"}
+    assert table.status.to_dict() == {
+        "step0": "ok",
+        "step1": "ok",
+        "step2": "failed",
+        "step1000": "ok",
+    }
     assert "not in the hub's cache" in table.note["step2"]
     assert table.same_as["step0"] == "step1, step1000"
     frame = scan.frame()
@@ -109,7 +119,9 @@ def test_only_the_shards_that_are_needed_are_downloaded_and_deleted_again(server
         assert frame[frame.step == step].value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
     import json
 
-    index = json.loads((revisions["step1"] / "model.safetensors.index.json").read_text())["weight_map"]
+    index = json.loads((revisions["step1"] / "model.safetensors.index.json").read_text())[
+        "weight_map"
+    ]
     needed = {shard for name, shard in index.items() if "dense_h_to_4h.weight" in name}
     asked = {name.removeprefix("step1/") for name in server.log if name.startswith("step1/")}
     assert needed < set(index.values())
@@ -139,7 +151,14 @@ def test_revisions_that_are_missing_and_models_that_do_not_exist(server):
 
 
 def test_attention_from_the_hub(server):
-    scan = joma.scan(REPO, revisions="step1,step2", gauges="entropy", data=list(range(60)) * 2, length=20, tokens=100)
+    scan = joma.scan(
+        REPO,
+        revisions="step1,step2",
+        gauges="entropy",
+        data=list(range(60)) * 2,
+        length=20,
+        tokens=100,
+    )
     assert scan.failed == [], scan.checkpoints().note.tolist()
     values = [group.value.tolist() for _, group in scan.frame().groupby("step")]
     assert values[0] == pytest.approx(values[1])
@@ -148,7 +167,10 @@ def test_attention_from_the_hub(server):
 def test_no_network(cache, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ValueError, match=r"hub cannot be reached .*No network\? Then give the path of a local folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"hub cannot be reached .*No network\? Then give the path of a local folder",
+    ):
         joma.scan(REPO)
 
 
@@ -165,23 +187,31 @@ def test_nothing_in_the_hubs_cache_is_deleted(server, cache, revisions, download
     before = {path: path.is_symlink() or path.stat().st_size for path in cache.parent.rglob("*")}
     scan = joma.scan(REPO, revisions="step0,step1")
     assert scan.failed == []
-    assert {path: path.is_symlink() or path.stat().st_size for path in cache.parent.rglob("*")} == before
+    assert {
+        path: path.is_symlink() or path.stat().st_size for path in cache.parent.rglob("*")
+    } == before
     assert list(downloads.iterdir()) == []
     assert "step0/config.json" not in server.log  # it was in the cache
 
 
-def test_the_model_is_put_together_from_the_cache_and_downloads(server, cache, revisions, downloads):
+def test_the_model_is_put_together_from_the_cache_and_downloads(
+    server, cache, revisions, downloads
+):
     put(cache, "step1", revisions["step1"])
     (snapshot,) = cache.glob("snapshots/*")
     shard = sorted(snapshot.glob("*.safetensors"))[0]
     shard.unlink()
-    scan = joma.scan(REPO, revisions="step1", gauges="entropy", data=list(range(60)), length=20, tokens=60)
+    scan = joma.scan(
+        REPO, revisions="step1", gauges="entropy", data=list(range(60)), length=20, tokens=60
+    )
     assert scan.failed == [], scan.checkpoints().note[0]
     assert [name for name in server.log if name.endswith(".safetensors")] == [f"step1/{shard.name}"]
     assert list(downloads.iterdir()) == []
 
 
-def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, downloads, tmp_path, monkeypatch):
+def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(
+    server, cache, downloads, tmp_path, monkeypatch
+):
     import joma._checkpoints.scan as module
 
     server.ranges = False  # with ranges there are no files to leave
@@ -201,16 +231,18 @@ def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(server, cache, d
     assert revision is not None
     assert revision.fetch("model.safetensors") is not None
     assert not half.exists()
-    assert joma.scan(REPO, tmp_path / "run", revisions="step0").frame().value.tolist() == pytest.approx(
-        EXPECTED, rel=1e-4
-    )
+    assert joma.scan(
+        REPO, tmp_path / "run", revisions="step0"
+    ).frame().value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
     assert len(server.log) == count
     assert left.is_dir()  # another is reading it
     revision.forget()
     assert list(downloads.iterdir()) == []
 
 
-def test_the_cache_stands_in_for_the_hub_only_without_a_connection(server, cache, revisions, monkeypatch):
+def test_the_cache_stands_in_for_the_hub_only_without_a_connection(
+    server, cache, revisions, monkeypatch
+):
     put(cache, "step0", revisions["step0"])
     hf = hub.library()
     assert hub.branches(REPO) == list(revisions)
@@ -253,7 +285,12 @@ def test_a_scan_of_weights_imports_no_library_that_it_does_not_need(tmp_path):
     for how in ("safetensors", "sharded"):
         save("neox", tmp_path / how, how)
     with Hub(REPO, {"main": tmp_path / "sharded"}).serving() as url:
-        environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_OFFLINE": "0",
+        }
         command = [sys.executable, "-c", _LIGHT, str(tmp_path / "safetensors"), REPO]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

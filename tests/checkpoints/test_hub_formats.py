@@ -24,7 +24,11 @@ PARTS = ("ffn_gate", "ffn_up", "ffn_down")
 
 
 def matrix(n: int, part: str) -> np.ndarray:
-    return np.random.default_rng([n, PARTS.index(part)]).normal(size=(ROWS, COLUMNS)).astype(np.float16)
+    return (
+        np.random.default_rng([n, PARTS.index(part)])
+        .normal(size=(ROWS, COLUMNS))
+        .astype(np.float16)
+    )
 
 
 def distributed(folder, state) -> None:
@@ -51,7 +55,11 @@ def folders(tmp_path_factory):
     llama_gguf(root / "lone/tiny.gguf")
     for kind in ("F32", "Q8_0"):
         llama_gguf(root / f"several/tiny-{kind}.gguf", kind)
-    state = {f"layers.{n}.{part}.weight": torch.from_numpy(matrix(n, part)) for n in range(LAYERS) for part in PARTS}
+    state = {
+        f"layers.{n}.{part}.weight": torch.from_numpy(matrix(n, part))
+        for n in range(LAYERS)
+        for part in PARTS
+    }
     distributed(root / "chunks", state)
     distributed(root / "neox", dict(model("neox").state_dict()))
     model("neox").config.save_pretrained(root / "neox")
@@ -65,7 +73,11 @@ def server(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield hub
 
@@ -82,9 +94,13 @@ def test_only_the_tensors_that_are_needed_come(revision, name, server):
     remote.expect((name, None) for name in names)
     before = len(server.log)
     for n, tensor in enumerate(names):
-        assert torch.equal(remote.read(tensor), torch.from_numpy(matrix(n, "ffn_gate").astype(np.float32)))
+        assert torch.equal(
+            remote.read(tensor), torch.from_numpy(matrix(n, "ffn_gate").astype(np.float32))
+        )
     needed = LAYERS * ROWS * COLUMNS * 2
-    assert needed <= server.sent <= needed + 256 * 1024  # the header or table, and chunks have headers of their own
+    assert (
+        needed <= server.sent <= needed + 256 * 1024
+    )  # the header or table, and chunks have headers of their own
     assert len(server.log) - before == LAYERS  # a matrix in one request
 
 
@@ -93,7 +109,9 @@ def test_scans_are_those_of_the_same_files_here(revision, family, server, folder
     """Weights by ranges, and what needs the whole model; nothing stays."""
     sample = {"data": list(range(48)), "tokens": 48, "length": 24}
     remote = joma.scan(REPO, revisions=[revision])
-    assert remote.frame().value.tolist() == pytest.approx([stable_rank(w) for w in lower(family)], rel=1e-5)
+    assert remote.frame().value.tolist() == pytest.approx(
+        [stable_rank(w) for w in lower(family)], rel=1e-5
+    )
     there = joma.scan(REPO, revisions=[revision], gauges="entropy", **sample)
     here = joma.scan(folders[revision], gauges="entropy", **sample)
     assert there.failed == [], there.checkpoints().note[0]
@@ -105,8 +123,15 @@ def test_one_of_several_files_is_named(server):
     assert "several files of weights (tiny-F32.gguf, tiny-Q8_0.gguf)" in note
     assert f"{REPO}/tiny-F32.gguf" in note
     scan = joma.scan(f"{REPO}/tiny-F32.gguf", revisions=["several"], budget="1MB")
-    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in lower("llama")], rel=1e-5)
-    assert joma.embedding_geometry(f"{REPO}/tiny-Q8_0.gguf", torch.arange(40), revision="several").dimension == 32
+    assert scan.frame().value.tolist() == pytest.approx(
+        [stable_rank(w) for w in lower("llama")], rel=1e-5
+    )
+    assert (
+        joma.embedding_geometry(
+            f"{REPO}/tiny-Q8_0.gguf", torch.arange(40), revision="several"
+        ).dimension
+        == 32
+    )
 
 
 def test_an_audit_takes_the_hubs_own_hashes_of_them(server):

@@ -63,18 +63,24 @@ def test_base_and_update(family, settings, tmp_path):
     assert alone.step.tolist() == [7] * 3
     assert all(value <= 3 for value in alone.value)  # the rank
     gauges = "stable_rank,stable_rank.mlp_in_update,entropy"
-    both = frame(tmp_path / "out", gauges=gauges, data=list(range(48)), length=16, base=tmp_path / "base")
+    both = frame(
+        tmp_path / "out", gauges=gauges, data=list(range(48)), length=16, base=tmp_path / "base"
+    )
     again = both[both.gauge == "stable_rank.mlp_in_update"]
     assert again.value.tolist() == pytest.approx(alone.value.tolist(), rel=1e-5)
     merged = made.merge_and_unload()
     with quiet():
         merged.save_pretrained(tmp_path / "merged")
-    truth = frame(tmp_path / "merged", gauges="stable_rank,entropy", data=list(range(48)), length=16)
+    truth = frame(
+        tmp_path / "merged", gauges="stable_rank,entropy", data=list(range(48)), length=16
+    )
     for gauge in ("stable_rank", "entropy"):
         expected = truth[truth.gauge == gauge].value.tolist()
         assert both[both.gauge == gauge].value.tolist() == pytest.approx(expected, rel=1e-4)
     plain = [stable_rank(w) for w in lower(family)]
-    assert truth[truth.gauge == "stable_rank"].value.tolist() != pytest.approx(plain, rel=1e-2)  # it does change them
+    assert truth[truth.gauge == "stable_rank"].value.tolist() != pytest.approx(
+        plain, rel=1e-2
+    )  # it does change them
 
 
 def test_without_its_base_an_adapter_is_refused_by_name(tmp_path):

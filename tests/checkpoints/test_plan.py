@@ -72,11 +72,17 @@ def test_half_precision(dtype, how, tmp_path):
 @pytest.mark.parametrize("family", ["neox", "gpt2", "llama"])
 def test_projections_and_their_product_a_head(family, tmp_path):
     save(family, tmp_path / "model")
-    frame = joma.scan(str(tmp_path / "model"), gauges="stable_rank.q,stable_rank.k,spectral_norm.qk").frame()
+    frame = joma.scan(
+        str(tmp_path / "model"), gauges="stable_rank.q,stable_rank.k,spectral_norm.qk"
+    ).frame()
     for layer, (q, k) in enumerate(queries_and_keys(family)):
         rows = frame[frame.layer == layer]
-        assert rows[rows.gauge == "stable_rank.q"].value.item() == pytest.approx(stable_rank(q), rel=1e-4)
-        assert rows[rows.gauge == "stable_rank.k"].value.item() == pytest.approx(stable_rank(k), rel=1e-4)
+        assert rows[rows.gauge == "stable_rank.q"].value.item() == pytest.approx(
+            stable_rank(q), rel=1e-4
+        )
+        assert rows[rows.gauge == "stable_rank.k"].value.item() == pytest.approx(
+            stable_rank(k), rel=1e-4
+        )
         size = D // H
         for head in range(H):
             group = head * len(k) // len(q)  # grouped-query heads share keys
@@ -97,12 +103,16 @@ def test_values_and_outputs_a_head(family, tmp_path):
             product = o[:, head * size :][:, :size].double() @ v[group * size :][:size].double()
             rows = frame[(frame.layer == layer) & (frame["head"] == head)].set_index("gauge").value
             assert rows["stable_rank.vo"] == pytest.approx(stable_rank(product), rel=1e-4)
-            assert rows["spectral_norm.vo"] == pytest.approx(float(torch.linalg.svdvals(product)[0]), rel=1e-4)
+            assert rows["spectral_norm.vo"] == pytest.approx(
+                float(torch.linalg.svdvals(product)[0]), rel=1e-4
+            )
 
 
 @pytest.mark.parametrize("family", ["neox", "gpt2", "llama", "bert", "opt"])
 @pytest.mark.parametrize("how", ["safetensors", "sharded"])
-def test_usual_families_are_planned_without_their_model_as_with_it(family, how, tmp_path, monkeypatch):
+def test_usual_families_are_planned_without_their_model_as_with_it(
+    family, how, tmp_path, monkeypatch
+):
     """And not if the file is not what its config says: then the model decides."""
     parts = [part for part in PARTS if not part.endswith(UPDATE)]
     save(family, tmp_path / "model", how)
@@ -117,7 +127,9 @@ def test_usual_families_are_planned_without_their_model_as_with_it(family, how, 
         assert [m.pieces for m in quick[part]] == [m.pieces for m in slow[part]]
         assert [m.heads for m in quick[part]] == [m.heads for m in slow[part]]
         for a, b in zip(quick[part], slow[part], strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(a.read(tensors), b.read(tensors), strict=True))
+            assert all(
+                torch.equal(x, y) for x, y in zip(a.read(tensors), b.read(tensors), strict=True)
+            )
     monkeypatch.undo()
     wide = "ffn_dim" if family == "opt" else "n_inner" if family == "gpt2" else "intermediate_size"
     for key in (wide, "n_layer" if family == "gpt2" else "num_hidden_layers"):
@@ -146,7 +158,9 @@ def test_stacked_experts_in_the_file(tmp_path):
     save_file(dict(zip(names, experts, strict=True)), tmp_path / "model.safetensors")
     opened = Tensors.open(tmp_path)
     found = plan(opened, ["mlp_in"])["mlp_in"]
-    assert [torch.equal(m.read(opened)[0], experts[0][e, :24]) for e, m in enumerate(found)] == [True] * 4
+    assert [torch.equal(m.read(opened)[0], experts[0][e, :24]) for e, m in enumerate(found)] == [
+        True
+    ] * 4
     assert opened.bytes_read == experts[0].nbytes / 2
 
 
@@ -168,8 +182,12 @@ def test_prefixes_may_differ(tmp_path):
     state = load_file(tmp_path / "model/model.safetensors")
     bare = {name.removeprefix("gpt_neox."): w for name, w in state.items()}
     for prefix in ("", "module.model."):
-        save_file({prefix + name: w for name, w in bare.items()}, tmp_path / "model/model.safetensors")
-        assert values(tmp_path / "model") == pytest.approx([stable_rank(w) for w in lower("neox")], rel=1e-4)
+        save_file(
+            {prefix + name: w for name, w in bare.items()}, tmp_path / "model/model.safetensors"
+        )
+        assert values(tmp_path / "model") == pytest.approx(
+            [stable_rank(w) for w in lower("neox")], rel=1e-4
+        )
 
 
 def test_shapes_that_do_not_fit_and_missing_tensors(tmp_path):
@@ -179,7 +197,9 @@ def test_shapes_that_do_not_fit_and_missing_tensors(tmp_path):
     torch.save({**state, name: torch.zeros(7, D)}, tmp_path / "model/pytorch_model.bin")
     opened = Tensors.open(tmp_path / "model")
     planned = plan(opened, ["mlp_in"])["mlp_in"]
-    with pytest.raises(BadCheckpoint, match=r"has shape \(7, 32\), which does not fit: \(80, 32\) is expected"):
+    with pytest.raises(
+        BadCheckpoint, match=r"has shape \(7, 32\), which does not fit: \(80, 32\) is expected"
+    ):
         planned[1].read(opened)
     del state[name]
     torch.save(state, tmp_path / "model/pytorch_model.bin")
@@ -189,7 +209,10 @@ def test_shapes_that_do_not_fit_and_missing_tensors(tmp_path):
 
 def test_weights_that_are_zero_or_not_finite_are_told(tmp_path):
     layer = {"layers.0.fc1.weight": torch.zeros(8, 4), "layers.0.fc2.weight": torch.ones(4, 8)}
-    other = {"layers.1.fc1.weight": torch.full((8, 4), math.nan), "layers.1.fc2.weight": torch.ones(4, 8)}
+    other = {
+        "layers.1.fc1.weight": torch.full((8, 4), math.nan),
+        "layers.1.fc2.weight": torch.ones(4, 8),
+    }
     save_file(layer | other, tmp_path / "model.safetensors")
     scan = joma.scan(str(tmp_path))
     zero, nan = scan.frame().value
@@ -216,7 +239,9 @@ def test_square_mlps_of_joma_train(tmp_path):
     assert products.value.tolist() == pytest.approx(norms, rel=1e-4)
     assert sorted(set(frame.step)) == [5, 10]
     first = frame[(frame.step == 5) & (frame.gauge == "stable_rank")].value.tolist()
-    assert first == pytest.approx([stable_rank(layer.linear1.weight.detach()) for layer in made.encoder.layers])
+    assert first == pytest.approx(
+        [stable_rank(layer.linear1.weight.detach()) for layer in made.encoder.layers]
+    )
     queries = [layer.self_attn.in_proj_weight[:16].detach() for layer in made.encoder.layers]
     got = frame[(frame.step == 5) & (frame.gauge == "stable_rank.q")].value.tolist()
     assert got == pytest.approx([stable_rank(w) for w in queries])
@@ -226,7 +251,9 @@ def experts(family):
     if family == "olmoe":
         config = transformers.OlmoeConfig(**SMALL, intermediate_size=16, num_experts=3)
         model = transformers.OlmoeForCausalLM(config)
-        return model, [e[:16] for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj]
+        return model, [
+            e[:16] for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj
+        ]
     config = transformers.Qwen2MoeConfig(
         **SMALL, intermediate_size=48, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=3,
         mlp_only_layers=[0],
@@ -251,11 +278,15 @@ def test_experts_narrower_than_the_model_and_what_is_beside_them(family, config,
         (tmp_path / "model/config.json").unlink()
     scan = joma.scan(str(tmp_path / "model"))
     assert scan.failed == [], scan.checkpoints().note[0]
-    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w.detach()) for w in lower], rel=1e-4)
+    assert scan.frame().value.tolist() == pytest.approx(
+        [stable_rank(w.detach()) for w in lower], rel=1e-4
+    )
 
 
 def test_gates_that_take_turns_are_read_from_the_file(tmp_path):
-    config = transformers.GptOssConfig(**SMALL, intermediate_size=150, num_local_experts=2, head_dim=8)
+    config = transformers.GptOssConfig(
+        **SMALL, intermediate_size=150, num_local_experts=2, head_dim=8
+    )
     torch.manual_seed(0)
     model = transformers.GptOssForCausalLM(config)
     with torch.no_grad():
@@ -263,7 +294,9 @@ def test_gates_that_take_turns_are_read_from_the_file(tmp_path):
             p.normal_()
     with quiet():
         model.save_pretrained(tmp_path / "model")
-    gates = [e[:, ::2].detach() for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj]
+    gates = [
+        e[:, ::2].detach() for layer in model.model.layers for e in layer.mlp.experts.gate_up_proj
+    ]
     assert joma.scan(str(tmp_path / "model")).frame().value.tolist() == pytest.approx(
         [stable_rank(w) for w in gates], rel=1e-4
     )
@@ -289,7 +322,10 @@ def test_rows_do_not_depend_on_which_checkpoint_came_first(tmp_path):
         save_file(made, tmp_path / f"model-{step}.safetensors")
     together = joma.scan(str(tmp_path))
     assert together.failed == []
-    alone = [joma.scan(str(tmp_path / f"model-{step}.safetensors")).frame().value.item() for step in range(3)]
+    alone = [
+        joma.scan(str(tmp_path / f"model-{step}.safetensors")).frame().value.item()
+        for step in range(3)
+    ]
     assert together.frame().value.tolist() == alone
 
 
@@ -297,9 +333,16 @@ def test_weights_with_scales_and_of_unknown_types_are_refused(tmp_path):
     weights = {"layers.0.fc1.weight": torch.randn(8, 4), "layers.0.fc2.weight": torch.randn(4, 8)}
     eight = {name: w.to(torch.float8_e4m3fn) for name, w in weights.items()}
     save_file(eight, tmp_path / "model-0.safetensors")
-    save_file({**eight, "layers.0.fc1.weight_scale_inv": torch.ones(1, 1)}, tmp_path / "model-1.safetensors")
+    save_file(
+        {**eight, "layers.0.fc1.weight_scale_inv": torch.ones(1, 1)},
+        tmp_path / "model-1.safetensors",
+    )
     save_file(weights, tmp_path / "model-2.safetensors")
-    data = (tmp_path / "model-2.safetensors").read_bytes().replace(b'"F32","shape":[8,4]', b'"F9X","shape":[8,4]')
+    data = (
+        (tmp_path / "model-2.safetensors")
+        .read_bytes()
+        .replace(b'"F32","shape":[8,4]', b'"F9X","shape":[8,4]')
+    )
     (tmp_path / "model-2.safetensors").write_bytes(data)
     table = joma.scan(str(tmp_path), mlp=r".*fc1").checkpoints()
     assert table.status.tolist() == ["ok", "failed", "failed"]

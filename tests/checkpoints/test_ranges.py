@@ -57,7 +57,11 @@ def server(files, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield hub
 
@@ -106,9 +110,18 @@ def test_parts_of_a_tensor_in_any_precision(server, files):
 @pytest.mark.parametrize("seed", range(5))
 def test_any_reads_in_any_order_are_the_files_bytes(seed, server, files, monkeypatch):
     """With limits so small that stretches are merged, dropped, given up and asked for again."""
-    for name, value in {"GAP": 50, "_KEPT": 700, "_WINDOW": (64, 256), "_HELD": 2, "_BLOCK": 100}.items():
+    for name, value in {
+        "GAP": 50,
+        "_KEPT": 700,
+        "_WINDOW": (64, 256),
+        "_HELD": 2,
+        "_BLOCK": 100,
+    }.items():
         monkeypatch.setattr(ranges, name, value)
-    content, draw = (files["safetensors"] / "model.safetensors").read_bytes()[:20_000], random.Random(seed)
+    content, draw = (
+        (files["safetensors"] / "model.safetensors").read_bytes()[:20_000],
+        random.Random(seed),
+    )
     folder = files["safetensors"].parent / f"any{seed}"
     folder.mkdir(exist_ok=True)
     (folder / "x.bin").write_bytes(content)
@@ -118,7 +131,10 @@ def test_any_reads_in_any_order_are_the_files_bytes(seed, server, files, monkeyp
     assert revision is not None
     reader = revision.reader("x.bin")
     assert reader is not None
-    spans = [(begin, begin + draw.choice((0, 3, 90, 2000))) for begin in (draw.randrange(18_000) for _ in range(30))]
+    spans = [
+        (begin, begin + draw.choice((0, 3, 90, 2000)))
+        for begin in (draw.randrange(18_000) for _ in range(30))
+    ]
     reader.expect(spans[:20])
     draw.shuffle(spans)
     for begin, end in spans:
@@ -165,7 +181,9 @@ def test_a_branch_that_moves_meanwhile_is_read_at_its_commit(server):
     assert revision is not None
     assert revision.reader("pytorch_model.bin") is not None
     seen = []
-    server.name = lambda asked: seen.append(asked) or {commit(key): key for key in server.revisions}.get(asked, asked)
+    server.name = lambda asked: (
+        seen.append(asked) or {commit(key): key for key in server.revisions}.get(asked, asked)
+    )
     assert revision.reader("pytorch_model.bin") is not None
     assert revision.fetch("config.json") is None
     assert set(seen) == {commit("bin")}
@@ -206,22 +224,41 @@ def test_a_limit_is_kept_before_it_is_passed(server, files):
 
 
 def test_a_budget_is_announced_and_refused_beforehand(server, files, monkeypatch):
-    monkeypatch.setattr(measure, "_plans", {})  # a plan of an earlier test would spare this one some headers
+    monkeypatch.setattr(
+        measure, "_plans", {}
+    )  # a plan of an earlier test would spare this one some headers
     said = []
     scan = joma.scan(REPO, revisions="neox", report=lambda done, total, what: said.append(what))
     transferred = int(scan.checkpoints().transferred[0])
-    each = transfer([Checkpoint("neox", 0, repo=REPO)], partial(needed, request=Request(("stable_rank",))))
+    each = transfer(
+        [Checkpoint("neox", 0, repo=REPO)], partial(needed, request=Request(("stable_rank",)))
+    )
     assert each is not None
-    small = sum((files["neox"] / name).stat().st_size for name in ("config.json", "model.safetensors.index.json"))
+    small = sum(
+        (files["neox"] / name).stat().st_size
+        for name in ("config.json", "model.safetensors.index.json")
+    )
     assert transferred == each - small  # these two came when it was asked
-    assert f"to be transferred from the hub: about {show_bytes(each)}, 1 × {show_bytes(each)}" in said
-    with pytest.raises(ValueError, match=r"2 checkpoints of .* the budget is 200 kB: choose 1 of them \(--revisions"):
+    assert (
+        f"to be transferred from the hub: about {show_bytes(each)}, 1 × {show_bytes(each)}" in said
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"2 checkpoints of .* the budget is 200 kB: choose 1 of them \(--revisions",
+    ):
         joma.scan(REPO, revisions="neox,neox2", budget="200kB")
     assert joma.scan(REPO, revisions="neox", budget=each).failed == []
-    missing = joma.scan(REPO, revisions="neox2", budget="1MB", report=lambda done, total, what: said.append(what))
+    missing = joma.scan(
+        REPO, revisions="neox2", budget="1MB", report=lambda done, total, what: said.append(what)
+    )
     assert "has no revision neox2" in missing.checkpoints().note[0]
     assert "to be transferred from the hub: not known beforehand, 1 checkpoints" in said
-    assert [parse_bytes(text) for text in ("20GB", "1.5 MiB", 3e9, 7)] == [20 * 10**9, 3 << 19, 3 * 10**9, 7]
+    assert [parse_bytes(text) for text in ("20GB", "1.5 MiB", 3e9, 7)] == [
+        20 * 10**9,
+        3 << 19,
+        3 * 10**9,
+        7,
+    ]
     for wrong in ("20 apples", "", "-3GB", "0"):
         with pytest.raises(ValueError, match="is no amount of bytes"):
             parse_bytes(wrong)

@@ -57,7 +57,15 @@ def test_values(whole, bare):
     from safetensors.torch import load_file
 
     frame = whole.frame()
-    assert list(frame.columns) == ["step", "checkpoint", "layer", "gauge", "value", "module", "same_as"]
+    assert list(frame.columns) == [
+        "step",
+        "checkpoint",
+        "layer",
+        "gauge",
+        "value",
+        "module",
+        "same_as",
+    ]
     for step in (0, 512, 9000):
         state = load_file(bare / f"model-{step}.safetensors")
         expected = [stable_rank(state[f"layers.{n}.fc1.weight"]) for n in range(2)]
@@ -97,10 +105,16 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
     )
     run, choose, killed = tmp_path / "run", random.Random(1), 0
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", script, str(bare), str(run)], stderr=subprocess.PIPE)
-        target = choose.randint(1, 8) + (len(Scan(run).status()) if (run / "run.json").exists() else 0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(bare), str(run)], stderr=subprocess.PIPE
+        )
+        target = choose.randint(1, 8) + (
+            len(Scan(run).status()) if (run / "run.json").exists() else 0
+        )
         for _ in range(3000):
-            if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes().count(b"\n") >= 2 * target:
+            if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_bytes().count(
+                b"\n"
+            ) >= 2 * target:
                 break
             assert process.poll() is None, process.communicate()[1].decode()
             time.sleep(0.005)
@@ -113,7 +127,9 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
     same_rows(Scan(run), whole)
 
 
-def test_another_question_gets_a_numbered_folder_and_the_same_one_goes_on_in_its_own(bare, tmp_path, capfd):
+def test_another_question_gets_a_numbered_folder_and_the_same_one_goes_on_in_its_own(
+    bare, tmp_path, capfd
+):
     run = tmp_path / "run"
     two = "0..1"
     first = joma.scan(str(bare), run, revisions=two)
@@ -144,7 +160,10 @@ def test_a_folder_with_a_run_of_another_kind_is_refused_and_stays(bare, tmp_path
 
     joma.simulate("two-tokens", tmp_path / "run", t_end=1.0, times=11)
     before = (tmp_path / "run/run.json").read_bytes()
-    with pytest.raises(RunError, match=r"run holds simulate 'run', done, created .*, and no scan: choose another fold"):
+    with pytest.raises(
+        RunError,
+        match=r"run holds simulate 'run', done, created .*, and no scan: choose another fold",
+    ):
         joma.scan(str(bare), tmp_path / "run")
     assert (tmp_path / "run/run.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -152,7 +171,9 @@ def test_a_folder_with_a_run_of_another_kind_is_refused_and_stays(bare, tmp_path
 
 def test_a_gauge_without_its_part_costs_the_others_nothing(bare, whole):
     """Without a config.json nothing tells how many heads there are: no W_Q W_Kᵀ per head."""
-    scan = joma.scan(str(bare), revisions="0..4", gauges="stable_rank.qk,stable_rank,spectral_norm.vo")
+    scan = joma.scan(
+        str(bare), revisions="0..4", gauges="stable_rank.qk,stable_rank,spectral_norm.vo"
+    )
     alone = whole.frame()
     measured = scan.frame().drop(columns=["head"], errors="ignore")
     assert measured.equals(alone[alone.step <= 4])
@@ -162,7 +183,10 @@ def test_a_gauge_without_its_part_costs_the_others_nothing(bare, whole):
         assert list(problems) == ["stable_rank.qk", "spectral_norm.vo"]
         assert problems["stable_rank.qk"].startswith("no matrix found for 'qk'")
         assert problems["spectral_norm.vo"].startswith("no matrix found for 'vo'")
-    assert [len(names) for names in scan.remarks().values()] == [4, 4]  # each reason once, for all checkpoints
+    assert [len(names) for names in scan.remarks().values()] == [
+        4,
+        4,
+    ]  # each reason once, for all checkpoints
     assert all("stable_rank.qk: no matrix found for 'qk'" in note for note in table.note)
 
 
@@ -172,7 +196,9 @@ def test_a_part_that_is_damaged_costs_the_others_nothing(tmp_path):
     name = "gpt_neox.layers.2.mlp.dense_4h_to_h.weight"
     save_file({**state, name: state[name].to(torch.int8)}, tmp_path / "model/model.safetensors")
     scan = joma.scan(str(tmp_path / "model"), gauges="stable_rank.mlp_out,stable_rank")
-    assert scan.frame().value.tolist() == pytest.approx([stable_rank(w) for w in lower("neox")], rel=1e-4)
+    assert scan.frame().value.tolist() == pytest.approx(
+        [stable_rank(w) for w in lower("neox")], rel=1e-4
+    )
     (problems,) = scan.checkpoints().problems
     assert list(problems) == ["stable_rank.mlp_out"]
     assert problems["stable_rank.mlp_out"].startswith(f"{name} is of type torch.int8")
@@ -191,7 +217,9 @@ def test_a_gauge_whose_function_raises_costs_the_others_nothing(bare, whole):
         remove("picky")
     alone = whole.frame()
     assert scan.frame().equals(alone[alone.step <= 1])
-    assert scan.checkpoints().problems[0] == {"picky": "on layers.0.fc1: ZeroDivisionError: too picky"}
+    assert scan.checkpoints().problems[0] == {
+        "picky": "on layers.0.fc1: ZeroDivisionError: too picky"
+    }
 
 
 def test_a_kind_of_charge_that_a_model_lacks_costs_the_others_nothing(tmp_path):
@@ -204,7 +232,9 @@ def test_a_kind_of_charge_that_a_model_lacks_costs_the_others_nothing(tmp_path):
     assert list(both.checkpoints().problems[0]) == ["charge.mlp"]
 
 
-def test_the_exit_status_says_whether_all_was_measured_and_each_reason_is_printed_once(bare, tmp_path, monkeypatch):
+def test_the_exit_status_says_whether_all_was_measured_and_each_reason_is_printed_once(
+    bare, tmp_path, monkeypatch
+):
     from typer.testing import CliRunner
 
     from joma.cli import app
@@ -236,9 +266,15 @@ def series(tmp_path):
     """NeoX checkpoints of which two are the same and others are bad in many ways."""
     root = tmp_path / "series"
     for step in (0, 1, 2, 4, 8):
-        save("neox", root / f"step-{step}", "sharded" if step == 2 else "bin" if step == 4 else "safetensors")
+        save(
+            "neox",
+            root / f"step-{step}",
+            "sharded" if step == 2 else "bin" if step == 4 else "safetensors",
+        )
     start = root / "step-0"
-    save_file({name: w + 1 for name, w in _state(start).items()}, start / "model.safetensors")  # other weights
+    save_file(
+        {name: w + 1 for name, w in _state(start).items()}, start / "model.safetensors"
+    )  # other weights
     index = json.loads((root / "step-2/model.safetensors.index.json").read_text())["weight_map"]
     shard = root / "step-2" / index["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"]
     os.truncate(shard, shard.stat().st_size - 100)
@@ -273,7 +309,10 @@ def test_failures_have_rows_and_the_rest_goes_on(series):
         "step-0": "ok", "step-1": "ok", "step-2": "failed", "step-4": "failed", "step-8": "ok", "step-16": "failed",
         "step-32": "failed", "step-99": "failed",
     }  # fmt: skip
-    assert table.same_as.to_dict() == dict.fromkeys(table.index, "") | {"step-1": "step-8", "step-8": "step-1"}
+    assert table.same_as.to_dict() == dict.fromkeys(table.index, "") | {
+        "step-1": "step-8",
+        "step-8": "step-1",
+    }
     for checkpoint, words in {
         "step-2": "cut off", "step-4": "nothing of it was executed", "step-16": "outside of the checkpoint: refused",
         "step-32": "does not fit", "step-99": "no checkpoint step-99",
@@ -304,7 +343,9 @@ def reference_entropy(ids):
     with torch.no_grad():
         attentions = made(input_ids=ids, output_attentions=True).attentions
     made.set_attn_implementation("sdpa")
-    return np.array([torch.special.entr(p.double()).sum(-1).mean(dim=(0, 2)).numpy() for p in attentions])
+    return np.array(
+        [torch.special.entr(p.double()).sum(-1).mean(dim=(0, 2)).numpy() for p in attentions]
+    )
 
 
 def test_attention_on_a_fixed_sample(tmp_path):
@@ -331,7 +372,9 @@ def test_the_models_own_tokenizer_and_a_corpus(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat and the dog ran away again\n" * 200)
     words = sorted(set(text.read_text().split()))
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="the"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="the")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     save("neox", tmp_path / "series/step-1")
     options = {"gauges": "entropy,stable_rank", "data": str(text), "tokens": 64, "length": 16}
@@ -339,10 +382,14 @@ def test_the_models_own_tokenizer_and_a_corpus(tmp_path):
     assert without.status() == {"step-1": "partly"}
     assert "entropy: no tokenizer with the weights" in without.checkpoints().note[0]
     assert set(without.frame().gauge) == {"stable_rank"}  # weight gauges still work
-    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path / "series")  # beside the steps
+    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(
+        tmp_path / "series"
+    )  # beside the steps
     scan = joma.scan(str(tmp_path / "series"), **options)
     assert scan.failed == []
-    valid = text.read_text()[int(0.9 * text.stat().st_size) :].split("\n", 1)[1].split()  # the last tenth
+    valid = (
+        text.read_text()[int(0.9 * text.stat().st_size) :].split("\n", 1)[1].split()
+    )  # the last tenth
     ids = torch.tensor([words.index(w) for w in valid[:64]]).reshape(4, 16)
     rows = scan.frame()
     got = rows[rows.gauge == "entropy"].value.to_numpy().reshape(3, H)
@@ -389,7 +436,9 @@ def engine(request):
 
 
 @pytest.mark.timeout(600)  # several processes that import torch
-def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine, bare, whole, tmp_path, monkeypatch):
+def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(
+    engine, bare, whole, tmp_path, monkeypatch
+):
     monkeypatch.setattr(local, "_GROWTH", 20e6)
     monkeypatch.setattr(cluster, "_CALLS", 2)
     monkeypatch.setattr(module, "_measure_one", calls.measure_killed_once)
@@ -407,14 +456,18 @@ def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(engine
     alone = whole.checkpoints()
     assert scan.checkpoints().equals(alone[alone.step <= 4])
     assert {done for done, _ in reported} == set(range(5))
-    assert all(done == stored for done, stored in reported)  # each row is written before the next is waited for
+    assert all(
+        done == stored for done, stored in reported
+    )  # each row is written before the next is waited for
 
 
 def test_a_worker_that_always_dies_takes_one_checkpoint_with_it(bare, monkeypatch):
     monkeypatch.setattr(module, "_measure_one", calls.measure_killed)
     table = joma.scan(str(bare), revisions="0..2", workers=2).checkpoints().set_index("step")
     assert table.status.to_dict() == {0: "ok", 1: "failed", 2: "ok"}
-    assert table.note[1].startswith("the process that measured it died: its process was killed (SIGKILL)")
+    assert table.note[1].startswith(
+        "the process that measured it died: its process was killed (SIGKILL)"
+    )
 
 
 def test_picture_has_a_log_axis_with_step_0(whole):
@@ -446,7 +499,9 @@ def test_command_line(bare, series, tmp_path, monkeypatch, capsys):
     assert bad.output.strip().splitlines()[-1] == "5 checkpoints: 1 failed"
     assert "step-1: identical to step-4, step-8" in bad.output
     typo = run(app, ["scan", str(bare), "--gauges", "entropi"])
-    assert isinstance(typo.exception, ValueError)  # joma.cli.main makes this one line and exit status 2
+    assert isinstance(
+        typo.exception, ValueError
+    )  # joma.cli.main makes this one line and exit status 2
     assert "Did you mean 'entropy'" in str(typo.exception)
 
 
@@ -474,7 +529,11 @@ def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "ray" else find(name, *more),
+    )
     touch(tmp_path / "step-1")
     with pytest.raises(ValueError, match=r"pip install 'joma\[ray\]'"):
         joma.scan(str(tmp_path), engine="ray")

@@ -65,7 +65,15 @@ def test_help_names_the_commands():
 def test_claims_as_json_carry_what_was_promised():
     rows = json.loads(joma("claims", "T4", "L6", "--json", check=0).stdout)
     assert {row["id"] for row in rows} >= {"T4.ratio", "T4.threshold", "L6"}
-    promised = {"id", "statement", "verdict", "value", "tolerance", "correction", "control_rejected"}
+    promised = {
+        "id",
+        "statement",
+        "verdict",
+        "value",
+        "tolerance",
+        "correction",
+        "control_rejected",
+    }
     assert all(promised <= row.keys() and row["control_rejected"] for row in rows)
 
 
@@ -96,7 +104,10 @@ def test_a_real_process_ends_with_a_message_and_2(tmp_path):
         (("simulate", "two-tokens", "--attention", "sofmax"), "Did you mean 'softmax'"),
         (("simulate", "two-tokens", "--activation", "rleu"), "Did you mean 'relu'"),
         (("simulate", "two-tokens", "--t-end", "-1"), "t_end must be a positive number, got -1.0"),
-        (("simulate", "two-tokens", "--temperature", "0"), "temperature must be a positive number, got 0"),
+        (
+            ("simulate", "two-tokens", "--temperature", "0"),
+            "temperature must be a positive number, got 0",
+        ),
         (("simulate", "two-token"), "Did you mean 'two-tokens'"),
         (("simulate", "missing.npz"), "no file missing.npz"),
         (("simulate",), "which task?"),
@@ -122,11 +133,16 @@ def write_npz(path: Path, **arrays):
         ({"x": np.full((3, 2), np.nan), "g": np.ones((3, 1))}, "x[0, 0] is nan"),
         ({"x": np.ones((0, 2)), "g": np.ones((0, 1))}, "the task is empty"),
         ({"x": np.ones((3, 2))}, "exactly one of g (gradients), labels"),
-        ({"x": np.ones((3, 2)), "g": np.ones((3, 1)), "v0": np.ones((1, 1))}, "v0 must have shape (2, 1), got (1, 1)"),
+        (
+            {"x": np.ones((3, 2)), "g": np.ones((3, 1)), "v0": np.ones((1, 1))},
+            "v0 must have shape (2, 1), got (1, 1)",
+        ),
     ],
 )
 def test_bad_task_files(tmp_path, arrays, message):
-    done = joma("simulate", write_npz(tmp_path / "task.npz", **arrays), "--out", tmp_path / "out", check=2)
+    done = joma(
+        "simulate", write_npz(tmp_path / "task.npz", **arrays), "--out", tmp_path / "out", check=2
+    )
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
 
@@ -137,7 +153,10 @@ def test_a_pickled_npz_is_refused_and_not_run(tmp_path):
             return (Path.touch, (tmp_path / "ran",))
 
     np.savez(tmp_path / "task.npz", x=np.array([Boom()], dtype=object))
-    assert "not a readable .npz" in joma("simulate", tmp_path / "task.npz", "--out", tmp_path / "out", check=2).stderr
+    assert (
+        "not a readable .npz"
+        in joma("simulate", tmp_path / "task.npz", "--out", tmp_path / "out", check=2).stderr
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -145,11 +164,23 @@ def test_csv_and_npz_of_the_same_task_give_the_same_run(tmp_path):
     rng = np.random.default_rng(0)
     x, labels = rng.random((8, 3)), rng.integers(2, size=8)
     write_npz(tmp_path / "task.npz", x=x, labels=labels)
-    lines = ["x0,x1,x2,label"] + [",".join(repr(float(v)) for v in (*row, y)) for row, y in zip(x, labels, strict=True)]
+    lines = ["x0,x1,x2,label"] + [
+        ",".join(repr(float(v)) for v in (*row, y)) for row, y in zip(x, labels, strict=True)
+    ]
     (tmp_path / "task.csv").write_text("\n".join(lines) + "\n")
     frames = []
     for kind in ("npz", "csv"):
-        joma("simulate", tmp_path / f"task.{kind}", "--out", tmp_path / kind, "--t-end", "3", "--scale", "0.5", check=0)
+        joma(
+            "simulate",
+            tmp_path / f"task.{kind}",
+            "--out",
+            tmp_path / kind,
+            "--t-end",
+            "3",
+            "--scale",
+            "0.5",
+            check=0,
+        )
         frames.append(Run(tmp_path / kind).frame())
         assert (tmp_path / kind / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert frames[0].equals(frames[1])
@@ -176,7 +207,10 @@ def test_simulate_says_when_a_flow_blows_up(tmp_path):
 
 def test_a_folder_with_another_run_is_refused_until_forced(tmp_path):
     out = tmp_path / "[a]"  # would be a style, were it markup
-    assert f"{out}/  (run.json" in joma("simulate", "two-tokens", "--out", out, "--t-end", "1", check=0).stdout
+    assert (
+        f"{out}/  (run.json"
+        in joma("simulate", "two-tokens", "--out", out, "--t-end", "1", check=0).stdout
+    )
     before = (out / "run.json").read_bytes()
     done = joma("simulate", "two-tokens", "--out", out, "--t-end", "2", check=2)
     assert str(out) in done.stderr.replace("\n", "")
@@ -206,7 +240,13 @@ def test_a_scan_prints_brackets_as_they_are(tmp_path):
 
     from joma.cli.scan import _show
 
-    row = {"step": 1, "checkpoint": "a[/x]", "status": "failed", "note": "no [/y] here", "same_as": "b[/z]"}
+    row = {
+        "step": 1,
+        "checkpoint": "a[/x]",
+        "status": "failed",
+        "note": "no [/y] here",
+        "same_as": "b[/z]",
+    }
     result = SimpleNamespace(
         checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None,
         remarks=lambda: {row["note"]: [row["checkpoint"]]},
@@ -227,7 +267,9 @@ def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_oth
     stored = json.loads((out / "fig3/verdict.json").read_text())
     assert stored["verdict"] == "holds"
     assert stored["measured"] in " ".join(first.stdout.split())
-    assert all(len(line) <= 60 for line in first.stdout.splitlines() if not line.startswith("report:"))
+    assert all(
+        len(line) <= 60 for line in first.stdout.splitlines() if not line.startswith("report:")
+    )
     assert "\x1b" not in first.stdout + first.stderr
     assert first.stderr.startswith("fig3: holds (")
     stamp = (out / "fig3/run.json").stat().st_mtime_ns
@@ -236,7 +278,9 @@ def test_reproduce_writes_the_promised_files_skips_what_is_there_and_refuses_oth
     refused = joma("reproduce", "fig3", "--out", out, "--seed", "1", check=2)
     assert "holds another run" in refused.stderr
     joma("reproduce", "saliency", "--out", out, check=0)
-    assert {'id="fig3"', 'id="saliency"'} <= set(re.findall(r'id="\w+"', (out / "report.html").read_text()))
+    assert {'id="fig3"', 'id="saliency"'} <= set(
+        re.findall(r'id="\w+"', (out / "report.html").read_text())
+    )
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -281,7 +325,10 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
-STARTS = {"python -m joma": ["-m", "joma"], "joma": ["-c", "import sys; from joma.cli import main; sys.exit(main())"]}
+STARTS = {
+    "python -m joma": ["-m", "joma"],
+    "joma": ["-c", "import sys; from joma.cli import main; sys.exit(main())"],
+}
 AT_WORK = "joma: interrupted; what was complete is kept, nothing is half-written\n"
 
 
@@ -330,7 +377,20 @@ def test_the_entry_point_imports_nothing_that_takes_time():
 def test_ctrl_c_in_the_middle_leaves_no_half_written_exhibit_and_no_process(tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "joma", "reproduce", "fig2", "fig3", "--preset", "laptop", "--jobs", "2", "--out", out],
+        [
+            sys.executable,
+            "-m",
+            "joma",
+            "reproduce",
+            "fig2",
+            "fig3",
+            "--preset",
+            "laptop",
+            "--jobs",
+            "2",
+            "--out",
+            out,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -345,7 +405,10 @@ def test_ctrl_c_in_the_middle_leaves_no_half_written_exhibit_and_no_process(tmp_
     assert process.returncode == 130
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    assert {path.name for path in out.iterdir()} <= {"fig3", "times.json"}  # fig3 may have been done by then
+    assert {path.name for path in out.iterdir()} <= {
+        "fig3",
+        "times.json",
+    }  # fig3 may have been done by then
     for _ in range(600):
         try:
             os.killpg(process.pid, 0)

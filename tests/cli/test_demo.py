@@ -16,7 +16,16 @@ from joma.cli import browser, demo, main
 @pytest.fixture
 def joma(tmp_path, monkeypatch, capsys):
     """The entry point in a folder of its own: words -> (exit code, stdout, stderr)."""
-    small = replace(demo.SETTINGS, vocabulary=200, width=16, hidden=16, batch=4, length=8, steps=6, valid_windows=1)
+    small = replace(
+        demo.SETTINGS,
+        vocabulary=200,
+        width=16,
+        hidden=16,
+        batch=4,
+        length=8,
+        steps=6,
+        valid_windows=1,
+    )
     monkeypatch.setattr(demo, "SETTINGS", small)
     monkeypatch.chdir(tmp_path)
 
@@ -33,7 +42,9 @@ def joma(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_it_leaves_a_run_and_its_page_opens_it_if_wanted_and_the_next_has_a_number(joma, tmp_path, monkeypatch):
+def test_it_leaves_a_run_and_its_page_opens_it_if_wanted_and_the_next_has_a_number(
+    joma, tmp_path, monkeypatch
+):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(browser, "has_windows", lambda: True)
@@ -68,7 +79,11 @@ def test_a_text_browser_is_not_started_on_a_terminal_without_windows(monkeypatch
 def test_folders_that_are_taken_are_refused_in_a_sentence(joma, tmp_path):
     (tmp_path / "file").write_text("mine")
     RunWriter.create(tmp_path / "run", kind="watch", config={}).finish("done")
-    for place, reason in (("file", "stays as it is"), ("run", "choose another --out"), ("/proc/x", "another --out")):
+    for place, reason in (
+        ("file", "stays as it is"),
+        ("run", "choose another --out"),
+        ("/proc/x", "another --out"),
+    ):
         code, _, err = joma("demo", "--out", place)
         assert code == 2
         assert reason in err

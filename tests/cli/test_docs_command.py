@@ -19,7 +19,9 @@ def strings(path: Path) -> list[str]:
     """Return the texts of a source file that can reach a user: its string constants, docstrings included."""
     if path.suffix != ".py":
         return [path.read_text(encoding="utf-8")]
-    constants = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    constants = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+    ]
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
@@ -63,7 +65,9 @@ def test_a_page_is_readable_as_text(page):
     text = terminal_text(source)
     assert "\0" not in text
     assert not re.search(r"!\[|<!--|<a id=", text)
-    assert [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if not target.startswith("http")] == []
+    assert [
+        target for target in re.findall(r"\]\(([^)\s]+)\)", text) if not target.startswith("http")
+    ] == []
     blocks = re.findall(r"^```.*?^```", source, flags=re.M | re.S)
     assert all(block in text for block in blocks)
     assert set(re.findall(r"`joma docs ([\w-]+)`", text)) <= set(pages())
@@ -74,4 +78,7 @@ def test_a_page_is_printed_and_an_unknown_one_refused_with_the_nearest():
     assert printed.startswith("# ")
     assert "joma.watch" in printed
     refused = joma("docs", "wotch", check=2)
-    assert "there is no page 'wotch': did you mean 'watch'? `joma docs` lists all of them" in refused.stderr
+    assert (
+        "there is no page 'wotch': did you mean 'watch'? `joma docs` lists all of them"
+        in refused.stderr
+    )

@@ -45,4 +45,7 @@ def test_a_broken_library_is_a_finding_and_not_a_traceback(monkeypatch):
 
 def test_a_network_that_is_not_there_is_a_finding(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
-    assert "cannot be reached" in json.loads(joma("doctor", "--network", "--json", check=0).stdout)["hub"]
+    assert (
+        "cannot be reached"
+        in json.loads(joma("doctor", "--network", "--json", check=0).stdout)["hub"]
+    )

@@ -27,7 +27,9 @@ PATHS = [path for path, _ in walk(ROOT)]
 def test_help_has_plain_words_and_shows_defaults_whole(path):
     text = joma(*path, "--help", check=0, columns=80).stdout
     assert not re.search(r"<\w+(\[.*?\])?>|list\[|\bPath\b|\bstr\b|\bint\b", text)
-    assert not re.search(r"\[default:[^\]]*…[^)\]]", text)  # "runs/train-…" is a name; a cut-off default is not
+    assert not re.search(
+        r"\[default:[^\]]*…[^)\]]", text
+    )  # "runs/train-…" is a name; a cut-off default is not
     assert max(map(len, text.splitlines())) <= 80
     if path:
         assert "Example:" in text
@@ -37,14 +39,21 @@ def test_help_has_plain_words_and_shows_defaults_whole(path):
     ("command", "usage"),
     [("plot", "[OPTIONS] RUN"), ("report", "[OPTIONS] RUNS..."), ("claims", "[OPTIONS] [IDS]...")],
 )
-def test_usage_has_brackets_around_what_may_be_left_out_and_none_around_what_is_needed(command, usage):
+def test_usage_has_brackets_around_what_may_be_left_out_and_none_around_what_is_needed(
+    command, usage
+):
     first = joma(command, "--help", check=0).stdout.strip().splitlines()[0]
     assert first.strip().endswith(f"joma {command} {usage}")
 
 
 def test_a_sweep_shows_the_defaults_of_the_settings_that_it_takes_lists_of():
     text = joma("sweep", "train", "--help", check=0, columns=200).stdout
-    for option, default in (("--layers", "1"), ("--lr", "0.0001"), ("--norm-first", "false"), ("--gauges", "entropy")):
+    for option, default in (
+        ("--layers", "1"),
+        ("--lr", "0.0001"),
+        ("--norm-first", "false"),
+        ("--gauges", "entropy"),
+    ):
         assert re.search(rf"{option} .*\[default: \({default}", text), option
 
 
@@ -80,7 +89,11 @@ def test_examples_can_be_parsed(path):
 )
 def test_a_shell_completes_what_joma_has_names_for(typed, expected):
     words = f"joma {typed}"
-    environment = {"_JOMA_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    environment = {
+        "_JOMA_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     done = CliRunner().invoke(app, [], env=environment, prog_name="joma")
     offered = set(done.output.split())
     assert expected <= offered

@@ -30,9 +30,21 @@ def places(tmp_path_factory):
         folder = root / "sweep" / f"data=wikitext-103,layers={n},lr=0.000{n},seed={n}"
         with RunWriter.create(folder, kind="train", config={"steps": 6000}, axes=axes) as writer:
             writer.note(phases=["dense", "sparsifying", "bouncing", "collapsed"])
-            numbers = {"loss": loss, "valid_loss": 1234.5678 + n, "entropy": [2.6321, 1.5], "phase": [0, 1]}
+            numbers = {
+                "loss": loss,
+                "valid_loss": 1234.5678 + n,
+                "entropy": [2.6321, 1.5],
+                "phase": [0, 1],
+            }
             writer.write(5999 + n, numbers)
-    alert = {"step": 12, "kind": "collapse", "level": "critical", "layer": 1, "heads": [], "gauge": "entropy"}
+    alert = {
+        "step": 12,
+        "kind": "collapse",
+        "level": "critical",
+        "layer": 1,
+        "heads": [],
+        "gauge": "entropy",
+    }
     alert |= {"module": "blocks.1", "later": [], "value": 0.0123456, "threshold": 0.1}
     alert |= {"what_to_do": "Lower the rate [by half]."}
     (folder / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
@@ -77,10 +89,17 @@ def test_numbers_are_whole_and_lines_fit_at_any_width(name, width, places):
     assert done.returncode in (0, 5), done.stderr
     assert "\x1b" not in done.stdout
     assert not re.search(r"\d…|…\d", done.stdout)
-    assert all(re.search(rf"(?<![\w.]){re.escape(piece)}(?![\w.]*\w)", done.stdout) for piece in WHOLE.get(name, ()))
+    assert all(
+        re.search(rf"(?<![\w.]){re.escape(piece)}(?![\w.]*\w)", done.stdout)
+        for piece in WHOLE.get(name, ())
+    )
     # paths, and sentences with what to do, are left whole so that they can be copied
     prose = ("run: ", "page: ", "critical: ", "not judged: ", str(places["run"]))
-    assert [line for line in done.stdout.splitlines() if len(line) > width and not line.startswith(prose)] == []
+    assert [
+        line
+        for line in done.stdout.splitlines()
+        if len(line) > width and not line.startswith(prose)
+    ] == []
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "audit"])
@@ -95,7 +114,9 @@ def test_json_has_all_digits(name, places):
         assert value["alerts"][0]["value"] == 0.0123456
     if name == "scan":
         assert [row["step"] for row in value["checkpoints"]] == [1000, 143000]
-        assert all(isinstance(x, float) for row in value["checkpoints"] for x in row["means"].values())
+        assert all(
+            isinstance(x, float) for row in value["checkpoints"] for x in row["means"].values()
+        )
 
 
 @pytest.mark.parametrize("name", ["claims", "sweep", "status"])
@@ -119,9 +140,16 @@ def test_a_pipe_has_no_width_unless_it_is_given_one(monkeypatch, capsys):
 
 @pytest.mark.parametrize("width", [12, 30, 45, 60, 80])
 def test_every_character_of_every_cell_is_printed(width):
-    cells = ("run-of-thirty-characters-000001", "-1.2345e-10", "a reason of several words: 0.5", "[b]not markup")
+    cells = (
+        "run-of-thirty-characters-000001",
+        "-1.2345e-10",
+        "a reason of several words: 0.5",
+        "[b]not markup",
+    )
     out = Console(file=io.StringIO(), width=width)
-    terminal.print_table(out, ("name", ">loss", "*why", "~odd"), [tuple(map(terminal.escape, cells))] * 2)
+    terminal.print_table(
+        out, ("name", ">loss", "*why", "~odd"), [tuple(map(terminal.escape, cells))] * 2
+    )
     printed = "".join(out.file.getvalue().split())
     assert max(map(len, out.file.getvalue().splitlines())) <= width
     for cell in cells if width <= 60 else ():
@@ -150,7 +178,9 @@ def test_no_latex_reaches_the_terminal():
             shown = plain_maths(text or "")
             assert not re.search(r"[\\$]", shown), (claim.id, shown)
             assert shown.isprintable()
-    assert not [exhibit.id for exhibit in exhibits().values() if re.search(r"[\\$]", exhibit.statement)]
+    assert not [
+        exhibit.id for exhibit in exhibits().values() if re.search(r"[\\$]", exhibit.statement)
+    ]
     assert not [gauge.name for gauge in gauges().values() if re.search(r"[\\$]", gauge.help)]
 
 

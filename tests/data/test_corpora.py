@@ -27,7 +27,10 @@ from joma._train.windows import epoch, streams, window
 JOMA_DATA = os.environ.get("JOMA_DATA", "")
 SRC = Path(text_module.__file__).parents[2]
 quick = settings(
-    max_examples=100, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 # pieces in which the rules meet: marks, break tags with and without quotes inside, odd white space, capital sigma
 PIECES = st.lists(
@@ -114,19 +117,25 @@ def test_blocks_change_no_word_and_lose_no_byte(monkeypatch, text, block, line):
 @quick
 def test_vocabulary_is_unk_then_frequency_then_alphabet_up_to_the_cap(tmp_path, words, cap):
     (tmp_path / "scratch").unlink(missing_ok=True)
-    tokeniser, chunks = Words.train(Text((Span("x", " ".join(words).encode()),)), cap, tmp_path / "scratch")
+    tokeniser, chunks = Words.train(
+        Text((Span("x", " ".join(words).encode()),)), cap, tmp_path / "scratch"
+    )
     tokens = np.concatenate(list(chunks))
     counts = Counter(words)
     counts.pop(UNKNOWN, None)
     expected = [UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word))][:cap]
     assert tokeniser.words == expected
-    assert [expected[t] for t in tokens] == [word if word in expected else UNKNOWN for word in words]
+    assert [expected[t] for t in tokens] == [
+        word if word in expected else UNKNOWN for word in words
+    ]
     assert not (tmp_path / "scratch").exists()
 
 
 def test_more_distinct_words_than_the_first_table_of_counts_holds(tmp_path):
     many = [f"w{i}" for i in range(150_000)]
-    tokeniser, chunks = Words.train(Text((Span("x", " ".join([*many, "w149999"]).encode()),)), None, tmp_path / "s")
+    tokeniser, chunks = Words.train(
+        Text((Span("x", " ".join([*many, "w149999"]).encode()),)), None, tmp_path / "s"
+    )
     tokens = np.concatenate(list(chunks))
     assert tokens.dtype == np.uint32
     assert tokeniser.words[:3] == ["<unk>", "w149999", "w0"]
@@ -185,7 +194,9 @@ def test_windows_are_those_of_the_word_language_model_example(batch, length, n):
         return
     mine = streams(tokens, batch)
     np.testing.assert_array_equal(mine, source)
-    starts = [i for i in range(0, len(source) - 1, length) if i + length <= len(source) - 1]  # whole windows
+    starts = [
+        i for i in range(0, len(source) - 1, length) if i + length <= len(source) - 1
+    ]  # whole windows
     assert epoch(mine, length) == len(starts)
     for step in range(2 * len(starts) + 1):
         i = starts[step % len(starts)]
@@ -209,9 +220,15 @@ def test_streams_copy_nothing(tmp_path):
     ("call", "message"),
     [
         (lambda: streams(np.arange(10), 0), "batch is 0"),
-        (lambda: streams(np.arange(10), 6), "10 tokens in 6 streams leave 1 per stream.*at most 5 streams"),
+        (
+            lambda: streams(np.arange(10), 6),
+            "10 tokens in 6 streams leave 1 per stream.*at most 5 streams",
+        ),
         (lambda: streams(np.arange(0), 1), "0 tokens"),
-        (lambda: window(streams(np.arange(700), 20), 0, 35), "shorter than a window.*20 streams of 35.*at least 720"),
+        (
+            lambda: window(streams(np.arange(700), 20), 0, 35),
+            "shorter than a window.*20 streams of 35.*at least 720",
+        ),
         (lambda: window(streams(np.arange(720), 20), -1, 35), "step is -1"),
         (lambda: window(streams(np.arange(720), 20), 0, 0), "length is 0"),
     ],
@@ -241,7 +258,12 @@ def test_hblt_has_the_trees_own_co_occurrence():
     together = np.einsum("ni,nj->ij", occurs.astype(float), occurs.astype(float)) / len(lines)
     assert np.abs(together - tree.joint(tree.tokens)).max() < 5 * 0.5 / np.sqrt(len(lines))
     c = corpus(f"hblt:{spec}")
-    assert set(c.vocabulary) == {"<unk>", ".", *(f"c{k}" for k in range(4)), *(f"t{m}" for m in range(6))}
+    assert set(c.vocabulary) == {
+        "<unk>",
+        ".",
+        *(f"c{k}" for k in range(4)),
+        *(f"t{m}" for m in range(6)),
+    }
     assert len(c.valid) / (len(c.train) + len(c.valid)) == pytest.approx(0.1, abs=0.01)
 
 
@@ -252,26 +274,34 @@ def test_pydoc_is_the_standard_librarys_text_its_last_tenth_for_validation():
     together = " ".join(words_of(c, "train")).split()
     known = set(c.vocabulary)
     everything = [word for name in sorted(topics) for word in basic_english(topics[name])]
-    assert together + words_of(c, "valid") == [word if word in known else UNKNOWN for word in everything]
+    assert together + words_of(c, "valid") == [
+        word if word in known else UNKNOWN for word in everything
+    ]
     assert 0.07 < len(c.valid) / len(everything) < 0.13
     assert c.name == "pydoc"
     assert isinstance(c.train, np.memmap)
 
 
 def test_parts_are_found_by_whole_words_in_names(tmp_path):
-    folder = write(tmp_path / "a", corpus_train__txt="t", corpus_dev__txt="v", wiki_test__txt="no", README="no")
+    folder = write(
+        tmp_path / "a", corpus_train__txt="t", corpus_dev__txt="v", wiki_test__txt="no", README="no"
+    )
     write(folder / "training", one="also")
     c = corpus(folder)
     assert (words_of(c, "train"), words_of(c, "valid")) == (["t", "also"], ["<unk>"])
     # names that only contain the letters of a part say nothing: all of this is one text
-    folder = write(tmp_path / "b", a_medieval__txt="1 2 3 4 5 6 7 8\n", b_device__txt="9 10\n", c_trains="11\n")
+    folder = write(
+        tmp_path / "b", a_medieval__txt="1 2 3 4 5 6 7 8\n", b_device__txt="9 10\n", c_trains="11\n"
+    )
     c = corpus(folder)
     assert len(c.train) + len(c.valid) == 11
     assert 1 <= len(c.valid) <= 2
 
 
 def test_only_one_part_is_named(tmp_path):
-    c = corpus(write(tmp_path / "a", valid__txt="x y", one__txt="x", two__txt="y z", test__txt="no"))
+    c = corpus(
+        write(tmp_path / "a", valid__txt="x y", one__txt="x", two__txt="y z", test__txt="no")
+    )
     assert (words_of(c, "train"), words_of(c, "valid")) == (["x", "y", "z"], ["x", "y"])
     c = corpus(write(tmp_path / "b", train__txt="a\n" * 100, notes__txt="no"))
     assert (len(c.train), len(c.valid)) == (91, 9)
@@ -295,7 +325,10 @@ def test_one_file_without_line_ends_is_cut_between_words(tmp_path):
 
 def test_wikitext_is_found_in_the_folder_its_parent_and_by_path(tmp_path, monkeypatch):
     folder = write(
-        tmp_path / "wikitext-2", wiki__train__tokens="a b <unk>", wiki__valid__tokens="b", wiki__test__tokens="c"
+        tmp_path / "wikitext-2",
+        wiki__train__tokens="a b <unk>",
+        wiki__valid__tokens="b",
+        wiki__test__tokens="c",
     )
     write(folder, wiki__train__raw="raw", wiki__valid__raw="raw", wiki__test__tokens="c")
     digests = {corpus(folder).digest, corpus(tmp_path).digest}
@@ -314,7 +347,9 @@ def test_one_wikitext_is_never_taken_for_the_other(tmp_path, monkeypatch):
         folder = write(tmp_path / name, wiki__train__tokens="a", wiki__valid__tokens="a")
         monkeypatch.setenv("JOMA_DATA", str(folder))
         assert corpus("wikitext-2").size == 2
-        with pytest.raises(ValueError, match=r"wikitext-103 was not found: .*joma\[hf\].*JOMA_DATA"):
+        with pytest.raises(
+            ValueError, match=r"wikitext-103 was not found: .*joma\[hf\].*JOMA_DATA"
+        ):
             corpus("wikitext-103")
     write(tmp_path / "wikitext-103", wiki__train__tokens="b", wiki__valid__tokens="b")
     with pytest.raises(ValueError, match="holds wikitext-2 and wikitext-103"):
@@ -328,8 +363,12 @@ def test_splitting_a_text_loses_nothing_and_cuts_no_word(monkeypatch, files, lin
     data = [file.encode() for file in files]
     whole = Text(tuple(Span(str(i), d) for i, d in enumerate(data)))
     parts = whole.split(0.9)
-    assert b"".join(b for part in parts for span in part.spans for b in span.blocks()) == b"".join(data)
-    assert [w for part in parts for b in part.blocks() for w in b.split()] == [w for f in files for w in f.split()]
+    assert b"".join(b for part in parts for span in part.spans for b in span.blocks()) == b"".join(
+        data
+    )
+    assert [w for part in parts for b in part.blocks() for w in b.split()] == [
+        w for f in files for w in f.split()
+    ]
     if files[-1].strip() and len(" ".join(files).split()) > 1 and max(map(len, data)) <= line:
         assert parts[1].size() > 0
 
@@ -341,7 +380,9 @@ def test_a_data_set_is_streamed_once_and_again_when_a_local_one_changes(tmp_path
     pytest.importorskip("datasets")
     folder = tmp_path / "set"
     folder.mkdir()
-    (folder / "train.jsonl").write_text("".join(json.dumps({"id": i, "text": f"row {i}"}) + "\n" for i in range(50)))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps({"id": i, "text": f"row {i}"}) + "\n" for i in range(50))
+    )
     (folder / "validation.jsonl").write_text(json.dumps({"id": 1, "text": "row 7"}) + "\n")
     said = []
     c = corpus(f"hf:{folder}", say=said.append)
@@ -364,9 +405,13 @@ def test_without_folder_and_hub_the_error_says_how_to_get_wikitext(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.dataset_info", unreachable)
-    with pytest.raises(ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*no route.*set JOMA_DATA"):
+    with pytest.raises(
+        ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*no route.*set JOMA_DATA"
+    ):
         corpus("wikitext-2")
-    with pytest.raises(ValueError, match=r"cannot load some/set:plain from the hub \(ConnectionError: no route\)"):
+    with pytest.raises(
+        ValueError, match=r"cannot load some/set:plain from the hub \(ConnectionError: no route\)"
+    ):
         corpus("hf:some/set:plain")
 
 
@@ -441,12 +486,16 @@ print(len(said), c.digest, len(c.train), hashlib.sha256(c.train.tobytes()).hexdi
 def process(code: str, *args: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def some_text(words: int, seed: int = 0) -> str:
     draw = np.random.default_rng(seed).zipf(1.3, words) % 5_000
-    return "\n".join(" ".join(f"w{i}" for i in draw[k : k + 20]) for k in range(0, words, 20)) + "\n"
+    return (
+        "\n".join(" ".join(f"w{i}" for i in draw[k : k + 20]) for k in range(0, words, 20)) + "\n"
+    )
 
 
 @pytest.mark.parametrize("locks", ["locks", "no locks"])
@@ -457,11 +506,17 @@ def test_two_processes_at_once_get_the_same_corpus(tmp_path, locks):
     assert [racer.returncode for racer in racers] == [0, 0], outputs
     results = [out.split() for out, _ in outputs]
     assert results[0][1:] == results[1][1:]
-    assert sorted(int(r[0]) for r in results) == ([0, 1] if locks == "locks" else [1, 1])  # who encoded
+    assert sorted(int(r[0]) for r in results) == (
+        [0, 1] if locks == "locks" else [1, 1]
+    )  # who encoded
     alone = corpus(folder, cache=tmp_path / "alone")
     assert results[0][1:3] == [alone.digest, str(len(alone.train))]
     np.testing.assert_array_equal(alone.train, corpus(folder).train)
-    entries = [path.name for path in (tmp_path / "cache" / "corpora").iterdir() if not path.name.endswith(".lock")]
+    entries = [
+        path.name
+        for path in (tmp_path / "cache" / "corpora").iterdir()
+        if not path.name.endswith(".lock")
+    ]
     assert entries == [alone.digest]  # nothing half-made is left
 
 
@@ -505,10 +560,14 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     piece = some_text(100_000)  # 0.4 MB
     peak = {}
     for copies in (4, 32):
-        folder = write(tmp_path / str(copies), train__txt=piece * copies, valid__txt=some_text(100, 1))
+        folder = write(
+            tmp_path / str(copies), train__txt=piece * copies, valid__txt=some_text(100, 1)
+        )
         peak[copies] = float(process(PEAK, folder, "streamed").communicate(timeout=120)[0])
     naive = float(process(PEAK, folder, "all at once").communicate(timeout=120)[0])
-    assert peak[32] < peak[4] + 4, peak  # MB; the text grows by 10 MB, its tokens as uint32 by 11 MB
+    assert peak[32] < peak[4] + 4, (
+        peak
+    )  # MB; the text grows by 10 MB, its tokens as uint32 by 11 MB
     assert naive > peak[4] + 100  # the check can fail
 
 
@@ -532,7 +591,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         ("pydoc", {"vocabulary": 0}, "capped at 0 words"),
         ("pydoc", {"vocabulary": -5}, "capped at -5 words"),
         ("pydoc", {"tokeniser": "bpe", "vocabulary": 255}, "255: byte pairs need at least 256"),
-        ("pydoc", {"tokeniser": "letters"}, "unknown tokeniser 'letters': choose one of words, bpe"),
+        (
+            "pydoc",
+            {"tokeniser": "letters"},
+            "unknown tokeniser 'letters': choose one of words, bpe",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(source, options, message):
@@ -547,21 +610,27 @@ def test_text_that_is_none(tmp_path):
         corpus(write(tmp_path / "only", valid__txt="a b"))
     for name, content in (("nothing", ""), ("blank", ' \n"";: \n')):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=f"the training text of {name} is empty: no words in .*{name}"):
+        with pytest.raises(
+            ValueError, match=f"the training text of {name} is empty: no words in .*{name}"
+        ):
             corpus(tmp_path / name)
     with pytest.raises(ValueError, match="the validation text of v is empty"):
         corpus(write(tmp_path / "v", train__txt="a b", valid__txt="\n"))
     (tmp_path / "short").write_text("word")
     with pytest.raises(ValueError, match="the validation text of short is empty"):
         corpus(tmp_path / "short")
-    assert not [path for path in (tmp_path / "cache" / "corpora").iterdir() if path.suffix != ".lock"]
+    assert not [
+        path for path in (tmp_path / "cache" / "corpora").iterdir() if path.suffix != ".lock"
+    ]
 
 
 def test_a_file_that_is_not_utf_8_is_named_with_the_place(tmp_path):
     folder = write(tmp_path / "a", train__txt="x\n" * 300_000, valid__txt="x")
     with (folder / "train.txt").open("ab") as stream:
         stream.write("café\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"train\.txt is not UTF-8 text: byte 0xe9 at position 600003"):
+    with pytest.raises(
+        ValueError, match=r"train\.txt is not UTF-8 text: byte 0xe9 at position 600003"
+    ):
         corpus(folder)
 
 

@@ -31,9 +31,18 @@ def made(path, *, lr=1e-3, steps=600, every=10, shift=0.0, layers=2, seed=0, tau
         t = lr * step
         heads = entropy(t) + shift + np.arange(layers)[:, None] + [[-0.1, 0.1]]
         phase = np.where(np.arange(layers) == collapsed, 3.0, 0.0)
-        values = {"entropy": heads, "valid_loss": 5 - t + shift, "loss": 5 - t, "phase": phase, "lr": lr}
+        values = {
+            "entropy": heads,
+            "valid_loss": 5 - t + shift,
+            "loss": 5 - t,
+            "phase": phase,
+            "lr": lr,
+        }
         if spoilt[0] <= step < spoilt[1] + 1:
-            values |= {name: np.full(np.shape(values[name]), spoilt[2]) for name in ("entropy", "valid_loss", "loss")}
+            values |= {
+                name: np.full(np.shape(values[name]), spoilt[2])
+                for name in ("entropy", "valid_loss", "loss")
+            }
         writer.write(step, values, **({"tau": t} if tau else {}))
     writer.finish(status)
     return path
@@ -55,18 +64,30 @@ def test_where_curves_are_functions_of_the_clock_the_forecast_is_exact(two):
     loss = frame[frame.gauge == "valid_loss"]
     np.testing.assert_allclose(loss.value, 5 - loss.tau, atol=1e-9)
     # ± 2 sd √(1 + 1/2) of one more run; the sd of two runs ± 0.05 apart is 0.05 √2
-    np.testing.assert_allclose(loss.high - loss.value, 2 * 0.05 * math.sqrt(2) * math.sqrt(1.5), rtol=1e-6)
+    np.testing.assert_allclose(
+        loss.high - loss.value, 2 * 0.05 * math.sqrt(2) * math.sqrt(1.5), rtol=1e-6
+    )
 
 
 def test_trough_and_bounce_are_told_in_steps_of_the_new_run(two):
-    row = joma.forecast(two, lr=1e-5, steps=60_000).table().set_index(["gauge", "layer"]).loc[("entropy", 0)]
+    row = (
+        joma.forecast(two, lr=1e-5, steps=60_000)
+        .table()
+        .set_index(["gauge", "layer"])
+        .loc[("entropy", 0)]
+    )
     assert row.pattern == "dip and bounce"
     assert row.trough_step == pytest.approx(20_000, abs=1000)
     assert row.earliest <= row.trough_step <= row.latest
     # a bounce counts from max(0.05 nats, a tenth of the dip of 1) on: 0.08 of τ after the trough
     assert row.bounce_step == pytest.approx(28_000, abs=2000)
     assert row.end == pytest.approx(2.0, abs=1e-9)
-    falling = joma.forecast(two, lr=1e-5, steps=15_000).table().set_index(["gauge", "layer"]).loc[("entropy", 0)]
+    falling = (
+        joma.forecast(two, lr=1e-5, steps=15_000)
+        .table()
+        .set_index(["gauge", "layer"])
+        .loc[("entropy", 0)]
+    )
     assert falling.pattern == "still falling"
     assert math.isnan(falling.trough_step)
 
@@ -76,7 +97,9 @@ def test_scores_are_those_of_brute_force(two):
     rng = np.random.default_rng(0)
     steps = np.arange(1000, 6001, 1000)
     noise = rng.normal(0, 0.3, len(steps))
-    truth = pd.DataFrame({"step": steps, "gauge": "entropy", "layer": 0, "value": entropy(1e-4 * steps) + noise})
+    truth = pd.DataFrame(
+        {"step": steps, "gauge": "entropy", "layer": 0, "value": entropy(1e-4 * steps) + noise}
+    )
     row = told.score(truth).iloc[0]
     assert row.points == 6
     assert row.rms == pytest.approx(np.sqrt(np.mean(noise**2)))
@@ -103,11 +126,19 @@ def test_scores_are_those_of_brute_force(two):
         ({}, {"steps": 1}, "fewer than two measurements"),
         ({}, {"lr": 0.0}, "must be a positive number, got 0.0"),
         ({}, {"steps": 0}, "at least 1, got 0"),
-        ({}, {"gauges": ("sink_mass",)}, "no measurements to go by of sink_mass: it has entropy, valid_loss"),
+        (
+            {},
+            {"gauges": ("sink_mass",)},
+            "no measurements to go by of sink_mass: it has entropy, valid_loss",
+        ),
         ({"lr": 0.0}, {}, "does not go forward, from 0 to 0"),
         ({"lr": -1e-3}, {}, "does not go forward, from -0.01 to -0.6"),
         ({"optimiser": "sgd", "momentum": 1.0}, {}, "momentum is from 0 to below 1"),
-        ({"spoilt": (10, 600, math.nan)}, {}, "no value of entropy, valid_loss, loss is a finite number"),
+        (
+            {"spoilt": (10, 600, math.nan)},
+            {},
+            "no value of entropy, valid_loss, loss is a finite number",
+        ),
         (
             {"spoilt": (200, 600, math.nan)},
             {"steps": 50_000},
@@ -133,7 +164,10 @@ def test_runs_of_different_models_are_refused(tmp_path):
 
 
 def test_the_known_limits_of_the_clock_are_told(tmp_path, two):
-    slow = [made(tmp_path / f"slow-{seed}", lr=1e-4, steps=6000, every=100, seed=seed) for seed in (1, 2)]
+    slow = [
+        made(tmp_path / f"slow-{seed}", lr=1e-4, steps=6000, every=100, seed=seed)
+        for seed in (1, 2)
+    ]
     assert joma.forecast(slow, lr=1e-5, steps=60_000).warnings == ()
 
     def told(runs, words, **options):
@@ -157,8 +191,13 @@ def test_one_run_given_twice_is_refused_since_its_band_would_be_nothing(two):
 
 def test_runs_of_one_seed_and_rate_are_told_to_make_the_band_too_narrow(tmp_path, two):
     again = made(tmp_path / "again", seed=1)
-    assert any("seed 1 at 0.001" in line for line in joma.forecast([*two, again], lr=1e-5, steps=10_000).warnings)
-    assert not any("too narrow" in line for line in joma.forecast(two, lr=1e-5, steps=10_000).warnings)
+    assert any(
+        "seed 1 at 0.001" in line
+        for line in joma.forecast([*two, again], lr=1e-5, steps=10_000).warnings
+    )
+    assert not any(
+        "too narrow" in line for line in joma.forecast(two, lr=1e-5, steps=10_000).warnings
+    )
 
 
 def scheduled(path, rates, **config):
@@ -190,11 +229,15 @@ def test_rates_of_several_groups_or_of_none_are_no_obstacle(tmp_path):
     for step in range(1, 100):
         writer.write(step, {"loss": 5.0 - step}, tau=step * 1e-4)
     writer.finish()
-    assert joma.forecast(tmp_path / "no-lr", lr=1e-5, steps=500, gauges="loss").tau == pytest.approx(5e-3)
+    assert joma.forecast(
+        tmp_path / "no-lr", lr=1e-5, steps=500, gauges="loss"
+    ).tau == pytest.approx(5e-3)
 
 
 def test_momentum_in_the_known_run_counts_for_both(tmp_path):
-    run = made(tmp_path / "a", optimiser="sgd", momentum=0.9)  # its curves are those of Σ lr, a tenth of its clock
+    run = made(
+        tmp_path / "a", optimiser="sgd", momentum=0.9
+    )  # its curves are those of Σ lr, a tenth of its clock
     told = joma.forecast(run, lr=1e-4, steps=6000)
     assert told.tau == pytest.approx(6.0)
     rows = told.frame(every=1000).query("gauge == 'entropy' and layer == 0")
@@ -240,7 +283,12 @@ def test_a_curve_leaves_another_where_it_says(tmp_path):
 
 def test_heads_are_averaged_and_gauges_of_the_model_have_no_layer(two):
     curves = clock.curves(Run(two[0]))
-    assert set(curves) == {Key("entropy", 0), Key("entropy", 1), Key("valid_loss", None), Key("loss", None)}
+    assert set(curves) == {
+        Key("entropy", 0),
+        Key("entropy", 1),
+        Key("valid_loss", None),
+        Key("loss", None),
+    }
     assert str(Key("entropy", 1)) == "entropy, layer 1"
     one = curves[Key("entropy", 0)]
     assert one.at(0.3) == pytest.approx(entropy(0.3) + 0.05)
@@ -253,7 +301,9 @@ def test_the_command_prints_draws_and_gives_json(two, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "dip and bounce" in shown.output
     assert (tmp_path / "out/figure.svg").exists()
-    assert len(pd.read_csv(tmp_path / "out/forecast.csv")) == len(joma.forecast(two, lr=1e-4, steps=6000).frame())
+    assert len(pd.read_csv(tmp_path / "out/forecast.csv")) == len(
+        joma.forecast(two, lr=1e-4, steps=6000).frame()
+    )
     facts = json.loads(CliRunner().invoke(app, [*base, "--json"]).output)
     assert facts["tau"] == pytest.approx(0.6)
     assert {row["gauge"] for row in facts["curves"]} == {"entropy", "valid_loss", "loss"}

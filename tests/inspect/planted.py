@@ -22,7 +22,9 @@ XI = 0.3
 class Attention(nn.Module):
     def __init__(self, sharpness: float) -> None:
         super().__init__()
-        self.query, self.key, self.value = (nn.Linear(2 * M, n, bias=False) for n in (2 * M, 2 * M, 2 * M))
+        self.query, self.key, self.value = (
+            nn.Linear(2 * M, n, bias=False) for n in (2 * M, 2 * M, 2 * M)
+        )
         wanted = torch.zeros(M, M)  # (query token, key token)
         for query, tokens in zip(QUERIES, (FIRST, SECOND), strict=True):
             wanted[query, list(tokens)] = sharpness * (2 * M) ** 0.5
@@ -42,7 +44,9 @@ class Block(nn.Module):
     def __init__(self, sharpness: float) -> None:
         super().__init__()
         self.attention = Attention(sharpness)
-        self.mlp = nn.Sequential(nn.Linear(2 * M, 4 * M, bias=False), nn.ReLU(), nn.Linear(4 * M, 2 * M, bias=False))
+        self.mlp = nn.Sequential(
+            nn.Linear(2 * M, 4 * M, bias=False), nn.ReLU(), nn.Linear(4 * M, 2 * M, bias=False)
+        )
         w = torch.zeros(4 * M, 2 * M)
         for neuron, patterns in ((0, (0, 1)), (1, (0,)), (2, (1,))):
             for n in patterns:

@@ -22,7 +22,9 @@ from joma._inspect.windows import batches
 from tests.inspect.planted import FIRST, QUERIES, SECOND, Planted, corpus
 
 
-@pytest.mark.parametrize(("k", "n", "count", "total"), [(3, 32, 5, 400), (1, 4, 1, 2), (7, 7, 3, 10), (2, 5, 0, 9)])
+@pytest.mark.parametrize(
+    ("k", "n", "count", "total"), [(3, 32, 5, 400), (1, 4, 1, 2), (7, 7, 3, 10), (2, 5, 0, 9)]
+)
 def test_the_tail_is_the_sum_of_binomial_terms(k, n, count, total):
     q = count / total
     expected = sum(math.comb(n, m) * q**m * (1 - q) ** (n - m) for m in range(k, n + 1))
@@ -54,9 +56,15 @@ def test_words_that_are_common_in_the_layer_are_no_pattern_and_others_are():
 
 
 def test_words_of_one_context_and_words_that_are_alike_are_one_pattern():
-    neuron = _cases(*[("june",)] * 5, *[("august",)] * 5, *[("king",)] * 5, *[("queen",)] * 4, ("king", "queen"))
+    neuron = _cases(
+        *[("june",)] * 5, *[("august",)] * 5, *[("king",)] * 5, *[("queen",)] * 4, ("king", "queen")
+    )
     layer = _layer(neuron)
-    assert {tuple(g.words) for g in layer.groups(neuron, None)} == {("june",), ("august",), ("king", "queen")}
+    assert {tuple(g.words) for g in layer.groups(neuron, None)} == {
+        ("june",),
+        ("august",),
+        ("king", "queen"),
+    }
     months = {"june", "august"}
     found = layer.groups(neuron, lambda a, b: {a, b} == months)
     assert {frozenset(g.words) for g in found} == {frozenset(months), frozenset({"king", "queen"})}
@@ -74,7 +82,11 @@ def test_dealt_contexts_have_no_patterns_and_merged_neurons_have_those_of_both()
     rng = np.random.default_rng(0)
     words = np.array([f"w{n}" for n in range(300)])
     neurons = [
-        _cases(*[(words[n], words[(n + 7) % 300]) for _ in range(10)], *rng.choice(words, (10, 2)), start=3 * n)
+        _cases(
+            *[(words[n], words[(n + 7) % 300]) for _ in range(10)],
+            *rng.choice(words, (10, 2)),
+            start=3 * n,
+        )
         for n in range(100)
     ]
     layer = Layer(neurons)
@@ -91,7 +103,9 @@ def test_replication_counts_held_out_contexts_against_the_layer():
     p, members = replication(group, there, 10)
     assert members == [0, 2]
     q = group.expected
-    assert p == pytest.approx(10 * sum(math.comb(4, m) * q**m * (1 - q) ** (4 - m) for m in (2, 3, 4)), rel=1e-6)
+    assert p == pytest.approx(
+        10 * sum(math.comb(4, m) * q**m * (1 - q) ** (4 - m) for m in (2, 3, 4)), rel=1e-6
+    )
     assert replication(group, _cases(("a",), ("b",)), 10) == (1.0, [])
 
 
@@ -99,7 +113,9 @@ def test_alike_are_words_of_one_cluster_whatever_one_large_dimension_says():
     rng = np.random.default_rng(1)
     vectors = {f"w{n}": rng.standard_normal(32) for n in range(300)}
     centre = 3 * rng.standard_normal(32)
-    vectors |= {month: centre + 0.5 * rng.standard_normal(32) for month in ("june", "august", "december")}
+    vectors |= {
+        month: centre + 0.5 * rng.standard_normal(32) for month in ("june", "august", "december")
+    }
     for vector in vectors.values():
         vector[5] = 1000 + 50 * rng.standard_normal()
     alike = Similarity(vectors)
@@ -151,7 +167,9 @@ def test_planted_superposition_is_found_and_nothing_else(planted):
     share, pairs = found.power(40)
     assert pairs == 40
     assert share > 0.1  # each pattern has half of the contexts then, and these are few here
-    concepts = [n for n, holds in enumerate(plan.neurons) if len(holds) == 2 and n not in plan.superposed]
+    concepts = [
+        n for n, holds in enumerate(plan.neurons) if len(holds) == 2 and n not in plan.superposed
+    ]
     assert all(len(found.patterns(0, n)) <= 1 for n in concepts)  # two queries, one concept
 
 
@@ -167,11 +185,19 @@ def test_masking_takes_the_pattern_away_and_w_points_to_it_as_equation_60_says()
     strongest = collect(network, batches([corpus(300, 32, seed=0)], 32, 16), None, k=32, T=32)[0]
     questions = []
     for neuron, words in ((0, FIRST), (0, SECOND), (1, FIRST), (2, SECOND)):
-        there = [c for c in contexts(strongest, neuron) if c.tokens[c.query] == QUERIES[words == SECOND]]
+        there = [
+            c for c in contexts(strongest, neuron) if c.tokens[c.query] == QUERIES[words == SECOND]
+        ]
         questions.append(Question(neuron, [str(word) for word in words], there))
     w = network.layers[0].mlp[0].weight.detach()
-    for question, masking in zip(questions, mask(network, 0, questions, str, np.random.default_rng(0)), strict=True):
-        assert (masking.contexts, masking.lower, masking.left) == (8, 8, 0.0)  # v·b = 0 is left, and ξ < 0
+    for question, masking in zip(
+        questions, mask(network, 0, questions, str, np.random.default_rng(0)), strict=True
+    ):
+        assert (masking.contexts, masking.lower, masking.left) == (
+            8,
+            8,
+            0.0,
+        )  # v·b = 0 is left, and ξ < 0
         assert masking.control == pytest.approx(1.0, abs=0.01)
         # the direction is U_C of two of three words, 1/3 each in the mean, less what uniform attention brings instead
         words = w[question.neuron, list(map(int, question.words))]
@@ -191,7 +217,9 @@ def test_words_that_do_nothing_to_the_neuron_do_not_pass_by_masking(planted):
     neuron = next(n for n, holds in enumerate(plan.neurons) if not holds and found.contexts(0, n))
     there = [c for c in found.contexts(0, neuron) if c.attended][:8]
     words = sorted({found.word(int(c.tokens[place])) for c in there for place in c.attended})
-    answer = mask(network, 0, [Question(neuron, words, there)], found.word, np.random.default_rng(0))[0]
+    answer = mask(
+        network, 0, [Question(neuron, words, there)], found.word, np.random.default_rng(0)
+    )[0]
     assert there[0].activation == pytest.approx(1 - BIAS, abs=1e-4)  # w·u of the word itself
     assert not answer.lowers
     assert (answer.left, answer.control) == pytest.approx((1.0, 1.0), abs=1e-4)
@@ -200,7 +228,9 @@ def test_words_that_do_nothing_to_the_neuron_do_not_pass_by_masking(planted):
 def test_a_context_with_nothing_to_mask_is_no_evidence():
     tokens = np.arange(12)
     context = Context(1.0, 0, 11, tokens, [3], np.zeros(12), np.zeros(12))
-    assert mask(Planted(), 0, [Question(0, ["elsewhere"], [context])], str, np.random.default_rng(0)) == [None]
+    assert mask(
+        Planted(), 0, [Question(0, ["elsewhere"], [context])], str, np.random.default_rng(0)
+    ) == [None]
     assert mask(Planted(), 0, [], str, np.random.default_rng(0)) == []
 
 
@@ -274,7 +304,12 @@ def test_an_untrained_model_has_new_weights_and_is_refused_where_it_cannot_be_ma
         joma.superpose(Planted(), corpus(10, 32, seed=0), length=32, untrained=True)
     transformers = pytest.importorskip("transformers")
     config = transformers.GPTNeoXConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, use_cache=False
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        use_cache=False,
     )
     model = transformers.GPTNeoXModel(config)
     with torch.no_grad():

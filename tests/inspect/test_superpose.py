@@ -23,7 +23,11 @@ def test_activations_of_the_planted_neuron_are_the_papers_formula():
     for context in found.contexts(0, 0):
         # all attention is on the pattern: v·b − ξ = 1 − 0.3
         assert context.activation == pytest.approx(0.7, abs=1e-4)
-        on_pattern = [n for n, token in enumerate(context.tokens[: context.query]) if token in (*FIRST, *SECOND)]
+        on_pattern = [
+            n
+            for n, token in enumerate(context.tokens[: context.query])
+            if token in (*FIRST, *SECOND)
+        ]
         assert sum(context.mass[n] for n in on_pattern) == pytest.approx(1.0, abs=2e-3)
         assert set(context.attended) == set(on_pattern)
 
@@ -46,7 +50,12 @@ def _neox(**changes):
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.GPTNeoXConfig(
-        **sizes, intermediate_size=24, max_position_embeddings=64, initializer_range=0.5, use_cache=False, **changes
+        **sizes,
+        intermediate_size=24,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        use_cache=False,
+        **changes,
     )
     return transformers.GPTNeoXModel(config).eval()
 
@@ -59,7 +68,9 @@ def test_the_bounded_top_k_is_that_of_a_dense_pass_with_repeated_text_counted_on
     tokens[20:24, 5:] = tokens[1, 5:]
     dense: dict[int, list[torch.Tensor]] = {0: [], 1: []}
     handles = [
-        layer.mlp.dense_4h_to_h.register_forward_pre_hook(lambda m, args, n=n: dense[n].append(args[0].detach()))
+        layer.mlp.dense_4h_to_h.register_forward_pre_hook(
+            lambda m, args, n=n: dense[n].append(args[0].detach())
+        )
         for n, layer in enumerate(model.layers)
     ]
     with torch.no_grad():
@@ -70,7 +81,9 @@ def test_the_bounded_top_k_is_that_of_a_dense_pass_with_repeated_text_counted_on
     found = collect(model, batches([tokens.reshape(-1)], 20, 7), None, k=9, T=20)
     for n in (0, 1):
         expected = _brute_force(torch.cat(dense[n]).numpy(), tokens, 9)
-        np.testing.assert_allclose(found[n].value.sort(dim=1, descending=True).values, expected, atol=1e-5)
+        np.testing.assert_allclose(
+            found[n].value.sort(dim=1, descending=True).values, expected, atol=1e-5
+        )
     # the windows that are kept are those that the positions name, and the activations along them those of the pass
     one = found[1]
     for neuron in range(3):
@@ -78,7 +91,9 @@ def test_the_bounded_top_k_is_that_of_a_dense_pass_with_repeated_text_counted_on
             window, t = divmod(int(one.position[neuron, slot]), 20)
             assert t == int(one.query[neuron, slot])
             np.testing.assert_array_equal(one.tokens[neuron, slot], tokens[window])
-            np.testing.assert_allclose(one.along[neuron, slot], dense[1][window][0, :, neuron], atol=5e-3)
+            np.testing.assert_allclose(
+                one.along[neuron, slot], dense[1][window][0, :, neuron], atol=5e-3
+            )
 
 
 @pytest.mark.parametrize("how", ["sdpa", "eager"])
@@ -94,20 +109,28 @@ def test_attention_rows_are_those_that_the_model_reports(how):
             for slot in range(3):
                 window, t = divmod(int(found[layer].position[neuron, slot]), 16)
                 expected = reported[layer][window, :, t].mean(dim=0)
-                np.testing.assert_allclose(found[layer].mass[neuron, slot].float(), expected, atol=1e-3)
+                np.testing.assert_allclose(
+                    found[layer].mass[neuron, slot].float(), expected, atol=1e-3
+                )
 
 
 def _family(name):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     if name == "llama":
-        config = transformers.LlamaConfig(**sizes, intermediate_size=24, num_key_value_heads=1, use_cache=False)
+        config = transformers.LlamaConfig(
+            **sizes, intermediate_size=24, num_key_value_heads=1, use_cache=False
+        )
         return transformers.LlamaModel(config), lambda m, x: m.act_fn(m.gate_proj(x)) * m.up_proj(x)
     if name == "gpt2":
-        config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_inner=24, use_cache=False)
+        config = transformers.GPT2Config(
+            vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_inner=24, use_cache=False
+        )
         return transformers.GPT2Model(config), lambda m, x: m.act(m.c_fc(x))
     if name == "opt":  # gives its MLPs all windows in one list
-        config = transformers.OPTConfig(**sizes, ffn_dim=24, word_embed_proj_dim=16, use_cache=False)
+        config = transformers.OPTConfig(
+            **sizes, ffn_dim=24, word_embed_proj_dim=16, use_cache=False
+        )
         return transformers.OPTModel(config), lambda m, x: m.activation_fn(m.fc1(x))
     config = transformers.BertConfig(**sizes, intermediate_size=24)
     return transformers.BertModel(config), None
@@ -126,7 +149,9 @@ def test_neurons_of_a_family_are_its_activation_after_the_gate(name):
         "gpt2": lambda: model.h[0].mlp, "opt": lambda: model.decoder.layers[0],
     }[name]()  # fmt: skip
     given = mlp.fc1 if name == "opt" else mlp
-    handle = given.register_forward_pre_hook(lambda m, args: inputs.append(args[0].reshape(5, 12, -1)))
+    handle = given.register_forward_pre_hook(
+        lambda m, args: inputs.append(args[0].reshape(5, 12, -1))
+    )
     with torch.no_grad():
         model(torch.from_numpy(tokens))
         handle.remove()
@@ -164,7 +189,11 @@ def test_contexts_with_the_same_last_tokens_have_the_same_key_and_others_not():
     tokens[3, 10:18], tokens[4, 20:28] = tokens[0, :LEAST], tokens[0, :LEAST]
     keys = context_keys(tokens)
     assert keys[3, 17] == keys[4, 27] == keys[0, LEAST - 1]
-    texts = {tuple(tokens[b, t - LEAST + 1 : t + 1].tolist()): int(keys[b, t]) for b in range(50) for t in range(7, 30)}
+    texts = {
+        tuple(tokens[b, t - LEAST + 1 : t + 1].tolist()): int(keys[b, t])
+        for b in range(50)
+        for t in range(7, 30)
+    }
     assert len(set(texts.values())) == len(texts)
 
 
@@ -185,7 +214,11 @@ def test_non_finite_activations_are_left_out():
     activations[0, 9], activations[1, 9], activations[2, 9] = math.nan, math.inf, 2.0
     tokens = torch.arange(30).reshape(3, 10)
     found.add(
-        activations, tokens, context_keys(tokens), torch.tensor([0, 10, 20]), lambda b, at: torch.zeros(len(at), 10)
+        activations,
+        tokens,
+        context_keys(tokens),
+        torch.tensor([0, 10, 20]),
+        lambda b, at: torch.zeros(len(at), 10),
     )
     assert found.value.max() == 2.0
 
@@ -198,9 +231,13 @@ def folder(tmp_path_factory):
 
     path = tmp_path_factory.mktemp("hub") / "model"
     words = ["<unk>", "<script>", "&", *(f"w{n}" for n in range(47))]
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(path)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>"
+    ).save_pretrained(path)
     _neox().save_pretrained(path)
     text = path.parent / "text.txt"
     rng = np.random.default_rng(0)
@@ -213,7 +250,18 @@ def test_the_command_writes_a_page_that_escapes_the_text_and_json_beside_it(fold
 
     model, text = folder
     out = tmp_path / "run"
-    arguments = ["superpose", str(model), "--data", str(text), "--layer", "1", "--neuron", "3", "--out", str(out)]
+    arguments = [
+        "superpose",
+        str(model),
+        "--data",
+        str(text),
+        "--layer",
+        "1",
+        "--neuron",
+        "3",
+        "--out",
+        str(out),
+    ]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     page = (out / "superpose.html").read_text()
@@ -222,7 +270,9 @@ def test_the_command_writes_a_page_that_escapes_the_text_and_json_beside_it(fold
     assert "http" not in page
     stored = json.loads((out / "superpose.json").read_text())
     assert [(n["layer"], n["neuron"]) for n in stored["neurons"]] == [(1, 3)]
-    own = [c for group in stored["neurons"][0]["patterns"] for c in group["contexts"]] + stored["neurons"][0]["others"]
+    own = [c for group in stored["neurons"][0]["patterns"] for c in group["contexts"]] + stored[
+        "neurons"
+    ][0]["others"]
     assert own
     assert all(c["along"][c["query"]] == pytest.approx(c["activation"], rel=1e-2) for c in own)
     run = joma.Run(out)
@@ -293,7 +343,9 @@ def test_without_a_network_the_message_says_so_and_names_the_way_out(monkeypatch
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", fails)
-    with pytest.raises(ValueError, match="no-such-model is not a folder here, and the hub cannot be reached"):
+    with pytest.raises(
+        ValueError, match="no-such-model is not a folder here, and the hub cannot be reached"
+    ):
         joma.superpose("nobody/no-such-model", "pydoc")
 
 
@@ -320,7 +372,10 @@ def test_experts_are_refused():
     class Experts(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.up, self.down = torch.nn.Parameter(torch.zeros(3, 8, 4)), torch.nn.Parameter(torch.zeros(3, 4, 8))
+            self.up, self.down = (
+                torch.nn.Parameter(torch.zeros(3, 8, 4)),
+                torch.nn.Parameter(torch.zeros(3, 4, 8)),
+            )
 
     with pytest.raises(ValueError, match="one of a stack of experts"):
         joma.superpose(torch.nn.ModuleDict({"experts": Experts()}), [1] * 20)

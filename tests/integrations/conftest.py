@@ -16,7 +16,9 @@ def critical_at_step_3(monkeypatch):
         if reading.step != 3:
             return []
         return [
-            Alert(3, "collapse", layer, (0, 1), f"h.{layer}", "normalised non-sink entropy", 0.0, LOW)
+            Alert(
+                3, "collapse", layer, (0, 1), f"h.{layer}", "normalised non-sink entropy", 0.0, LOW
+            )
             for layer in (0, 1)
         ]
 

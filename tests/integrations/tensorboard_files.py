@@ -10,5 +10,7 @@ def scalars(folder):
         events = EventAccumulator(str(path))
         events.Reload()
         for tag in events.Tags()["scalars"]:
-            values.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+            values.setdefault(tag, {}).update(
+                {event.step: event.value for event in events.Scalars(tag)}
+            )
     return values

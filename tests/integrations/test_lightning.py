@@ -22,9 +22,13 @@ from joma.integrations.lightning import WatchCallback  # noqa: E402
 from tests.integrations.tensorboard_files import scalars  # noqa: E402
 
 pytestmark = [  # what Lightning says of its own code and of tests that are small
-    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning"
+    ),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
+    pytest.mark.filterwarnings(
+        "ignore:The number of training batches .* is smaller than the logging interval"
+    ),
 ]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -118,7 +122,9 @@ def test_metrics_reach_every_logger_with_the_step(tmp_path):
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_values_are_those_of_a_plain_loop_and_accumulated_batches_are_one_step(tmp_path, accumulate):
+def test_values_are_those_of_a_plain_loop_and_accumulated_batches_are_one_step(
+    tmp_path, accumulate
+):
     watched = WatchCallback(every=1)
     fit(Module(), tmp_path, watched, accumulate_grad_batches=accumulate)
 
@@ -153,10 +159,15 @@ def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "leaves"), [(RuntimeError("the disk is gone"), RuntimeError), (KeyboardInterrupt(), SystemExit)]
+    ("error", "leaves"),
+    [(RuntimeError("the disk is gone"), RuntimeError), (KeyboardInterrupt(), SystemExit)],
 )
-def test_a_fit_that_fails_or_is_interrupted_leaves_a_run_that_says_so(tmp_path, monkeypatch, error, leaves):
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning would ignore Ctrl-C from then on
+def test_a_fit_that_fails_or_is_interrupted_leaves_a_run_that_says_so(
+    tmp_path, monkeypatch, error, leaves
+):
+    monkeypatch.setattr(
+        "signal.signal", lambda *_: None
+    )  # Lightning would ignore Ctrl-C from then on
     watched = WatchCallback(run=tmp_path / "run", every=1)
     module = Module(error=error)
     with pytest.raises(leaves):
@@ -164,7 +175,9 @@ def test_a_fit_that_fails_or_is_interrupted_leaves_a_run_that_says_so(tmp_path, 
     run = joma.Run(tmp_path / "run")
     failed = isinstance(error, RuntimeError)
     assert run.info["status"] == ("failed" if failed else "interrupted")
-    assert run.info["reason"] == ("RuntimeError: the disk is gone" if failed else "KeyboardInterrupt (Ctrl-C)")
+    assert run.info["reason"] == (
+        "RuntimeError: the disk is gone" if failed else "KeyboardInterrupt (Ctrl-C)"
+    )
     assert run.frame("loss").step.tolist() == watched.frame().step.unique().tolist() == [1, 2, 3]
     joma.watch(module, live=False).close()  # which may be watched again
 
@@ -184,7 +197,10 @@ def test_two_optimisers_by_hand_make_one_step_a_batch(tmp_path):
             return loss
 
         def configure_optimizers(self):
-            return [torch.optim.SGD(part.parameters(), LR) for part in (self.model.blocks, self.model.head)]
+            return [
+                torch.optim.SGD(part.parameters(), LR)
+                for part in (self.model.blocks, self.model.head)
+            ]
 
     watched = WatchCallback(every=2)
     assert fit(Manual(), tmp_path, watched).global_step == 12
@@ -201,7 +217,9 @@ def test_the_callback_serves_pytorch_lightning_too(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "joma.integrations.lightning")
-    mine = importlib.import_module("joma.integrations.lightning").WatchCallback(run=tmp_path / "run", every=1)
+    mine = importlib.import_module("joma.integrations.lightning").WatchCallback(
+        run=tmp_path / "run", every=1
+    )
     assert isinstance(mine, pl.Callback)
     assert not isinstance(mine, WatchCallback)
 

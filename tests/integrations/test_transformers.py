@@ -83,8 +83,12 @@ def means(frame):
 
 
 def test_metrics_reach_tensorboard_next_to_the_loss_and_take_nothing_from_it(tmp_path):
-    trainer = trainer_for(gpt(), tmp_path / "out", report_to="tensorboard", eval_strategy="steps", eval_steps=2)
-    watched = watch(trainer, run=tmp_path / "run", every=2, gauges=("entropy", "stable_rank", "sink_mass"))
+    trainer = trainer_for(
+        gpt(), tmp_path / "out", report_to="tensorboard", eval_strategy="steps", eval_steps=2
+    )
+    watched = watch(
+        trainer, run=tmp_path / "run", every=2, gauges=("entropy", "stable_rank", "sink_mass")
+    )
     trainer.train()
     logged, measured = scalars(tmp_path / "out"), means(watched.frame())
     assert list(logged["train/loss"]) == [2, 4, 6]
@@ -110,7 +114,9 @@ class Heard(TrainerCallback):
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_without_a_reporter_the_trainer_does_not_print_all_layers_and_gauges(tmp_path, capsys, disable_tqdm):
+def test_without_a_reporter_the_trainer_does_not_print_all_layers_and_gauges(
+    tmp_path, capsys, disable_tqdm
+):
     trainer = trainer_for(gpt(), tmp_path / "out", report_to="none", disable_tqdm=disable_tqdm)
     reporter = Heard()
     trainer.add_callback(reporter)
@@ -136,7 +142,9 @@ def test_values_are_those_of_a_plain_loop_on_the_same_batches(tmp_path, accumula
     model = gpt().train()
     optimiser = torch.optim.AdamW(model.parameters(), LR, weight_decay=0.0)
     shape = torch.Size((4, LENGTH))
-    batches = iter([b for b in trainer.batches if b["input_ids"].shape == shape])  # batches of evaluation are of 8
+    batches = iter(
+        [b for b in trainer.batches if b["input_ids"].shape == shape]
+    )  # batches of evaluation are of 8
     plain = joma.watch(model, every=1, live=False, optimizer=optimiser)
     losses = []
     for _ in range(4):
@@ -145,7 +153,10 @@ def test_values_are_those_of_a_plain_loop_on_the_same_batches(tmp_path, accumula
         total = torch.zeros(())
         for b in micro:
             logits = model(b["input_ids"]).logits[:, :-1]
-            loss = F.cross_entropy(logits.flatten(0, 1), b["labels"][:, 1:].flatten(), reduction="sum") / targets
+            loss = (
+                F.cross_entropy(logits.flatten(0, 1), b["labels"][:, 1:].flatten(), reduction="sum")
+                / targets
+            )
             loss.backward()
             total = total + loss.detach()
         optimiser.step()
@@ -173,7 +184,9 @@ def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
             eval_steps=3, max_grad_norm=1.0,
         )  # fmt: skip
         if watched:
-            watch(trainer, every=1, gauges=("entropy", "stable_rank", "stable_rank.qk", "coherence"))
+            watch(
+                trainer, every=1, gauges=("entropy", "stable_rank", "stable_rank.qk", "coherence")
+            )
         trainer.train()
         weights.append(trainer.model.state_dict())
         histories.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
@@ -184,7 +197,12 @@ def test_training_is_bitwise_the_same_with_and_without_a_watch(tmp_path):
 
 def test_steps_are_optimiser_steps_also_where_an_epoch_ends_within_one(tmp_path):
     trainer = trainer_for(
-        gpt(), tmp_path / "out", Tokens(20), gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=2
+        gpt(),
+        tmp_path / "out",
+        Tokens(20),
+        gradient_accumulation_steps=2,
+        max_steps=-1,
+        num_train_epochs=2,
     )  # 5 batches an epoch: steps of 2, 2 and 1
     watched = watch(trainer, every=1)
     trainer.train()
@@ -209,7 +227,9 @@ def test_a_training_that_fails_or_is_interrupted_leaves_a_run_that_says_so(tmp_p
         trainer.train()
     run = joma.Run(tmp_path / "run")
     assert run.info["status"] == ("failed" if how == "data" else "interrupted")
-    assert run.info["reason"].startswith("RuntimeError: the disk is gone" if how == "data" else "KeyboardInterrupt")
+    assert run.info["reason"].startswith(
+        "RuntimeError: the disk is gone" if how == "data" else "KeyboardInterrupt"
+    )
     assert run.frame().step.max() >= 2
     assert watched.frame().step.max() >= 2
     assert "training_step" not in vars(trainer)
@@ -248,7 +268,9 @@ def test_a_resumed_training_goes_on_with_its_run(tmp_path):
     third = trainer_for(gpt(), tmp_path / "out", max_steps=7, **options)
     watched = watch(third, run=tmp_path / "elsewhere", every=1)
     third.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-6"))
-    assert [len(phase._recent) for phase in watched.phases] == [3] * len(watched.phases)  # the checkpoint has them
+    assert [len(phase._recent) for phase in watched.phases] == [3] * len(
+        watched.phases
+    )  # the checkpoint has them
 
 
 def test_what_is_wrong_is_said_before_training(tmp_path):
@@ -309,5 +331,7 @@ def test_a_critical_alert_stops_or_lowers_the_rate(tmp_path, critical_at_step_3,
 
 
 def test_actions_that_do_not_exist_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="on_alert must be 'stop', 'lower' or a function of an alert; got 'halt'"):
+    with pytest.raises(
+        ValueError, match="on_alert must be 'stop', 'lower' or a function of an alert; got 'halt'"
+    ):
         watch(trainer_for(gpt(), tmp_path), on_alert="halt")

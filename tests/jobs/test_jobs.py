@@ -68,7 +68,9 @@ def endings(where, reuse, attempts):
         assert ends[id].error.endswith(f"attempts: {attempts}")
     if where == "processes":
         assert "its process ended with status 4" in ends["process ends"].error
-        assert "its process was killed (SIGKILL); was there too little memory?" in ends["killed"].error
+        assert (
+            "its process was killed (SIGKILL); was there too little memory?" in ends["killed"].error
+        )
     for id in ("cannot be sent", "cannot be read", "is no job"):
         assert ends[id].error
         assert ends[id].value is None
@@ -81,7 +83,11 @@ def test_a_killed_worker_costs_its_job_one_attempt(where, tmp_path):
         (tmp_path / f"{n}").write_text("begun\n" * 5)  # these are not killed
     ends = ends_of(where, jobs, reuse=True)
     assert {id: end.value for id, end in ends.items()} == dict.fromkeys(jobs, "done")
-    assert {id: (tmp_path / id).read_text().count("\n") for id in jobs} == {"unlucky": 2, "0": 6, "1": 6}
+    assert {id: (tmp_path / id).read_text().count("\n") for id in jobs} == {
+        "unlucky": 2,
+        "0": 6,
+        "1": 6,
+    }
 
 
 def test_a_job_whose_workers_always_die_is_given_up(tmp_path):
@@ -99,8 +105,12 @@ def test_a_leaking_worker_is_replaced(monkeypatch):
     assert len({end.value for end in ends_of("processes", jobs, 1).values()}) == 5
 
 
-@pytest.mark.parametrize(("reuse", "jobs", "most"), [(False, 2, 1), (True, 3, 2)], ids=["fresh", "pool"])
-def test_on_ray_a_worker_is_replaced_after_so_many_jobs(ray_cluster, reuse, jobs, most, monkeypatch):
+@pytest.mark.parametrize(
+    ("reuse", "jobs", "most"), [(False, 2, 1), (True, 3, 2)], ids=["fresh", "pool"]
+)
+def test_on_ray_a_worker_is_replaced_after_so_many_jobs(
+    ray_cluster, reuse, jobs, most, monkeypatch
+):
     monkeypatch.setattr(cluster, "_CALLS", 2)
     ends = ends_of("ray", {f"{n}": calls.process for n in range(jobs)}, 1, reuse=reuse)
     assert max(Counter(end.value for end in ends.values()).values()) <= most
@@ -120,7 +130,10 @@ def test_a_cluster_that_starts_too_slowly_is_started_once_more(failures, monkeyp
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with pytest.raises(Exception, match="timed out") if failures == 3 else nullcontext(), cluster.cluster(None):
+    with (
+        pytest.raises(Exception, match="timed out") if failures == 3 else nullcontext(),
+        cluster.cluster(None),
+    ):
         pass
     assert len(starts) == 3
 
@@ -163,7 +176,9 @@ def test_progress_and_starts_are_told(where):
         assert [end.value for end in run_jobs(jobs, engine, **told)] == [1, 2]
     assert started == ["a", "b"]
     assert ticks
-    if where == "processes":  # Ray's queue may be read after the job has ended, and then nobody wants to know
+    if (
+        where == "processes"
+    ):  # Ray's queue may be read after the job has ended, and then nobody wants to know
         assert heard == [("a", 0.5, "half"), ("b", 0.5, "half")]
 
 
@@ -194,7 +209,10 @@ def test_jobs_have_the_environment_and_threads_of_now(monkeypatch):
         monkeypatch.setenv("JOMA_TEST", text)
         jobs = {name: partial(calls.environment, name) for name in ("JOMA_TEST", "OMP_NUM_THREADS")}
         ends = ends_of("processes", jobs, 1, threads=3)
-        assert {id: end.value for id, end in ends.items()} == {"JOMA_TEST": text, "OMP_NUM_THREADS": "3"}
+        assert {id: end.value for id, end in ends.items()} == {
+            "JOMA_TEST": text,
+            "OMP_NUM_THREADS": "3",
+        }
 
 
 SCRIPT = """
@@ -218,13 +236,19 @@ def test_workers_are_replaced_with_warnings_as_errors(tmp_path):
         env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [*(f"{n} done" for n in range(4)), "warns UserWarning: look"]
+    assert sorted(done.stdout.splitlines()) == [
+        *(f"{n} done" for n in range(4)),
+        "warns UserWarning: look",
+    ]
     assert not done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("dask",), "unknown engine 'dask'"), (("processes", "ray://head:10001"), "say --engine ray, too")],
+    [
+        (("dask",), "unknown engine 'dask'"),
+        (("processes", "ray://head:10001"), "say --engine ray, too"),
+    ],
 )
 def test_engines_that_are_not_there(arguments, message):
     with pytest.raises(ValueError, match=message):

@@ -60,14 +60,21 @@ def test_a_hybrid_with_experts_has_the_same_numbers_in_all_gauges():
         metrics = w.step(loss=1.0)
         table = w.frame()
     assert w.layers == ["layers.0", "layers.1.mixer", "layers.2", "layers.3.mixer"]
-    numbers = {gauge: sorted({int(n) for n in table[table.gauge == gauge].layer}) for gauge in (*gauges, "phase")}
+    numbers = {
+        gauge: sorted({int(n) for n in table[table.gauge == gauge].layer})
+        for gauge in (*gauges, "phase")
+    }
     attends = [1, 3]
     assert numbers == {
         "entropy": attends, "coherence": attends, "stable_rank.qk": attends, "phase": attends,
         "stable_rank": [0, 1, 3, 4],  # the shared expert is a second MLP of its block
     }  # fmt: skip
     assert set(metrics) == {
-        *(f"joma/{gauge}/layer_0{n}" for gauge in ("entropy", "coherence", "stable_rank.qk") for n in attends),
+        *(
+            f"joma/{gauge}/layer_0{n}"
+            for gauge in ("entropy", "coherence", "stable_rank.qk")
+            for n in attends
+        ),
         *(f"joma/stable_rank/layer_0{n}" for n in (0, 1, 3, 4)),
     }
     ranks = table[(table.gauge == "stable_rank") & (table.layer == 1)].sort_values("expert")
@@ -77,7 +84,9 @@ def test_a_hybrid_with_experts_has_the_same_numbers_in_all_gauges():
         sigma = torch.linalg.svdvals(expert.up.weight.detach().double())
         assert value == pytest.approx(float((sigma**2).sum() / sigma[0] ** 2), rel=1e-6)
     assert metrics["joma/stable_rank/layer_01"] == pytest.approx(ranks["value"].mean())
-    assert set(table[(table.gauge == "stable_rank") & (table.layer == 4)]["module"]) == {"layers.1.shared.up"}
+    assert set(table[(table.gauge == "stable_rank") & (table.layer == 4)]["module"]) == {
+        "layers.1.shared.up"
+    }
 
 
 class Stage(nn.Module):

@@ -35,7 +35,10 @@ class SeparateAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d, d) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            f(x).unflatten(-1, (2, -1)).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
@@ -83,7 +86,9 @@ def test_the_matrix_that_acts_is_measured_and_the_update_of_its_own():
             "stable_rank.mlp_in_update": acts_as(low) - low.base_layer.weight.detach(),
         }  # fmt: skip
         for name, matrix in expected.items():
-            assert metrics[f"joma/{name}/layer_0{n}"] == pytest.approx(stable_rank(matrix), rel=1e-4), name
+            assert metrics[f"joma/{name}/layer_0{n}"] == pytest.approx(
+                stable_rank(matrix), rel=1e-4
+            ), name
 
 
 def test_adapters_that_are_merged_off_or_of_dora():
@@ -104,7 +109,9 @@ def test_adapters_that_are_merged_off_or_of_dora():
 
 
 def test_a_model_without_adapters_has_no_update():
-    with pytest.raises(ValueError, match=r"no matrix found for 'q_update'.*Looked for modules with base_layer"):
+    with pytest.raises(
+        ValueError, match=r"no matrix found for 'q_update'.*Looked for modules with base_layer"
+    ):
         joma.watch(HandWrittenGPT(), gauges="stable_rank.q_update")
 
 

@@ -40,7 +40,9 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.ff = nn.Sequential(nn.Sequential(nn.Linear(D, H), nn.GELU()), nn.Dropout(0.0), nn.Linear(H, D))
+        self.ff = nn.Sequential(
+            nn.Sequential(nn.Linear(D, H), nn.GELU()), nn.Dropout(0.0), nn.Linear(H, D)
+        )
 
 
 @pytest.mark.parametrize("inner", [D, 2 * D])
@@ -78,7 +80,9 @@ def test_a_list_of_attention_modules_has_no_mlp(style):
     assert names(holder(layers=blocks())) == []
     ffns = nn.ModuleList(holder(lin1=nn.Linear(D, H), lin2=nn.Linear(H, D)) for _ in range(2))
     assert names(holder(mixers=blocks(), ffns=ffns)) == ["ffns.0.lin1", "ffns.1.lin1"]
-    inside = nn.ModuleList(holder(**ATTENTIONS[style], fc1=nn.Linear(D, D), fc2=nn.Linear(D, D)) for _ in range(2))
+    inside = nn.ModuleList(
+        holder(**ATTENTIONS[style], fc1=nn.Linear(D, D), fc2=nn.Linear(D, D)) for _ in range(2)
+    )
     assert names(holder(layers=inside)) == ["layers.0.fc1", "layers.1.fc1"]
 
 
@@ -104,7 +108,9 @@ def test_other_maps_of_the_same_shape_are_no_lower_mlp(other):
     assert names(holder(layers=nn.ModuleList([inside]))) == ["layers.0.mlp.0"]
     alone = block(**{first: holder(**{rest: mlp()}) if rest else mlp()})
     assert names(holder(layers=nn.ModuleList([alone]))) == []
-    assert names(holder(layers=nn.ModuleList([block(mlp=mlp())]), **{first: wide})) == ["layers.0.mlp.0"]
+    assert names(holder(layers=nn.ModuleList([block(mlp=mlp())]), **{first: wide})) == [
+        "layers.0.mlp.0"
+    ]
 
 
 class ConditionalPositionBias(nn.Module):
@@ -125,7 +131,9 @@ def test_relative_position_bias_of_t5_has_no_matrix_of_an_mlp():
     attention = holder(**square("q", "k", "v", "o"), relative_attention_bias=nn.Embedding(32, 4))
     dense = holder(wi=nn.Linear(D, H), wo=nn.Linear(H, D))
     layer = nn.ModuleList([holder(SelfAttention=attention), holder(DenseReluDense=dense)])
-    assert names(holder(block=nn.ModuleList([holder(layer=layer)]))) == ["block.0.layer.1.DenseReluDense.wi"]
+    assert names(holder(block=nn.ModuleList([holder(layer=layer)]))) == [
+        "block.0.layer.1.DenseReluDense.wi"
+    ]
 
 
 class Mixer(nn.Module):
@@ -144,7 +152,9 @@ class AttentionDecoderLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.self_attn = holder(**square("q_proj", "k_proj", "v_proj", "o_proj"))
-        self.feed_forward = holder(gate_proj=nn.Linear(D, H), up_proj=nn.Linear(D, H), down_proj=nn.Linear(H, D))
+        self.feed_forward = holder(
+            gate_proj=nn.Linear(D, H), up_proj=nn.Linear(D, H), down_proj=nn.Linear(H, D)
+        )
 
 
 def test_hybrids_of_mixers_and_a_shared_block():
@@ -162,13 +172,17 @@ def test_hybrids_of_mixers_and_a_shared_block():
 def test_maps_of_different_elements_of_a_list_are_no_pair():
     assert names(holder(layers=nn.ModuleList(holder(up=nn.Linear(D, H)) for _ in range(2)),
                         others=nn.ModuleList(holder(down=nn.Linear(H, D)) for _ in range(2)))) == []  # fmt: skip
-    assert names(nn.Sequential(holder(linear=nn.Linear(D, D)), holder(linear=nn.Linear(D, D)))) == []
+    assert (
+        names(nn.Sequential(holder(linear=nn.Linear(D, D)), holder(linear=nn.Linear(D, D)))) == []
+    )
 
 
 def test_maps_without_a_name_that_tells_their_role_are_refused_if_they_are_square():
     assert names(holder(layers=nn.ModuleList([holder(**square("a", "b", "c", "d"))]))) == []
     assert names(holder(layers=nn.ModuleList([holder(net=mlp(h=D))]))) == ["layers.0.net.0"]
-    assert names(holder(layers=nn.ModuleList([holder(a=nn.Linear(D, H), b=nn.Linear(H, D))]))) == ["layers.0.a"]
+    assert names(holder(layers=nn.ModuleList([holder(a=nn.Linear(D, H), b=nn.Linear(H, D))]))) == [
+        "layers.0.a"
+    ]
 
 
 def test_the_upper_of_a_gated_mlp_without_expansion_is_the_map_back():
@@ -193,7 +207,10 @@ def test_projections_of_all_heads_in_one_stack_are_no_experts():
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_convolutions_of_kernel_one_are_linear_maps(kind, groups):
-    layer = block(intermediate=holder(conv=kind(D, 4 * D, 1, groups=groups)), output=holder(conv=kind(4 * D, D, 1)))
+    layer = block(
+        intermediate=holder(conv=kind(D, 4 * D, 1, groups=groups)),
+        output=holder(conv=kind(4 * D, D, 1)),
+    )
     (matrix,) = find_matrices(holder(layers=nn.ModuleList([layer])), "mlp_in")
     assert matrix.name == "layers.0.intermediate.conv"
     convolution = layer.intermediate.conv
@@ -204,9 +221,13 @@ def test_convolutions_of_kernel_one_are_linear_maps(kind, groups):
 
 
 def test_pointwise_convolutions_around_a_wider_one_are_no_mlp():
-    inverted = holder(expand=nn.Conv2d(D, H, 1), depthwise=nn.Conv2d(H, H, 3, groups=H), reduce=nn.Conv2d(H, D, 1))
+    inverted = holder(
+        expand=nn.Conv2d(D, H, 1), depthwise=nn.Conv2d(H, H, 3, groups=H), reduce=nn.Conv2d(H, D, 1)
+    )
     assert names(holder(blocks=nn.ModuleList([inverted]))) == []
-    convnext = holder(dw=nn.Conv2d(D, D, 7, groups=D), pw1=nn.Conv2d(D, H, 1), pw2=nn.Conv2d(H, D, 1))
+    convnext = holder(
+        dw=nn.Conv2d(D, D, 7, groups=D), pw1=nn.Conv2d(D, H, 1), pw2=nn.Conv2d(H, D, 1)
+    )
     assert names(holder(blocks=nn.ModuleList([convnext]))) == ["blocks.0.pw1"]
 
 
@@ -223,7 +244,9 @@ class TorchtuneLoRA(nn.Module):
 
     def forward(self, x):
         out = nn.functional.linear(x, self.weight)
-        return out if self.disabled else out + (self.alpha / self.rank) * self.lora_b(self.lora_a(x))
+        return (
+            out if self.disabled else out + (self.alpha / self.rank) * self.lora_b(self.lora_a(x))
+        )
 
 
 class LitgptLoRA(nn.Module):
@@ -264,23 +287,34 @@ def acts_as(module: nn.Module) -> torch.Tensor:
 def test_low_rank_updates_in_other_libraries_are_added_to_their_base(kind):
     torch.manual_seed(0)
     layer = block(mlp=holder(w1=kind(D, H), w2=kind(H, D), w3=kind(D, H)))
-    layer.attn = holder(q_proj=kind(D, D), k_proj=kind(D, D), v_proj=kind(D, D), output_proj=kind(D, D))
+    layer.attn = holder(
+        q_proj=kind(D, D), k_proj=kind(D, D), v_proj=kind(D, D), output_proj=kind(D, D)
+    )
     model = holder(layers=nn.ModuleList([layer]))
     (matrix,) = find_matrices(model, "mlp_in")
     assert matrix.name == "layers.0.mlp.w1"
-    torch.testing.assert_close(matrix.read()[0].detach(), acts_as(layer.mlp.w1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        matrix.read()[0].detach(), acts_as(layer.mlp.w1), rtol=1e-4, atol=1e-4
+    )
     (update,) = find_matrices(model, "mlp_in_update")
     base = layer.mlp.w1.linear if kind is LitgptLoRA else layer.mlp.w1
     torch.testing.assert_close(
-        update.read()[0].detach(), acts_as(layer.mlp.w1) - base.weight.detach(), rtol=1e-4, atol=1e-4
+        update.read()[0].detach(),
+        acts_as(layer.mlp.w1) - base.weight.detach(),
+        rtol=1e-4,
+        atol=1e-4,
     )
     (query,) = find_matrices(model, "q")
-    torch.testing.assert_close(query.read()[0].detach(), acts_as(layer.attn.q_proj), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        query.read()[0].detach(), acts_as(layer.attn.q_proj), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_adapters_that_are_off_or_merged_in_other_libraries():
     for module, switch in ((TorchtuneLoRA(D, H), "disabled"), (LitgptLoRA(D, H), "merged")):
-        model = holder(layers=nn.ModuleList([holder(mlp=holder(fc_1=module, proj=nn.Linear(H, D)))]))
+        model = holder(
+            layers=nn.ModuleList([holder(mlp=holder(fc_1=module, proj=nn.Linear(H, D)))])
+        )
         (matrix,) = find_matrices(model, "mlp_in")
         setattr(module, switch, True)
         torch.testing.assert_close(matrix.read()[0].detach(), acts_as(module))
@@ -297,7 +331,9 @@ def test_factors_whose_scale_is_not_known_are_refused():
 def test_weights_that_are_computed_are_read_as_the_next_pass_will_compute_them(how):
     torch.manual_seed(0)
     linear = nn.Linear(D, H)
-    model = holder(layers=nn.ModuleList([holder(mlp=nn.Sequential(linear, nn.ReLU(), nn.Linear(H, D)))]))
+    model = holder(
+        layers=nn.ModuleList([holder(mlp=nn.Sequential(linear, nn.ReLU(), nn.Linear(H, D)))])
+    )
     if how == "prune":
         nn.utils.prune.l1_unstructured(linear, "weight", amount=0.5)
     elif how == "parametrized":

@@ -10,7 +10,13 @@ from joma.models.matrices import find_matrices
 
 transformers = pytest.importorskip("transformers")
 D, H, HD = 32, 4, 8
-SMALL = {"hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": H, "vocab_size": 40, "pad_token_id": 0}
+SMALL = {
+    "hidden_size": D,
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+}
 
 
 def names(model, part="mlp_in"):
@@ -19,7 +25,12 @@ def names(model, part="mlp_in"):
 
 def test_gate_and_up_take_turns_in_the_experts_of_gpt_oss():
     config = transformers.GptOssConfig(
-        **SMALL, intermediate_size=24, num_local_experts=3, num_key_value_heads=2, head_dim=HD, num_experts_per_tok=1
+        **SMALL,
+        intermediate_size=24,
+        num_local_experts=3,
+        num_key_value_heads=2,
+        head_dim=HD,
+        num_experts_per_tok=1,
     )
     experts = transformers.GptOssModel(config).layers[1].mlp.experts
     holder = nn.Module()
@@ -72,7 +83,11 @@ def test_dense_layers_and_shared_experts_stand_beside_stacks_of_experts_in_order
 class Swiglu(nn.Module):
     def __init__(self, d, h):
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(d, h), nn.Linear(d, h), nn.Linear(h, d)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            nn.Linear(d, h),
+            nn.Linear(d, h),
+            nn.Linear(h, d),
+        )
 
 
 def test_a_shared_expert_beside_experts_that_are_modules():
@@ -103,14 +118,18 @@ def falcon(**changes):
 
     def split(x):
         q, k, v = attention._split_heads(attention.query_key_value(x))  # (1, T, H, size)
-        each = H // attention.num_kv_heads if attention.new_decoder_architecture else 1  # there keys are repeated
+        each = (
+            H // attention.num_kv_heads if attention.new_decoder_architecture else 1
+        )  # there keys are repeated
         return q, k[:, :, ::each], v[:, :, ::each]
 
     return attention, split
 
 
 def codegen():
-    config = transformers.CodeGenConfig(n_embd=64, n_layer=1, n_head=8, rotary_dim=4, vocab_size=40, n_inner=48)
+    config = transformers.CodeGenConfig(
+        n_embd=64, n_layer=1, n_head=8, rotary_dim=4, vocab_size=40, n_inner=48
+    )
     attention = transformers.CodeGenModel(config).h[0].attn
 
     def split(x):  # as in its forward
@@ -122,11 +141,15 @@ def codegen():
 
 
 def deberta():
-    config = transformers.DebertaConfig(**SMALL, intermediate_size=48, relative_attention=False, pos_att_type=[])
+    config = transformers.DebertaConfig(
+        **SMALL, intermediate_size=48, relative_attention=False, pos_att_type=[]
+    )
     attention = transformers.DebertaModel(config).encoder.layer[0].attention.self
 
     def split(x):
-        parts = attention.transpose_for_scores(attention.in_proj(x)).chunk(3, dim=-1)  # (1, H, T, size)
+        parts = attention.transpose_for_scores(attention.in_proj(x)).chunk(
+            3, dim=-1
+        )  # (1, H, T, size)
         return [part.transpose(1, 2) for part in parts]
 
     return attention, split
@@ -142,15 +165,21 @@ def bigcode(multi_query):
         if multi_query:
             q, k, v = attention.c_attn(x).split((D, HD, HD), dim=-1)
             return q.unflatten(-1, (H, HD)), k[:, :, None], v[:, :, None]
-        parts = attention.c_attn(x).view(*x.shape[:2], H, 3 * HD).transpose(1, 2).split(3 * [HD], dim=3)
+        parts = (
+            attention.c_attn(x).view(*x.shape[:2], H, 3 * HD).transpose(1, 2).split(3 * [HD], dim=3)
+        )
         return [part.transpose(1, 2) for part in parts]
 
     return attention, split
 
 
 def bloom():
-    attention = transformers.BloomModel(transformers.BloomConfig(**SMALL, n_head=H)).h[0].self_attention
-    return attention, lambda x: [p.transpose(1, 2) for p in attention._reshape(attention.query_key_value(x))]
+    attention = (
+        transformers.BloomModel(transformers.BloomConfig(**SMALL, n_head=H)).h[0].self_attention
+    )
+    return attention, lambda x: [
+        p.transpose(1, 2) for p in attention._reshape(attention.query_key_value(x))
+    ]
 
 
 FUSED = {
@@ -174,7 +203,13 @@ def test_fused_projections_are_split_as_the_familys_own_code_splits_them(family)
         for p in attention.parameters():
             p.normal_() if p.dim() > 1 else p.zero_()
         x = torch.randn(
-            1, 5, attention.in_proj.in_features if family == "deberta" else 64 if family == "codegen" else D
+            1,
+            5,
+            attention.in_proj.in_features
+            if family == "deberta"
+            else 64
+            if family == "codegen"
+            else D,
         )
         for part, expected in zip("qkv", split(x), strict=True):
             (matrix,) = find_matrices(attention, part)
@@ -185,6 +220,11 @@ def test_fused_projections_are_split_as_the_familys_own_code_splits_them(family)
         heads, groups = q.shape[2], q.shape[2] // k.shape[2]
         (wq,), (wk,) = (find_matrices(attention, part)[0].read() for part in "qk")
         for head in range(heads):
-            a, b = wq.unflatten(0, (heads, -1))[head], wk.unflatten(0, (k.shape[2], -1))[head // groups]
+            a, b = (
+                wq.unflatten(0, (heads, -1))[head],
+                wk.unflatten(0, (k.shape[2], -1))[head // groups],
+            )
             largest = torch.linalg.matrix_norm(a.T @ b, 2)
-            torch.testing.assert_close(torch.linalg.matrix_norm(products[head], 2), largest, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                torch.linalg.matrix_norm(products[head], 2), largest, rtol=1e-4, atol=1e-4
+            )

@@ -31,7 +31,15 @@ def block(kind="exp", pattern="per_query", seed=0, **more):
     """A joint block at a random state."""
     torch.manual_seed(seed)
     made = JoMABlock(
-        M, K, queries=Q, attention=kind, activation="gelu", pattern=pattern, dtype=torch.float64, ratio=1.7, **more
+        M,
+        K,
+        queries=Q,
+        attention=kind,
+        activation="gelu",
+        pattern=pattern,
+        dtype=torch.float64,
+        ratio=1.7,
+        **more,
     )
     with torch.no_grad():
         made.v.mul_(5)
@@ -41,7 +49,10 @@ def block(kind="exp", pattern="per_query", seed=0, **more):
 
 def loss_of(model, batch):
     query, context, g = batch
-    return -(g * model(query, context)).sum() / len(query) + 0.3 * model(query, context).square().mean()
+    return (
+        -(g * model(query, context)).sum() / len(query)
+        + 0.3 * model(query, context).square().mean()
+    )
 
 
 def train(model, batches, lr=0.2, momentum=0.0, optimiser=torch.optim.SGD, **more):
@@ -77,14 +88,23 @@ def test_the_joint_block_takes_the_steps_of_the_theory(kind, pattern):
     attention = Attention(kind, temperature=1.4, A=2.0 if kind == "exp" else 1.0)
     torch.manual_seed(3)
     model = JoMABlock(
-        M, K, queries=Q, attention=attention, activation="silu", pattern=pattern, ratio=1.7, dtype=torch.float64
+        M,
+        K,
+        queries=Q,
+        attention=attention,
+        activation="silu",
+        pattern=pattern,
+        ratio=1.7,
+        dtype=torch.float64,
     )
     v0, z0 = model.v.detach().numpy().copy(), model.logits.numpy()
     task = Task(x, g.numpy())
     if pattern == "shared":
         path = JointFlow(task, attention, "silu", attention_lr=1.7).descend(20, 0.3, v0, None, z0)
     else:
-        path = BlockFlow(task, query.numpy(), attention, "silu", attention_lr=1.7).descend(20, 0.3, v0, None, z0)
+        path = BlockFlow(task, query.numpy(), attention, "silu", attention_lr=1.7).descend(
+            20, 0.3, v0, None, z0
+        )
     steps = torch.optim.SGD(model.parameter_groups(0.3))
     for _ in range(20):
         steps.zero_grad()
@@ -161,7 +181,9 @@ def test_momentum_by_parts_is_ahead_by_the_velocity_only():
             (-(g * model(query, context)).sum() / N).backward()
             steps.step()
         if model is joint:
-            velocity = model.parameter_groups(1e-3)[1]["lr"] * steps.state[model.z]["momentum_buffer"]
+            velocity = (
+                model.parameter_groups(1e-3)[1]["lr"] * steps.state[model.z]["momentum_buffer"]
+            )
     ahead = folded.logits - joint.logits  # −μ N/(1 − μ), to first order in the rate
     torch.testing.assert_close(
         ahead, -velocity * 0.8 / 0.2, atol=2e-3 * float((joint.logits - start).abs().max()), rtol=0
@@ -198,7 +220,9 @@ def test_copies_and_checkpoints_continue_alike_wherever_they_are_taken(kind, pat
     train(model, many(5))
     steps = torch.optim.SGD(model.parameter_groups(0.2))
     loss_of(model, samples(50)).backward()
-    twin = copy.deepcopy(model)  # between the backward pass and the step; PyTorch leaves out the gradients
+    twin = copy.deepcopy(
+        model
+    )  # between the backward pass and the step; PyTorch leaves out the gradients
     for one, same in zip(twin.parameters(), model.parameters(), strict=True):
         one.grad = same.grad.clone()
     steps.step()
@@ -317,7 +341,10 @@ def test_every_word_of_a_text_sees_the_window_before_it():
         ({"folded": True, "momentum": 1.0}, "0 ≤ μ < 1"),
         ({"folded": True, "carry": "weights"}, "fix the sum"),
         ({"folded": True, "carry": "weigths", "pattern": "shared"}, "Did you mean 'weights'"),
-        ({"folded": True, "carry": "weights", "pattern": "shared", "momentum": 0.5}, "no law for momentum"),
+        (
+            {"folded": True, "carry": "weights", "pattern": "shared", "momentum": 0.5},
+            "no law for momentum",
+        ),
     ],
 )
 def test_bad_settings_are_named(settings, message):

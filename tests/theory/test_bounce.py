@@ -47,9 +47,13 @@ def exact_remainder(mu: mp.mpf) -> mp.mpf:
     return mp.quad(lambda x: (mp.exp(-a * x**2) - mp.exp(-a)) / (1 - x), [0, 0.5, 1])
 
 
-def integrate(slope: Callable[[float, np.ndarray], np.ndarray], start: np.ndarray, t: np.ndarray) -> np.ndarray:
+def integrate(
+    slope: Callable[[float, np.ndarray], np.ndarray], start: np.ndarray, t: np.ndarray
+) -> np.ndarray:
     """(T, J), by a method that shares nothing with the module's own; t[0] must be 0."""
-    steps = solve_ivp(slope, (0, t[-1]), start, "DOP853", t, rtol=1e-13, atol=1e-14, max_step=t[-1] / 100)
+    steps = solve_ivp(
+        slope, (0, t[-1]), start, "DOP853", t, rtol=1e-13, atol=1e-14, max_step=t[-1] / 100
+    )
     assert steps.success
     return steps.y.T
 
@@ -60,7 +64,9 @@ def test_flight_time_is_eqn_79_and_solve_bounce_inverts_it(s: float, mu: float) 
     exact = exact_flight_time(s, mu)
     assert float(abs(flight_time(s, mu) / exact - 1)) < 1e-14
     with mp.workdps(30):
-        assert float(remainder(s, mu)) == pytest.approx(float(exact - mp.exp(-(mp.mpf(mu) ** 2) / 2) * s), rel=1e-13)
+        assert float(remainder(s, mu)) == pytest.approx(
+            float(exact - mp.exp(-(mp.mpf(mu) ** 2) / 2) * s), rel=1e-13
+        )
     # A time in float64 fixes s only to eps t s'(t): allow 8 of those besides the method's own error.
     slack = 8 * np.finfo(float).eps * float(exact) * math.exp((mu * -math.expm1(-s)) ** 2 / 2)
     solved = solve_bounce([mu], [float(exact)]).log_inverse_delta[0, 0]
@@ -114,7 +120,9 @@ def test_chunks_of_components_and_of_times_do_not_show(monkeypatch: pytest.Monke
     monkeypatch.setattr(bounce, "_WORK", 32)
     pieces = solve_bounce(mu, t)
     np.testing.assert_allclose(pieces.v, whole.v, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(flight_time(pieces.log_inverse_delta, mu), t[:, None] + 0 * mu, rtol=1e-13)
+    np.testing.assert_allclose(
+        flight_time(pieces.log_inverse_delta, mu), t[:, None] + 0 * mu, rtol=1e-13
+    )
     np.testing.assert_allclose(pieces.entropy(), whole.entropy(), rtol=1e-9)
 
 
@@ -136,13 +144,21 @@ def test_salient_components_lead_at_every_time(mu_j: float, mu_k: float, t: floa
 
 @settings(max_examples=60, deadline=None)
 @given(components, components, st.floats(1e-3, 1e4))
-def test_lambda_of_theorem_4_is_the_difference_of_remainders(mu_j: float, mu_k: float, t: float) -> None:
+def test_lambda_of_theorem_4_is_the_difference_of_remainders(
+    mu_j: float, mu_k: float, t: float
+) -> None:
     s_j, s_k = solve_bounce([mu_j, mu_k], [t]).log_inverse_delta[0]
     terms = convergence_ratio(s_j, s_k, mu_j, mu_k)
-    assert float(terms.lam) == pytest.approx(float(remainder(s_k, mu_k) - remainder(s_j, mu_j)), abs=1e-14 * (1 + t))
+    assert float(terms.lam) == pytest.approx(
+        float(remainder(s_k, mu_k) - remainder(s_j, mu_j)), abs=1e-14 * (1 + t)
+    )
     assert abs(terms.lam) <= remainder_supremum() + 1e-14 * t
-    assert float(terms.ratio / terms.leading - 1) == pytest.approx(float(terms.Lambda), rel=1e-12, abs=1e-14)
-    assert float(terms.Lambda * s_k * math.exp(-(mu_k**2) / 2)) == pytest.approx(float(terms.lam), rel=1e-12)
+    assert float(terms.ratio / terms.leading - 1) == pytest.approx(
+        float(terms.Lambda), rel=1e-12, abs=1e-14
+    )
+    assert float(terms.Lambda * s_k * math.exp(-(mu_k**2) / 2)) == pytest.approx(
+        float(terms.lam), rel=1e-12
+    )
 
 
 def test_the_ratio_tends_to_its_leading_term() -> None:
@@ -166,7 +182,9 @@ def test_the_remainder_grows_with_s_up_to_its_supremum() -> None:
 def test_entropy_is_that_of_the_attention_and_bounces() -> None:
     mu, t = np.linspace(0.5, 4, 12), np.linspace(0, 40, 300)
     run = solve_bounce(mu, t)
-    np.testing.assert_allclose(run.entropy(), entropy(softmax(run.v**2 / 2, axis=1), axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        run.entropy(), entropy(softmax(run.v**2 / 2, axis=1), axis=1), rtol=1e-12
+    )
     trough = run.trough()
     assert trough.start == pytest.approx(math.log(mu.size), rel=1e-15)
     assert trough.entropy == run.entropy().min() < trough.start
@@ -192,7 +210,9 @@ def test_linear_attention_agrees_with_a_tight_ode_solve(c: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(components, components, st.floats(1e-8, 10), st.floats(0, 1e4))
-def test_linear_attention_obeys_its_closed_form_and_bound(mu_j: float, mu_k: float, c: float, t: float) -> None:
+def test_linear_attention_obeys_its_closed_form_and_bound(
+    mu_j: float, mu_k: float, c: float, t: float
+) -> None:
     mu = np.array([mu_j, mu_k])
     s = solve_linear_bounce(mu, [t], c).log_inverse_delta[0]
     q, bound = linear_remainder(s, mu, c), linear_remainder_bound(mu, c)
@@ -244,12 +264,18 @@ def test_softmax_flow_at_time_zero_is_its_start() -> None:
         (lambda: solve_bounce([1.0], [-0.25, 1.0]), r"t = -0\.25 is negative"),
         (lambda: solve_bounce([1.0], [0.0, 2.0, 1.5]), r"t falls from 2\.0 to 1\.5: sort"),
         (lambda: solve_bounce([1.0], [0.0, math.inf]), r"t.* is inf"),
-        (lambda: convergence_ratio([1.0, 0.5], [1.0, 0.0], 2.0, 1.0), r"s_k = 0\.0 is not positive"),
+        (
+            lambda: convergence_ratio([1.0, 0.5], [1.0, 0.0], 2.0, 1.0),
+            r"s_k = 0\.0 is not positive",
+        ),
         (lambda: solve_linear_bounce([1.0], [1.0], 0.0), r"c = z\(0\)² = 0\.0 .*nothing moves"),
         (lambda: linear_ratio_limit(2.0, 1.0, -1.0), r"c = z\(0\)² = -1\.0"),
         (lambda: solve_softmax_bounce([1.0, 0.03], [1.0]), r"mu = 0\.03 is not beyond v0 = 0\.05"),
         (lambda: solve_softmax_bounce([0.0], [1.0]), r"mu = 0\.0 is not beyond v0"),
-        (lambda: solve_softmax_bounce([1.0], [1.0], temperature=0.0), r"temperature = 0\.0 must be positive"),
+        (
+            lambda: solve_softmax_bounce([1.0], [1.0], temperature=0.0),
+            r"temperature = 0\.0 must be positive",
+        ),
     ],
 )
 def test_bad_input_is_named_with_its_value(call: Callable[[], object], message: str) -> None:

@@ -13,12 +13,17 @@ SPEC = {"h": ["x", "y"], "k": ["x", "h"], "out": ["h", "k", "x"], "other": ["k"]
 
 def random_graph(seed, nodes=9):
     rng = np.random.default_rng(seed)
-    return nx.DiGraph((int(i), int(j)) for j in range(1, nodes) for i in range(j) if rng.random() < 0.5)
+    return nx.DiGraph(
+        (int(i), int(j)) for j in range(1, nodes) for i in range(j) if rng.random() < 0.5
+    )
 
 
 def data(graph, seed=0, n=40):
     rng = np.random.default_rng(seed)
-    x, target = rng.standard_normal((n, len(graph.inputs))), rng.standard_normal((n, len(graph.outputs)))
+    x, target = (
+        rng.standard_normal((n, len(graph.inputs))),
+        rng.standard_normal((n, len(graph.outputs))),
+    )
     return graph.small_weights(1.5, rng), x, target
 
 
@@ -36,20 +41,27 @@ def losses(graph, w, x, target, loss):
 def test_weight_gradients_are_those_of_finite_differences_on_random_graphs(seed, loss):
     directed = random_graph(seed)
     kinds = sorted(set(NONLINEARITIES) - {"relu", "leaky_relu"})
-    named = {node: kinds[i % len(kinds)] for i, node in enumerate(directed) if directed.in_degree(node)}
+    named = {
+        node: kinds[i % len(kinds)] for i, node in enumerate(directed) if directed.in_degree(node)
+    }
     graph = CDAG(directed, named)
     w, x, target = data(graph, seed)
     if loss == "softmax":
         target = np.abs(target) / np.abs(target).sum(axis=1, keepdims=True)
     step = 1e-6 * np.eye(len(w))
-    numeric = [(losses(graph, w + e, x, target, loss) - losses(graph, w - e, x, target, loss)) / 2e-6 for e in step]
+    numeric = [
+        (losses(graph, w + e, x, target, loss) - losses(graph, w - e, x, target, loss)) / 2e-6
+        for e in step
+    ]
     np.testing.assert_allclose(graph.signals(w, x, target, loss).dw, -np.array(numeric), atol=2e-8)
 
 
 def test_node_gradients_are_those_of_autograd_with_relu():
     graph = CDAG(SPEC, "relu")
     w, x, target = data(graph)
-    weight = {(graph.nodes[j], graph.nodes[k]): torch.tensor(w[e]) for e, (j, k) in enumerate(graph.edges)}
+    weight = {
+        (graph.nodes[j], graph.nodes[k]): torch.tensor(w[e]) for e, (j, k) in enumerate(graph.edges)
+    }
     value = {name: torch.tensor(x[:, i], requires_grad=True) for i, name in enumerate(("x", "y"))}
     for node in ("h", "k", "out", "other"):
         total = sum(weight[node, k] * value[k] for k in SPEC[node])
@@ -59,7 +71,9 @@ def test_node_gradients_are_those_of_autograd_with_relu():
     (0.5 * ((torch.tensor(target) - out) ** 2).sum()).backward()
     signals = graph.signals(w, x, target)
     for node in ("x", "y", "h", "k", "out"):
-        np.testing.assert_allclose(signals.g[:, graph.index(node)], -value[node].grad.numpy(), atol=1e-12)
+        np.testing.assert_allclose(
+            signals.g[:, graph.index(node)], -value[node].grad.numpy(), atol=1e-12
+        )
 
 
 def test_a_node_is_asked_for_the_sum_of_what_its_successors_send_it():
@@ -116,7 +130,9 @@ def test_the_implied_constant_is_reached_and_beyond_the_condition_the_sign_turns
 def test_no_signals_fall_below_the_implied_constant():
     rng = np.random.default_rng(0)
     u = rng.standard_normal((20_000, 3))
-    alpha, beta, f = (u + rng.uniform(0, 0.8, (len(u), 1)) * rng.standard_normal(u.shape) for _ in range(3))
+    alpha, beta, f = (
+        u + rng.uniform(0, 0.8, (len(u), 1)) * rng.standard_normal(u.shape) for _ in range(3)
+    )
 
     def cos(a, b):
         return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
@@ -142,7 +158,9 @@ def test_triples_are_the_four_correlations_of_the_theorem():
         "c2": (both[:, b], signals.f[:, k]),
         "c4": (both[:, b], sent),
     }.items():
-        assert getattr(found, name)[e, a, b] == pytest.approx(p @ q / np.linalg.norm(p) / np.linalg.norm(q))
+        assert getattr(found, name)[e, a, b] == pytest.approx(
+            p @ q / np.linalg.norm(p) / np.linalg.norm(q)
+        )
     assert found.c3[e, a, b] == pytest.approx(abs(cosine(both[:, [a]], both[:, [b]])[0, 0]))
     assert (found.condition <= found.premises).all()
 
@@ -166,9 +184,18 @@ def test_inputs_outputs_and_an_order_of_computation():
         (lambda: CDAG(SPEC, "tahn"), "Did you mean 'tanh'"),
         (lambda: CDAG(SPEC, {"hh": "relu"}), "unknown node 'hh'. Did you mean 'h'"),
         (lambda: CDAG(SPEC).index("outt"), "Did you mean 'out'"),
-        (lambda: CDAG(SPEC).train([[1.0]], [[1.0, 2.0]], np.zeros(8), [0, 1]), r"x has shape \(1, 1\)"),
-        (lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0]], np.zeros(8), [0, 1]), r"target has shape \(1, 1\)"),
-        (lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0, 2]], np.zeros(3), [0, 1]), r"w0 has shape \(3,\)"),
+        (
+            lambda: CDAG(SPEC).train([[1.0]], [[1.0, 2.0]], np.zeros(8), [0, 1]),
+            r"x has shape \(1, 1\)",
+        ),
+        (
+            lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0]], np.zeros(8), [0, 1]),
+            r"target has shape \(1, 1\)",
+        ),
+        (
+            lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0, 2]], np.zeros(3), [0, 1]),
+            r"w0 has shape \(3,\)",
+        ),
         (lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0, 2]], np.zeros(8), [1, 0]), "times must rise"),
         (
             lambda: CDAG(SPEC).train([[1.0, 2]], [[1.0, 2]], np.zeros(8), [0, 1], loss="square"),

@@ -79,7 +79,9 @@ def test_frozen_orthonormal_embeddings_are_theorem_1_and_the_joint_flow():
 @pytest.mark.parametrize("attention", ["linear", "exp"])
 def test_trained_embeddings_tie_logits_to_their_norms(attention):
     task, w, U, z, _, _ = parameters(1)
-    flow = EmbeddingFlow(task, attention, "gelu", attention_lr=1.4, embedding_lr=0.7, temperature=0.8)
+    flow = EmbeddingFlow(
+        task, attention, "gelu", attention_lr=1.4, embedding_lr=0.7, temperature=0.8
+    )
     path = flow.integrate(2.0, w, U, z - (1.5 if attention == "exp" else 0.0), times=9)
     norm = (path.U[:, :, :-1] ** 2).sum(axis=1)
     value = path.z - norm / 0.8 if attention == "exp" else path.z**2 - 2 * norm
@@ -87,7 +89,10 @@ def test_trained_embeddings_tie_logits_to_their_norms(attention):
     assert drift(value) < 1e-9
     # and the printed invariant is lost
     square = (path.v**2).sum(axis=2)
-    assert drift(path.z - 1.4 / 1.6 * square if attention == "exp" else path.z**2 - 1.4 * square) > 0.01
+    assert (
+        drift(path.z - 1.4 / 1.6 * square if attention == "exp" else path.z**2 - 1.4 * square)
+        > 0.01
+    )
 
 
 def test_product_logits_keep_their_balance_and_start_as_the_preconditioner_says():
@@ -98,7 +103,9 @@ def test_product_logits_keep_their_balance_and_start_as_the_preconditioner_says(
     basis = np.eye(d)[:, : M + 1]
     ratios = []
     for t in (1e-2, 1e-3):
-        path = EmbeddingFlow(task, "exp", "gelu", embedding_lr=0).integrate(t, w, basis, W_Q0=W_Q, W_K0=W_K, times=2)
+        path = EmbeddingFlow(task, "exp", "gelu", embedding_lr=0).integrate(
+            t, w, basis, W_Q0=W_Q, W_K0=W_K, times=2
+        )
         square = (path.v**2).sum(axis=2)
         moved = path.z[1] - path.z[0]
         gap = moved - path.preconditioner @ (square[1] - square[0]) / 2

@@ -13,14 +13,20 @@ def example(seed, nodes, loss, samples=14, tokens=3):
     x, p = rng.random((samples, tokens)), rng.random(samples) + 0.1
     if loss == "regression":
         return rng, Task.regression(x, rng.standard_normal((samples, nodes)), p=p)
-    return rng, Task.classification(x, rng.dirichlet(np.ones(nodes), samples), p=p)  # soft labels never separate
+    return rng, Task.classification(
+        x, rng.dirichlet(np.ones(nodes), samples), p=p
+    )  # soft labels never separate
 
 
 def start_of(rng, task, zero=False, offset=0.0):
     M, K = task.tokens, task.nodes
     if zero:
         return np.zeros((M, K)), np.zeros(K), np.full(M, offset)
-    return 0.7 * rng.standard_normal((M, K)), rng.standard_normal(K), offset + 0.5 * rng.standard_normal(M)
+    return (
+        0.7 * rng.standard_normal((M, K)),
+        rng.standard_normal(K),
+        offset + 0.5 * rng.standard_normal(M),
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +42,11 @@ def start_of(rng, task, zero=False, offset=0.0):
 )
 def test_a_unique_minimiser_foretells_attention_from_any_start(kind, loss, nodes, zero):
     rng, task = example(nodes, nodes, loss)
-    rates = {"mlp_lr": 0.7, "attention_lr": float(rng.uniform(0.1, 3)), "temperature": float(rng.uniform(0.6, 2))}
+    rates = {
+        "mlp_lr": 0.7,
+        "attention_lr": float(rng.uniform(0.1, 3)),
+        "temperature": float(rng.uniform(0.6, 2)),
+    }
     if kind == "exp":
         rates["A"] = 0.5
     start = start_of(rng, task, zero, offset=-4.0 if kind == "linear" else 0.0)
@@ -99,14 +109,20 @@ def test_a_token_that_never_occurs_keeps_its_logit():
     rng, task = example(4, 2, "regression")
     wider = Task.regression(np.insert(task.x, 1, 0.0, axis=1), task.g, p=task.p)
     v, xi, z = start_of(rng, wider)
-    end, without = final_attention(wider, v, xi, z), final_attention(task, np.delete(v, 1, 0), xi, np.delete(z, 1))
+    end, without = (
+        final_attention(wider, v, xi, z),
+        final_attention(task, np.delete(v, 1, 0), xi, np.delete(z, 1)),
+    )
     np.testing.assert_allclose(np.delete(end.z, 1), without.z, atol=1e-12)
     assert end.z[1] == pytest.approx(z[1], abs=1e-14)
 
 
 SEPARABLE = [
     ([[1.0, 0.0], [0.0, 1.0]], [0, 1]),
-    ([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]], [0, 1, 0, 1]),  # quasi-separable: the last two disagree
+    (
+        [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]],
+        [0, 1, 0, 1],
+    ),  # quasi-separable: the last two disagree
     ([[0.2, 0.8], [0.4, 0.6], [0.9, 0.1]], [0, 1, 1]),
 ]
 
@@ -140,4 +156,6 @@ def test_a_weight_far_from_its_start_does_not_overflow():
     task = Task.regression([[1.0], [-1.0]], [[1e100], [-1e100]], signed=True)
     end = final_attention(task, z0=[-300.0])
     assert end.u[0, 0] == pytest.approx(1e100)
-    assert end.z[0] == pytest.approx(-300 + 0.5 * (1060.5170185988092 - np.log(1060.5170185988092)), abs=0.01)
+    assert end.z[0] == pytest.approx(
+        -300 + 0.5 * (1060.5170185988092 - np.log(1060.5170185988092)), abs=0.01
+    )

@@ -20,7 +20,9 @@ def start_of(task, rng, attention, scale=0.3):
 def test_smooth_flows_keep_their_first_integral_to_1e_9(attention, activation, ratio):
     rng = np.random.default_rng(0)
     task = random_gradients(rng, samples=30, tokens=10, nodes=5)
-    path = JointFlow(task, attention, activation, attention_lr=ratio).integrate(5.0, *start_of(task, rng, attention))
+    path = JointFlow(task, attention, activation, attention_lr=ratio).integrate(
+        5.0, *start_of(task, rng, attention)
+    )
     assert path.done
     assert np.abs(path.z[-1] - path.z[0]).max() > 1e-3  # something moved
     assert path.invariant().max_drift <= 1e-9
@@ -37,7 +39,9 @@ def kinked(attention, activation, seed):
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
 @pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
-def test_kinked_flows_keep_it_to_1e_8_and_slide_within_1e_9_of_the_hyperplane(attention, activation):
+def test_kinked_flows_keep_it_to_1e_8_and_slide_within_1e_9_of_the_hyperplane(
+    attention, activation
+):
     _, _, path = kinked(attention, activation, 0)
     assert path.done
     assert path.switches > 20
@@ -55,7 +59,9 @@ def test_kinked_flows_keep_it_to_1e_8_and_slide_within_1e_9_of_the_hyperplane(at
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
 @pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
-def test_kinked_flows_are_the_limit_of_gradient_descent_whose_error_halves_with_the_step(attention, activation):
+def test_kinked_flows_are_the_limit_of_gradient_descent_whose_error_halves_with_the_step(
+    attention, activation
+):
     # descent chatters across the kinks on which the flow slides, so single times and tasks are noisy: the mean over
     # the trajectory, and over three tasks
     halvings = []
@@ -75,7 +81,9 @@ def test_the_folded_flow_is_the_joint_flow_to_1e_7(attention, activation):
     rng = np.random.default_rng(3)
     task = random_gradients(rng, samples=30, tokens=10, nodes=5)
     start = start_of(task, rng, attention)
-    joint, folded = (kind(task, attention, activation).integrate(5.0, *start) for kind in (JointFlow, FoldedFlow))
+    joint, folded = (
+        kind(task, attention, activation).integrate(5.0, *start) for kind in (JointFlow, FoldedFlow)
+    )
     for name in ("v", "xi", "z"):
         assert np.abs(getattr(joint, name) - getattr(folded, name)).max() <= 1e-7
 
@@ -87,7 +95,9 @@ def test_folding_through_a_sign_change_of_z(nodes):
     delta = task.saliency().delta
     v0 = 0.5 * delta / np.linalg.norm(delta, axis=1, keepdims=True)  # pushes every logit up
     z0 = np.full(5, -0.02)
-    joint, folded = (kind(task, "linear", "linear").integrate(8.0, v0, z0=z0) for kind in (JointFlow, FoldedFlow))
+    joint, folded = (
+        kind(task, "linear", "linear").integrate(8.0, v0, z0=z0) for kind in (JointFlow, FoldedFlow)
+    )
     assert (joint.z[0] < 0).all()
     assert (joint.z[-1] > 0).sum() >= 3
     assert np.abs(joint.z - folded.z).max() <= 1e-7
@@ -99,7 +109,9 @@ def test_folding_through_a_sign_change_of_z(nodes):
 def test_the_closed_form_of_theorem_2_to_0_999_of_the_blow_up(nodes, ratio):
     rng = np.random.default_rng(5)
     task = random_gradients(rng, samples=12, tokens=7, nodes=nodes)
-    flow = JointFlow(task, "exp", "linear", mlp_lr=1.5, attention_lr=1.5 * ratio, temperature=0.7, A=2.0)
+    flow = JointFlow(
+        task, "exp", "linear", mlp_lr=1.5, attention_lr=1.5 * ratio, temperature=0.7, A=2.0
+    )
     exact = winner_take_all(flow)
     times = exact.blow_up_time * np.append(np.linspace(0, 0.99, 100), 0.999)
     path = flow.integrate(times[-1], times=times)

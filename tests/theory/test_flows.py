@@ -38,7 +38,12 @@ def test_the_flow_against_a_right_hand_side_written_from_eqn_2_sample_by_sample(
         return out
 
     flow = JointFlow(
-        Task.classification(x, labels, classes=K), attention, "silu", mlp_lr=eta, attention_lr=eta_z, temperature=T
+        Task.classification(x, labels, classes=K),
+        attention,
+        "silu",
+        mlp_lr=eta,
+        attention_lr=eta_z,
+        temperature=T,
     )
     v0, xi0, z0 = start[: M * K].reshape(M, K), start[M * K : M * K + K], start[M * K + K :]
     path = flow.integrate(3.0, v0, xi0, z0, times=4)
@@ -59,7 +64,9 @@ def test_sliding_is_the_limit_of_ever_steeper_smooth_activations():
             lambda a, s=steep: np.logaddexp(0.0, s * a) / s,
             lambda a, s=steep: expit(s * a),
         )
-        smooth = JointFlow(task, "exp", pair).integrate(2.0, *start, times=21, method="LSODA", rtol=1e-9, atol=1e-10)
+        smooth = JointFlow(task, "exp", pair).integrate(
+            2.0, *start, times=21, method="LSODA", rtol=1e-9, atol=1e-10
+        )
         assert smooth.done
         errors.append(np.abs(smooth.v - exact.v).max())
     assert errors[2] < errors[1] < errors[0]
@@ -90,7 +97,9 @@ def test_other_embeddings_break_the_invariant_per_token_and_keep_its_sum():
     U[:4, :M] = context / np.linalg.norm(context, axis=0)
     U[4, M] = 1.0  # the query is orthogonal to the context
     task = random_gradients(rng, samples=15, tokens=M, nodes=K)
-    path = JointFlow(task, "exp", "gelu", embedding=U).integrate(3.0, w0=rng.standard_normal((5, K)))
+    path = JointFlow(task, "exp", "gelu", embedding=U).integrate(
+        3.0, w0=rng.standard_normal((5, K))
+    )
     assert path.invariant().max_drift > 1e-3
     total = path.z.sum(axis=1) - 0.5 * ((path.w**2).sum(axis=(1, 2)) - (path.xi**2).sum(axis=1))
     assert np.abs(total - total[0]).max() < 1e-9
@@ -101,7 +110,9 @@ def test_descent_is_what_autograd_and_sgd_do(attention):
     rng = np.random.default_rng(4)
     task = class_distributions(rng, smooth=True)
     start = small_start(task, rng)
-    path = JointFlow(task, attention, "relu", temperature=0.5, attention_lr=2.0).descend(50, 0.1, *start)
+    path = JointFlow(task, attention, "relu", temperature=0.5, attention_lr=2.0).descend(
+        50, 0.1, *start
+    )
     v, xi, z = (torch.tensor(part, requires_grad=True) for part in start)
     optimiser = torch.optim.SGD([{"params": [v, xi], "lr": 0.1}, {"params": [z], "lr": 0.2}])
     x = torch.tensor(task.x.copy())
@@ -131,7 +142,10 @@ def test_a_pair_of_callables_is_an_activation():
     task = random_gradients(rng, samples=15, tokens=5, nodes=3)
     start = small_start(task, rng, 0.4)
     pair = (lambda a: a * expit(a), lambda a: expit(a) * (1 + a * (1 - expit(a))))
-    ends = [JointFlow(task, "exp", activation).integrate(2.0, *start).v[-1] for activation in ("silu", pair)]
+    ends = [
+        JointFlow(task, "exp", activation).integrate(2.0, *start).v[-1]
+        for activation in ("silu", pair)
+    ]
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-12)
 
 
@@ -170,14 +184,20 @@ def test_giving_up_and_overflow_are_endings():
     [
         (lambda f: f.integrate(0.0), "t_end must be a positive number, got 0.0"),
         (lambda f: f.integrate(float("nan")), "t_end must be a positive number, got nan"),
-        (lambda f: f.integrate(1.0, v0=np.zeros((1, 1))), r"v0 must have shape \(2, 1\), got \(1, 1\)"),
+        (
+            lambda f: f.integrate(1.0, v0=np.zeros((1, 1))),
+            r"v0 must have shape \(2, 1\), got \(1, 1\)",
+        ),
         (lambda f: f.integrate(1.0, times=[0.5, 0.2]), "times must increase"),
         (lambda f: f.integrate(1.0, times=1), "at least 2 output times"),
         (lambda f: f.integrate(1.0, method="RK54"), "Did you mean 'RK45'"),
         (lambda f: f.integrate(1.0, w0=np.zeros((3, 1))), "w0 goes with an explicit embedding"),
         (lambda f: f.descend(1.5), "steps must be a positive integer, got 1.5"),
         (lambda f: f.descend(5, step=-1.0), "step must be a positive number, got -1.0"),
-        (lambda f: JointFlow(f.task, embedding=np.eye(4)), r"embedding must be \(d, M \+ 1\) = \(d, 3\)"),
+        (
+            lambda f: JointFlow(f.task, embedding=np.eye(4)),
+            r"embedding must be \(d, M \+ 1\) = \(d, 3\)",
+        ),
         (lambda f: FoldedFlow(f.task, embedding=np.eye(3)), "needs orthonormal embeddings"),
         (lambda f: JointFlow(f.task, mlp_lr=0.0), "mlp_lr must be a positive number, got 0.0"),
         (lambda f: JointFlow(f.task, attention_lr=-1.0), "attention_lr must be ≥ 0"),
@@ -194,7 +214,9 @@ def test_the_frame_holds_every_value_once():
     path = JointFlow(task, "exp", "gelu").integrate(1.0, *small_start(task, rng), times=5)
     frame = path.to_frame()
     assert len(frame) == 5 * (4 * 3 + 3 + 4)
-    row = frame[(frame.quantity == "v") & (frame.token == 2) & (frame.node == 1) & (frame.t == path.t[3])]
+    row = frame[
+        (frame.quantity == "v") & (frame.token == 2) & (frame.node == 1) & (frame.t == path.t[3])
+    ]
     assert row.value.tolist() == [path.v[3, 2, 1]]
     assert frame[frame.quantity == "z"].node.isna().all()
 
@@ -211,7 +233,9 @@ def test_entropy_is_the_mean_over_samples_of_the_entropy_of_attention(attention)
 
 
 def test_entropy_of_attention_to_nothing_is_not_a_number():
-    path = JointFlow(random_gradients(np.random.default_rng(12)), "linear", "linear").integrate(1.0, times=3)
+    path = JointFlow(random_gradients(np.random.default_rng(12)), "linear", "linear").integrate(
+        1.0, times=3
+    )
     assert np.isnan(path.entropy()).all()
 
 
@@ -221,9 +245,13 @@ def test_entropy_of_attention_to_nothing_is_not_a_number():
 def test_the_first_integral_holds_at_any_temperature(attention, activation, temperature):
     rng = np.random.default_rng(13)
     task = random_gradients(rng, samples=20, tokens=6, nodes=3)
-    flow = JointFlow(task, attention, activation, mlp_lr=0.4, attention_lr=1.2, temperature=temperature)
+    flow = JointFlow(
+        task, attention, activation, mlp_lr=0.4, attention_lr=1.2, temperature=temperature
+    )
     start = small_start(task, rng, 0.4)
-    path = flow.integrate(4.0, start.v0, start.xi0, start.z0 + (1.0 if attention == "linear" else 0.0))
+    path = flow.integrate(
+        4.0, start.v0, start.xi0, start.z0 + (1.0 if attention == "linear" else 0.0)
+    )
     assert np.abs(path.z[-1] - path.z[0]).max() > 1e-3
     assert path.invariant().max_drift <= 1e-9
 
@@ -244,7 +272,8 @@ def test_loose_tolerances_switch_and_slide_as_tight_ones_do(attention):
     v0, xi0, z0 = small_start(task, rng, 0.5)
     flow = JointFlow(task, attention, "relu")
     tight, loose = (
-        flow.integrate(5.0, v0, xi0, z0 + (attention == "linear"), rtol=rtol, atol=0.1 * rtol) for rtol in (1e-12, 1e-6)
+        flow.integrate(5.0, v0, xi0, z0 + (attention == "linear"), rtol=rtol, atol=0.1 * rtol)
+        for rtol in (1e-12, 1e-6)
     )
     pairs = [{(slide.sample, slide.node) for slide in path.slides} for path in (tight, loose)]
     assert pairs[0] == pairs[1] != set()
@@ -258,7 +287,11 @@ def test_kinked_flows_that_are_stiff_between_their_switches_reach_the_end(seed):
     """Squared loss under sharp attention: the tangent kernel, and the rate at which errors decay, is large."""
     rng = np.random.default_rng(seed)
     task = Task.regression(rng.random((4, 4)), rng.standard_normal((4, 2)))
-    flow, v0, z0 = JointFlow(task, "exp", "relu", temperature=0.3), rng.standard_normal((4, 2)), np.full(4, 1.5)
+    flow, v0, z0 = (
+        JointFlow(task, "exp", "relu", temperature=0.3),
+        rng.standard_normal((4, 2)),
+        np.full(4, 1.5),
+    )
     path = flow.integrate(20.0, v0, z0=z0, max_steps=5000, times=21)
     assert path.done
     implicit = flow.integrate(20.0, v0, z0=z0, method="Radau", rtol=1e-8, atol=1e-9, times=21)
@@ -306,13 +339,23 @@ def test_moving_gradients_never_blow_up(loss):
     """A loss that is bounded below bounds the length of the flow: ∫|ẏ|² = L(0) − L(t)."""
     rng = np.random.default_rng(15)
     x, y = rng.random((6, 3)), rng.integers(2, size=6)
-    task = Task.classification(x, y) if loss == "classification" else Task.regression(x, 30.0 * np.eye(2)[y])
-    path = JointFlow(task, "exp", "leaky_relu", temperature=0.5).integrate(5.0, 3 * rng.standard_normal((3, 2)))
+    task = (
+        Task.classification(x, y)
+        if loss == "classification"
+        else Task.regression(x, 30.0 * np.eye(2)[y])
+    )
+    path = JointFlow(task, "exp", "leaky_relu", temperature=0.5).integrate(
+        5.0, 3 * rng.standard_normal((3, 2))
+    )
     assert path.done
 
     def value(n):
         h = np.where(path.preactivation(n) > 0, 1.0, 0.01) * path.preactivation(n)
-        error = 0.5 * (task.g - h) ** 2 if loss == "regression" else -task.g * (h - np.log(np.exp(h).sum(1))[:, None])
+        error = (
+            0.5 * (task.g - h) ** 2
+            if loss == "regression"
+            else -task.g * (h - np.log(np.exp(h).sum(1))[:, None])
+        )
         return task.p @ error.sum(axis=1)
 
     losses = np.array([value(n) for n in range(len(path.t))])
@@ -322,11 +365,15 @@ def test_moving_gradients_never_blow_up(loss):
 
 
 def test_growth_without_bound_is_an_overflow_and_can_still_be_read():
-    path = JointFlow(Task([[1.0, 0.5]], [[10.0]]), "linear", "linear").integrate(200.0, z0=[1.0, 1.0])
+    path = JointFlow(Task([[1.0, 0.5]], [[10.0]]), "linear", "linear").integrate(
+        200.0, z0=[1.0, 1.0]
+    )
     assert path.ending.kind is EndingKind.OVERFLOW
     assert path.invariant().max_drift < 1e-12
     assert np.isfinite(path.entropy()).all()
-    descent = JointFlow(Task([[1.0, 0.0], [0.0, 1.0]], [[1.0], [1.0]]), "exp", "linear").descend(200, 1.0)
+    descent = JointFlow(Task([[1.0, 0.0], [0.0, 1.0]], [[1.0], [1.0]]), "exp", "linear").descend(
+        200, 1.0
+    )
     assert descent.ending.kind is EndingKind.OVERFLOW
     assert np.isfinite(descent.entropy()).all()
     assert np.isfinite(descent.invariant().law_error)
@@ -334,7 +381,9 @@ def test_growth_without_bound_is_an_overflow_and_can_still_be_read():
 
 def test_a_start_on_the_kink_is_seen_through_the_rounding_of_an_embedding():
     rng = np.random.default_rng(16)
-    task = Task([[0.3, 0.7], [0.0, 0.0]], [[-0.5], [1.0]])  # the second sample sees nothing: its a is ξ
+    task = Task(
+        [[0.3, 0.7], [0.0, 0.0]], [[-0.5], [1.0]]
+    )  # the second sample sees nothing: its a is ξ
     U = np.linalg.qr(rng.standard_normal((6, 3)))[0]
     for embedding in (None, U):
         path = JointFlow(task, "exp", "relu", embedding=embedding).integrate(1.0, v0=[[2.0], [5.0]])
@@ -366,7 +415,9 @@ def test_folding_does_not_cancel_for_large_weights(activation):
     rng = np.random.default_rng(19)
     task = Task.regression(0.1 * rng.random((12, 4)), rng.standard_normal((12, 3)))
     v0 = 100 * rng.standard_normal((4, 3))
-    joint, folded = (kind(task, "exp", activation).integrate(0.5, v0) for kind in (JointFlow, FoldedFlow))
+    joint, folded = (
+        kind(task, "exp", activation).integrate(0.5, v0) for kind in (JointFlow, FoldedFlow)
+    )
     assert joint.done
     assert np.abs(joint.z[-1] - joint.z[0]).max() > 0.1
     assert np.abs(joint.v - folded.v).max() <= 1e-7
@@ -376,7 +427,9 @@ def test_folding_does_not_cancel_for_large_weights(activation):
 @pytest.mark.parametrize("method", ["auto", "RK45", "Radau", "BDF", "LSODA"])
 def test_whatever_a_stepper_makes_of_a_field_without_values_is_an_ending(method):
     pair = (lambda a: a, lambda a: np.where(a > 1, np.nan, 1.0))
-    path = JointFlow(Task([[1.0, 0.5], [0.2, 0.9]], [[1.0], [1.0]]), "softmax", pair).integrate(5.0, method=method)
+    path = JointFlow(Task([[1.0, 0.5], [0.2, 0.9]], [[1.0], [1.0]]), "softmax", pair).integrate(
+        5.0, method=method
+    )
     assert path.ending.kind is EndingKind.INTEGRATOR
     assert 0.4 < path.t[-1] < 0.7
     assert np.isfinite(path.v).all()
@@ -385,10 +438,17 @@ def test_whatever_a_stepper_makes_of_a_field_without_values_is_an_ending(method)
 def test_an_ending_reads_as_the_sentence_it_always_was():
     """str(ending) is what users see as ``status``; the kind and the time are what programs go by."""
     done = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").integrate(0.5)
-    assert (done.status, done.ending.kind, done.ending.t, done.done) == ("done", EndingKind.DONE, 0.5, True)
+    assert (done.status, done.ending.kind, done.ending.t, done.done) == (
+        "done",
+        EndingKind.DONE,
+        0.5,
+        True,
+    )
     blown = JointFlow(Task([[1.0, 0.5]], [[1.0]]), "exp", "linear").integrate(5.0)
     assert (
-        blown.status == str(blown.ending) == f"blow-up at t = {blown.ending.t:.10g}: the solution does not exist beyond"
+        blown.status
+        == str(blown.ending)
+        == f"blow-up at t = {blown.ending.t:.10g}: the solution does not exist beyond"
     )
     assert blown.ending.t == pytest.approx(np.sqrt(np.pi / 2), rel=1e-9)
     assert not blown.done

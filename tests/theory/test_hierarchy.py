@@ -39,7 +39,9 @@ def test_posteriors_are_those_of_the_enumerated_distribution(seed):
     key = tokens @ (1 << np.arange(tokens.shape[1]))
     total = np.bincount(key, p)
     possible = np.flatnonzero(total > 0)
-    exact = np.array([np.bincount(key, p * y[:, i])[possible] / total[possible] for i in range(tree.size)]).T
+    exact = np.array(
+        [np.bincount(key, p * y[:, i])[possible] / total[possible] for i in range(tree.size)]
+    ).T
     patterns = (possible[:, None] >> np.arange(tokens.shape[1])) & 1
     of_class, of_variable = tree.posterior(patterns)
     np.testing.assert_allclose(of_variable, exact, atol=1e-12)
@@ -196,12 +198,27 @@ def graph_with(*edges):
         (lambda: HBLT(2, 2, class_to_latent=Q).sample(0), "at least one sample"),
         (lambda: HBLT(2, 2, class_to_latent=Q).posterior([[1, 0]]), r"needs \(n, 4\)"),
         (lambda: HBLT.from_networkx(nx.DiGraph(), class_to_latent=Q), "tree is empty"),
-        (lambda: HBLT.from_networkx(graph_with("ab", "bc", "cb"), class_to_latent=Q), "cycle: b → c → b"),
-        (lambda: HBLT.from_networkx(nx.cycle_graph(3), 0, class_to_latent=Q), "cycle: 0 → 1 → 2 → 0"),
-        (lambda: HBLT.from_networkx(graph_with("ab", "cd"), class_to_latent=Q), "disconnected: 2 nodes .* 'c' among"),
-        (lambda: HBLT.from_networkx(graph_with("ac", "bc"), class_to_latent=Q), r"'c' has 2 parents \(a, b\)"),
+        (
+            lambda: HBLT.from_networkx(graph_with("ab", "bc", "cb"), class_to_latent=Q),
+            "cycle: b → c → b",
+        ),
+        (
+            lambda: HBLT.from_networkx(nx.cycle_graph(3), 0, class_to_latent=Q),
+            "cycle: 0 → 1 → 2 → 0",
+        ),
+        (
+            lambda: HBLT.from_networkx(graph_with("ab", "cd"), class_to_latent=Q),
+            "disconnected: 2 nodes .* 'c' among",
+        ),
+        (
+            lambda: HBLT.from_networkx(graph_with("ac", "bc"), class_to_latent=Q),
+            r"'c' has 2 parents \(a, b\)",
+        ),
         (lambda: HBLT.from_networkx(nx.path_graph(3), class_to_latent=Q), "needs root="),
-        (lambda: HBLT.from_networkx(nx.path_graph(3), 9, class_to_latent=Q), "root 9 is not a node"),
+        (
+            lambda: HBLT.from_networkx(nx.path_graph(3), 9, class_to_latent=Q),
+            "root 9 is not a node",
+        ),
         (lambda: HBLT.from_networkx(graph_with("ab"), class_to_latent=Q), "1 columns"),
     ],
 )

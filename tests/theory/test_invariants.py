@@ -12,7 +12,9 @@ from joma.theory.tasks import class_distributions, random_gradients, small_start
 def softmax_path():
     rng = np.random.default_rng(0)
     task = class_distributions(rng, smooth=True)
-    return JointFlow(task, "softmax", "linear", temperature=0.5).integrate(100.0, *small_start(task, rng), times=51)
+    return JointFlow(task, "softmax", "linear", temperature=0.5).integrate(
+        100.0, *small_start(task, rng), times=51
+    )
 
 
 def test_under_softmax_the_sum_of_the_logits_is_exact_and_eqn_18_is_not(softmax_path):
@@ -77,7 +79,10 @@ def test_a_constant_mean_attention_means_constant_logits(seed):
     h = 1e-6
     b_bar_dot = (
         p
-        @ (flow.attention.weights(z + h * z_dot, flow.block.x) - flow.attention.weights(z - h * z_dot, flow.block.x))
+        @ (
+            flow.attention.weights(z + h * z_dot, flow.block.x)
+            - flow.attention.weights(z - h * z_dot, flow.block.x)
+        )
         / (2 * h)
     )
     assert np.linalg.norm(b_bar_dot) >= eigenvalues[1] / 0.7 * np.linalg.norm(z_dot) * (1 - 1e-6)
@@ -93,7 +98,13 @@ def test_the_drift_of_gradient_descent_follows_its_law(attention):
     invariant = path.invariant()
     assert invariant.max_drift > 1e-6  # there is a drift, and
     assert invariant.law_error <= 1e-13  # it is the law's
-    assert JointFlow(task, attention, "silu").integrate(1.0, *small_start(task, rng, 0.5)).invariant().law_error is None
+    assert (
+        JointFlow(task, attention, "silu")
+        .integrate(1.0, *small_start(task, rng, 0.5))
+        .invariant()
+        .law_error
+        is None
+    )
 
 
 def test_gradient_descent_keeps_the_sum_of_the_logits_under_softmax_too():

@@ -40,7 +40,9 @@ def families(n):
 
 
 FAMILIES = [
-    pytest.param(f, id=f"{type(f).__name__}{getattr(f, 'nu', '')}-{n}") for n in (1, 2, 3, 6) for f in families(n)
+    pytest.param(f, id=f"{type(f).__name__}{getattr(f, 'nu', '')}-{n}")
+    for n in (1, 2, 3, 6)
+    for f in families(n)
 ]
 
 
@@ -51,20 +53,30 @@ FAMILIES = [
 def test_closed_forms_are_the_integrals_of_the_density(family):
     known = family.by_quadrature()
     for name in ("marginal", "cdf", "tail_mean"):
-        np.testing.assert_allclose(getattr(known, name)(S), getattr(family, name)(S), rtol=1e-11, atol=1e-15)
+        np.testing.assert_allclose(
+            getattr(known, name)(S), getattr(family, name)(S), rtol=1e-11, atol=1e-15
+        )
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
 def test_the_marginal_is_equation_36(n):
     # the paper's constants, for even and odd n, and plain quadrature over l
     double = math.prod(range(n - 3, 0, -2))
-    even, odd = 2 ** (n / 2) * np.pi ** (n / 2 - 1) / double, 2 * np.pi ** ((n - 1) / 2) / math.gamma((n - 1) / 2)
+    even, odd = (
+        2 ** (n / 2) * np.pi ** (n / 2 - 1) / double,
+        2 * np.pi ** ((n - 1) / 2) / math.gamma((n - 1) / 2),
+    )
     for family in (Gaussian(n), StudentT(n, nu=3.0), Laplace(n)):
         for s in (0.3, 1.4):
-            integral = quad(lambda l, f=family, s=s: f.density(np.hypot(s, l)) * l ** (n - 2), 0, np.inf, epsabs=1e-13)[
-                0
-            ]
-            assert (odd if n % 2 else even) * integral == pytest.approx(float(family.marginal(s)), rel=1e-8)
+            integral = quad(
+                lambda l, f=family, s=s: f.density(np.hypot(s, l)) * l ** (n - 2),
+                0,
+                np.inf,
+                epsabs=1e-13,
+            )[0]
+            assert (odd if n % 2 else even) * integral == pytest.approx(
+                float(family.marginal(s)), rel=1e-8
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -156,7 +168,9 @@ def test_lemma_1_for_any_norm_against_exact_cubature(norm, psi):
 def test_thetas_are_lemma_1_at_unit_norm(family, slopes):
     thetas = Thetas(family, slopes)
     for r in (-1.1, 0.0, 0.6):
-        first, second = expectation(family, lambda u: slopes[int(u > 0)], [1.0, 0, 0], r, np.zeros(3))
+        first, second = expectation(
+            family, lambda u: slopes[int(u > 0)], [1.0, 0, 0], r, np.zeros(3)
+        )
         assert first == pytest.approx(float(thetas.theta1(r)), abs=1e-9)
         assert second[0] == pytest.approx(float(thetas.theta2(r)), rel=1e-6)
         np.testing.assert_allclose(second[1:], 0)
@@ -192,7 +206,9 @@ def test_the_field_is_the_gradient_of_its_objective_and_the_jacobian_its_derivat
     m = mixture(family=StudentT(3 if basis is None else 2, nu=4.0), basis=basis)
     y = np.append(V, XI)
     field = lambda y: np.append(*m.field(y[:3], y[3]))  # noqa: E731
-    np.testing.assert_allclose(differences(lambda y: m.objective(y[:3], y[3]), y), field(y), atol=1e-9)
+    np.testing.assert_allclose(
+        differences(lambda y: m.objective(y[:3], y[3]), y), field(y), atol=1e-9
+    )
     J = m.jacobian(V, XI)
     np.testing.assert_allclose(J, differences(field, y), atol=1e-8)
     np.testing.assert_allclose(J, J.T, atol=1e-15)
@@ -207,7 +223,11 @@ def test_the_field_is_the_gradient_of_its_objective_and_the_jacobian_its_derivat
 def test_the_field_is_the_mean_over_samples(basis):
     m = mixture(family=Laplace(3 if basis is None else 2), basis=basis)
     task = m.task(100_000, np.random.default_rng(3))
-    s = task.g * np.where(task.x @ V + XI > 0, 1.0, 0.1)[:, None] * np.hstack([task.x, np.ones((task.samples, 1))])
+    s = (
+        task.g
+        * np.where(task.x @ V + XI > 0, 1.0, 0.1)[:, None]
+        * np.hstack([task.x, np.ones((task.samples, 1))])
+    )
     parts = s.reshape(3, -1, 4)  # stratified by component
     error = np.sqrt((parts.var(axis=1) / parts.shape[1]).sum(axis=0)) / 3
     assert (np.abs(s.mean(axis=0) - np.append(*m.field(V, XI))) / error).max() < 4.5
@@ -232,13 +252,17 @@ def test_half_the_squared_norm_grows_at_the_rate_of_the_objective():
     half = 0.5 * (np.square(path.v).sum(axis=1) + path.xi**2)
     rates = np.array([mixture().objective(v, xi) for v, xi in zip(path.v, path.xi, strict=True)])
     assert (np.diff(rates) > 0).all()  # it is gradient ascent
-    gained = (rates[::2][:-1] + 4 * rates[1::2] + rates[2::2]) @ np.ones(200) * (path.t[2] / 6)  # Simpson
+    gained = (
+        (rates[::2][:-1] + 4 * rates[1::2] + rates[2::2]) @ np.ones(200) * (path.t[2] / 6)
+    )  # Simpson
     assert half[-1] - half[0] == pytest.approx(gained, rel=1e-8)
 
 
 def test_linear_nodes_move_straight_and_absolute_values_die_in_finite_time():
     path = mixture(slopes=(1.0, 1.0)).integrate(2.0, V, XI)
-    np.testing.assert_allclose(path.v[-1] - V, 2.0 * np.array([0.5, -0.6, 0.3]) @ CENTRES, rtol=1e-9)
+    np.testing.assert_allclose(
+        path.v[-1] - V, 2.0 * np.array([0.5, -0.6, 0.3]) @ CENTRES, rtol=1e-9
+    )
     alone = Mixture(Gaussian(3), np.zeros((1, 3)), [-1.0], (-1.0, 1.0))  # v̇ = −E|s| v̂
     path = alone.integrate(10.0, [0.6, 0.0, 0.8])
     assert path.ending.kind is EndingKind.DIED
@@ -257,19 +281,29 @@ def threshold(family, ratio):
         i = int(np.argmax(F(grid + D) / F(grid)))
         window = (grid[max(i - 1, 0)], grid[min(i + 1, 400)])
         best = minimize_scalar(
-            lambda r: -float(F(r + D) / F(r)), bounds=window, method="bounded", options={"xatol": 1e-9}
+            lambda r: -float(F(r + D) / F(r)),
+            bounds=window,
+            method="bounded",
+            options={"xatol": 1e-9},
         )
         return -best.fun - ratio
 
     return brentq(excess, 1e-3, 300.0)
 
 
-HEAVY = [StudentT(3, nu=3.0), StudentT(2, nu=1.2), StudentT(3, nu=20.0), Density(2, p0=lambda r: (1 + r * r) ** -2.5)]
+HEAVY = [
+    StudentT(3, nu=3.0),
+    StudentT(2, nu=1.2),
+    StudentT(3, nu=20.0),
+    Density(2, p0=lambda r: (1 + r * r) ** -2.5),
+]
 
 
 @pytest.mark.parametrize("ratio", [1.5, 8.0])
 @pytest.mark.parametrize("family", HEAVY)
-def test_heavy_tails_have_one_ray_where_the_field_vanishes_at_the_brute_force_separation(family, ratio):
+def test_heavy_tails_have_one_ray_where_the_field_vanishes_at_the_brute_force_separation(
+    family, ratio
+):
     (ray,) = critical_rays(family, [1.0, -ratio]).rays
     assert ray.separation == pytest.approx(threshold(family, ratio), rel=1e-7)
     centre = np.full(family.n, 0.3)
@@ -295,7 +329,9 @@ def test_student_t_of_the_paper_s_range_and_the_honest_none_beside_its_separatio
 
 
 @pytest.mark.parametrize("ratio", [1.001, 1.5, 20.0])
-@pytest.mark.parametrize("family", [Gaussian(3), UniformBall(2), ExpNorm(3), Density(2, p0=lambda r: np.exp(-(r**4)))])
+@pytest.mark.parametrize(
+    "family", [Gaussian(3), UniformBall(2), ExpNorm(3), Density(2, p0=lambda r: np.exp(-(r**4)))]
+)
 def test_log_concave_marginals_have_none(family, ratio):
     for slopes in ((0.0, 1.0), (0.1, 1.0)):
         found = critical_rays(family, [1.0, -ratio], slopes=slopes)
@@ -316,7 +352,9 @@ def test_the_level_increases_for_log_concave_marginals_and_not_for_heavy_tails(f
 def test_noise_in_the_far_tail_of_a_density_is_not_taken_for_a_ray():
     assert not critical_rays(ExpNorm(40).by_quadrature(), [1.0, -2.0])
     found = critical_rays(StudentT(20, nu=2.5).by_quadrature(), [1.0, -2.0])
-    assert found.separations == pytest.approx(critical_rays(StudentT(1, nu=2.5), [1.0, -2.0]).separations, rel=1e-9)
+    assert found.separations == pytest.approx(
+        critical_rays(StudentT(1, nu=2.5), [1.0, -2.0]).separations, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("family", "rate"), [(Laplace(3, 2.0), np.sqrt(2) / 2), (ExpNorm(1), 1.0)])
@@ -325,7 +363,9 @@ def test_exponential_tails_have_a_continuum_at_log_ratio_over_rate(family, rate)
     assert run.separation == pytest.approx(np.log(1.5) / rate, rel=1e-9)
     assert run.rho1[0] == -np.inf
     assert run.rho1[1] == pytest.approx(0, abs=1e-4)
-    m = Mixture(family, np.stack([run.separation * np.eye(family.n)[0], np.zeros(family.n)]), [0.4, -0.6])
+    m = Mixture(
+        family, np.stack([run.separation * np.eye(family.n)[0], np.zeros(family.n)]), [0.4, -0.6]
+    )
     for rho1 in (-0.1, -1.0, -5.0):
         v, xi = np.eye(family.n)[0], rho1 - run.separation
         assert np.abs(np.append(*m.field(v, xi))).max() < 1e-12
@@ -348,7 +388,10 @@ def test_slopes_of_both_signs_have_rays_for_gaussians_and_equal_weights_an_ortho
 
 def test_reflected_activations_have_reflected_rays_and_a_leak_brings_a_second_one():
     family, a = StudentT(3, nu=3.0), [0.4, -0.6]
-    (relu,), (mirrored,) = critical_rays(family, a).rays, critical_rays(family, a, slopes=(-1.0, 0.0)).rays
+    (relu,), (mirrored,) = (
+        critical_rays(family, a).rays,
+        critical_rays(family, a, slopes=(-1.0, 0.0)).rays,
+    )
     np.testing.assert_allclose(mirrored.rho, -np.array(relu.rho), rtol=1e-12)
     leaky = critical_rays(family, a, slopes=(0.01, 1.0)).rays
     assert len(leaky) == 2
@@ -370,7 +413,9 @@ def about(a, norm=1.0, nu=3.0):
 @pytest.mark.parametrize("nu", [1.5, 3.0])
 @pytest.mark.parametrize(("a", "stable"), [((0.4, -0.6), True), ((0.6, -0.4), False)])
 @pytest.mark.parametrize("norm", [0.5, 2.0])
-def test_the_corrected_coefficients_are_the_jacobian_and_definiteness_decides_attraction(a, stable, norm, nu):
+def test_the_corrected_coefficients_are_the_jacobian_and_definiteness_decides_attraction(
+    a, stable, norm, nu
+):
     here = about(a, norm, nu)
     true = -differences(lambda v: here.mixture.field(v, here.xi)[0], here.mu, 1e-5 * norm)
     np.testing.assert_allclose(here.matrix(here.corrected), true, atol=1e-8)
@@ -380,14 +425,21 @@ def test_the_corrected_coefficients_are_the_jacobian_and_definiteness_decides_at
     np.testing.assert_allclose(here.jacobian @ here.null, 0, atol=1e-14)
     values = np.sort(np.linalg.eigvalsh(here.jacobian))
     kappa = float(here.mixture.a @ here.mixture.thetas.density(here.mixture.rho(here.mu, here.xi)))
-    expected = [0.0, -here.corrected[0], -here.corrected[0], kappa * (1 + (here.xi / norm) ** 2) / norm]
+    expected = [
+        0.0,
+        -here.corrected[0],
+        -here.corrected[0],
+        kappa * (1 + (here.xi / norm) ** 2) / norm,
+    ]
     np.testing.assert_allclose(values, np.sort(expected), atol=1e-12)
 
 
 def test_equation_5_predicts_the_flow_to_5_percent_in_the_neighbourhood_and_not_far_beyond():
     here = about((0.4, -0.6))
     gamma = here.neighbourhood(0.05)
-    assert gamma == pytest.approx(about((0.4, -0.6), 3.0).neighbourhood(0.05), rel=1e-6)  # in units of ‖μ‖
+    assert gamma == pytest.approx(
+        about((0.4, -0.6), 3.0).neighbourhood(0.05), rel=1e-6
+    )  # in units of ‖μ‖
     assert 0.02 < gamma < 0.5
 
     reach = here.flow_neighbourhood(0.05)
@@ -396,7 +448,9 @@ def test_equation_5_predicts_the_flow_to_5_percent_in_the_neighbourhood_and_not_
     def worst(radius):
         off = 0.0
         for angle in np.linspace(0, np.pi, 9):
-            step = radius * (np.cos(angle) * AXIS + np.sin(angle) * np.array([1.0, 2.0, 0.0]) / np.sqrt(5))
+            step = radius * (
+                np.cos(angle) * AXIS + np.sin(angle) * np.array([1.0, 2.0, 0.0]) / np.sqrt(5)
+            )
             path = here.mixture.integrate(700.0, here.mu + step, here.xi, times=71, freeze_xi=True)
             linear = np.stack([expm(-here.C * t) @ step for t in path.t])
             off = max(off, np.linalg.norm(path.v - here.mu - linear, axis=1).max() / radius)
@@ -420,7 +474,9 @@ def test_nodes_grow_above_the_critical_separation_rest_at_it_and_die_below():
         assert np.linalg.norm(gradient - (gradient @ w) * w) < 1e-5  # a ray of the flow
         if kind == "grows":
             path = m.integrate(2000.0, end.v, end.xi, times=2)
-            assert np.linalg.norm(np.append(path.v[-1], path.xi[-1])) == pytest.approx(1 + 2000 * end.rate, rel=1e-4)
+            assert np.linalg.norm(np.append(path.v[-1], path.xi[-1])) == pytest.approx(
+                1 + 2000 * end.rate, rel=1e-4
+            )
         if kind == "dies":
             assert end.firing.max() < 1e-6
 

@@ -37,13 +37,25 @@ CASES = {
     # Σ_k g_k = 0 adds Σ_k v_lk and Σ_k ξ_k; under softmax one of them is known already
     "exp, softmax loss": (lambda: JointFlow(task(loss="softmax"), "exp"), M + M + 1),
     "softmax, softmax loss": (lambda: JointFlow(task(loss="softmax"), "softmax"), K + 1 + M),
-    "softmax, softmax loss, silu": (lambda: JointFlow(task(loss="softmax"), "softmax", "silu"), K + 1),
+    "softmax, softmax loss, silu": (
+        lambda: JointFlow(task(loss="softmax"), "softmax", "silu"),
+        K + 1,
+    ),
     "exp, any embedding": (lambda: JointFlow(task(), "exp", embedding=embedding(False)), 0),
-    "exp, query orthogonal to the context": (lambda: JointFlow(task(), "exp", embedding=embedding(True)), 1),
-    "softmax, any embedding": (lambda: JointFlow(task(), "softmax", embedding=embedding(False)), K + 1),
+    "exp, query orthogonal to the context": (
+        lambda: JointFlow(task(), "exp", embedding=embedding(True)),
+        1,
+    ),
+    "softmax, any embedding": (
+        lambda: JointFlow(task(), "softmax", embedding=embedding(False)),
+        K + 1,
+    ),
     "frozen softmax": (lambda: JointFlow(task(), "softmax", attention_lr=0.0), M + K),
     "exp, heads": (lambda: BlockFlow(task(), TWO, "exp", heads=2), 2 * M),
-    "exp, heads that share values": (lambda: BlockFlow(task(), TWO, "exp", heads=2, values="shared"), M + 2 * M),
+    "exp, heads that share values": (
+        lambda: BlockFlow(task(), TWO, "exp", heads=2, values="shared"),
+        M + 2 * M,
+    ),
     "linear, heads": (lambda: BlockFlow(task(), TWO, "linear", heads=2), 3 * M),
     "softmax, heads": (lambda: BlockFlow(task(), TWO, "softmax", heads=2), 4 + 2 * K),
     "weight pair": (lambda: WeightPair(hidden=2, rows=2, columns=3), 3),
@@ -113,7 +125,9 @@ def test_dependent_embeddings_have_no_such_sum():
 
 
 def test_the_velocity_of_softmax_logits_splits_exactly():
-    flow = JointFlow(task(samples=9), "softmax", "gelu", mlp_lr=0.5, attention_lr=2.0, temperature=0.7)
+    flow = JointFlow(
+        task(samples=9), "softmax", "gelu", mlp_lr=0.5, attention_lr=2.0, temperature=0.7
+    )
     rng = np.random.default_rng(5)
     v, xi, z = rng.standard_normal((M, K)), rng.standard_normal(K), rng.standard_normal(M)
     transport, covariance = split_logit_velocity(flow, v, xi, z)

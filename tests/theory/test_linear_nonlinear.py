@@ -41,7 +41,9 @@ def entropies(activation, end):
     """The times and attention entropies (T,) of the draw of seed 1."""
     task, start = from_a_large_bias(1)
     flow = JointFlow(task, "exp", activation)
-    path = flow.integrate(end, start.v0, start.xi0, start.z0, times=late_times(end, 121), rtol=1e-7, atol=1e-8)
+    path = flow.integrate(
+        end, start.v0, start.xi0, start.z0, times=late_times(end, 121), rtol=1e-7, atol=1e-8
+    )
     return path.t, softmax_entropy(path.z)
 
 
@@ -105,7 +107,9 @@ def test_from_a_small_start_linear_nodes_end_on_one_token_and_nonlinear_ones_on_
         rng = np.random.default_rng(seed)
         tasks.append(mixture(StudentT(6, nu=3), 1.5, rng))
         starts.append(small_start(tasks[-1], rng))
-    linear, gelu = (ends(activation, tasks, starts, late_times(300.0)) for activation in ("linear", "gelu"))
+    linear, gelu = (
+        ends(activation, tasks, starts, late_times(300.0)) for activation in ("linear", "gelu")
+    )
     assert linear[-1].max() < 1e-3
     assert gelu[-1].min() > 0.4
     assert not any(describe(late_times(300.0), curve, EXACT).bounced for curve in gelu.T)

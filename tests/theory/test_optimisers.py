@@ -35,7 +35,10 @@ def example(attention, nodes=3, seed=0, activation="gelu", **rates):
     [
         (SGD(), lambda groups: torch.optim.SGD(groups)),
         (SGD(0.9, 0.05), lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.05)),
-        (SGD(0.9, 0.05, True), lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.05, nesterov=True)),
+        (
+            SGD(0.9, 0.05, True),
+            lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.05, nesterov=True),
+        ),
         (Adam(weight_decay=0.1), lambda groups: torch.optim.Adam(groups, weight_decay=0.1)),
         (AdamW((0.8, 0.99)), lambda groups: torch.optim.AdamW(groups, betas=(0.8, 0.99))),
     ],
@@ -45,7 +48,10 @@ def test_the_steps_are_those_of_pytorch(optimiser, theirs):
     path, _ = walk(flow, optimiser, start, steps=40)
     x, g, p = (torch.tensor(np.array(a)) for a in (flow.task.x, flow.task.g, flow.task.p))
     V, X, Z = (torch.tensor(np.array(a), requires_grad=True) for a in start)
-    groups = [{"params": [V, X], "lr": STEP * flow.mlp_lr}, {"params": [Z], "lr": STEP * flow.attention_lr}]
+    groups = [
+        {"params": [V, X], "lr": STEP * flow.mlp_lr},
+        {"params": [Z], "lr": STEP * flow.attention_lr},
+    ]
     other = theirs(groups)
     for _ in range(40):
         other.zero_grad()
@@ -60,7 +66,14 @@ def test_the_steps_are_those_of_pytorch(optimiser, theirs):
 @pytest.mark.parametrize("attention", ["exp", "linear"])
 @pytest.mark.parametrize(
     "optimiser",
-    [SGD(), SGD(0.7), SGD(0.7, 0.05), SGD(0.0, (0.1, 0.03)), SGD(0.8, nesterov=True), SGD(0.8, (0.1, 0.2), True)],
+    [
+        SGD(),
+        SGD(0.7),
+        SGD(0.7, 0.05),
+        SGD(0.0, (0.1, 0.03)),
+        SGD(0.8, nesterov=True),
+        SGD(0.8, (0.1, 0.2), True),
+    ],
 )
 def test_sgd_with_momentum_and_decay_has_an_exact_law(attention, optimiser):
     flow, start = example(attention)
@@ -75,7 +88,9 @@ def test_other_optimisers_have_no_law_of_their_own():
     assert walk(flow, Adam(), start, steps=3)[0].invariant().law is None
 
 
-@pytest.mark.parametrize(("optimiser", "kept"), [(SGD(), 1.0), (SGD(0.9), 1.0), (SGD(0.0, 0.1), None)])
+@pytest.mark.parametrize(
+    ("optimiser", "kept"), [(SGD(), 1.0), (SGD(0.9), 1.0), (SGD(0.0, 0.1), None)]
+)
 def test_softmax_sums_under_sgd(optimiser, kept):
     flow, start = example("softmax")
     path, _ = walk(flow, optimiser, start, steps=1000)
@@ -99,7 +114,9 @@ def test_sign_descent_keeps_z_minus_r_v_until_v_changes_sign():
     assert change[same].max() <= 1e-14
     assert change[~same].min() > 1e-6
     z = walk(flow, SignDescent(), (0 * start.v0, start.xi0, start.z0), steps=3, step=0.01)[0].z
-    assert (z[1] == z[0]).all()  # at v = 0 attention has no gradient, so a zero start loses one step
+    assert (
+        z[1] == z[0]
+    ).all()  # at v = 0 attention has no gradient, so a zero start loses one step
     assert (np.abs(z[2] - z[1]) > 0).all()
 
 
@@ -141,14 +158,18 @@ def test_bad_settings_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("optimiser", [SGD(momentum=0.9, weight_decay=(0.1, 0.2)), Adam(), SignDescent()])
+@pytest.mark.parametrize(
+    "optimiser", [SGD(momentum=0.9, weight_decay=(0.1, 0.2)), Adam(), SignDescent()]
+)
 @pytest.mark.parametrize("kind", ["exp", "softmax"])
 def test_a_block_of_one_query_and_one_head_takes_the_steps_of_the_joint_flow(kind, optimiser):
     rng = np.random.default_rng(1)
     task = Task(rng.random((6, 3)), rng.standard_normal((6, 2)))
     v, xi, z = rng.standard_normal((3, 2)), rng.standard_normal(2), rng.standard_normal(3)
     joint = JointFlow(task, kind).descend(20, 0.05, v, xi, z, optimiser=optimiser)
-    block = BlockFlow(task, np.zeros(6), kind).descend(20, 0.05, v, xi[None], z[None], optimiser=optimiser)
+    block = BlockFlow(task, np.zeros(6), kind).descend(
+        20, 0.05, v, xi[None], z[None], optimiser=optimiser
+    )
     np.testing.assert_allclose(block.v, joint.v, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(block.z[:, 0], joint.z, rtol=1e-12, atol=1e-14)
     assert block.invariant().law is None

@@ -18,7 +18,10 @@ def block_task(seed=0):
 
 def start(rng, heads, attention, shared=False):
     v0 = 0.5 * rng.standard_normal((M if shared else heads * M, K))
-    z0 = 0.3 * rng.standard_normal((Q, heads * M)) + {"linear": 1.0, "exp": -1.0, "softmax": 0.0}[attention]
+    z0 = (
+        0.3 * rng.standard_normal((Q, heads * M))
+        + {"linear": 1.0, "exp": -1.0, "softmax": 0.0}[attention]
+    )
     return v0, 0.2 * rng.standard_normal((Q, K)), z0
 
 
@@ -42,13 +45,23 @@ def objective(task, query, E, w, z, attention, temperature, heads):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("conditional", [False, True])
-def test_the_field_is_the_gradient_of_the_block_written_out_with_its_embeddings(attention, conditional):
+def test_the_field_is_the_gradient_of_the_block_written_out_with_its_embeddings(
+    attention, conditional
+):
     task, query, rng = block_task()
     H, d = 2, 7  # fewer dimensions than vectors: nothing is orthogonal
     E = rng.standard_normal((d, H * M + Q))
     w, (_, _, z) = rng.standard_normal((d, K)), start(rng, H, attention)
     flow = BlockFlow(
-        task, query, attention, "silu", attention_lr=1.7, temperature=0.7, heads=H, values=E, conditional=conditional
+        task,
+        query,
+        attention,
+        "silu",
+        attention_lr=1.7,
+        temperature=0.7,
+        heads=H,
+        values=E,
+        conditional=conditional,
     )
     both = E.T @ w
     v, xi = both[: H * M], both[H * M :]
@@ -77,8 +90,14 @@ def test_the_field_is_the_gradient_of_the_block_written_out_with_its_embeddings(
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_one_query_and_one_head_is_the_joint_flow(attention, activation):
     task, _, rng = block_task(1)
-    v0, xi0, z0 = 0.5 * rng.standard_normal((M, K)), 0.2 * rng.standard_normal(K), 0.3 * rng.standard_normal(M) + 0.5
-    joint = JointFlow(task, attention, activation, temperature=0.9).integrate(1.5, v0, xi0, z0, times=7)
+    v0, xi0, z0 = (
+        0.5 * rng.standard_normal((M, K)),
+        0.2 * rng.standard_normal(K),
+        0.3 * rng.standard_normal(M) + 0.5,
+    )
+    joint = JointFlow(task, attention, activation, temperature=0.9).integrate(
+        1.5, v0, xi0, z0, times=7
+    )
     block = BlockFlow(task, np.zeros(N), attention, activation, temperature=0.9)
     path = block.integrate(1.5, v0, xi0[None], z0[None], times=7)
     assert path.done
@@ -139,22 +158,30 @@ def test_parts_add_up_and_predict_the_sum_exactly():
     path = flow.descend(4000, 5e-4, *start(rng, 1, "exp"))
     parts = path.parts()
     np.testing.assert_allclose(parts.sum(axis=0), path.v[-1] - path.v[0], atol=1e-12)
-    predicted = sum(predicted_logits(p, path.v[-1], path.v[0], ratio=1.3, temperature=0.7) for p in parts)
+    predicted = sum(
+        predicted_logits(p, path.v[-1], path.v[0], ratio=1.3, temperature=0.7) for p in parts
+    )
     moved = (path.z[-1] - path.z[0]).sum(axis=0)
-    np.testing.assert_allclose(predicted, moved, atol=2e-3 * np.abs(moved).max())  # but for the law of descent
+    np.testing.assert_allclose(
+        predicted, moved, atol=2e-3 * np.abs(moved).max()
+    )  # but for the law of descent
 
 
 def test_what_a_query_adds_beyond_its_prediction_is_an_area():
     """z_m − z_m(0) − (r/2T) Σ V_m(v + v0) = (r/2T) Σ ∫ ((v − v0) dV_m − V_m dv), here as sums over the steps."""
     task, query, rng = block_task(5)
-    task = Task.classification(4 * task.x, rng.integers(K, size=N), classes=K)  # gradients that turn, and no blow-up
+    task = Task.classification(
+        4 * task.x, rng.integers(K, size=N), classes=K
+    )  # gradients that turn, and no blow-up
     flow = BlockFlow(task, query, "exp", "gelu")
     path = flow.descend(2000, 0.01, *start(rng, 1, "exp"))
     part, area, dv = np.zeros((Q, M, K)), np.zeros((Q, M)), np.diff(path.v, axis=0)
     for n in range(len(dv)):
         b, a = flow.block.forward(path.v[n], path.xi[n], path.z[n])
         s = flow.block.forces(a, flow.activation.derivative(a))
-        step = np.stack([0.01 * (b[flow.block.query == m].T @ s[flow.block.query == m]) for m in range(Q)])
+        step = np.stack(
+            [0.01 * (b[flow.block.query == m].T @ s[flow.block.query == m]) for m in range(Q)]
+        )
         middle = path.v[n] - path.v[0] + dv[n] / 2
         area += 0.5 * (middle * step - (part + step / 2) * dv[n]).sum(axis=2)
         part += step
@@ -171,7 +198,9 @@ def test_the_prediction_is_exact_while_a_querys_share_stays_what_it_is():
     one = random_gradients(rng, samples=6, tokens=M, nodes=K)
     task = Task(np.vstack([one.x, one.x]), np.vstack([one.g, one.g]), p=np.repeat([3.0, 1.0], 6))
     z0 = np.tile(-1 + 0.3 * rng.standard_normal(M), (2, 1))
-    flow = BlockFlow(task, np.repeat([0, 1], 6), "exp", "linear", conditional=True)  # both see and do the same
+    flow = BlockFlow(
+        task, np.repeat([0, 1], 6), "exp", "linear", conditional=True
+    )  # both see and do the same
     path = flow.descend(4000, 2.5e-4, 0.5 * rng.standard_normal((M, K)), None, z0)
     for part, weight, z in zip(path.parts(), (0.75, 0.25), path.z[-1], strict=True):
         predicted = predicted_logits(part, path.v[-1], path.v[0]) / weight
@@ -194,10 +223,14 @@ def test_identical_rows_of_different_queries_stay_apart():
 
 def test_frame_has_every_number_once():
     task, query, rng = block_task()
-    path = BlockFlow(task, query, "exp", "gelu", heads=2).integrate(0.2, *start(rng, 2, "exp"), times=3)
+    path = BlockFlow(task, query, "exp", "gelu", heads=2).integrate(
+        0.2, *start(rng, 2, "exp"), times=3
+    )
     frame = path.to_frame()
     assert len(frame) == path.v.size + path.xi.size + path.z.size
-    one = frame[(frame.quantity == "z") & (frame["query"] == 1) & (frame["head"] == 1) & (frame.token == 2)]
+    one = frame[
+        (frame.quantity == "z") & (frame["query"] == 1) & (frame["head"] == 1) & (frame.token == 2)
+    ]
     np.testing.assert_array_equal(one.value, path.z[:, 1, M + 2])
 
 

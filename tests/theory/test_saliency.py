@@ -27,7 +27,12 @@ def brute(tokens, query, window, baseline="query"):
     out = {}
     for l in np.flatnonzero(found.frequency > 0):
         delta = found.delta[l]
-        out[names[l]] = (found.frequency[l], np.linalg.norm(delta), delta.max(), np.linalg.norm(found.discriminancy[l]))
+        out[names[l]] = (
+            found.frequency[l],
+            np.linalg.norm(delta),
+            delta.max(),
+            np.linalg.norm(found.discriminancy[l]),
+        )
     return out
 
 

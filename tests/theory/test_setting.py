@@ -30,11 +30,17 @@ G = np.array([[1.0], [-1.0]])
         (lambda: Task.classification(X, [0, 5], classes=3), "label 5 does not fit into classes=3"),
         (lambda: Task.classification(X, [[0.5, 0.4], [1, 0]]), "rows that sum to 1"),
         (lambda: Attention("sofmax"), "Did you mean 'softmax'"),
-        (lambda: Attention("exp", temperature=0.0), "temperature must be a positive number, got 0.0"),
+        (
+            lambda: Attention("exp", temperature=0.0),
+            "temperature must be a positive number, got 0.0",
+        ),
         (lambda: Attention("linear", A=2.0), "A = 2.0 is the constant of exp attention"),
         (lambda: as_activation("rleu"), "Did you mean 'relu'"),
         (lambda: JointFlow(Task(-X, G, signed=True), "softmax"), "can vanish for signed x"),
-        (lambda: JointFlow(Task([[0.0, 0.0], [1.0, 0.0]], G), "softmax"), "sample 0 has no context token"),
+        (
+            lambda: JointFlow(Task([[0.0, 0.0], [1.0, 0.0]], G), "softmax"),
+            "sample 0 has no context token",
+        ),
         (lambda: named_task("smooth", np.random.default_rng(0)), "Did you mean 'smooth-classes'"),
     ],
 )
@@ -45,7 +51,9 @@ def test_bad_input_is_refused_with_its_value_and_a_remedy(make, message):
 
 def test_signed_inputs_are_admitted_when_asked_for():
     path = JointFlow(Task(-X, G, signed=True), "exp", "linear", attention_lr=0.0).integrate(1.0)
-    np.testing.assert_allclose(path.v[-1], -(X.T @ G) / 2, atol=1e-12)  # frozen attention: v = t E[g x]
+    np.testing.assert_allclose(
+        path.v[-1], -(X.T @ G) / 2, atol=1e-12
+    )  # frozen attention: v = t E[g x]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -62,7 +70,9 @@ def test_merging_identical_rows_changes_nothing(loss, activation):
     p = rng.random(8)
     targets = {"fixed": rng.standard_normal((8, 3)), "classification": rng.integers(3, size=8)}
     targets["regression"] = targets["fixed"]
-    make = {"fixed": Task, "classification": Task.classification, "regression": Task.regression}[loss]
+    make = {"fixed": Task, "classification": Task.classification, "regression": Task.regression}[
+        loss
+    ]
     task = make(x, targets[loss], p=p)
     merged, first = task.merged()
     assert merged.samples == 5
@@ -73,8 +83,12 @@ def test_merging_identical_rows_changes_nothing(loss, activation):
     whole = task.p[:, None] * task.gradient(h)
     parts = merged.p[:, None] * merged.gradient(np.tanh(merged.x @ v))
     np.testing.assert_allclose(x.T @ whole, merged.x.T @ parts, atol=1e-15)
-    jittered = make(x * (1 + 1e-9 * rng.random(x.shape)), targets[loss], p=p)  # not merged: the same flow nearly
-    ends = [JointFlow(t, "exp", activation).integrate(0.5, v, times=2).v[-1] for t in (task, jittered)]
+    jittered = make(
+        x * (1 + 1e-9 * rng.random(x.shape)), targets[loss], p=p
+    )  # not merged: the same flow nearly
+    ends = [
+        JointFlow(t, "exp", activation).integrate(0.5, v, times=2).v[-1] for t in (task, jittered)
+    ]
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-6)
 
 
@@ -94,7 +108,11 @@ def test_the_flow_of_merged_rows_is_the_flow_of_all_of_them(loss, monkeypatch):
 
 @pytest.mark.parametrize(
     ("attention", "factors"),
-    [("softmax", [1.0, 3.0, 0.7]), ("exp", [1.0, 1 + 4e-16, 1 - 3e-16]), ("linear", [1.0, 1.0, 1.0])],
+    [
+        ("softmax", [1.0, 3.0, 0.7]),
+        ("exp", [1.0, 1 + 4e-16, 1 - 3e-16]),
+        ("linear", [1.0, 1.0, 1.0]),
+    ],
 )
 def test_samples_with_equal_attention_have_one_gate_on_a_kink(attention, factors):
     """Of three such samples one pushes off the kink, two onto it: only the sum of their forces can slide.
@@ -106,7 +124,9 @@ def test_samples_with_equal_attention_have_one_gate_on_a_kink(attention, factors
     apart = Task(np.vstack([np.outer(factors, rows[0]), rows[1]]), g)
     by_hand = Task(rows, [[-1.0 / 3], [1.2]], p=[3.0, 1.0])
     start = {"v0": [[0.3], [0.5], [-0.6]], "xi0": [-0.05], "z0": np.ones(3)}
-    paths = [JointFlow(task, attention, "relu").integrate(10.0, **start) for task in (apart, by_hand)]
+    paths = [
+        JointFlow(task, attention, "relu").integrate(10.0, **start) for task in (apart, by_hand)
+    ]
     assert paths[1].slides
     assert len(paths[0].slides) == len(paths[1].slides)
     for name in ("v", "xi", "z"):
@@ -140,7 +160,9 @@ def test_the_jacobian_of_attention_against_differences(kind):
     x, z, u = rng.random((5, 4)), rng.standard_normal(4), rng.standard_normal(4)
     h = 1e-6
     differences = (attention.weights(z + h * u, x) - attention.weights(z - h * u, x)) / (2 * h)
-    np.testing.assert_allclose(attention.pull(x, attention.weights(z, x), np.tile(u, (5, 1))), differences, atol=1e-8)
+    np.testing.assert_allclose(
+        attention.pull(x, attention.weights(z, x), np.tile(u, (5, 1))), differences, atol=1e-8
+    )
 
 
 def test_softmax_attention_survives_any_logits():
@@ -167,7 +189,9 @@ def test_derivatives_against_differences(name):
     a = np.linspace(-4, 4, 81) + 0.013
     activation, h = ACTIVATIONS[name], 1e-6
     np.testing.assert_allclose(
-        activation.derivative(a), (activation.phi(a + h) - activation.phi(a - h)) / (2 * h), atol=1e-9
+        activation.derivative(a),
+        (activation.phi(a + h) - activation.phi(a - h)) / (2 * h),
+        atol=1e-9,
     )
 
 

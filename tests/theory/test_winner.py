@@ -43,7 +43,9 @@ def test_extreme_starts_against_fifty_digits(q, share):
     with mpmath.workdps(60):
         s = 1 / mpmath.mpf(0.9)
         tail = lambda w: mpmath.erfc(s * w / mpmath.sqrt(2))  # noqa: E731
-        blow_up = mpmath.sqrt(mpmath.pi / 2) / s * mpmath.exp((s * q) ** 2 / 2) * tail(mpmath.mpf(q))
+        blow_up = (
+            mpmath.sqrt(mpmath.pi / 2) / s * mpmath.exp((s * q) ** 2 / 2) * tail(mpmath.mpf(q))
+        )
         assert float(abs(blow_up / exact.blow_up_time - 1)) < 1e-12
         # how far the erfc equation is from being fulfilled, in the units of v
         left = tail(mpmath.mpf(q)) * (1 - mpmath.mpf(share))
@@ -59,7 +61,9 @@ def test_a_start_so_far_out_that_its_blow_up_lies_beyond_all_numbers_still_moves
     y = exact.at([t])[0][0, 0, 0] + 60.0
     assert y > 0
     with mpmath.workdps(40):
-        taken = mpmath.quad(lambda u: mpmath.exp(-(u**2) / 2 + 60 * u), mpmath.linspace(0, mpmath.mpf(y), 20))
+        taken = mpmath.quad(
+            lambda u: mpmath.exp(-(u**2) / 2 + 60 * u), mpmath.linspace(0, mpmath.mpf(y), 20)
+        )
         assert float(taken) == pytest.approx(t, rel=1e-8)
 
 
@@ -69,7 +73,9 @@ def test_ties_blow_up_together_and_idle_tokens_stay():
     assert exact.winners == (0, 1)
     assert exact.blow_up_time == pytest.approx(np.sqrt(np.pi / 2) / 2, rel=1e-12)
     assert exact.limits[3, 0] == 0.0
-    assert exact.limits[2, 0] == pytest.approx(np.sqrt(2) * 0.4769362762044699, rel=1e-12)  # √2 erfinv(½)
+    assert exact.limits[2, 0] == pytest.approx(
+        np.sqrt(2) * 0.4769362762044699, rel=1e-12
+    )  # √2 erfinv(½)
 
 
 def test_the_sign_of_delta_is_the_sign_of_the_blow_up():
@@ -92,7 +98,10 @@ def test_frozen_attention_never_blows_up():
         (JointFlow(Task([[1.0]], [[1.0]]), "softmax", "linear"), "this flow has softmax attention"),
         (JointFlow(Task([[1.0]], [[1.0]]), "exp", "relu"), "relu activation"),
         (JointFlow(Task.classification([[1.0]], [0]), "exp", "linear"), "classification gradients"),
-        (JointFlow(Task([[1.0]], [[1.0]]), "exp", "linear", embedding=np.eye(2)), "orthonormal embeddings"),
+        (
+            JointFlow(Task([[1.0]], [[1.0]]), "exp", "linear", embedding=np.eye(2)),
+            "orthonormal embeddings",
+        ),
     ],
 )
 def test_what_has_no_closed_form_is_refused(flow, message):

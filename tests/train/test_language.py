@@ -57,8 +57,14 @@ def test_projection_is_cross_entropy(rows, scale):
         loss, dx = projection.loss(x, y)
         assert float(loss) == pytest.approx(float(truth.detach()), rel=1e-6)
         assert float(projection.value(x, y)) == pytest.approx(float(truth.detach()), rel=1e-6)
-        largest = float((twin[2] @ twin[0].T).detach().abs().max())  # a logit in float32 is known to this times 6e-8
-        for mine, other in ((weight.grad, twin[0].grad), (bias.grad, twin[1].grad), (dx, twin[2].grad)):
+        largest = float(
+            (twin[2] @ twin[0].T).detach().abs().max()
+        )  # a logit in float32 is known to this times 6e-8
+        for mine, other in (
+            (weight.grad, twin[0].grad),
+            (bias.grad, twin[1].grad),
+            (dx, twin[2].grad),
+        ):
             error = float((mine.double() - other).abs().max() / other.abs().max())
             assert error < 1e-6 + 2e-7 * largest
 
@@ -89,9 +95,15 @@ def test_steps_are_those_of_the_plain_loop(momentum):
         if step == 0:
             fast.gradients(inputs, targets)
             nn.functional.cross_entropy(twin(inputs).flatten(0, 1), targets.flatten()).backward()
-            for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-                assert torch.allclose(mine.grad, other.grad, atol=1e-5 * float(other.grad.abs().max())), name
-        assert fast.step(inputs, targets) == pytest.approx(plain_step(twin, optimizer, inputs, targets, 0.05), abs=1e-4)
+            for (name, mine), other in zip(
+                model.named_parameters(), twin.parameters(), strict=True
+            ):
+                assert torch.allclose(
+                    mine.grad, other.grad, atol=1e-5 * float(other.grad.abs().max())
+                ), name
+        assert fast.step(inputs, targets) == pytest.approx(
+            plain_step(twin, optimizer, inputs, targets, 0.05), abs=1e-4
+        )
 
 
 def test_positions():
@@ -137,8 +149,14 @@ def test_a_run(tmp_path):
     run = train(Settings(**TINY, steps=20), tmp_path / "run", say=said.append)
     frame = run.frame()
     assert run.done
-    assert sorted(frame.step.unique()) == [*range(1, 17), 18, 20]  # an eighth of the step apart at first
-    assert {"loss", "valid_loss", "entropy", "stable_rank", "nonsink_entropy", "phase"} <= set(frame.gauge)
+    assert sorted(frame.step.unique()) == [
+        *range(1, 17),
+        18,
+        20,
+    ]  # an eighth of the step apart at first
+    assert {"loss", "valid_loss", "entropy", "stable_rank", "nonsink_entropy", "phase"} <= set(
+        frame.gauge
+    )
     losses = frame[frame.gauge == "valid_loss"]["value"]
     assert losses.iloc[-1] < losses.iloc[0]
     assert checkpoints.steps(run.path) == [20]
@@ -159,7 +177,13 @@ def test_validation_losses_may_be_rarer_than_measurements(tmp_path):
 def train_and_tell(pipe, environment, settings, path):
     """In a process that is to be killed: what it says, and each step, through the pipe."""
     os.environ.update(environment)
-    train(settings, path, checkpoint_every=7, say=pipe.send, show=lambda progress: pipe.send(progress.step))
+    train(
+        settings,
+        path,
+        checkpoint_every=7,
+        say=pipe.send,
+        show=lambda progress: pipe.send(progress.step),
+    )
 
 
 def test_killed_at_random_it_ends_in_the_same_bits(fork_server, tmp_path):
@@ -206,19 +230,30 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 
 def test_retention(tmp_path):
     train(
-        Settings(**TINY, steps=30), tmp_path / "run", checkpoint_every=5, keep=1, keep_every=10, say=lambda line: None
+        Settings(**TINY, steps=30),
+        tmp_path / "run",
+        checkpoint_every=5,
+        keep=1,
+        keep_every=10,
+        say=lambda line: None,
     )
     assert checkpoints.steps(tmp_path / "run") == [10, 20, 30]
 
 
 @pytest.mark.filterwarnings("ignore:joma.watch")
 def test_divergence_is_an_outcome(tmp_path):
-    run = train(Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50), tmp_path / "run", say=lambda line: None)
+    run = train(
+        Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50),
+        tmp_path / "run",
+        say=lambda line: None,
+    )
     assert run.info["status"] == "diverged"
     assert "the loss is" in run.info["reason"]
     assert len(run.frame()) > 0
     said = []
-    train(Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50), tmp_path / "run", say=said.append)
+    train(
+        Settings(**{**TINY, "lr": 1e18, "clip": 0.0}, steps=50), tmp_path / "run", say=said.append
+    )
     assert "complete" in said[-1]
 
 
@@ -287,7 +322,9 @@ def test_any_gauges_and_any_folder_can_be_asked_for(tmp_path, monkeypatch, capsy
     out = tmp_path / "[a]"  # would be a style, were it markup
     for _ in range(2):  # trained, then found complete
         monkeypatch.setattr(
-            sys, "argv", ["joma", "train", *options, "--gauges=nonsink_entropy", "--device=cpu", f"--out={out}"]
+            sys,
+            "argv",
+            ["joma", "train", *options, "--gauges=nonsink_entropy", "--device=cpu", f"--out={out}"],
         )
         with pytest.raises(SystemExit) as end:
             main()
@@ -330,7 +367,10 @@ def test_sgd_goes_on_to_the_same_bits(tmp_path, momentum):
     with pytest.raises(KeyboardInterrupt):
         train(settings, tmp_path / "cut", checkpoint_every=5, say=str, show=stop)
     gone_on = train(settings, tmp_path / "cut", checkpoint_every=5, say=str)
-    wanted, got = (run.frame()[lambda rows: rows.gauge != "seconds"].value.to_numpy() for run in (whole, gone_on))
+    wanted, got = (
+        run.frame()[lambda rows: rows.gauge != "seconds"].value.to_numpy()
+        for run in (whole, gone_on)
+    )
     assert len(wanted)
     assert (wanted == got).all()
 
@@ -338,7 +378,9 @@ def test_sgd_goes_on_to_the_same_bits(tmp_path, momentum):
 def test_an_empty_corpus(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="empty"):
-        train(Settings(**{**TINY, "steps": 5, "data": str(tmp_path / "empty.txt")}), tmp_path / "run")
+        train(
+            Settings(**{**TINY, "steps": 5, "data": str(tmp_path / "empty.txt")}), tmp_path / "run"
+        )
 
 
 TOGETHER = """
@@ -410,7 +452,10 @@ assert not any("gloo" in thread for thread in threads()), threads()  # such a th
 @pytest.mark.timeout(600)  # most of a minute of one core
 def test_two_processes_of_torchrun(tmp_path, monkeypatch):
     """Without dropout, two processes do what one does; stopped, damaged, complete or diverged, they agree on it."""
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()]
+    options = [
+        f"--{key.replace('_', '-')}={value}"
+        for key, value in {**TINY, "steps": 12, "dropout": 0.0}.items()
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     monkeypatch.setattr(sys, "argv", ["joma", "train", *options, f"--out={tmp_path / 'one'}"])
     with pytest.raises(SystemExit, match="0"):
@@ -426,6 +471,12 @@ def test_two_processes_of_torchrun(tmp_path, monkeypatch):
     assert len(rows) == len(other_rows)
     for mine, other in zip(rows, other_rows, strict=True):
         assert mine["gauge"] == other["gauge"]
-        assert torch.allclose(torch.tensor(mine["value"]), torch.tensor(other["value"]), atol=1e-4), mine["gauge"]
-    for name in weights:  # a key's bias has gradient 0 but for rounding, of which Adam makes steps of full size
-        assert name.endswith("in_proj_bias") or torch.allclose(weights[name], other_weights[name], atol=1e-4), name
+        assert torch.allclose(
+            torch.tensor(mine["value"]), torch.tensor(other["value"]), atol=1e-4
+        ), mine["gauge"]
+    for name in (
+        weights
+    ):  # a key's bias has gradient 0 but for rounding, of which Adam makes steps of full size
+        assert name.endswith("in_proj_bias") or torch.allclose(
+            weights[name], other_weights[name], atol=1e-4
+        ), name

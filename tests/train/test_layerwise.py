@@ -12,7 +12,11 @@ from joma._train.step import Stepper
 
 
 def moved(before, after):
-    return {name for name, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    return {
+        name
+        for name, value in after.state_dict().items()
+        if not torch.equal(value, before.state_dict()[name])
+    }
 
 
 def test_a_step_of_one_layer_moves_nothing_else():
@@ -52,7 +56,16 @@ def test_a_layerwise_run_trains_from_the_bottom(tmp_path, monkeypatch):
         return step(self, tokens, targets, layer)
 
     monkeypatch.setattr(Stepper, "step", told)
-    settings = Settings(vocabulary=60, layers=2, width=8, hidden=8, steps=5, every=5, layerwise=True, valid_windows=1)
+    settings = Settings(
+        vocabulary=60,
+        layers=2,
+        width=8,
+        hidden=8,
+        steps=5,
+        every=5,
+        layerwise=True,
+        valid_windows=1,
+    )
     train(settings, tmp_path / "run", say=lambda line: None)
     assert trained == [0, 0, 0, 1, 1]
 

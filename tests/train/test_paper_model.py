@@ -68,11 +68,15 @@ def test_bounds_of_the_start():
     for weight, bound in bounds.items():
         largest = float(weight.detach().abs().max())
         assert largest <= bound
-        assert largest > bound * (1 - 8 / weight.numel())  # the largest of n uniform numbers is 1 − 1/n of the bound
+        assert largest > bound * (
+            1 - 8 / weight.numel()
+        )  # the largest of n uniform numbers is 1 − 1/n of the bound
     assert not model.decoder.bias.any()
 
 
-@pytest.mark.parametrize(("start", "equal"), [("copied", True), ("apart", False), ("xavier", False)])
+@pytest.mark.parametrize(
+    ("start", "equal"), [("copied", True), ("apart", False), ("xavier", False)]
+)
 def test_layers_are_copies_of_one_unless_asked_otherwise(start, equal):
     torch.manual_seed(0)
     first, second = layer_weights(LanguageModel(50, layers=2, d=16, hidden=16, start=start))
@@ -85,7 +89,10 @@ def test_layers_are_copies_of_one_unless_asked_otherwise(start, equal):
 
 def test_the_authors_sequence():
     assert authors_sequence(np.arange(10 * 4000 + 7)).tolist() == [list(range(3500, 3535))]
-    with pytest.raises(ValueError, match=r"window 100 of 10 streams, and this validation text of 30000 tokens has 85"):
+    with pytest.raises(
+        ValueError,
+        match=r"window 100 of 10 streams, and this validation text of 30000 tokens has 85",
+    ):
         authors_sequence(np.arange(30_000))
 
 
@@ -123,9 +130,18 @@ SMALL = {"layers": 2, "width": 24, "hidden": 24, "heads": 1, "length": 12, "batc
 def test_steps_are_those_of_the_tutorial_loop(tmp_path, letter):
     """25 steps, over the end of an epoch: losses, entropy of the probe, stable rank."""
     choose = random.Random(0)
-    (tmp_path / "text.txt").write_text("\n".join(f"w{int(choose.paretovariate(1.0)) % 150}" for _ in range(730)))
+    (tmp_path / "text.txt").write_text(
+        "\n".join(f"w{int(choose.paretovariate(1.0)) % 150}" for _ in range(730))
+    )
     options = {"fresh_adam": letter, "short_window": letter}
-    settings = Settings(**SMALL, **options, data=str(tmp_path / "text.txt"), steps=25, probe_windows=1, valid_windows=0)
+    settings = Settings(
+        **SMALL,
+        **options,
+        data=str(tmp_path / "text.txt"),
+        steps=25,
+        probe_windows=1,
+        valid_windows=0,
+    )
     run = train(settings, tmp_path / "run", say=lambda line: None)
 
     text = corpus(str(tmp_path / "text.txt"))
@@ -156,7 +172,9 @@ def all_windows_loss(model, data, *, short):
         T = min(12, len(data) - 1 - i)
         if T == 12 or short:
             losses = torch.nn.functional.cross_entropy(
-                model(data[i : i + T]).flatten(0, 1), data[i + 1 : i + 1 + T].reshape(-1), reduction="sum"
+                model(data[i : i + T]).flatten(0, 1),
+                data[i + 1 : i + 1 + T].reshape(-1),
+                reduction="sum",
             )
             total, count = total + float(losses), count + data[i : i + T].numel()
     return total / count

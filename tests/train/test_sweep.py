@@ -30,12 +30,21 @@ def _cache(tmp_path_factory, monkeypatch):
 
 def test_grid_and_values():
     runs = grid(TINY, {"layers": [1, 2], "lr": [1e-4, 1e-3], "data": ["pydoc"]})
-    assert list(runs) == ["layers=1,lr=0.0001", "layers=1,lr=0.001", "layers=2,lr=0.0001", "layers=2,lr=0.001"]
+    assert list(runs) == [
+        "layers=1,lr=0.0001",
+        "layers=1,lr=0.001",
+        "layers=2,lr=0.0001",
+        "layers=2,lr=0.001",
+    ]
     assert runs["layers=2,lr=0.001"].lr == 1e-3
     assert _values("seed", "0..2,7", int) == [0, 1, 2, 7]
     assert _values("lr", "1e-5,1e-4", float) == [1e-5, 1e-4]
     assert _values("vocabulary", "4000", int | None) == [4000]
-    assert _values("data", "../a..b,hblt:rho=0.9,depth=4,pydoc", str) == ["../a..b", "hblt:rho=0.9,depth=4", "pydoc"]
+    assert _values("data", "../a..b,hblt:rho=0.9,depth=4,pydoc", str) == [
+        "../a..b",
+        "hblt:rho=0.9,depth=4",
+        "pydoc",
+    ]
     assert _values("norm_first", "true,false", bool) == [True, False]
     for name, text, kind, message in (
         ("layers", "1.5", int, r"--layers: '1.5' is not a whole number"),
@@ -47,7 +56,9 @@ def test_grid_and_values():
 
 
 @pytest.mark.parametrize(
-    "choices", [{"lr": [1e-4, 1.0000001e-4]}, {"data": ["a/b", "a_b"]}, {"seed": [0, 0]}], ids=["lr", "data", "seed"]
+    "choices",
+    [{"lr": [1e-4, 1.0000001e-4]}, {"data": ["a/b", "a_b"]}, {"seed": [0, 0]}],
+    ids=["lr", "data", "seed"],
 )
 def test_two_runs_never_share_a_folder(choices):
     with pytest.raises(ValueError, match="two runs would share the folder"):
@@ -59,7 +70,9 @@ def test_threads_as_asked_and_as_a_run_began(tmp_path, monkeypatch):
     monkeypatch.setattr("joma._jobs.machine.cores", lambda: 3)
     before = torch.get_num_threads()
     runs = grid(replace(TINY, steps=1), {"threads": [2, 0]})
-    runs = {name: settings for name, settings in runs.items() if name == "threads=2"} | {"free": runs["threads=0"]}
+    runs = {name: settings for name, settings in runs.items() if name == "threads=2"} | {
+        "free": runs["threads=0"]
+    }
     sweep(runs, tmp_path)
     assert [joma.Run(tmp_path / name).info["config"]["threads"] for name in runs] == [2, 3]
     monkeypatch.setattr("joma._jobs.machine.cores", lambda: 1)  # now each would have one
@@ -71,7 +84,9 @@ def test_results_of_other_settings_are_refused(tmp_path):
     runs = grid(TINY, {"seed": [0, 1]})
     sweep({"seed=1": runs["seed=1"]}, tmp_path)
     other = grid(replace(TINY, steps=13, gauges=("entropy",)), {"seed": [0, 1]})
-    with pytest.raises(RunError, match=r"seed=1 was .* \(steps: 12 in the run, 13 asked; gauges: .* \['entropy'\]"):
+    with pytest.raises(
+        RunError, match=r"seed=1 was .* \(steps: 12 in the run, 13 asked; gauges: .* \['entropy'\]"
+    ):
         sweep(other, tmp_path)
     assert not (tmp_path / "seed=0").exists()  # before any work
 
@@ -104,10 +119,21 @@ def test_a_run_whose_worker_always_dies_is_given_up_and_no_other(tmp_path, monke
 
 
 def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
-    options = {key: getattr(TINY, key) for key in ("vocabulary", "width", "hidden", "length", "batch", "valid_windows")}
+    options = {
+        key: getattr(TINY, key)
+        for key in ("vocabulary", "width", "hidden", "length", "batch", "valid_windows")
+    }
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
     out = tmp_path / "[a]"
-    command = ["joma", "sweep", "train", *arguments, "--steps=2", "--data=pydoc,no[/x]such", f"--out={out}"]
+    command = [
+        "joma",
+        "sweep",
+        "train",
+        *arguments,
+        "--steps=2",
+        "--data=pydoc,no[/x]such",
+        f"--out={out}",
+    ]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as end:
         main()
@@ -129,7 +155,9 @@ def test_the_command_prints_brackets_as_they_are(tmp_path, monkeypatch, capsys):
 def test_a_sweep(fork_server, tmp_path):
     runs = grid(TINY, {"seed": [0, 1], "lr": [1e-3, 1e18], "clip": [0.0]})
     reported = []
-    outcomes = sweep(runs, tmp_path, workers=2, report=lambda end, n, total: reported.append((n, total)))
+    outcomes = sweep(
+        runs, tmp_path, workers=2, report=lambda end, n, total: reported.append((n, total))
+    )
     assert [o.status for o in outcomes] == ["done", "diverged", "done", "diverged"]
     assert reported == [(n, 4) for n in range(1, 5)]
     table = status(tmp_path)
@@ -160,7 +188,9 @@ def engine(request):
 
 
 @pytest.mark.timeout(600)  # three processes that import torch, on Ray one after the other
-def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(engine, tmp_path, monkeypatch):
+def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(
+    engine, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sweeps, "_train_one", calls.train_killed_once)
     runs = grid(replace(TINY, steps=40), {"seed": [0, 1]})
     ends = sweep(runs, tmp_path / "out", workers=2, engine=engine, checkpoint_every=20)
@@ -174,8 +204,12 @@ def test_a_killed_worker_loses_no_run_and_what_one_leaks_is_gone_with_it(engine,
         [row for row in joma.Run(path).rows() if row["gauge"] == "loss"]
         for path in (alone.path, tmp_path / "out/seed=1")
     )
-    assert [row["step"] for row in whole] == [row["step"] for row in resumed]  # nothing lost, nothing twice
-    assert [row["value"] for row in whole] == pytest.approx([row["value"] for row in resumed], rel=1e-4)
+    assert [row["step"] for row in whole] == [
+        row["step"] for row in resumed
+    ]  # nothing lost, nothing twice
+    assert [row["value"] for row in whole] == pytest.approx(
+        [row["value"] for row in resumed], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +225,9 @@ def test_bad_options(options, message, tmp_path):
         sweep(grid(TINY, {}), tmp_path, **options)
 
 
-@pytest.mark.parametrize(("asked", "workers", "expected"), [("3", 2, 3), ("", 2, 4), ("", 16, 1), ("none", 1, 8)])
+@pytest.mark.parametrize(
+    ("asked", "workers", "expected"), [("3", 2, 3), ("", 2, 4), ("", 16, 1), ("none", 1, 8)]
+)
 def test_threads_are_those_asked_for_or_a_share_of_the_cores(asked, workers, expected, monkeypatch):
     monkeypatch.setattr("joma._jobs.machine.cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)

@@ -43,7 +43,9 @@ class TutorialModel(nn.Module):
         self.eval()
         h, found = self.embedded(x), []
         for layer in self.transformer_encoder.layers:
-            _, weights = layer.self_attn(h, h, h, attn_mask=mask(len(x)), average_attn_weights=False)
+            _, weights = layer.self_attn(
+                h, h, h, attn_mask=mask(len(x)), average_attn_weights=False
+            )
             found.append(float(-(weights * weights.clamp_min(1e-30).log()).sum(-1).mean()))
             h = layer(h, src_mask=mask(len(x)))
         return found
@@ -64,7 +66,12 @@ def mask(T):
 def batchify(tokens, streams):
     """(n,) -> (n // streams, streams)."""
     rows = len(tokens) // streams
-    return torch.as_tensor(tokens[: rows * streams].astype("int64")).view(streams, rows).t().contiguous()
+    return (
+        torch.as_tensor(tokens[: rows * streams].astype("int64"))
+        .view(streams, rows)
+        .t()
+        .contiguous()
+    )
 
 
 @dataclass
@@ -74,7 +81,19 @@ class Trained:
     stable_ranks: dict = field(default_factory=dict)
 
 
-def train_tutorial(model, data, probe, *, steps, length, lr, clip=0.5, fresh_adam=False, short_window=False, every=1):
+def train_tutorial(
+    model,
+    data,
+    probe,
+    *,
+    steps,
+    length,
+    lr,
+    clip=0.5,
+    fresh_adam=False,
+    short_window=False,
+    every=1,
+):
     """Train on data (rows, streams); measure attention on probe (T, B)."""
     done = Trained()
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -87,7 +106,9 @@ def train_tutorial(model, data, probe, *, steps, length, lr, clip=0.5, fresh_ada
                 break
             model.train()
             logits = model(data[i : i + T])
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), data[i + 1 : i + 1 + T].reshape(-1))
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1), data[i + 1 : i + 1 + T].reshape(-1)
+            )
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), clip)

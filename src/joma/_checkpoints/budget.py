@@ -17,15 +17,31 @@ from joma._checkpoints.revision import NotWhole, Revision
 from joma._measure.gauges.kinds import CHANGE, CHARGE, WEIGHT
 from joma._measure.gauges.registry import get
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 TRANSFER = "to be transferred from the hub: "  # how the line begins that says it
 _TRIES = 3  # checkpoints that are asked until one answers
 
 
 def parse_bytes(text: str | int) -> int:
     """20_000_000_000 of "20GB", "20 GB" or 20e9; a ValueError if it is no amount."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", str(text).replace("_", ""), re.IGNORECASE)
-    if match is None or match[2].upper() not in _UNITS or (count := float(match[1]) * _UNITS[match[2].upper()]) < 1:
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", str(text).replace("_", ""), re.IGNORECASE
+    )
+    if (
+        match is None
+        or match[2].upper() not in _UNITS
+        or (count := float(match[1]) * _UNITS[match[2].upper()]) < 1
+    ):
         raise ValueError(f"{text!r} is no amount of bytes: give one as 500MB or 20GB")
     return int(count)
 
@@ -34,15 +50,24 @@ def show_bytes(count: float) -> str:
     """In the unit that suits it."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
-            return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+            return (
+                f"{count / size:,.3g} {unit}"
+                if count < 1000 * size
+                else f"{count / size:,.0f} {unit}"
+            )
     return f"{count:.0f} bytes"
 
 
 def announced(
-    checkpoints: Sequence[Checkpoint], request: Request, budget: int | None, say: Callable[[str], None]
+    checkpoints: Sequence[Checkpoint],
+    request: Request,
+    budget: int | None,
+    say: Callable[[str], None],
 ) -> Request:
     """The request with each checkpoint's share of the budget; what will be transferred is said, or refused."""
-    return replace(request, limit=allowance(checkpoints, partial(needed, request=request), budget, say))
+    return replace(
+        request, limit=allowance(checkpoints, partial(needed, request=request), budget, say)
+    )
 
 
 def allowance(
@@ -137,6 +162,10 @@ def _share(budget: int, each: int | None, count: int) -> int:
         raise ValueError(
             f"{count} checkpoints of {show_bytes(each)} each are {show_bytes(each * count)}, and the budget is "
             f"{show_bytes(budget)}: "
-            + (f"choose {fits} of them (--revisions log:{fits}), or give a larger one" if fits else "give a larger one")
+            + (
+                f"choose {fits} of them (--revisions log:{fits}), or give a larger one"
+                if fits
+                else "give a larger one"
+            )
         )
     return budget // count

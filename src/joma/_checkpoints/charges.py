@@ -63,13 +63,19 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     return measured
 
 
-def _measure_kind(measured: MeasuredCharges, layers: list[Layered], gauges: list[Gauge], read: Read) -> None:
+def _measure_kind(
+    measured: MeasuredCharges, layers: list[Layered], gauges: list[Gauge], read: Read
+) -> None:
     """Add the gauges of one kind of charges."""
     states = [_state(layer, read) if layer.charges else None for layer in layers]
     for gauge in gauges:
-        rows = [torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states]
+        rows = [
+            torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states
+        ]
         width = max(map(len, rows))
-        padded: list[list[float | None]] = [row + [None] * (width - len(row)) for row in rows]  # (layers, heads)
+        padded: list[list[float | None]] = [
+            row + [None] * (width - len(row)) for row in rows
+        ]  # (layers, heads)
         measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in padded]
         measured.layers[gauge.name] = [layer.name for layer in layers]
         if gauge.per_head:

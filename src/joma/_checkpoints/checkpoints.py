@@ -39,7 +39,9 @@ class Checkpoint:
     path: str | None = None
     repo: str | None = None
     note: str = ""  # for its row
-    file: str | None = None  # the file of weights that is meant, of a model on the hub that has several
+    file: str | None = (
+        None  # the file of weights that is meant, of a model on the hub that has several
+    )
 
     def revision(
         self,
@@ -49,7 +51,11 @@ class Checkpoint:
         dry: bool = False,
     ) -> Revision | None:
         """Its files on the hub."""
-        return None if self.repo is None else Revision(self.repo, self.name, report, keep, limit, dry, self.file)
+        return (
+            None
+            if self.repo is None
+            else Revision(self.repo, self.name, report, keep, limit, dry, self.file)
+        )
 
     def open(self) -> Tensors:
         """The tensors of a local one."""
@@ -66,9 +72,20 @@ def find_checkpoints(source: str, revisions: str | Sequence[str] | None = None) 
         return _noted(_local(path, revisions))
     if (file := packaged(source)) is not None:
         about = MODELS[source].about
-        return _noted([replace(c, note="; ".join(filter(None, (about, c.note)))) for c in _local(file, revisions)])
-    if source.startswith((".", "/", "~")) or source.endswith("/") or not _HUB.fullmatch(hub.with_file(source)[0]):
-        raise ValueError(f"there is no folder or file {path}; give one, or the id of a model on the hub")
+        return _noted(
+            [
+                replace(c, note="; ".join(filter(None, (about, c.note))))
+                for c in _local(file, revisions)
+            ]
+        )
+    if (
+        source.startswith((".", "/", "~"))
+        or source.endswith("/")
+        or not _HUB.fullmatch(hub.with_file(source)[0])
+    ):
+        raise ValueError(
+            f"there is no folder or file {path}; give one, or the id of a model on the hub"
+        )
     return _noted(_remote(source, revisions))
 
 
@@ -81,7 +98,9 @@ def _noted(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     result = []
     for c in checkpoints:
         others = [name for name in names[c.step] if name != c.name]
-        said = [c.note] * bool(c.note) + [f"step {c.step} is also that of {_some(others)}"] * bool(others)
+        said = [c.note] * bool(c.note) + [f"step {c.step} is also that of {_some(others)}"] * bool(
+            others
+        )
         result.append(replace(c, note="; ".join(said)))
     return result
 
@@ -105,8 +124,12 @@ def _in_folder(path: Path) -> list[Checkpoint]:
     """All checkpoints at a path: a file of weights, a model, a run of `joma train`, or a folder of these."""
     if path.is_file():
         if path.suffix not in SUFFIXES:
-            raise ValueError(f"{path} is no file of weights: their names end in {', '.join(SUFFIXES)}")
-        return [_alone(path, steps_of_files(weight_files(path.parent)).get(path, step_of(path.stem)))]
+            raise ValueError(
+                f"{path} is no file of weights: their names end in {', '.join(SUFFIXES)}"
+            )
+        return [
+            _alone(path, steps_of_files(weight_files(path.parent)).get(path, step_of(path.stem)))
+        ]
     if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # what joma train writes
         path = path / "checkpoints"
     if has_weights(path):
@@ -122,15 +145,25 @@ def _in_folder(path: Path) -> list[Checkpoint]:
         refusal(path)
         or f"no checkpoints in {path}: looked for {', '.join(NAMES)}, folders step-*/ or checkpoint-*/, and files "
         f"that differ in a number and end in {', '.join(SUFFIXES)}"
-        + (f". Its folders {_some(models)} are models whose names tell no step: give one of them" if models else "")
+        + (
+            f". Its folders {_some(models)} are models whose names tell no step: give one of them"
+            if models
+            else ""
+        )
     )
 
 
 def _steps_of_folders(path: Path) -> dict[Path, int]:
     """Folders whose names tell their step, with weights in them or not: a row will say so."""
-    folders = [entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+    folders = [
+        entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_dir()
+    ]
     steps = {folder: step for folder in folders if (step := step_of(folder.name)) is not None}
-    return {folder: step for folder, step in steps.items() if not folder.name.isdecimal() or has_weights(folder)}
+    return {
+        folder: step
+        for folder, step in steps.items()
+        if not folder.name.isdecimal() or has_weights(folder)
+    }
 
 
 def _in_order(steps: dict[Path, int]) -> list[Checkpoint]:
@@ -145,13 +178,17 @@ def _alone(path: Path, step: int | None) -> Checkpoint:
 
 def _with_model(path: Path) -> list[Checkpoint]:
     """A folder with a model in it; a Trainer also leaves checkpoints there, and the model is the last of them."""
-    steps = {folder: step for folder, step in _steps_of_folders(path).items() if has_weights(folder)}
+    steps = {
+        folder: step for folder, step in _steps_of_folders(path).items() if has_weights(folder)
+    }
     if not steps:
         named = step_of(path.name)
         return [_alone(path, trained_steps(path) if named is None else named)]
     checkpoints, step = _in_order(steps), trained_steps(path)
     note = (
-        "" if step is not None else "the model in the folder of the checkpoints; its step is not known, it is put last"
+        ""
+        if step is not None
+        else "the model in the folder of the checkpoints; its step is not known, it is put last"
     )
     step = checkpoints[-1].step + 1 if step is None else step
     return [*checkpoints, Checkpoint(harmless(path.name), step, str(path), note=note)]
@@ -166,7 +203,11 @@ def _remote(source: str, revisions: str | Sequence[str] | None) -> list[Checkpoi
     for name, step in zip(names, steps, strict=True):
         note = ""
         if step is None:
-            note = "its name has no step: it is put after those that have one" if len(names) > 1 else ""
+            note = (
+                "its name has no step: it is put after those that have one"
+                if len(names) > 1
+                else ""
+            )
             step, after = after, after + 1
         checkpoints.append(Checkpoint(name, step, repo=repo, note=note, file=file))
     return checkpoints
@@ -181,9 +222,13 @@ def _choose(
         if available is not None:
             return available
         assert repo is not None
-        with_step = [(name, step) for name in hub.branches(repo) if (step := step_of(name)) is not None]
+        with_step = [
+            (name, step) for name in hub.branches(repo) if (step := step_of(name)) is not None
+        ]
         if not with_step:
-            raise ValueError(f"no branch of {repo} has a step in its name: name the revisions one by one")
+            raise ValueError(
+                f"no branch of {repo} has a step in its name: name the revisions one by one"
+            )
         return sorted(with_step, key=lambda item: item[1])
 
     if not isinstance(revisions, str):
@@ -201,9 +246,15 @@ def _choose(
             raise ValueError(f"the range {text!r} is empty: give FIRST..LAST or FIRST..LAST:STRIDE")
         if stride is not None and available is None:
             return [f"step{n}" for n in range(first, last + 1, stride)]
-        chosen = [n for n, step in there() if first <= step <= last and (step - first) % (stride or 1) == 0]
+        chosen = [
+            n
+            for n, step in there()
+            if first <= step <= last and (step - first) % (stride or 1) == 0
+        ]
         if not chosen:
-            raise ValueError(f"no checkpoint has a step in {text}: there are {_some([n for n, _ in there()])}")
+            raise ValueError(
+                f"no checkpoint has a step in {text}: there are {_some([n for n, _ in there()])}"
+            )
         return chosen
     return _checked([name.strip() for name in text.split(",")])
 

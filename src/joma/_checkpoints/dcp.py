@@ -26,7 +26,9 @@ from joma._checkpoints.sources import WorkedOut, virtual
 
 _LARGEST = 256 << 20  # bytes of the table
 _WEIGHTS = ("model", "state_dict", "model_state_dict", "module")
-_OPTIMISER = re.compile(r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)")
+_OPTIMISER = re.compile(
+    r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)"
+)
 
 
 class Dcp(WorkedOut):
@@ -49,7 +51,9 @@ class Dcp(WorkedOut):
             raise
         except Exception as error:  # a damaged pickle can fail in any way
             why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise BadCheckpoint(f"{METADATA} of {name} is damaged or no table of chunks: {why}") from None
+            raise BadCheckpoint(
+                f"{METADATA} of {name} is damaged or no table of chunks: {why}"
+            ) from None
         self._places = places
         names = {full: _short(full, list(self._chunks)) for full in self._chunks}
         self._full = {short: full for full, short in names.items() if short is not None}
@@ -57,7 +61,9 @@ class Dcp(WorkedOut):
         for short, full in self._full.items():
             dtype, shape, _ = self._chunks[full]
             if math.prod(shape) * dtype.itemsize > room:
-                raise BadCheckpoint(f"{name} is cut off: {full} of shape {shape} is more than its files hold")
+                raise BadCheckpoint(
+                    f"{name} is cut off: {full} of shape {shape} is more than its files hold"
+                )
             self.entries[short] = virtual(shape)
 
     @classmethod
@@ -97,7 +103,9 @@ class Dcp(WorkedOut):
         for (offsets, sizes), place in self._parts(name):
             part = self._part(full, *place)
             if tuple(part.shape) != sizes or part.dtype != dtype:
-                raise BadCheckpoint(f"{self._name}: a part of {full} has shape {tuple(part.shape)}, not {sizes}")
+                raise BadCheckpoint(
+                    f"{self._name}: a part of {full} has shape {tuple(part.shape)}, not {sizes}"
+                )
             out[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part.float()
         return out
 
@@ -134,13 +142,24 @@ def _chunks(table: Record) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, 
     for name, item in table.get("state_dict_metadata").items():
         properties = item.get("properties") if isinstance(item, Record) else None
         dtype = properties.get("dtype", 0) if isinstance(properties, Record) else None
-        if not isinstance(name, str) or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        if (
+            not isinstance(name, str)
+            or not isinstance(dtype, torch.dtype)
+            or not dtype.is_floating_point
+        ):
             continue
         shape = _sizes(item.get("size"))
-        chunks = [(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes"))) for chunk in item.get("chunks")]
+        chunks = [
+            (_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes")))
+            for chunk in item.get("chunks")
+        ]
         for offsets, sizes in chunks:
-            if len(offsets) != len(shape) or any(o + n > m for o, n, m in zip(offsets, sizes, shape, strict=True)):
-                raise BadCheckpoint(f"{METADATA}: a part of {name} lies outside of its shape {shape}")
+            if len(offsets) != len(shape) or any(
+                o + n > m for o, n, m in zip(offsets, sizes, shape, strict=True)
+            ):
+                raise BadCheckpoint(
+                    f"{METADATA}: a part of {name} lies outside of its shape {shape}"
+                )
         yield name, (dtype, shape, chunks)
 
 
@@ -148,10 +167,15 @@ def _places(table: Record) -> Iterator[tuple[tuple[str, Any], tuple[str, int, in
     """(Name, offsets of a chunk), or (name, number of a chunk) -> file, first byte, bytes."""
     for index, info in table.get("storage_data").items():
         if info.get("transform_descriptors"):
-            raise BadCheckpoint(f"its parts are compressed ({info.get('transform_descriptors')}): save it without")
+            raise BadCheckpoint(
+                f"its parts are compressed ({info.get('transform_descriptors')}): save it without"
+            )
         place = str(info.get("relative_path")), int(info.get("offset")), int(info.get("length"))
         offset = index.get("offset")
-        yield (str(index.get("fqn")), index.get("index") if offset is None else _sizes(offset)), place
+        yield (
+            (str(index.get("fqn")), index.get("index") if offset is None else _sizes(offset)),
+            place,
+        )
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
@@ -165,5 +189,7 @@ def _short(name: str, names: list[str]) -> str | None:
     """A weight's name without that of the dict of weights; None of what is no weight."""
     if _OPTIMISER.fullmatch(name):
         return None
-    front = next((f"{w}." for w in _WEIGHTS if any(other.startswith(f"{w}.") for other in names)), "")
+    front = next(
+        (f"{w}." for w in _WEIGHTS if any(other.startswith(f"{w}.") for other in names)), ""
+    )
     return name.removeprefix(front) if name.startswith(front) else None

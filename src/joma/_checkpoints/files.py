@@ -48,13 +48,17 @@ class _Layout:
         size, run, inner = entry.dtype.itemsize, entry.dtype.itemsize, len(order)
         if 0 in entry.shape:
             return cls(order, [(0, 0)], size, False)
-        while inner and (entry.stride[order[inner - 1]] * size == run or entry.shape[order[inner - 1]] == 1):
+        while inner and (
+            entry.stride[order[inner - 1]] * size == run or entry.shape[order[inner - 1]] == 1
+        ):
             inner -= 1
             run *= entry.shape[order[inner]]
         count, span = math.prod(entry.shape) * size, entry.end - entry.offset
         if run < 64 and span <= 4 * count and count > _FEW * run:  # every second column, say
             return cls(order, [], span, True)
-        return cls(order, [(entry.shape[n], entry.stride[n] * size) for n in order[:inner]], run, False)
+        return cls(
+            order, [(entry.shape[n], entry.stride[n] * size) for n in order[:inner]], run, False
+        )
 
     @property
     def bytes(self) -> int:
@@ -64,7 +68,10 @@ class _Layout:
     def runs(self) -> Iterator[Span]:
         """Where each begins, and its length."""
         for places in product(*(range(length) for length, _ in self.outer)):
-            yield sum(n * stride for n, (_, stride) in zip(places, self.outer, strict=True)), self.run
+            yield (
+                sum(n * stride for n, (_, stride) in zip(places, self.outer, strict=True)),
+                self.run,
+            )
 
 
 class TensorFile:
@@ -81,7 +88,9 @@ class TensorFile:
         self.name, self.size = reader.name, reader.size
         self.bytes_read, self.note = 0, ""
         self._tensors: dict[str, Tensor] = {}
-        self._records: dict[str, Record] = {}  # of a zip: a tensor's offset is as if its record were not padded
+        self._records: dict[
+            str, Record
+        ] = {}  # of a zip: a tensor's offset is as if its record were not padded
         self._shift: dict[Record, int] = {}  # and so far it is
         if reader.suffix == ".safetensors":
             self.entries = self._safetensors()
@@ -100,13 +109,17 @@ class TensorFile:
         head = read_bytes(self._reader, 0, min(8, self.size))
         length = int.from_bytes(head, "little")
         if len(head) < 8 or length > min(_MAX_HEADER, self.size - 8):
-            raise BadCheckpoint(f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)")
+            raise BadCheckpoint(
+                f"{self.name} is cut off or no safetensors file ({self.size:,} bytes)"
+            )
         try:
             entries = dict(_entries(parsed(read_bytes(self._reader, 8, length)), 8 + length))
             _check_apart(entries)
             return entries
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadCheckpoint(f"{self.name} is no safetensors file: its header is damaged ({error})") from error
+            raise BadCheckpoint(
+                f"{self.name} is no safetensors file: its header is damaged ({error})"
+            ) from error
 
     def _zip(self) -> dict[str, Entry]:
         found, self.note = stored_tensors(self._reader)
@@ -121,16 +134,22 @@ class TensorFile:
 
     def _legacy(self, magic: bytes) -> dict[str, Entry]:
         if self._reader.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
-            raise BadCheckpoint(f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})")
+            raise BadCheckpoint(
+                f"{self.name} is neither safetensors nor a PyTorch file (it begins with {magic!r})"
+            )
         return self._keep()
 
     def _keep(self) -> dict[str, Entry]:
         loaded, note = load(self._reader.whole(), "cpu", self.name)
         for key, tensor in loaded.items():
             if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
-                raise BadCheckpoint(f"{self.name}: the tensor {key} repeats its numbers and is refused")
+                raise BadCheckpoint(
+                    f"{self.name}: the tensor {key} repeats its numbers and is refused"
+                )
         self._tensors = {key: tensor.contiguous() for key, tensor in loaded.items()}
-        self.note = "; ".join([f"{self.name} is of an old format and was read whole"] + [note] * bool(note))
+        self.note = "; ".join(
+            [f"{self.name} is of an old format and was read whole"] + [note] * bool(note)
+        )
         self.bytes_read += self.size
         return {k: Entry(t.dtype, tuple(t.shape), t.stride(), 0) for k, t in self._tensors.items()}
 
@@ -144,11 +163,18 @@ class TensorFile:
                 continue
             place, record = self.entries[name], self._records.get(name)
             view = view if place.stride == contiguous(place.shape) else place  # see `read`
-            runs = [(view.offset + start, view.offset + start + length) for start, length in _Layout.of(view).runs()]
+            runs = [
+                (view.offset + start, view.offset + start + length)
+                for start, length in _Layout.of(view).runs()
+            ]
             if record is not None and runs:  # its header comes first, and what is behind is shifted
                 runs = [(begin, min(end + _PADDING, self.size)) for begin, end in runs]
                 near = runs[0][0] - record.header <= _FEW
-                runs = [(record.header, runs[0][1]), *runs[1:]] if near else [(record.header, record.nominal), *runs]
+                runs = (
+                    [(record.header, runs[0][1]), *runs[1:]]
+                    if near
+                    else [(record.header, record.nominal), *runs]
+                )
             spans += runs
         self._reader.expect(spans)
 
@@ -156,14 +182,24 @@ class TensorFile:
         """The tensor, or that part of it which ``entry`` (a view of it) describes; as stored."""
         place = self.entries[name]
         entry = place if entry is None else entry
-        gaps = place.stride != contiguous(place.shape)  # saved as a view of something: views of it are not in the file
+        gaps = place.stride != contiguous(
+            place.shape
+        )  # saved as a view of something: views of it are not in the file
         if name in self._tensors or (gaps and entry != place):
-            tensor = self._tensors[name] if name in self._tensors else self._read(name, place).contiguous()
-            return tensor.as_strided(entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize)
+            tensor = (
+                self._tensors[name]
+                if name in self._tensors
+                else self._read(name, place).contiguous()
+            )
+            return tensor.as_strided(
+                entry.shape, entry.stride, (entry.offset - place.offset) // entry.dtype.itemsize
+            )
         return self._read(name, entry)
 
     def _read(self, name: str, entry: Entry) -> Tensor:
-        if entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size:  # stride 0 repeats
+        if (
+            entry.end > self.size or math.prod(entry.shape) * entry.dtype.itemsize > self.size
+        ):  # stride 0 repeats
             raise BadCheckpoint(f"{self.name}: the tensor {name} does not hold what is asked of it")
         layout, begin, at = _Layout.of(entry), entry.offset + self._padding(name), 0
         flat = torch.empty(layout.bytes, dtype=torch.uint8)
@@ -174,7 +210,10 @@ class TensorFile:
         self.bytes_read += at
         if layout.dense:
             return flat.view(entry.dtype).as_strided(entry.shape, entry.stride)
-        shape, back = [entry.shape[n] for n in layout.order], [layout.order.index(n) for n in range(len(entry.shape))]
+        shape, back = (
+            [entry.shape[n] for n in layout.order],
+            [layout.order.index(n) for n in range(len(entry.shape))],
+        )
         return flat.view(entry.dtype).reshape(shape).permute(back)
 
     def _padding(self, name: str) -> int:
@@ -197,14 +236,22 @@ def _entries(table: Mapping[str, Any], data: int) -> Iterator[tuple[str, Entry]]
                 raise ValueError(f"{name} lies between bytes {begin} and {end}")
             yield name, Entry(torch.uint8, (end - begin,), (1,), data + begin, str(item["dtype"]))
             continue
-        if end - begin != math.prod(shape) * dtype.itemsize or begin < 0 or min(shape, default=0) < 0:
+        if (
+            end - begin != math.prod(shape) * dtype.itemsize
+            or begin < 0
+            or min(shape, default=0) < 0
+        ):
             raise ValueError(f"{name} has {end - begin} bytes, but shape {shape}")
         yield name, Entry(dtype, shape, contiguous(shape), data + begin)
 
 
 def _check_apart(entries: Mapping[str, Entry]) -> None:
     """Tensors of a safetensors file share no bytes; torch.save does that on purpose, for tied weights."""
-    filled = sorted((entry.offset, entry.end, name) for name, entry in entries.items() if entry.end > entry.offset)
+    filled = sorted(
+        (entry.offset, entry.end, name)
+        for name, entry in entries.items()
+        if entry.end > entry.offset
+    )
     for (_, end, name), (start, _, other) in pairwise(filled):
         if start < end:
             raise ValueError(f"{name} and {other} overlap")

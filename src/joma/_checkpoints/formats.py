@@ -12,7 +12,10 @@ from joma._checkpoints.reading import BadCheckpoint
 # what a checkpoint's weights are called, in the order of preference
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-ADAPTER, SETTINGS = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"  # what peft writes
+ADAPTER, SETTINGS = (
+    ("adapter_model.safetensors", "adapter_model.bin"),
+    "adapter_config.json",
+)  # what peft writes
 METADATA, CHUNK = ".metadata", ".distcp"  # what torch.distributed.checkpoint writes
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
@@ -28,14 +31,18 @@ _ZERO = re.compile(r".*(mp_rank_\d+_model_states|_optim_states)\.pt")
 def weight_names(names: Iterable[str]) -> list[str]:
     """The files that may each be the weights of a checkpoint: no shards, no states of optimisers."""
     files = [PurePosixPath(name) for name in names if "/" not in name and not name.startswith(".")]
-    alone = [file for file in files if file.suffix in SUFFIXES and not _BESIDES.fullmatch(file.stem)]
+    alone = [
+        file for file in files if file.suffix in SUFFIXES and not _BESIDES.fullmatch(file.stem)
+    ]
     return sorted(file.name for file in alone if not _SHARD.fullmatch(file.stem))
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Those of a folder."""
     try:
-        names = [file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file()]
+        names = [
+            file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file()
+        ]
     except OSError:
         return []
     return [folder / name for name in weight_names(names)]
@@ -50,7 +57,9 @@ def lone_file(folder: Path) -> Path | None:
     """The one file of weights in a folder, whatever it is called; also Meta's and Megatron's where it is one part."""
     parts = sorted(folder.glob("consolidated.*.pth"))
     ranks = [rank for rank in folder.glob("mp_rank_*") if rank.is_dir()]
-    megatron = [file for name in _MEGATRON if len(ranks) == 1 and (file := ranks[0] / name).is_file()]
+    megatron = [
+        file for name in _MEGATRON if len(ranks) == 1 and (file := ranks[0] / name).is_file()
+    ]
     files = weight_files(folder) + (parts if len(parts) == 1 else []) + megatron
     return files[0] if len(files) == 1 else None
 
@@ -58,7 +67,12 @@ def lone_file(folder: Path) -> Path | None:
 def refusal(folder: Path) -> str | None:
     """Why the weights in a folder are not read, and what to do; None if none were recognised."""
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    inside = [child.name for name in names if name.startswith("global_step") for child in (folder / name).glob("*.pt")]
+    inside = [
+        child.name
+        for name in names
+        if name.startswith("global_step")
+        for child in (folder / name).glob("*.pt")
+    ]
     if "zero_to_fp32.py" in names or any(map(_ZERO.fullmatch, [*names, *inside])):
         root = folder if "zero_to_fp32.py" in names or inside else folder.parent
         return (
@@ -72,7 +86,11 @@ def refusal(folder: Path) -> str | None:
             f"{folder.name} is a Megatron checkpoint in {len(tp)} parts (tensor or pipeline parallel): convert it to "
             "one, with Megatron's tools/checkpoint/convert.py or by saving it as --ckpt-format torch_dist"
         )
-    if ".zmetadata" in names or any(name.endswith(".zarr") for name in names) or "common.pt" in names:
+    if (
+        ".zmetadata" in names
+        or any(name.endswith(".zarr") for name in names)
+        or "common.pt" in names
+    ):
         return f"{folder.name} is a Megatron checkpoint in zarr: save it again as --ckpt-format torch_dist"
     if any(name.startswith("consolidated.") and name.endswith(".pth") for name in names):
         return (
@@ -81,7 +99,10 @@ def refusal(folder: Path) -> str | None:
         )
     if any(_SHARD.fullmatch(Path(name).stem) and name.endswith(".gguf") for name in names):
         return f"{folder.name} has GGUF in several parts: join them with `llama-gguf-split --merge FIRST OUT.gguf`"
-    if any(_SHARD.fullmatch(Path(name).stem) and name.endswith((".safetensors", ".bin")) for name in names):
+    if any(
+        _SHARD.fullmatch(Path(name).stem) and name.endswith((".safetensors", ".bin"))
+        for name in names
+    ):
         return f"{folder.name} has shards of weights, but not their index ({' or '.join(INDEX)}): download it too"
     others = {
         "tf_model.h5": "TensorFlow", "flax_model.msgpack": "Flax", "model.onnx": "ONNX", "checkpoint": "TensorFlow",
@@ -100,7 +121,9 @@ def check_inside(shard: object, index: str, suffixes: tuple[str, ...] = SUFFIXES
         for path in (PurePosixPath(text), PureWindowsPath(text))
     )
     if not isinstance(shard, str) or not text or outside:
-        raise BadCheckpoint(f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused")
+        raise BadCheckpoint(
+            f"{index} names the shard {shard!r}, which is outside of the checkpoint: refused"
+        )
     if not text.endswith(suffixes):
         raise BadCheckpoint(f"{index} names the shard {shard!r}, which is no file of weights")
 
@@ -124,10 +147,16 @@ _TO_FULL = {"bitsandbytes", "MXFP4", "FP8 with scales"}  # those that transforme
 def quantised(config: Mapping[str, Any] | None, names: Iterable[str]) -> str | None:
     """How weights are quantised, and the way out; by the config or the names of tensors, None if they are not."""
     settings = (config or {}).get("quantization_config")
-    method = _METHODS.get(str(settings.get("quant_method")).lower()) if isinstance(settings, Mapping) else None
+    method = (
+        _METHODS.get(str(settings.get("quant_method")).lower())
+        if isinstance(settings, Mapping)
+        else None
+    )
     if method is None:
         names = list(names)
-        method = next((m for m, ends in _BY_NAME.items() if any(name.endswith(ends) for name in names)), None)
+        method = next(
+            (m for m, ends in _BY_NAME.items() if any(name.endswith(ends) for name in names)), None
+        )
     if method is None:
         return None
     way = (

@@ -44,7 +44,9 @@ def library() -> Any:
         import gguf
         import gguf.quants
     except ImportError as error:
-        raise BadCheckpoint(f"GGUF files need the package gguf ({error}): pip install 'joma[gguf]'") from error
+        raise BadCheckpoint(
+            f"GGUF files need the package gguf ({error}): pip install 'joma[gguf]'"
+        ) from error
     return gguf
 
 
@@ -65,19 +67,27 @@ class GgufFile(WorkedOut):
         head = Header(reader)
         try:
             kinds = self._gguf.GGMLQuantizationType
-            placed = [(name, kinds(kind), shape, begin) for name, kind, shape, begin in head.tensors]
+            placed = [
+                (name, kinds(kind), shape, begin) for name, kind, shape, begin in head.tensors
+            ]
         except ValueError as error:
             raise BadCheckpoint(f"{reader.name} is damaged or no GGUF file: {error}") from error
         if isinstance(parts := head.keys.get("split.count"), int) and parts > 1:
-            raise BadCheckpoint(f"{reader.name} is one of several parts: join them with `llama-gguf-split --merge`")
+            raise BadCheckpoint(
+                f"{reader.name} is one of several parts: join them with `llama-gguf-split --merge`"
+            )
         ends: list[tuple[int, int, str]] = []
         for name, kind, shape, begin in placed:
             block, size = self._gguf.GGML_QUANT_SIZES[kind]
             count = math.prod(shape)
             if count % block or (shape and shape[-1] % block):
-                raise BadCheckpoint(f"{reader.name} is damaged: {name} of shape {shape} is no whole number of blocks")
+                raise BadCheckpoint(
+                    f"{reader.name} is damaged: {name} of shape {shape} is no whole number of blocks"
+                )
             if begin + count // block * size > reader.size:
-                raise BadCheckpoint(f"{reader.name} is cut off: {name} ends after the file; download it again")
+                raise BadCheckpoint(
+                    f"{reader.name} is cut off: {name} ends after the file; download it again"
+                )
             ends.append((begin, begin + count // block * size, name))
             known = _known(name)
             if known in self.entries:
@@ -103,10 +113,14 @@ class GgufFile(WorkedOut):
         heads, sizes = heads_of(head.keys), {}
         for name, entry in self.entries.items():
             kind = name.removesuffix(".weight").rpartition(".")[2]
-            count = heads.get({"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(kind, ""))
+            count = heads.get(
+                {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(kind, "")
+            )
             if count is not None and len(entry.shape) == 2:
                 if count < 1 or entry.shape[0] % (2 * count):
-                    raise BadCheckpoint(f"{self._reader.name} is damaged: {name} of {entry.shape} has {count} heads")
+                    raise BadCheckpoint(
+                        f"{self._reader.name} is damaged: {name} of {entry.shape} has {count} heads"
+                    )
                 sizes[name] = entry.shape[0] // count
         return sizes
 
@@ -174,9 +188,13 @@ class GgufFile(WorkedOut):
         out, step = torch.empty(count, width), max(1, _BLOCK // max(1, row))
         for start in range(0, count, step):
             rows = min(step, count - start)
-            data = np.frombuffer(read_bytes(self._reader, begin + (first + start) * row, rows * row), dtype=np.uint8)
+            data = np.frombuffer(
+                read_bytes(self._reader, begin + (first + start) * row, rows * row), dtype=np.uint8
+            )
             self._read += data.nbytes
-            out[start : start + rows] = torch.from_numpy(self._dequantised(data.reshape(rows, row), kind, name))
+            out[start : start + rows] = torch.from_numpy(
+                self._dequantised(data.reshape(rows, row), kind, name)
+            )
         return out
 
     def _dequantised(self, data: Any, kind: Any, name: str) -> Any:

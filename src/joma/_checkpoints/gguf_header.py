@@ -14,9 +14,24 @@ from typing import Any
 from joma._checkpoints.reading import BadCheckpoint, Reader, Stream
 
 MAGIC = b"GGUF"
-_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
-_LONGEST, _MOST = 1 << 16, 1 << 20  # characters of a text; keys, tensors, and words of an array that is kept
+_LONGEST, _MOST = (
+    1 << 16,
+    1 << 20,
+)  # characters of a text; keys, tensors, and words of an array that is kept
 
 
 class Header:
@@ -46,7 +61,9 @@ class Header:
             raise BadCheckpoint(f"{self._name} is no GGUF file")
         version = self._number("I")
         if version not in (2, 3):
-            raise BadCheckpoint(f"{self._name} is GGUF of version {version}: 2 and 3 can be read, little-endian")
+            raise BadCheckpoint(
+                f"{self._name} is GGUF of version {version}: 2 and 3 can be read, little-endian"
+            )
         tensors, keys = self._count(), self._count()
         self.keys: dict[str, Any] = {}
         for _ in range(keys):
@@ -67,7 +84,9 @@ class Header:
 
     def _bytes(self, count: int) -> bytes:
         if count > self._size - self._stream.tell():
-            raise BadCheckpoint(f"{self._name} is cut off at byte {self._size:,}; download it again")
+            raise BadCheckpoint(
+                f"{self._name} is cut off at byte {self._size:,}; download it again"
+            )
         return self._stream.read(count)
 
     def _number(self, kind: str) -> Any:
@@ -114,5 +133,7 @@ class Header:
 
     def _skip(self, count: int) -> None:
         if count > self._size - self._stream.tell():
-            raise BadCheckpoint(f"{self._name} is cut off at byte {self._size:,}; download it again")
+            raise BadCheckpoint(
+                f"{self._name} is cut off at byte {self._size:,}; download it again"
+            )
         self._stream.seek(count, io.SEEK_CUR)

@@ -23,8 +23,17 @@ _WHOLE = {  # llama.cpp's keys -> those of config.json
     "context_length": "max_position_embeddings", "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
 }  # fmt: skip
-_EPSILON, _THETA, _ROTATED = "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"
-_KEY, _VALUE, _WORDS, _SCALING = "attention.key_length", "attention.value_length", "vocab_size", "rope.scaling.type"
+_EPSILON, _THETA, _ROTATED = (
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.dimension_count",
+)
+_KEY, _VALUE, _WORDS, _SCALING = (
+    "attention.key_length",
+    "attention.value_length",
+    "vocab_size",
+    "rope.scaling.type",
+)
 _HEEDED = {*_WHOLE, _EPSILON, _THETA, _ROTATED, _KEY, _VALUE, _WORDS, _SCALING}
 _TENSORS = {
     "token_embd", "output", "output_norm", "attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output",
@@ -37,7 +46,11 @@ _TOKENIZER = {  # keys of the header -> what transformers calls them
     "unknown_token_id": "unk_token_id", "padding_token_id": "pad_token_id", "add_space_prefix": "add_prefix_space",
 }  # fmt: skip
 _OTHER = "name another with --tokenizer FOLDER or ID (tokenizer= in Python)"
-_GPT2 = ("gpt-2", "mpt", "olmo")  # ways to split a text before its bytes are merged, by llama.cpp's names
+_GPT2 = (
+    "gpt-2",
+    "mpt",
+    "olmo",
+)  # ways to split a text before its bytes are merged, by llama.cpp's names
 _DIGITS = ("smollm", "starcoder", "refact", "command-r")  # as GPT-2, and each digit by itself
 
 
@@ -45,22 +58,38 @@ def heads_of(keys: Mapping[str, Any]) -> dict[str, Any]:
     """How many heads there are, where all layers have equally many."""
     found = {
         "num_attention_heads": [v for k, v in keys.items() if k.endswith(".attention.head_count")],
-        "num_key_value_heads": [v for k, v in keys.items() if k.endswith(".attention.head_count_kv")],
+        "num_key_value_heads": [
+            v for k, v in keys.items() if k.endswith(".attention.head_count_kv")
+        ],
     }
-    return {name: values[0] for name, values in found.items() if len(values) == 1 and isinstance(values[0], int)}
+    return {
+        name: values[0]
+        for name, values in found.items()
+        if len(values) == 1 and isinstance(values[0], int)
+    }
 
 
-def model_config(keys: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Any], str]:
+def model_config(
+    keys: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Any], str]:
     """The config of the model, and why none can be built (then it tells of heads alone)."""
     family = keys.get("general.architecture")
     if family not in _FAMILIES:
-        return heads_of(keys), f"of the architecture {family!r}, and those that are known are {', '.join(_FAMILIES)}"
-    said = {key.removeprefix(f"{family}."): value for key, value in keys.items() if key.startswith(f"{family}.")}
+        return heads_of(
+            keys
+        ), f"of the architecture {family!r}, and those that are known are {', '.join(_FAMILIES)}"
+    said = {
+        key.removeprefix(f"{family}."): value
+        for key, value in keys.items()
+        if key.startswith(f"{family}.")
+    }
     config: dict[str, Any] = {theirs: said.get(ours) for ours, theirs in _WHOLE.items()}
     missing = [key for key, theirs in _WHOLE.items() if not _positive(config[theirs])]
     missing += [_EPSILON] * (not isinstance(said.get(_EPSILON), float))
     if missing:
-        return heads_of(keys), f"and its header does not tell {family}.{missing[0]}, or not for all layers"
+        return heads_of(
+            keys
+        ), f"and its header does not tell {family}.{missing[0]}, or not for all layers"
     width = config["hidden_size"] // config["num_attention_heads"]
     size = said.get(_KEY) or (said.get(_ROTATED) if family == "llama" else None) or width
     if why := _unheeded(str(family), said, size, tensors):
@@ -82,14 +111,22 @@ def _unheeded(family: str, said: Mapping[str, Any], size: Any, tensors: Iterable
     """What the model would be built without."""
     tensors = set(tensors)
     if other := sorted(said.keys() - _HEEDED):
-        return f"and its header has {family}.{other[0]} = {said[other[0]]}, which no model here heeds"
+        return (
+            f"and its header has {family}.{other[0]} = {said[other[0]]}, which no model here heeds"
+        )
     if said.get(_SCALING) not in (None, "none"):
         return f"and its rotary frequencies are scaled ({said[_SCALING]})"
     if any(said.get(key) not in (None, size) for key in (_ROTATED, _KEY, _VALUE)):
         return "and the parts of its heads have different sizes"
     for name in sorted(tensors):
-        part, _, kind = name.split(".", 2)[-1].rpartition(".") if name.startswith("blk.") else name.rpartition(".")
-        if part not in (_TENSORS if kind == "weight" else _BIASES.get(family, ()) if kind == "bias" else ()):
+        part, _, kind = (
+            name.split(".", 2)[-1].rpartition(".")
+            if name.startswith("blk.")
+            else name.rpartition(".")
+        )
+        if part not in (
+            _TENSORS if kind == "weight" else _BIASES.get(family, ()) if kind == "bias" else ()
+        ):
             return f"and it has the tensor {name}, which no model here heeds"
     return "" if "token_embd.weight" in tensors else "and it has no tensor token_embd.weight"
 
@@ -105,8 +142,14 @@ class OwnTokenizer:
         """The architecture, and what the header says of words."""
         front = "tokenizer.ggml."
         keys = Header(self._reader, {front + key for key in _TOKENIZER}).keys
-        content = {name: keys[front + key] for key, name in _TOKENIZER.items() if keys.get(front + key) is not None}
-        if not isinstance(words := content.get("tokens"), list) or not all(isinstance(w, str) for w in words):
+        content = {
+            name: keys[front + key]
+            for key, name in _TOKENIZER.items()
+            if keys.get(front + key) is not None
+        }
+        if not isinstance(words := content.get("tokens"), list) or not all(
+            isinstance(w, str) for w in words
+        ):
             raise BadCheckpoint(f"there is no tokenizer in {self._reader.name}: {_OTHER}")
         return str(keys.get("general.architecture")), content
 
@@ -125,9 +168,13 @@ class OwnTokenizer:
             with quiet():
                 made, _ = theirs.convert_gguf_tokenizer(architecture, content)
                 splits: Mapping[str, Any] = theirs.GGUF_PRE_TOKENIZER_SPLITS
-        except Exception as error:  # whatever words and merges that do not belong together make it do
+        except (
+            Exception
+        ) as error:  # whatever words and merges that do not belong together make it do
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadCheckpoint(f"the tokenizer in {self._reader.name} cannot be made: {said}. {_OTHER}") from error
+            raise BadCheckpoint(
+                f"the tokenizer in {self._reader.name} cannot be made: {said}. {_OTHER}"
+            ) from error
         pre = content.get("pre_tokenizer_type")
         if pre in _DIGITS:
             from tokenizers import pre_tokenizers
@@ -139,5 +186,7 @@ class OwnTokenizer:
                 ]
             )
         elif content.get("tokenizer_type") == "gpt2" and pre not in (*_GPT2, *splits):
-            raise BadCheckpoint(f"{self._reader.name} splits texts as {pre!r} does, which is not known here: {_OTHER}")
+            raise BadCheckpoint(
+                f"{self._reader.name} splits texts as {pre!r} does, which is not known here: {_OTHER}"
+            )
         return transformers.PreTrainedTokenizerFast(tokenizer_object=made)

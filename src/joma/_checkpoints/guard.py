@@ -14,8 +14,14 @@ from joma._checkpoints.reading import BadCheckpoint
 MAX_JSON = 32 << 20  # bytes; the largest index that was seen has 15 MB
 _NESTED = 1_000_000  # lists and dicts: each takes 56 bytes and more, also an empty one
 _REPEATED, _LAYERS = re.compile("(layers?|blocks|depth|stages|experts)$"), 100_000
-_MODULES, _SOME = 10, 2_000  # modules that a model may have per tensor in the file, and so many more
-_RATIO, _ROOM = 20, 16 << 20  # an honest compressed file has at most so many times its bytes, and so many more
+_MODULES, _SOME = (
+    10,
+    2_000,
+)  # modules that a model may have per tensor in the file, and so many more
+_RATIO, _ROOM = (
+    20,
+    16 << 20,
+)  # an honest compressed file has at most so many times its bytes, and so many more
 
 
 def parsed(text: bytes) -> dict[str, Any]:
@@ -72,7 +78,9 @@ def bounded(tensors: int) -> Iterator[None]:
 
 def check_zip(items: list[zipfile.ZipInfo], size: int, name: str) -> None:
     """Refuse a zip of ``size`` bytes that would grow beyond reason."""
-    stored = max((item.file_size for item in items if item.compress_type == zipfile.ZIP_STORED), default=0)
+    stored = max(
+        (item.file_size for item in items if item.compress_type == zipfile.ZIP_STORED), default=0
+    )
     grown = sum(item.file_size for item in items if item.compress_type != zipfile.ZIP_STORED)
     if grown > _RATIO * size + _ROOM or stored > size:
         raise BadCheckpoint(

@@ -16,7 +16,12 @@ TOKENIZER = (
 )  # fmt: skip
 DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_NETWORK = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}  # of httpx, requests and Python
+_NETWORK = {
+    "TransportError",
+    "ConnectionError",
+    "TimeoutError",
+    "Timeout",
+}  # of httpx, requests and Python
 LOCAL = "give the path of a local folder of checkpoints instead, or download them once with a connection"
 
 
@@ -37,7 +42,9 @@ def library() -> Any:
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError as error:
-        raise ValueError(f"models of the hub need huggingface_hub: pip install 'joma[hf]'; or {LOCAL}") from error
+        raise ValueError(
+            f"models of the hub need huggingface_hub: pip install 'joma[hf]'; or {LOCAL}"
+        ) from error
     return huggingface_hub
 
 
@@ -56,7 +63,11 @@ def branches(repo: str) -> list[str]:
     """The revisions of a model as the hub lists them; without a connection those in the cache."""
     hf = library()
     folder = cache_of(repo) / "refs"
-    cached = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    cached = (
+        sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        if folder.is_dir()
+        else []
+    )
     if hf.constants.HF_HUB_OFFLINE and cached:
         return cached
     try:
@@ -101,7 +112,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _unreachable(error: Exception) -> bool:
     """Whether there was no connection. An answer with an error means that there was one."""
     answered = any(isinstance(e, library().errors.HfHubHTTPError) for e in _chain(error))
-    return not answered and any(base.__name__ in _NETWORK for e in _chain(error) for base in type(e).__mro__)
+    return not answered and any(
+        base.__name__ in _NETWORK for e in _chain(error) for base in type(e).__mro__
+    )
 
 
 def explain(repo: str, error: Exception) -> str:

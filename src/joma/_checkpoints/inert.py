@@ -69,7 +69,9 @@ class _Instructions(dict[int, Any]):
         return super().__getitem__(key)
 
 
-class _Unpickler(pickle._Unpickler):  # in Python: that in C makes room for any number that a file names
+class _Unpickler(
+    pickle._Unpickler
+):  # in Python: that in C makes room for any number that a file names
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="bytes")
         self.dispatch = _Instructions(pickle._Unpickler.dispatch)  # type: ignore[misc]
@@ -95,7 +97,9 @@ def _keys_checked(code: int) -> Any:
     def run(unpickler: Any) -> None:
         keys = unpickler.stack[-2:-1] if code == pickle.SETITEM[0] else unpickler.stack
         for key in keys[::2] if code == pickle.SETITEMS[0] else keys:
-            if isinstance(key, frozenset) or (isinstance(key, tuple) and any(isinstance(k, tuple) for k in key)):
+            if isinstance(key, frozenset) or (
+                isinstance(key, tuple) and any(isinstance(k, tuple) for k in key)
+            ):
                 raise Refused("a key is no plain value")
         pickle._Unpickler.dispatch[code](unpickler)
 

@@ -22,7 +22,14 @@ from joma._checkpoints.tensors import Tensors
 
 _FRONT = "base_model.model."
 _PAIR = re.compile(r"(.*)\.lora_([AB])(\.\w+)?\.weight")
-_OTHERS = ("use_dora", "use_qalora", "lora_bias", "target_parameters", "layer_replication", "trainable_token_indices")
+_OTHERS = (
+    "use_dora",
+    "use_qalora",
+    "lora_bias",
+    "target_parameters",
+    "layer_replication",
+    "trainable_token_indices",
+)
 
 
 def with_base(tensors: Tensors, base: str | None) -> Tensors:
@@ -73,19 +80,29 @@ class Updates(WorkedOut):
                 self.replaced[self._known(name)] = name
         for name, pair in self._pairs.items():
             shapes = [adapter.entry(pair[side]).shape for side in "AB" if side in pair]
-            if len(shapes) != 2 or any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1]:
-                raise BadCheckpoint(f"the LoRA adapter's matrices for {name} do not fit one another")
+            if (
+                len(shapes) != 2
+                or any(len(shape) != 2 for shape in shapes)
+                or shapes[0][0] != shapes[1][1]
+            ):
+                raise BadCheckpoint(
+                    f"the LoRA adapter's matrices for {name} do not fit one another"
+                )
             shape = (shapes[1][0], shapes[0][1])  # (out, in)
             there = shape if base is None else base.entry(name).shape
             if there == shape[::-1] and (settings.get("fan_in_fan_out") or shape != there):
                 self._turned.add(name)
             elif there != shape:
-                raise BadCheckpoint(f"the adapter adds {shape} to {name} of shape {there}: is it another model's?")
+                raise BadCheckpoint(
+                    f"the adapter adds {shape} to {name} of shape {there}: is it another model's?"
+                )
             self.entries[name] = virtual(there)
 
     def _known(self, name: str) -> str:
         if (known := self._match(name.removeprefix(_FRONT))) is None:
-            raise BadCheckpoint(f"the adapter adds to {name}, which the base does not have: is it another model's?")
+            raise BadCheckpoint(
+                f"the adapter adds to {name}, which the base does not have: is it another model's?"
+            )
         return known
 
     @property
@@ -105,19 +122,33 @@ class Updates(WorkedOut):
         patterns = self._settings.get("alpha_pattern") or {}
         for key, value in patterns.items() if isinstance(patterns, dict) else ():
             if not re.fullmatch(r"[\w.]+", key):  # a regular expression of a file is not run
-                raise BadCheckpoint(f"the adapter's alpha_pattern {key!r} is no plain name: save it merged")
+                raise BadCheckpoint(
+                    f"the adapter's alpha_pattern {key!r} is no plain name: save it merged"
+                )
             alpha = value if f".{module}".endswith(f".{key.removeprefix('.')}") else alpha
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        if (
+            isinstance(alpha, bool)
+            or not isinstance(alpha, (int, float))
+            or not math.isfinite(alpha)
+        ):
             raise BadCheckpoint(f"the adapter's lora_alpha is {alpha!r}, no number")
         return alpha / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     if settings.get("peft_type") != "LORA":
-        kind = f"of the type {settings['peft_type']!r}" if "peft_type" in settings else f"without {SETTINGS}"
-        raise BadCheckpoint(f"it is an adapter {kind}: only LoRA's can be measured, with their settings")
+        kind = (
+            f"of the type {settings['peft_type']!r}"
+            if "peft_type" in settings
+            else f"without {SETTINGS}"
+        )
+        raise BadCheckpoint(
+            f"it is an adapter {kind}: only LoRA's can be measured, with their settings"
+        )
     if special := [key for key in _OTHERS if settings.get(key)]:
-        raise BadCheckpoint(f"it is a LoRA adapter with {special[0]}: save model.merge_and_unload() and scan that")
+        raise BadCheckpoint(
+            f"it is a LoRA adapter with {special[0]}: save model.merge_and_unload() and scan that"
+        )
     return settings
 
 
@@ -138,7 +169,9 @@ class Adapted(WorkedOut):
         """What the adapter does not touch is read from the base, and no more of it than is asked for."""
         if entry is None or name in self.updates.entries or name in self.updates.replaced:
             return super().read(name, entry)
-        return self.base.read(name, self.base.entry(name).view(entry.shape, entry.stride, entry.offset // 4)).float()
+        return self.base.read(
+            name, self.base.entry(name).view(entry.shape, entry.stride, entry.offset // 4)
+        ).float()
 
     def whole(self, name: str) -> Tensor:
         """base + scaling·B A"""

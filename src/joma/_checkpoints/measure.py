@@ -64,8 +64,12 @@ class Row:
     transferred: int = 0  # bytes from the hub
     measured: dict[str, Any] = field(default_factory=dict)  # gauge -> (layers,) or (layers, heads)
     layers: dict[str, list[str]] = field(default_factory=dict)  # gauge -> names of its layers
-    heads: dict[str, list[int]] = field(default_factory=dict)  # gauge -> heads of each layer, where there are heads
-    not_numbers: bool = False  # whether something on the sample, or in the checkpoint before, is NaN
+    heads: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # gauge -> heads of each layer, where there are heads
+    not_numbers: bool = (
+        False  # whether something on the sample, or in the checkpoint before, is NaN
+    )
     since: str = ""  # the checkpoint that changes are measured from
 
     def report_problem(self, gauges: Iterable[Gauge], error: Exception | str) -> None:
@@ -85,11 +89,16 @@ def measure_checkpoint(
 
     ``before``: the one that its changes are measured from; None of the first.
     """
-    row, notes = Row(checkpoint, since=before.name if before else ""), [checkpoint.note] * bool(checkpoint.note)
+    row, notes = (
+        Row(checkpoint, since=before.name if before else ""),
+        [checkpoint.note] * bool(checkpoint.note),
+    )
     revision = checkpoint.revision(report, request.keep, request.limit)
     try:
         gauges = get(request.gauges)
-        tensors = with_base(checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base)
+        tensors = with_base(
+            checkpoint_tensors(checkpoint, revision, ranges=request.ranges), request.base
+        )
         weights = [gauge for gauge in gauges if gauge.kind in (WEIGHT, CHANGE)]
         charges = [gauge for gauge in gauges if gauge.kind is CHARGE]
         in_model = [gauge for gauge in gauges if gauge.runs_model]
@@ -131,7 +140,9 @@ def forget(checkpoint: Checkpoint, request: Request) -> None:
         revision.forget()
 
 
-def checkpoint_tensors(checkpoint: Checkpoint, revision: Revision | None, *, ranges: bool = False) -> Tensors:
+def checkpoint_tensors(
+    checkpoint: Checkpoint, revision: Revision | None, *, ranges: bool = False
+) -> Tensors:
     """The tensors of a checkpoint, wherever it is; ``ranges``: read parts of files on the hub, download none."""
     if revision is not None:
         return revision.tensors(ranges=ranges)
@@ -176,7 +187,9 @@ class Earlier:
         revision: of the checkpoint itself, with which it shares the limit of what may be transferred.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None, request: Request, revision: Revision | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint | None, request: Request, revision: Revision | None
+    ) -> None:
         self.checkpoint, self._request, self._with = checkpoint, request, revision
         self._tensors: Tensors | None = None
         self._revision: Revision | None = None
@@ -193,7 +206,9 @@ class Earlier:
             self._tensors = with_base(opened, request.base)
             by_part = planned(self._tensors, parts, request.mlp)
             self._tensors.expect(views(self._tensors, by_part))
-            self._matrices = {(part, m.name): m for part, matrices in by_part.items() for m in matrices}
+            self._matrices = {
+                (part, m.name): m for part, matrices in by_part.items() for m in matrices
+            }
 
     def read(self, part: str, matrix: Planned) -> list[Tensor]:
         """A matrix as it was then."""
@@ -228,7 +243,9 @@ class _NoEarlier(BadCheckpoint):
     """Changes cannot be measured, though all else can."""
 
 
-def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
+def _weights(
+    row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None
+) -> list[str]:
     """Measure weight gauges, and changes since the checkpoint before, if that can be read."""
     changes = [gauge for gauge in gauges if gauge.kind is CHANGE]
     notes: list[str] = []
@@ -249,7 +266,9 @@ def _weights(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, 
     return notes + last_notes
 
 
-def _matrices(row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None) -> list[str]:
+def _matrices(
+    row: Row, tensors: Tensors, gauges: list[Gauge], earlier: Earlier, mlp: str | None
+) -> list[str]:
     """Measure gauges on matrices, part by part; a missing or damaged part costs the others nothing."""
     if not gauges:
         return []
@@ -300,11 +319,15 @@ def _layers(
     notes: list[str] = []
     heads = max(matrix.heads for matrix in matrices)
     # (layers, heads) each; None where nothing was measured
-    table: dict[str, list[list[float | None]]] = {gauge.name: [[None] * heads for _ in matrices] for gauge in gauges}
+    table: dict[str, list[list[float | None]]] = {
+        gauge.name: [[None] * heads for _ in matrices] for gauge in gauges
+    }
     with torch.no_grad():
         for layer, matrix in enumerate(matrices):
             working = [gauge for gauge in gauges if gauge.name not in row.problems]
-            for head, (measured, reasons) in enumerate(_one(row, matrix, part, tensors, working, earlier)):
+            for head, (measured, reasons) in enumerate(
+                _one(row, matrix, part, tensors, working, earlier)
+            ):
                 notes += [f"{matrix.name}: {reason}" for reason in reasons]
                 for name, value in measured.items():
                     table[name][layer][head] = value
@@ -312,7 +335,9 @@ def _layers(
         if gauge.name in row.problems:
             continue
         by_layer = table[gauge.name]
-        row.measured[gauge.name] = by_layer if gauge.per_head else [by_head[0] for by_head in by_layer]
+        row.measured[gauge.name] = (
+            by_layer if gauge.per_head else [by_head[0] for by_head in by_layer]
+        )
         row.layers[gauge.name] = [matrix.name for matrix in matrices]
         if gauge.per_head:
             row.heads[gauge.name] = [matrix.heads for matrix in matrices]
@@ -364,11 +389,17 @@ def _change(
         raise _NoEarlier(f"a matrix was {tuple(old.shape)} in {since}, and is {tuple(w.shape)}")
     size = float(torch.linalg.vector_norm(old, dtype=torch.float64))
     if size == 0:
-        return dict.fromkeys((g.name for g in gauges), None), f"it was zero in {since}: no change is relative to that"
+        return dict.fromkeys(
+            (g.name for g in gauges), None
+        ), f"it was zero in {since}: no change is relative to that"
     change = (w - old) / size
     top = top_singular(change) if any(g.given == "top" for g in gauges) else None
     reason = (
-        "" if top is None or not top.reason else top.reason if math.isnan(top.sigma) else f"unchanged since {since}"
+        ""
+        if top is None or not top.reason
+        else top.reason
+        if math.isnan(top.sigma)
+        else f"unchanged since {since}"
     )
     return _by_gauge(row, matrix, gauges, change, top), reason
 
@@ -389,13 +420,17 @@ def _charges(row: Row, tensors: Tensors, gauges: list[Gauge]) -> list[str]:
     return []
 
 
-def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request) -> list[str]:
+def _model(
+    row: Row, tensors: Tensors, revision: Revision | None, gauges: list[Gauge], request: Request
+) -> list[str]:
     """Attention and hidden-state gauges: the model is loaded and run on the sample."""
     from joma._checkpoints.sample import measure_on_sample  # with the whole of a watch
 
     names = [g.name for g in gauges]
     places = _tokenizers(row.checkpoint, tensors, revision, request)
-    measured = measure_on_sample(tensors, places, names, request.data, request.tokens, request.length)
+    measured = measure_on_sample(
+        tensors, places, names, request.data, request.tokens, request.length
+    )
     for gauge in gauges:
         if gauge.name in measured.problems:
             row.report_problem([gauge], measured.problems[gauge.name])
@@ -407,7 +442,9 @@ def _model(row: Row, tensors: Tensors, revision: Revision | None, gauges: list[G
     return measured.notes
 
 
-def _tokenizers(checkpoint: Checkpoint, tensors: Tensors, revision: Revision | None, request: Request) -> list[Any]:
+def _tokenizers(
+    checkpoint: Checkpoint, tensors: Tensors, revision: Revision | None, request: Request
+) -> list[Any]:
     """Where a tokenizer may be; nowhere if none is needed."""
     if not isinstance(request.data, (str, os.PathLike)):
         return []
@@ -427,4 +464,8 @@ def _some(names: list[str], most: int = 3) -> str:
 
 def _message(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return text if isinstance(error, (BadCheckpoint, ValueError)) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, (BadCheckpoint, ValueError))
+        else f"{type(error).__name__}: {text}"
+    )

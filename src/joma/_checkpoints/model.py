@@ -23,7 +23,14 @@ from joma._data.packaged import packaged
 from joma._data.pretrained import quiet, source_of, transformers_library
 
 # keys of a config that name code: of the repository, of kernels on the hub, of a method of quantisation
-_CODE = ("auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel", "quantization_config")
+_CODE = (
+    "auto_map",
+    "attn_implementation",
+    "experts_implementation",
+    "use_kernels",
+    "kernel",
+    "quantization_config",
+)
 
 
 def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> Tensors:
@@ -63,10 +70,15 @@ def known_config(config: dict[str, Any] | None) -> Any:
 
 def _without_code(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if not key.lstrip("_").startswith(_CODE)}
-    return {key: _without_code(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    return {
+        key: _without_code(value) if isinstance(value, dict) else value
+        for key, value in kept.items()
+    }
 
 
-def model_of(config: dict[str, Any] | None, tensors: int, *, head: bool = False) -> nn.Module | None:
+def model_of(
+    config: dict[str, Any] | None, tensors: int, *, head: bool = False
+) -> nn.Module | None:
     """The model on the meta device; None without a config, transformers, or a family that it knows by itself.
 
     ``tensors``: how many there are in the file: a model of far more modules is refused.
@@ -95,7 +107,9 @@ def load_model(tensors: Tensors) -> Any:
     """The model of a checkpoint without its head, in evaluation mode and float32."""
     transformers_library()
     if tensors.adapter is not None or any(".lora_" in name for name in tensors.names):
-        raise BadCheckpoint("it has the matrices of a LoRA adapter: save model.merge_and_unload(), and give that")
+        raise BadCheckpoint(
+            "it has the matrices of a LoRA adapter: save model.merge_and_unload(), and give that"
+        )
     if why := tensors.incomplete or tensors.no_model or quantised(tensors.config, tensors.names):
         raise BadCheckpoint(why)
     shape = model_of(tensors.config, len(tensors.names))
@@ -105,7 +119,11 @@ def load_model(tensors: Tensors) -> Any:
             f"the model cannot be built: transformers does not know the family {family!r} of its config.json, or its "
             "settings" if family else "the model itself is needed: a folder with a config.json that transformers knows"
         )  # fmt: skip
-    state = {name: tensors.read(name) for name in sorted(tensors.names) if tensors.entry(name).dtype.is_floating_point}
+    state = {
+        name: tensors.read(name)
+        for name in sorted(tensors.names)
+        if tensors.entry(name).dtype.is_floating_point
+    }
     try:
         with quiet(), bounded(len(tensors.names)):
             model, loading = type(shape).from_pretrained(  # type: ignore[attr-defined]
@@ -120,8 +138,14 @@ def load_model(tensors: Tensors) -> Any:
         ) from error
     if loading["mismatched_keys"]:
         tensor, got, wanted = next(iter(loading["mismatched_keys"]))
-        raise BadCheckpoint(f"{tensor} has shape {tuple(got)}, where the config asks for {tuple(wanted)}")
-    if missing := sorted(key for key in loading["missing_keys"] if "pooler" not in key):  # which no gauge needs
-        raise BadCheckpoint(f"weights of the model are missing: {', '.join(missing[:3])} ({len(missing)} in all)")
+        raise BadCheckpoint(
+            f"{tensor} has shape {tuple(got)}, where the config asks for {tuple(wanted)}"
+        )
+    if missing := sorted(
+        key for key in loading["missing_keys"] if "pooler" not in key
+    ):  # which no gauge needs
+        raise BadCheckpoint(
+            f"weights of the model are missing: {', '.join(missing[:3])} ({len(missing)} in all)"
+        )
     model.config.use_cache = False
     return model.eval()

@@ -27,8 +27,17 @@ from joma._checkpoints.inert import Refused, inert
 from joma._checkpoints.reading import BadCheckpoint, Reader, Stream, read_bytes
 from joma._checkpoints.standins import StandIn, stand_ins
 
-_SMALL = ("data.pkl", "version", "byteorder")  # the records that are read to know what the others hold
-_WEIGHTS = ("model", "state_dict", "model_state_dict", "module")  # what weights are called in a training checkpoint
+_SMALL = (
+    "data.pkl",
+    "version",
+    "byteorder",
+)  # the records that are read to know what the others hold
+_WEIGHTS = (
+    "model",
+    "state_dict",
+    "model_state_dict",
+    "module",
+)  # what weights are called in a training checkpoint
 _MOST, _LONGEST = 200_000, 2000  # tensors and dicts of a file; characters of a name
 _LEGACY = 5  # pickles at the head of a file of before PyTorch 1.6
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -47,8 +56,15 @@ class Record:
         """Where its bytes begin."""
         head = read_bytes(reader, self.header, _HEADER)
         if head[:4] != b"PK\x03\x04":
-            raise BadCheckpoint(f"{reader.name} is damaged: there is no record at byte {self.header:,}")
-        return self.header + _HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            raise BadCheckpoint(
+                f"{reader.name} is damaged: there is no record at byte {self.header:,}"
+            )
+        return (
+            self.header
+            + _HEADER
+            + int.from_bytes(head[26:28], "little")
+            + int.from_bytes(head[28:30], "little")
+        )
 
 
 def stored_tensors(reader: Reader) -> tuple[dict[str, tuple[Tensor, Record]] | None, str]:
@@ -60,13 +76,19 @@ def stored_tensors(reader: Reader) -> tuple[dict[str, tuple[Tensor, Record]] | N
             if any(item.compress_type != zipfile.ZIP_STORED for item in items):
                 return None, ""
             if any(item.filename.endswith("/constants.pkl") for item in items):
-                raise BadCheckpoint(f"{reader.name} is a TorchScript program, which is never run: save its state_dict")
+                raise BadCheckpoint(
+                    f"{reader.name} is a TorchScript program, which is never run: save its state_dict"
+                )
             small = {i.filename: archive.read(i) for i in items if _base(i.filename) in _SMALL}
     except BadCheckpoint:
         raise
     except Exception as error:  # zipfile has many ways to fail
-        raise BadCheckpoint(f"{reader.name} is cut off or no zip: {error}; download it again") from error
-    order = next((content for name, content in small.items() if _base(name) == "byteorder"), b"little")
+        raise BadCheckpoint(
+            f"{reader.name} is cut off or no zip: {error}; download it again"
+        ) from error
+    order = next(
+        (content for name, content in small.items() if _base(name) == "byteorder"), b"little"
+    )
     if order.decode(errors="replace") != sys.byteorder:
         return None, ""
     empty = io.BytesIO()
@@ -75,7 +97,10 @@ def stored_tensors(reader: Reader) -> tuple[dict[str, tuple[Tensor, Record]] | N
             if item.filename in small or _base(item.filename).startswith("data/"):
                 archive.writestr(item.filename, small.get(item.filename, b""))
     with zipfile.ZipFile(empty) as archive:
-        begins = {i.header_offset + _HEADER + len(i.filename.encode()): i.filename for i in archive.infolist()}
+        begins = {
+            i.header_offset + _HEADER + len(i.filename.encode()): i.filename
+            for i in archive.infolist()
+        }
     empty.seek(0)
     by_name = {item.filename: item for item in items}
     found = {}
@@ -86,9 +111,14 @@ def stored_tensors(reader: Reader) -> tuple[dict[str, tuple[Tensor, Record]] | N
             return None, ""
         item = by_name[begins[at]]
         record = Record(
-            item.header_offset, item.header_offset + _HEADER + len(item.orig_filename.encode()), item.file_size
+            item.header_offset,
+            item.header_offset + _HEADER + len(item.orig_filename.encode()),
+            item.file_size,
         )
-        if tensor.untyped_storage().nbytes() > record.size or record.nominal + record.size > reader.size:
+        if (
+            tensor.untyped_storage().nbytes() > record.size
+            or record.nominal + record.size > reader.size
+        ):
             raise BadCheckpoint(
                 f"{reader.name} is damaged: {key} does not fit into its record of {record.size:,} bytes"
             )
@@ -109,7 +139,10 @@ def load(file: Path | io.BytesIO, device: str, name: str) -> tuple[dict[str, Ten
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{name} is refused: {error}") from None
     some = ", ".join(besides[:3]) + (f" and {len(besides) - 3} more" if len(besides) > 3 else "")
-    return tensors, f"{name} has more than weights ({some}), which was passed over" if besides else ""
+    return (
+        tensors,
+        f"{name} has more than weights ({some}), which was passed over" if besides else "",
+    )
 
 
 def _loaded(file: Path | io.BytesIO, device: str, name: str) -> tuple[Any, list[str]]:
@@ -117,10 +150,14 @@ def _loaded(file: Path | io.BytesIO, device: str, name: str) -> tuple[Any, list[
     _rehearse(file, name)
     try:
         with warnings.catch_warnings(), stand_ins(file) as besides:
-            warnings.simplefilter("ignore")  # on protocols of pickle that may not work: then they raise
+            warnings.simplefilter(
+                "ignore"
+            )  # on protocols of pickle that may not work: then they raise
             return torch.load(file, map_location=device, weights_only=True), besides
     except pickle.UnpicklingError as error:
-        raise BadCheckpoint(f"{name} is refused, nothing of it was executed: {_refused(error)}") from None
+        raise BadCheckpoint(
+            f"{name} is refused, nothing of it was executed: {_refused(error)}"
+        ) from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise BadCheckpoint(f"{name} is damaged or no PyTorch file ({_first(error)})") from None
 
@@ -182,7 +219,11 @@ def _flat(loaded: Any) -> Iterator[tuple[str, Tensor]]:
                 yield name, value.detach()
             elif isinstance(value, Mapping) and (prefix or alone or not name.startswith("optim")):
                 inside.append((f"{name}.", value))
-            elif isinstance(value, StandIn) and (alone or "." in name) and not name.endswith("_extra_state"):
+            elif (
+                isinstance(value, StandIn)
+                and (alone or "." in name)
+                and not name.endswith("_extra_state")
+            ):
                 raise BadCheckpoint(f"{name} is a {type(value).__name__}, no plain tensor")
         left += reversed(inside)
 

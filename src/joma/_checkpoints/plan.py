@@ -27,15 +27,19 @@ from joma.models.parts import PARTS, PRODUCTS, UPDATE
 
 # what maps into the hidden neurons, and out of them, is called
 _IN = re.compile(
-    r"gate|up_proj|h_to_4h|c_fc|fc_?(1|in)$|^w_?[13]$|^wi(_\d)?$|intermediate|lin(ear)?_?1$|proj_in", re.IGNORECASE
+    r"gate|up_proj|h_to_4h|c_fc|fc_?(1|in)$|^w_?[13]$|^wi(_\d)?$|intermediate|lin(ear)?_?1$|proj_in",
+    re.IGNORECASE,
 )
 _OUT = re.compile(
-    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj", re.IGNORECASE
+    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj",
+    re.IGNORECASE,
 )
 # families of which the model itself tells nothing else: it is not built, since transformers takes seconds to import
 _USUAL = ("bert", "gpt2", "gpt_neox", "llama", "opt")
 _SCALES = ("_scale", "_scale_inv", "_scales")
-_EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE)
+_EMBEDDING = re.compile(
+    r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Piece:
         if not entry.dtype.is_floating_point:
             why = quantised(tensors.config, tensors.names) or "quantised weights cannot be measured"
             raise BadCheckpoint(f"{self.tensor} is of type {entry.stored or entry.dtype}: {why}")
-        if entry.dtype.itemsize == 1 and (scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")):
+        if entry.dtype.itemsize == 1 and (
+            scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")
+        ):
             why = quantised(tensors.config, tensors.names) or "it cannot be measured without them"
             raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): {why}")
         if entry.shape != self.shape:
@@ -140,7 +146,9 @@ def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan
 
 def _plan(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
     if any(".lora_" in name for name in tensors.names):
-        raise BadCheckpoint("it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that")
+        raise BadCheckpoint(
+            "it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that"
+        )
     result = Plan()
     rest = [part for part in parts if not part.endswith(UPDATE)]
     for part in (part for part in parts if part.endswith(UPDATE)):
@@ -204,13 +212,18 @@ def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
         config.get("num_hidden_layers", config.get("n_layer")),
         config.get("hidden_size", config.get("n_embd")),
     )
-    inner = next((config[key] for key in ("ffn_dim", "n_inner", "intermediate_size") if config.get(key)), None)
+    inner = next(
+        (config[key] for key in ("ffn_dim", "n_inner", "intermediate_size") if config.get(key)),
+        None,
+    )
     sizes = {"mlp_in": {inner, width}, "mlp_out": {inner, width}}
     skeleton, matrices_by_part = _skeleton(tensors), Plan()
     for part in parts:
         matrices = _traced(find_matrices(skeleton, part), skeleton, tensors) or []
         shapes = [set(piece.shape) for matrix in matrices for piece in matrix.pieces]
-        if len(matrices) != layers or not all(sizes.get(part, {width}) <= shape for shape in shapes):
+        if len(matrices) != layers or not all(
+            sizes.get(part, {width}) <= shape for shape in shapes
+        ):
             return None
         matrices_by_part[part] = matrices
     return matrices_by_part
@@ -281,7 +294,11 @@ def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
 def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
     """The tensors whose names (with or without ``.weight``) match; a stack of matrices gives one row per matrix."""
     expression = re.compile(mlp)
-    chosen = [n for n in tensors.names if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))]
+    chosen = [
+        n
+        for n in tensors.names
+        if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))
+    ]
     planned = []
     for name in sorted(chosen, key=_natural):
         shape = tensors.entry(name).shape
@@ -295,7 +312,9 @@ def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
             planned.append(Planned(title, (piece,), lambda views: views, 1))
     if not planned:
         some = ", ".join(sorted(tensors.names, key=_natural)[:8])
-        raise MissingPart(f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …")
+        raise MissingPart(
+            f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …"
+        )
     return planned
 
 
@@ -315,19 +334,32 @@ class Conv1D(nn.Module):
 def _skeleton(tensors: Tensors) -> nn.Module:
     """A tree of modules on the meta device with the names and shapes of the file; nothing but matrices in it."""
     names = [name for name in tensors.names if not any(map(_EMBEDDING.search, name.split(".")))]
-    entries = {name: tensors.entry(name) for name in names}  # a shard of embeddings alone is not even opened
+    entries = {
+        name: tensors.entry(name) for name in names
+    }  # a shard of embeddings alone is not even opened
     transposed = any(
-        re.search(r"(^|\.)c_attn\.weight$", name) and len(e.shape) == 2 and e.shape[1] == 3 * e.shape[0]
+        re.search(r"(^|\.)c_attn\.weight$", name)
+        and len(e.shape) == 2
+        and e.shape[1] == 3 * e.shape[0]
         for name, e in entries.items()
     )
-    config = SimpleNamespace(**{k: v for k, v in (tensors.config or {}).items() if isinstance(k, str)})
+    config = SimpleNamespace(
+        **{k: v for k, v in (tensors.config or {}).items() if isinstance(k, str)}
+    )
     root = nn.Module()
     with torch.device("meta"):
         for name in sorted(entries, key=lambda name: _order(name, entries[name], transposed)):
             try:
                 _plant(root, name.split("."), entries[name].shape, transposed, config)
-            except (KeyError, AttributeError, TypeError, ValueError):  # as "a" and "a.b", or "forward"
-                raise BadCheckpoint(f"{name!r} is no name that a tensor of a model can have") from None
+            except (
+                KeyError,
+                AttributeError,
+                TypeError,
+                ValueError,
+            ):  # as "a" and "a.b", or "forward"
+                raise BadCheckpoint(
+                    f"{name!r} is no name that a tensor of a model can have"
+                ) from None
     return root
 
 
@@ -338,16 +370,28 @@ def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
     """
     parts = name.split(".")
     last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
-    named = [bool(_OUT.search(part)) for part in parts[last + 1 :] if _OUT.search(part) or _IN.search(part)]
+    named = [
+        bool(_OUT.search(part))
+        for part in parts[last + 1 :]
+        if _OUT.search(part) or _IN.search(part)
+    ]
     if named:
         out = named[-1]  # of the innermost part of the name that says which it is
     else:
-        rows, columns = (entry.shape[::-1] if transposed else entry.shape) if len(entry.shape) == 2 else (0, 0)
+        rows, columns = (
+            (entry.shape[::-1] if transposed else entry.shape) if len(entry.shape) == 2 else (0, 0)
+        )
         out = columns > rows
-    return (*(_natural(".".join(parts[: last + 1])) if last >= 0 else []), (2, int(out), ""), *_natural(name))
+    return (
+        *(_natural(".".join(parts[: last + 1])) if last >= 0 else []),
+        (2, int(out), ""),
+        *_natural(name),
+    )
 
 
-def _plant(root: nn.Module, path: list[str], shape: tuple[int, ...], transposed: bool, config: Any) -> None:
+def _plant(
+    root: nn.Module, path: list[str], shape: tuple[int, ...], transposed: bool, config: Any
+) -> None:
     if len(shape) not in (2, 3):
         return
     linear = len(shape) == 2 and path[-1] == "weight" and len(path) > 1

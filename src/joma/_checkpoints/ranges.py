@@ -46,7 +46,9 @@ class Meter:
         report: called with the file, bytes so far and bytes in all.
     """
 
-    def __init__(self, limit: int | None = None, report: Callable[[str, int, int], None] | None = None) -> None:
+    def __init__(
+        self, limit: int | None = None, report: Callable[[str, int, int], None] | None = None
+    ) -> None:
         self.limit, self.spent, self.expected = limit, 0, 0
         self._report, self._said = report, 0
 
@@ -95,7 +97,9 @@ class HubFile:
         meter: counts the bytes.
     """
 
-    def __init__(self, name: str, resolve: Callable[[], Place], whole: Callable[[], Path], meter: Meter) -> None:
+    def __init__(
+        self, name: str, resolve: Callable[[], Place], whole: Callable[[], Path], meter: Meter
+    ) -> None:
         self.name, self.suffix, self._meter = name, Path(name).suffix, meter
         self._resolve, self._place, self._download = resolve, resolve(), whole
         self.size = self._place.size
@@ -127,7 +131,9 @@ class HubFile:
         """Fill the buffer from what has come, from the stretch that is expected there, or from a request of its own."""
         end = offset + len(buffer)
         if end > self.size:
-            raise BadCheckpoint(f"{self.name} is cut off at byte {self.size:,}; {end:,} are asked for")
+            raise BadCheckpoint(
+                f"{self.name} is cut off at byte {self.size:,}; {end:,} are asked for"
+            )
         if len(buffer) >= self._window:
             self.expect([(offset, end)])
         for at in range(0, len(buffer), _BLOCK):
@@ -154,7 +160,9 @@ class HubFile:
             if coming.kept or coming.end - coming.come <= GAP:  # comes to its end first
                 self._advance(coming, coming.start, coming.end)
             self._close()
-        stretch = next((expected for expected in self._expected if expected.holds(offset, end)), None)
+        stretch = next(
+            (expected for expected in self._expected if expected.holds(offset, end)), None
+        )
         if stretch is not None:
             self._expected.remove(stretch)
             stretch.start = stretch.start if stretch.kept else offset
@@ -206,9 +214,15 @@ class HubFile:
         first, last = stretch.come, stretch.end - 1
         self._meter.allow(self.name, last + 1 - first)
         for again in (False, True):
-            headers = {**self._place.headers, "Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+            headers = {
+                **self._place.headers,
+                "Range": f"bytes={first}-{last}",
+                "Accept-Encoding": "identity",
+            }
             stack = ExitStack()
-            answer = library().utils.http_stream_backoff("GET", self._place.url, headers=headers, follow_redirects=True)
+            answer = library().utils.http_stream_backoff(
+                "GET", self._place.url, headers=headers, follow_redirects=True
+            )
             try:  # it asks again by itself, as often as a busy server wants
                 response = stack.enter_context(answer)
             except Exception as error:
@@ -225,10 +239,16 @@ class HubFile:
             return False
         if response.status_code != 206:
             stack.close()
-            raise BadCheckpoint(f"{self.name} cannot be read from the hub: it answers {response.status_code}")
+            raise BadCheckpoint(
+                f"{self.name} cannot be read from the hub: it answers {response.status_code}"
+            )
         said = response.headers.get("Content-Range", "")
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", said.strip())
-        if match is None or (int(match[1]), int(match[2])) != (first, last) or match[3] not in ("*", str(self.size)):
+        if (
+            match is None
+            or (int(match[1]), int(match[2])) != (first, last)
+            or match[3] not in ("*", str(self.size))
+        ):
             stack.close()
             raise BadCheckpoint(
                 f"{self.name}: bytes {first}-{last} of {self.size} were asked for, and the hub sent "
@@ -285,7 +305,9 @@ def resolved(url: str, commit: str | None) -> tuple[Place, str]:
     about = hf.get_hf_file_metadata(url, retry_on_errors=True)
     of = about.commit_hash or commit
     if of is None or (commit is not None and of != commit):
-        raise BadCheckpoint(f"the hub gives {url} of commit {of or 'unknown'} instead of {commit or 'a known one'}")
+        raise BadCheckpoint(
+            f"the hub gives {url} of commit {of or 'unknown'} instead of {commit or 'a known one'}"
+        )
     if about.size is None:
         raise BadCheckpoint(f"the hub does not tell the size of {url}")
     headers = hf.utils.build_hf_headers()

@@ -45,12 +45,16 @@ class LocalFile:
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path, self.name, self.suffix = path, name or path.name, path.suffix
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+            self._descriptor = os.open(
+                path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+            )
             weakref.finalize(self, os.close, self._descriptor)
             self.size = os.fstat(self._descriptor).st_size
         except OSError as error:
             raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
-        if hasattr(os, "posix_fadvise"):  # the kernel reads ahead otherwise, up to twice of what is asked for
+        if hasattr(
+            os, "posix_fadvise"
+        ):  # the kernel reads ahead otherwise, up to twice of what is asked for
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def fill(self, buffer: memoryview, offset: int) -> None:
@@ -60,9 +64,13 @@ class LocalFile:
             try:
                 got = os.preadv(self._descriptor, [buffer[done:]], offset + done)
             except OSError as error:
-                raise BadCheckpoint(f"{self.name} cannot be read: {error.strerror or error}") from error
+                raise BadCheckpoint(
+                    f"{self.name} cannot be read: {error.strerror or error}"
+                ) from error
             if got == 0:
-                raise BadCheckpoint(f"{self.name} is cut off at byte {offset + done:,}; download it again")
+                raise BadCheckpoint(
+                    f"{self.name} is cut off at byte {offset + done:,}; download it again"
+                )
             done += got
 
     def expect(self, spans: Iterable[Span]) -> None:

@@ -54,7 +54,13 @@ class Revision:
         dry: bool = False,
         file: str | None = None,
     ) -> None:
-        self.repo, self.revision, self.keep, self._report, self._dry = repo, revision, keep, report, dry
+        self.repo, self.revision, self.keep, self._report, self._dry = (
+            repo,
+            revision,
+            keep,
+            report,
+            dry,
+        )
         self._meant = file
         self.temporary = downloads(repo, revision)
         self.meter = Meter(limit, report)
@@ -77,7 +83,11 @@ class Revision:
             others = {self._meant: 0}
         lone = next(iter(others))
         if lone.endswith(CHUNK):
-            return Tensors(self.fetch, where, source=Dcp(where, reader or self._downloaded, sum(others.values())))
+            return Tensors(
+                self.fetch,
+                where,
+                source=Dcp(where, reader or self._downloaded, sum(others.values())),
+            )
 
         def instead(name: str) -> str:
             return lone if name == SINGLE[0] else name
@@ -104,7 +114,9 @@ class Revision:
             return {name: size for name, (size, _) in self.hashes().items()}
         folder = cache_of(self.repo) / "snapshots" / (self.commit() or self.revision)
         return (
-            {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()} if folder.is_dir() else {}
+            {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+            if folder.is_dir()
+            else {}
         )
 
     def _downloaded(self, name: str) -> Reader | None:
@@ -133,7 +145,9 @@ class Revision:
             path = self.fetch(name) if known is None else known
             return LocalFile(path, name) if isinstance(path, Path) else None
         if isinstance(known, Path):
-            return CachedFile(name, known, whole, self.meter) if self._dry else LocalFile(known, name)
+            return (
+                CachedFile(name, known, whole, self.meter) if self._dry else LocalFile(known, name)
+            )
         if known is not None:
             return None
         return self._asked(name, lambda: HubFile(name, resolve, whole, self.meter))
@@ -149,10 +163,15 @@ class Revision:
             if None in readers.values() or not readers:
                 continue
             readers |= {shard: self.reader(shard) for shard in shards[1:]}
-            return {shard: file.size if isinstance(file, HubFile) else 0 for shard, file in readers.items()}
+            return {
+                shard: file.size if isinstance(file, HubFile) else 0
+                for shard, file in readers.items()
+            }
         if self._meant is None and (others := self._others()):
             return dict.fromkeys(others, 0) if library().constants.HF_HUB_OFFLINE else others
-        raise BadCheckpoint(f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}")
+        raise BadCheckpoint(
+            f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}"
+        )
 
     def all_bytes(self, *, by_ranges: bool) -> int:
         """Return an estimate for all files of weights, and the small files that were fetched before.
@@ -170,21 +189,34 @@ class Revision:
             known = {name: path for name in NAMES if isinstance(path := self._known(name), Path)}
             for name in set(INDEX) & set(known):
                 shards = shards_of(known[name], name)
-                known |= {shard: path for shard in shards if isinstance(path := self._known(shard), Path)}
+                known |= {
+                    shard: path for shard in shards if isinstance(path := self._known(shard), Path)
+                }
             return {name: (path.stat().st_size, file_hash(path)) for name, path in known.items()}
 
         def ask() -> dict[str, tuple[int, str]]:
-            self._pinned = self._pinned or self.commit() or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
+            self._pinned = (
+                self._pinned
+                or self.commit()
+                or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
+            )
             tree = hf.HfApi().list_repo_tree(self.repo, revision=self._pinned)
             files = [item for item in tree if isinstance(item, hf.hf_api.RepoFile)]
-            return {f.path: (f.size, f.lfs.sha256 if f.lfs is not None else f.blob_id) for f in files}
+            return {
+                f.path: (f.size, f.lfs.sha256 if f.lfs is not None else f.blob_id) for f in files
+            }
 
         return self._asked("the list of files", ask) or {}
 
     def fetch(self, name: str) -> Path | None:
         """A file by its name, None if the revision does not have it."""
         path = self._fetched(name)
-        if self._dry and path is not None and name not in self._small_files and not library().constants.HF_HUB_OFFLINE:
+        if (
+            self._dry
+            and path is not None
+            and name not in self._small_files
+            and not library().constants.HF_HUB_OFFLINE
+        ):
             self._small_files[name] = path.stat().st_size
             self.meter.expected += self._small_files[name]
         return path
@@ -204,7 +236,10 @@ class Revision:
         def download() -> Path:
             if not self.keep:
                 self._hold()
-            where = {"revision": commit or self.revision, "cache_dir": None if self.keep else self.temporary}
+            where = {
+                "revision": commit or self.revision,
+                "cache_dir": None if self.keep else self.temporary,
+            }
             if self.meter.limit is not None:
                 about = hf.hf_hub_download(self.repo, name, **where, dry_run=True)
                 self.meter.allow(name, about.file_size)
@@ -221,7 +256,9 @@ class Revision:
         """A file in the hub's cache or joma's; False if it is known there that the hub has none, None if nothing is."""
         for place in (None, self.temporary):  # the hub's cache, then joma's
             revision = self._pinned or self.commit() or self.revision
-            known = library().try_to_load_from_cache(self.repo, name, cache_dir=place, revision=revision)
+            known = library().try_to_load_from_cache(
+                self.repo, name, cache_dir=place, revision=revision
+            )
             if known is not None:
                 if place is not None:
                     self._hold()
@@ -238,11 +275,15 @@ class Revision:
         except errors.RevisionNotFoundError:
             raise BadCheckpoint(f"{self.repo} has no revision {self.revision}") from None
         except errors.LocalEntryNotFoundError as error:
-            raise BadCheckpoint(f"{name} of revision {self.revision}: {explain(self.repo, error)}") from error
+            raise BadCheckpoint(
+                f"{name} of revision {self.revision}: {explain(self.repo, error)}"
+            ) from error
         except errors.EntryNotFoundError:
             return None
         except Exception as error:  # the network has many ways to fail
-            raise BadCheckpoint(f"{name} of revision {self.revision}: {explain(self.repo, error)}") from error
+            raise BadCheckpoint(
+                f"{name} of revision {self.revision}: {explain(self.repo, error)}"
+            ) from error
 
     def commit(self) -> str | None:
         """The commit that the first of its files came from, None if none is here: a branch may move meanwhile."""
@@ -312,7 +353,10 @@ class Revision:
         class Quiet(tqdm):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
-                self._done, self._all = int(kwargs.get("initial") or 0), int(kwargs.get("total") or 0)
+                self._done, self._all = (
+                    int(kwargs.get("initial") or 0),
+                    int(kwargs.get("total") or 0),
+                )
 
             def update(self, n: float | None = 1) -> None:
                 self._done += int(n or 0)

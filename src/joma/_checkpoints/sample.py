@@ -27,7 +27,9 @@ from joma._measure.watch.processes import Processes
 from joma._runs.folder import file_hash
 from joma.models.blocks import Blocks
 
-Place = str | Path | OwnTokenizer  # where a tokenizer may be: a folder, an id of the hub, inside the file of weights
+Place = (
+    str | Path | OwnTokenizer
+)  # where a tokenizer may be: a folder, an id of the hub, inside the file of weights
 LENGTH = 512
 PASS = 4096  # tokens per forward pass: fixed, since hidden-state gauges are means over passes
 
@@ -48,7 +50,12 @@ class Measured:
 
 
 def measure_on_sample(
-    tensors: Tensors, places: Sequence[Place], gauges: Sequence[str], data: Any, tokens: int, length: int | None
+    tensors: Tensors,
+    places: Sequence[Place],
+    gauges: Sequence[str],
+    data: Any,
+    tokens: int,
+    length: int | None,
 ) -> Measured:
     """Attention and hidden-state gauges of a checkpoint; the tokenizer is that of the first of ``places`` with one."""
     with quiet():
@@ -57,12 +64,16 @@ def measure_on_sample(
         model = load_model(tensors)
         positions = _positions(model)
         if length is not None and length > positions:
-            raise BadCheckpoint(f"length {length} is more than the {positions} positions that the model has")
+            raise BadCheckpoint(
+                f"length {length} is more than the {positions} positions that the model has"
+            )
         windows = sample(places, data, tokens, min(LENGTH, positions) if length is None else length)
         check_tokens(model, windows)
         check_model(model)
         notes: list[str] = []
-        passes = Passes(model, Blocks(model), get(gauges), None, Processes(model), Notices(notes.append))
+        passes = Passes(
+            model, Blocks(model), get(gauges), None, Processes(model), Notices(notes.append)
+        )
         with passes.source.listening(), torch.no_grad():
             for batch in windows.split(max(1, PASS // windows.shape[1])):
                 more = {"decoder_input_ids": batch} if model.config.is_encoder_decoder else {}
@@ -74,8 +85,12 @@ def measure_on_sample(
     layers = passes.layers
     measurement = Measurement(0, values, dict.fromkeys(values, layers), None)
     not_finite = list(measurement.not_finite())
-    notes += [f"{bad.gauge} of layer {bad.layer} ({bad.module}) is not finite" for bad in not_finite]
-    heads = {name: passes.tally.widths() for name, table in values.items() if table.numbers.dim() == 2}
+    notes += [
+        f"{bad.gauge} of layer {bad.layer} ({bad.module}) is not finite" for bad in not_finite
+    ]
+    heads = {
+        name: passes.tally.widths() for name, table in values.items() if table.numbers.dim() == 2
+    }
     lists = {name: table.to_lists() for name, table in values.items()}
     return Measured(lists, layers, heads, notes, bool(not_finite), problems)
 
@@ -89,7 +104,9 @@ def _reason(gauge: str, notes: list[str]) -> str:
 
 def _positions(model: Any) -> int:
     """How many positions a model has."""
-    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    text = (
+        model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    )
     positions = getattr(text, "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else 1 << 30
 
@@ -103,7 +120,9 @@ def sample(places: Sequence[Place], data: Any, tokens: int, length: int) -> Tens
     ``data`` is the name or path of a corpus, or the ids themselves.
     """
     if tokens < 1 or length < 2:
-        raise ValueError(f"{tokens} tokens in windows of {length}: at least one window of two tokens is needed")
+        raise ValueError(
+            f"{tokens} tokens in windows of {length}: at least one window of two tokens is needed"
+        )
     wanted = max(1, tokens // length) * length
     if not isinstance(data, (str, os.PathLike)):
         ids = torch.as_tensor(data).reshape(-1).long()
@@ -118,7 +137,9 @@ def sample(places: Sequence[Place], data: Any, tokens: int, length: int) -> Tens
         tokenizer = place.load() if isinstance(place, OwnTokenizer) else load_tokenizer(place)
         ids = torch.tensor(first_tokens(tokenizer, blocks, wanted))
         if len(ids) < length:
-            raise BadCheckpoint(f"{data} has {len(ids)} tokens only: a window of {length} is asked for")
+            raise BadCheckpoint(
+                f"{data} has {len(ids)} tokens only: a window of {length} is asked for"
+            )
         _samples.clear()
         _samples[key] = ids[: len(ids) // length * length].reshape(-1, length)
     return _samples[key]
@@ -127,7 +148,11 @@ def sample(places: Sequence[Place], data: Any, tokens: int, length: int) -> Tens
 def _with_tokenizer(places: Sequence[Place]) -> Place:
     """The first place that has a tokenizer; what is no folder is an id of the hub."""
     for place in places:
-        if isinstance(place, OwnTokenizer) or not Path(place).is_dir() or has_tokenizer(Path(place)):
+        if (
+            isinstance(place, OwnTokenizer)
+            or not Path(place).is_dir()
+            or has_tokenizer(Path(place))
+        ):
             return place
     raise BadCheckpoint(
         "no tokenizer with the weights: attention gauges need one (tokenizer.json), in its folder or the one above "

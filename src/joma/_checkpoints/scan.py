@@ -97,9 +97,13 @@ def scan(
     chosen = get(names)
     _check(names, tokens, length, mlp, workers)
     if in_training := [g.name for g in chosen if g.needs_steps]:
-        raise ValueError(f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints")
+        raise ValueError(
+            f"{in_training[0]} is measured while a model trains (joma.watch), not on checkpoints"
+        )
     engine = check_engine(engine, address)
-    if mlp is not None and not any(g.part == "mlp_in" for g in chosen if g.kind in (WEIGHT, CHANGE)):
+    if mlp is not None and not any(
+        g.part == "mlp_in" for g in chosen if g.kind in (WEIGHT, CHANGE)
+    ):
         raise ValueError(
             f"mlp={mlp!r} names lower MLP matrices, and no gauge of those is asked for: {', '.join(names)}"
         )
@@ -112,7 +116,12 @@ def scan(
     model = harmless(os.fspath(source).rstrip("/"))
     config: dict[str, Any] = {"model": model, "gauges": names, "mlp": mlp, "base": request.base}
     if any(g.runs_model for g in chosen):
-        config |= {"data": _named(data), "tokens": tokens, "length": length, "tokenizer": request.tokenizer}
+        config |= {
+            "data": _named(data),
+            "tokens": tokens,
+            "length": length,
+            "tokenizer": request.tokenizer,
+        }
     if run is not None:
         path = Path(run) if overwrite else place_for(Path(run), "scan", config)
     else:
@@ -130,8 +139,12 @@ def scan(
     with writer:
         before = predecessors(checkpoints) if any(g.kind is CHANGE for g in chosen) else {}
         known = result._points()
-        left = [c for c in checkpoints if not _is_done(known.get(c.name), before.get(c.name), retry)]
-        for checkpoint in set(checkpoints) - set(left):  # a kill may have come between its row and this
+        left = [
+            c for c in checkpoints if not _is_done(known.get(c.name), before.get(c.name), retry)
+        ]
+        for checkpoint in set(checkpoints) - set(
+            left
+        ):  # a kill may have come between its row and this
             forget(checkpoint, request)
         done, total = [len(checkpoints) - len(left)], len(checkpoints)
 
@@ -160,7 +173,9 @@ def scan(
 def predecessors(checkpoints: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
     """Checkpoint -> the one before it by steps, from which its change is measured; None of the first."""
     by_step = sorted(checkpoints, key=lambda c: c.step)
-    return {c.name: next((b for b in reversed(by_step) if b.step < c.step), None) for c in checkpoints}
+    return {
+        c.name: next((b for b in reversed(by_step) if b.step < c.step), None) for c in checkpoints
+    }
 
 
 def _is_done(row: dict[str, Any] | None, before: Checkpoint | None, retry: bool) -> bool:
@@ -170,9 +185,13 @@ def _is_done(row: dict[str, Any] | None, before: Checkpoint | None, retry: bool)
     return row.get("since") == (None if before is None else before.name)
 
 
-def _check(names: list[str], tokens: int, length: int | None, mlp: str | None, workers: int) -> None:
+def _check(
+    names: list[str], tokens: int, length: int | None, mlp: str | None, workers: int
+) -> None:
     if not names:
-        raise ValueError(f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}")
+        raise ValueError(
+            f"no gauges to measure; give some, for example {', '.join(DEFAULT_GAUGES)}"
+        )
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}: at least 1 is needed")
     if length is not None and length < 2:
@@ -204,9 +223,15 @@ def _rows(
         return
     by_name = {checkpoint.name: checkpoint for checkpoint in checkpoints}
     jobs = [
-        Job(name, partial(_measure_one, c, before.get(name), request, engine == "ray")) for name, c in by_name.items()
+        Job(name, partial(_measure_one, c, before.get(name), request, engine == "ray"))
+        for name, c in by_name.items()
     ]
-    options: dict[str, Any] = {"reuse": True, "threads": threads(workers), "preload": (__name__,), "inline": True}
+    options: dict[str, Any] = {
+        "reuse": True,
+        "threads": threads(workers),
+        "preload": (__name__,),
+        "inline": True,
+    }
     with open_engine(engine, workers, address, **options) as opened:
         for end in run_jobs(jobs, opened, started=say, progress=lambda id, share, what: say(what)):
             checkpoint, earlier = by_name[end.id], before.get(end.id)
@@ -215,12 +240,19 @@ def _rows(
 
 
 def _measure_one(
-    checkpoint: Checkpoint, before: Checkpoint | None, request: Request, elsewhere: bool, progress: Progress
+    checkpoint: Checkpoint,
+    before: Checkpoint | None,
+    request: Request,
+    elsewhere: bool,
+    progress: Progress,
 ) -> Row:
     """The row of a checkpoint; on another machine nobody else can delete what was downloaded for it."""
 
     def downloading(file: str, done: int, total: int) -> None:
-        progress(done / max(total, 1), f"{checkpoint.name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        progress(
+            done / max(total, 1),
+            f"{checkpoint.name}: {file} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB",
+        )
 
     row = measure_checkpoint(checkpoint, request, downloading, before)
     for used in filter(None, (checkpoint, before) if elsewhere else ()):
@@ -238,8 +270,12 @@ def _write(writer: RunWriter, row: Row, changes: bool) -> None:
         facts = {key: {**writer.info.get(key, {}), **by_gauge} for key, by_gauge in new.items()}
         if any(writer.info.get(key) != fact for key, fact in facts.items()):
             writer.note(**facts)
-    if row.checkpoint.repo is not None:  # not in the row, which is the same to the bit whenever it is made
-        writer.note(transferred={**writer.info.get("transferred", {}), row.checkpoint.name: row.transferred})
+    if (
+        row.checkpoint.repo is not None
+    ):  # not in the row, which is the same to the bit whenever it is made
+        writer.note(
+            transferred={**writer.info.get("transferred", {}), row.checkpoint.name: row.transferred}
+        )
     columns: dict[str, Any] = {}
     if changes:
         columns["since"] = row.since or None
@@ -347,7 +383,9 @@ class Scan:
         axes = [axis for axis in ("layer", "head") if axis in table]
         since = ["since"] if "since" in table else []
         columns = ["step", "checkpoint", *since, *axes, "gauge", "value", "module", "same_as"]
-        return table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
+        return (
+            table.sort_values("step", kind="stable").reindex(columns=columns).reset_index(drop=True)
+        )
 
     def draw(self) -> Chart:
         """One panel per gauge, one line per layer coloured by depth, steps on a log axis."""

@@ -52,7 +52,11 @@ class WorkedOut(ABC):
     def read(self, name: str, entry: Entry | None = None) -> Tensor:
         """The tensor, or that part of it which ``entry`` (a view of it) describes."""
         tensor = self.whole(name)
-        return tensor if entry is None else tensor.as_strided(entry.shape, entry.stride, entry.offset // 4)
+        return (
+            tensor
+            if entry is None
+            else tensor.as_strided(entry.shape, entry.stride, entry.offset // 4)
+        )
 
     def expect(self, views: Iterable[tuple[str, Entry]]) -> None:  # noqa: B027
         """Nothing can be done ahead."""

@@ -23,7 +23,14 @@ _PROGRAMS = {
     "smtplib", "socket", "ssl", "subprocess", "sys", "tempfile", "test", "threading", "timeit", "trace", "urllib",
     "venv", "webbrowser", "zipimport",
 }  # fmt: skip
-_ALLOWED = {"io.BytesIO", "_io.BytesIO", "builtins.object", "builtins.type", "builtins.frozenset", "builtins.slice"}
+_ALLOWED = {
+    "io.BytesIO",
+    "_io.BytesIO",
+    "builtins.object",
+    "builtins.type",
+    "builtins.frozenset",
+    "builtins.slice",
+}
 
 
 class StandIn:

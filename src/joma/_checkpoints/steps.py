@@ -26,7 +26,9 @@ _DIGITS = 18  # more is a date with a time, or no number of steps at all
 
 def step_of(name: str) -> int | None:
     """The step in a name: 1000 of "step1000", "checkpoint-1000", "step1000-tokens4B", "epoch=2-step=1000", "1000"."""
-    numbers = [match[1] for word in _WORDS if (match := word.search(name))] or [name] * name.isdecimal()
+    numbers = [match[1] for word in _WORDS if (match := word.search(name))] or [
+        name
+    ] * name.isdecimal()
     return int(numbers[0]) if numbers and len(numbers[0]) <= _DIGITS else None
 
 
@@ -52,7 +54,9 @@ def _series(file: Path) -> tuple[str, str] | None:
 def trained_steps(folder: Path) -> int | None:
     """How many steps a Trainer made that left its state in the folder."""
     try:
-        step = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+        step = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))[
+            "global_step"
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return step if isinstance(step, int) and 0 <= step < 10**_DIGITS else None

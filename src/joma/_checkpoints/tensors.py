@@ -87,7 +87,10 @@ class Tensors:
     def open(cls, path: Path) -> Tensors:
         """A folder with weights in it, or a single file."""
         if path.is_file() and path.name in ADAPTER:
-            return cls(lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None, path.name)
+            return cls(
+                lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None,
+                path.name,
+            )
         if path.is_file():
             return cls(lambda name: path if name == SINGLE[0] else None, path.name)
         if not any((path / name).is_file() for name in NAMES) and (path / METADATA).is_file():
@@ -154,7 +157,9 @@ class Tensors:
         """Type and shape of a tensor, without reading it."""
         file = self._open(self._place[name])
         if name not in file.entries:
-            raise BadCheckpoint(f"the index says that {name} is in {self._place[name]}, but it is not")
+            raise BadCheckpoint(
+                f"the index says that {name} is in {self._place[name]}, but it is not"
+            )
         return file.entries[name]
 
     def expect(self, views: Iterable[View]) -> int:
@@ -164,7 +169,11 @@ class Tensors:
             by_file.setdefault(self._place[name], []).append((name, view or self.entry(name)))
         for file, inside in by_file.items():
             self._open(file).expect(inside)
-        return sum(math.prod(view.shape) * view.dtype.itemsize for inside in by_file.values() for _, view in inside)
+        return sum(
+            math.prod(view.shape) * view.dtype.itemsize
+            for inside in by_file.values()
+            for _, view in inside
+        )
 
     def read(self, name: str, view: Entry | None = None) -> Tensor:
         """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
@@ -178,13 +187,17 @@ class Tensors:
             hash_into(digest, tensor)
             out = tensor if tensor.dtype == torch.float64 else tensor.float()
         else:
-            out = torch.empty(view.shape)  # low precision: block by block, so that memory holds the float32 only
+            out = torch.empty(
+                view.shape
+            )  # low precision: block by block, so that memory holds the float32 only
             for dim, start, block in view.blocks(_BLOCK):
                 tensor = file.read(name, block)
                 hash_into(digest, tensor)
                 out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
         start = (view.offset - place.offset) // view.dtype.itemsize
-        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = digest.hexdigest()
+        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = (
+            digest.hexdigest()
+        )
         if out.numel() and name not in self.not_finite:
             low, high = out.aminmax()
             self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
@@ -199,7 +212,10 @@ class Tensors:
     def digest(self) -> str:
         """SHA-256 over all that was read, in whichever order."""
         updates = {} if self.updates is None else self.updates._digests
-        every = [*self._digests.items(), *((f"update of {what}", digest) for what, digest in updates.items())]
+        every = [
+            *self._digests.items(),
+            *((f"update of {what}", digest) for what, digest in updates.items()),
+        ]
         return hashlib.sha256(json.dumps(sorted(every)).encode()).hexdigest()
 
     @property

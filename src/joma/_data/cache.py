@@ -44,12 +44,17 @@ def entry(path: Path, load: Callable[[Path], T | None], fill: Callable[[Path], N
             with staged(path) as folder:
                 fill(folder)
                 _to_disk(folder)
-    except (RunError, OSError):  # without locks another process may have put its folder there before ours
+    except (
+        RunError,
+        OSError,
+    ):  # without locks another process may have put its folder there before ours
         if (content := load(path)) is not None:
             return content
         raise
     if (content := load(path)) is None:
-        raise RuntimeError(f"{path} cannot be read right after it was written: is the disk full or failing?")
+        raise RuntimeError(
+            f"{path} cannot be read right after it was written: is the disk full or failing?"
+        )
     return content
 
 
@@ -60,7 +65,9 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = take(path.with_name(f".{path.name}.lock"), wait=True)
     except OSError as error:
-        raise ValueError(f"cannot write the cache: {error}. Set JOMA_CACHE to a folder of yours") from error
+        raise ValueError(
+            f"cannot write the cache: {error}. Set JOMA_CACHE to a folder of yours"
+        ) from error
     assert descriptor is not None  # it waits
     try:
         yield
@@ -87,16 +94,22 @@ def write_tokens(path: Path, chunks: Iterable[Tokens], dtype: np.dtype[Any]) -> 
         stream.seek(0)
         _header(stream, dtype, count)
         if stream.tell() != start:  # NumPy leaves room for 21 digits
-            raise RuntimeError(f"NumPy's header for {count} tokens does not fit where that for 0 was")
+            raise RuntimeError(
+                f"NumPy's header for {count} tokens does not fit where that for 0 was"
+            )
     return count
 
 
 def _header(stream: Any, dtype: np.dtype[Any], count: int) -> None:
     descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": (count,)})
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": descr, "fortran_order": False, "shape": (count,)}
+    )
 
 
-def write_entry(folder: Path, tokeniser: Tokeniser, lengths: dict[str, int], about: dict[str, Any]) -> None:
+def write_entry(
+    folder: Path, tokeniser: Tokeniser, lengths: dict[str, int], about: dict[str, Any]
+) -> None:
     """Write the description that makes a folder with its arrays an entry."""
     tokeniser.save(folder / "vocabulary")
     write_json(folder / INFO, {**about, "tokens": lengths, "words": len(tokeniser)})

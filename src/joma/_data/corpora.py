@@ -23,7 +23,16 @@ from joma._data.cache import entry, read_entry, write_entry, write_tokens
 from joma._data.folders import cache_folder
 from joma._data.streamed import fetch
 from joma._data.text import Span, Text
-from joma._data.tokens import BYTES, KINDS, BytePairs, Tokeniser, Tokens, Words, narrowest, tokenizers
+from joma._data.tokens import (
+    BYTES,
+    KINDS,
+    BytePairs,
+    Tokeniser,
+    Tokens,
+    Words,
+    narrowest,
+    tokenizers,
+)
 
 VERSION = 1  # of the rules and the format: part of the hash
 VALID = 0.1  # of a text without a validation part: its end
@@ -54,7 +63,9 @@ class Corpus:
     @property
     def vocabulary(self) -> object:
         """The list of words, or the `tokenizers.Tokenizer` of byte pairs."""
-        return self.tokeniser.words if isinstance(self.tokeniser, Words) else self.tokeniser.tokenizer
+        return (
+            self.tokeniser.words if isinstance(self.tokeniser, Words) else self.tokeniser.tokenizer
+        )
 
     @property
     def size(self) -> int:
@@ -96,7 +107,9 @@ def corpus(
         )
         dtype = narrowest(len(coder))
         lengths = {"train": write_tokens(where / "train.npy", chunks, dtype)}
-        lengths["valid"] = write_tokens(where / "valid.npy", map(coder.encode, valid.blocks()), dtype)
+        lengths["valid"] = write_tokens(
+            where / "valid.npy", map(coder.encode, valid.blocks()), dtype
+        )
         for part, text in (("train", train), ("valid", valid)):
             if not lengths[part]:
                 what = "training" if part == "train" else "validation"
@@ -125,7 +138,9 @@ def _checked(tokeniser: str, vocabulary: int | None) -> int | None:
     if tokeniser == "bpe":
         vocabulary = BPE_SIZE if vocabulary is None else vocabulary
         if vocabulary < BYTES:
-            raise ValueError(f"the vocabulary is {vocabulary}: byte pairs need at least {BYTES}, one for each byte")
+            raise ValueError(
+                f"the vocabulary is {vocabulary}: byte pairs need at least {BYTES}, one for each byte"
+            )
     elif vocabulary is not None and vocabulary < 1:
         raise ValueError(
             f"the vocabulary is capped at {vocabulary} words: give at least 1 (<unk> counts), or None for no cap"
@@ -140,7 +155,9 @@ def _digest(settings: dict[str, object], train: Text, valid: Text) -> str:
     return digest.hexdigest()
 
 
-def _find(source: str | os.PathLike[str], cache: Path, say: Callable[[str], None]) -> tuple[str, Text, Text]:
+def _find(
+    source: str | os.PathLike[str], cache: Path, say: Callable[[str], None]
+) -> tuple[str, Text, Text]:
     """Return name, training and validation text."""
     if source in WIKITEXT:
         return str(source), *_wikitext(str(source), cache, say)
@@ -180,7 +197,9 @@ def _pydoc() -> tuple[Text, Text]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ValueError("this Python comes without pydoc_data.topics: give the path of a text instead") from error
+        raise ValueError(
+            "this Python comes without pydoc_data.topics: give the path of a text instead"
+        ) from error
     text = "\n".join(topics[name] for name in sorted(topics))
     return Text((Span("pydoc_data.topics", text.encode()),)).split(1 - VALID)
 
@@ -201,7 +220,11 @@ def _wikitext(name: str, cache: Path, say: Callable[[str], None]) -> tuple[Text,
     try:
         return _folder(fetch(f"Salesforce/wikitext:{name}-v1", cache, say))
     except ValueError as error:
-        places = " or ".join(str(folder) for folder in looked) if looked else "a local folder (JOMA_DATA is not set)"
+        places = (
+            " or ".join(str(folder) for folder in looked)
+            if looked
+            else "a local folder (JOMA_DATA is not set)"
+        )
         raise ValueError(
             f"{name} was not found: no wiki.train.tokens and wiki.valid.tokens in {places}, and from the hub: "
             f"{error}. Unpack {name} into a folder and set JOMA_DATA to it or its parent, or give its path; or "
@@ -230,7 +253,9 @@ def _wiki_folder(path: Path) -> Path:
     if _wiki_parts(path) or not inside:
         return path
     if len(inside) > 1:
-        raise ValueError(f"{path} holds {' and '.join(WIKITEXT)}: give one of {inside[0]} and {inside[1]}")
+        raise ValueError(
+            f"{path} holds {' and '.join(WIKITEXT)}: give one of {inside[0]} and {inside[1]}"
+        )
     return inside[0]
 
 
@@ -246,11 +271,17 @@ def _folder(path: Path) -> tuple[Text, Text]:
     parts: dict[str, list[Span]] = {"train": [], "valid": [], "test": [], "": []}
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in inner.parts) and _is_text(file):
+        if (
+            file.is_file()
+            and not any(part.startswith(".") for part in inner.parts)
+            and _is_text(file)
+        ):
             parts[_part(inner)].append(Span(file))
     train = Text(tuple(parts["train"] or parts[""]))
     if not train.spans:
-        raise ValueError(f"no training text in {path.absolute()}: it has no text files, or only such for validation")
+        raise ValueError(
+            f"no training text in {path.absolute()}: it has no text files, or only such for validation"
+        )
     valid = Text(tuple(parts["valid"]))
     return (train, valid) if valid.spans else train.split(1 - VALID)
 

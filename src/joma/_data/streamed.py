@@ -25,17 +25,25 @@ def fetch(name: str, cache: Path, say: Callable[[str], None]) -> Path:
     """
     dataset, _, config = name.partition(":")
     if not dataset:
-        raise ValueError("hf: names no data set: give hf:NAME or hf:NAME:CONFIG, such as hf:roneneldan/TinyStories")
+        raise ValueError(
+            "hf: names no data set: give hf:NAME or hf:NAME:CONFIG, such as hf:roneneldan/TinyStories"
+        )
 
     def fill(folder: Path) -> None:
         say(f"streaming {name} from the Hugging Face hub, once")
         load_dataset, info = _loader()
         try:
             if not Path(dataset).exists():
-                info(dataset, timeout=10)  # fails at once where streaming would try again for half a minute
+                info(
+                    dataset, timeout=10
+                )  # fails at once where streaming would try again for half a minute
             _write_parts(folder, load_dataset(dataset, config or None, streaming=True))
-        except Exception as error:  # many kinds: no network, no such data set, gated, a config is needed
-            raise ValueError(f"cannot load {name} from the hub ({type(error).__name__}: {error})") from error
+        except (
+            Exception
+        ) as error:  # many kinds: no network, no such data set, gated, a config is needed
+            raise ValueError(
+                f"cannot load {name} from the hub ({type(error).__name__}: {error})"
+            ) from error
 
     return entry(cache / "hub" / (quote(name, safe="") + _state(Path(dataset))), _read, fill)
 
@@ -85,5 +93,7 @@ def _column(row: Mapping[str, Any]) -> str:
     if "text" in texts:
         return "text"
     if len(texts) != 1:
-        raise ValueError(f"there is no column called text: the columns of text are {', '.join(texts) or 'none'}")
+        raise ValueError(
+            f"there is no column called text: the columns of text are {', '.join(texts) or 'none'}"
+        )
     return texts[0]

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK = 1 << 18  # bytes per block: small enough that a block's words stay in cache
-LINE = 1 << 16  # a block ends at the end of a line if that is within so many bytes, else between two words
+LINE = (
+    1 << 16
+)  # a block ends at the end of a line if that is within so many bytes, else between two words
 WORD = 1 << 24  # bytes without a space that are still taken for text
 BOM = b"\xef\xbb\xbf"
 
@@ -58,7 +60,9 @@ class Span:
                 block = carried + block
                 cut = len(block) if left <= 0 or block.endswith(b"\n") else _between_words(block)
                 if len(block) - cut > WORD:
-                    raise ValueError(f"{self.source} is not text: it has {WORD >> 20} MB without a space")
+                    raise ValueError(
+                        f"{self.source} is not text: it has {WORD >> 20} MB without a space"
+                    )
                 if cut:
                     yield block[:cut]
                 carried = block[cut:]

@@ -119,7 +119,9 @@ class Words:
                 first = np.fromiter(map(numbers.__getitem__, words), np.uint32, len(words))
                 first.tofile(stream)
                 if len(numbers) > len(counts):
-                    counts = np.concatenate([counts, np.zeros(max(len(counts), len(numbers)), np.int64)])
+                    counts = np.concatenate(
+                        [counts, np.zeros(max(len(counts), len(numbers)), np.int64)]
+                    )
                 occurrences = np.bincount(first)
                 counts[: len(occurrences)] += occurrences
         known = list(numbers)
@@ -156,7 +158,9 @@ class BytePairs:
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text; lines are encoded one by one."""
-        lines = self.tokenizer.encode_batch_fast(text.splitlines(keepends=True), add_special_tokens=False)
+        lines = self.tokenizer.encode_batch_fast(
+            text.splitlines(keepends=True), add_special_tokens=False
+        )
         return np.fromiter((token for line in lines for token in line.ids), narrowest(len(self)))
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -180,9 +184,13 @@ class BytePairs:
         tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = hf.decoders.ByteLevel()
         trainer = hf.trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+            vocab_size=size,
+            initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
-        tokenizer.train_from_iterator((block.splitlines(keepends=True) for block in text.blocks()), trainer)
+        tokenizer.train_from_iterator(
+            (block.splitlines(keepends=True) for block in text.blocks()), trainer
+        )
         tokeniser = cls(tokenizer)
         return tokeniser, map(tokeniser.encode, text.blocks())
 
@@ -196,5 +204,7 @@ def tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError("byte-pair encoding needs the library tokenizers: pip install 'joma[hf]'") from error
+        raise ValueError(
+            "byte-pair encoding needs the library tokenizers: pip install 'joma[hf]'"
+        ) from error
     return tokenizers

@@ -33,7 +33,9 @@ def options(spec: str) -> dict[str, Any]:
     for item in filter(None, spec.split(",")):
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in DEFAULTS:
-            raise ValueError(f"hblt has no option {name!r}: choose from {', '.join(DEFAULTS)} (hblt:rho=0.9,depth=4)")
+            raise ValueError(
+                f"hblt has no option {name!r}: choose from {', '.join(DEFAULTS)} (hblt:rho=0.9,depth=4)"
+            )
         kind = type(DEFAULTS[name])
         try:
             chosen[name] = kind(value)
@@ -41,7 +43,9 @@ def options(spec: str) -> dict[str, Any]:
             what = "a whole number" if kind is int else "a number"
             raise ValueError(f"hblt: {name} must be {what}, got {value!r}") from None
         if kind is int and chosen[name] < (0 if name == "seed" else 1):
-            raise ValueError(f"hblt: {name} must be at least {0 if name == 'seed' else 1}, got {value}")
+            raise ValueError(
+                f"hblt: {name} must be at least {0 if name == 'seed' else 1}, got {value}"
+            )
     if not 0 <= chosen["rho"] <= 1:
         raise ValueError(f"hblt: rho must be in [0, 1], got {chosen['rho']}")
     return chosen
@@ -61,6 +65,7 @@ def text(spec: str = "") -> bytes:
     digits = math.ceil(math.log10(max(10, samples.tokens.shape[1])))
     words = np.array([f"t{m:0{digits}d} " for m in range(samples.tokens.shape[1])], dtype=object)
     lines = (
-        f"c{k} {''.join(words[row])}.\n" for k, row in zip(samples.classes, samples.tokens.astype(bool), strict=True)
+        f"c{k} {''.join(words[row])}.\n"
+        for k, row in zip(samples.classes, samples.tokens.astype(bool), strict=True)
     )
     return "".join(lines).encode()

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 GAUGES = ("entropy", "stable_rank", "valid_loss", "loss")
 ROUNDING = 1e-9  # of τ, a sum of many rates
-NOISY = 5  # measurements that a point of the training loss, which is of one minibatch, is the median of
+NOISY = (
+    5  # measurements that a point of the training loss, which is of one minibatch, is the median of
+)
 
 
 class Key(NamedTuple):
@@ -69,14 +71,22 @@ def curves(run: Run, gauges: Iterable[str] = GAUGES) -> Curves:
     frame, gauges = run.frame(), list(gauges)
     if not frame.empty and not frame.gauge.isin(gauges).any():
         names = ", ".join(frame.gauge.unique())
-        raise RunError(f"{run.path} has no measurements to go by of {', '.join(gauges)}: it has {names}")
-    return curves_of(frame[frame.gauge.isin(gauges)], str(run.path), pace(run.info.get("config", {})))
+        raise RunError(
+            f"{run.path} has no measurements to go by of {', '.join(gauges)}: it has {names}"
+        )
+    return curves_of(
+        frame[frame.gauge.isin(gauges)], str(run.path), pace(run.info.get("config", {}))
+    )
 
 
 def pace(config: Mapping[str, Any]) -> float:
     """How much a learning rate counts for: 1 / (1 − β) under momentum β, by the settings of a run of `joma train`.
 
-    >>> pace({"optimiser": "sgd", "momentum": 0.9}) == 1 / (1 - 0.9), pace({"optimiser": "adam"}), pace({})
+    >>> (
+    ...     pace({"optimiser": "sgd", "momentum": 0.9}) == 1 / (1 - 0.9),
+    ...     pace({"optimiser": "adam"}),
+    ...     pace({}),
+    ... )
     (True, 1.0, 1.0)
     """
     momentum = (config.get("momentum") or 0.0) if config.get("optimiser") == "sgd" else 0.0
@@ -116,8 +126,12 @@ def curves_of(frame: pd.DataFrame, name: str, pace: float = 1.0) -> Curves:
             continue
         if gauge == "loss":
             means["value"] = means.value.rolling(NOISY, center=True, min_periods=1).median()
-        tau, step, value = (np.asarray(x, dtype=np.float64) for x in (means.index, means.step, means.value))
-        by_key[Key(str(gauge), None if pd.isna(layer) else int(layer))] = OnClock(pace * tau, step, value)
+        tau, step, value = (
+            np.asarray(x, dtype=np.float64) for x in (means.index, means.step, means.value)
+        )
+        by_key[Key(str(gauge), None if pd.isna(layer) else int(layer))] = OnClock(
+            pace * tau, step, value
+        )
     if not by_key:
         raise RunError(f"{name}: no value of {', '.join(frame.gauge.unique())} is a finite number")
     return by_key
@@ -153,7 +167,9 @@ class Apart:
         return self.between / self.within
 
 
-Groups = Iterable[tuple[float, Sequence[OnClock]]]  # (learning rate, the same curve of its runs, one per seed)
+Groups = Iterable[
+    tuple[float, Sequence[OnClock]]
+]  # (learning rate, the same curve of its runs, one per seed)
 
 
 def apart(groups: Groups, power: float = 1.0) -> Apart:
@@ -168,10 +184,17 @@ def apart(groups: Groups, power: float = 1.0) -> Apart:
         raise ValueError(f"runs of {len(groups)} learning rate: two at least are compared")
     slowest = min(lr for lr, _ in groups)
     # τ = lr · step; in units in which the slowest rate's τ stays as it is
-    scaled = [[replace(run, tau=run.tau * (lr / slowest) ** (power - 1)) for run in runs] for lr, runs in groups]
+    scaled = [
+        [replace(run, tau=run.tau * (lr / slowest) ** (power - 1)) for run in runs]
+        for lr, runs in groups
+    ]
     tau = grid([run for runs in scaled for run in runs])
     values = [[run.at(tau) for run in runs] for runs in scaled]
-    between = [a - b for one, other in itertools.combinations(values, 2) for a, b in itertools.product(one, other)]
+    between = [
+        a - b
+        for one, other in itertools.combinations(values, 2)
+        for a, b in itertools.product(one, other)
+    ]
     within = [a - b for runs in values for a, b in itertools.combinations(runs, 2)]
     return Apart(rms(between), rms(within) if within else float("nan"))
 
@@ -182,7 +205,9 @@ def best_power(groups: Groups) -> float:
     return float(powers[int(np.argmin([apart(groups, power).between for power in powers]))])
 
 
-def leaves(curve: OnClock, common: OnClock, spread: float, times: float = 3.0, lasting: int = 5) -> float | None:
+def leaves(
+    curve: OnClock, common: OnClock, spread: float, times: float = 3.0, lasting: int = 5
+) -> float | None:
     """The τ from which a curve is away from the common one by ``times`` the spread, ``lasting`` points in a row."""
     tau = grid([curve, common])
     away = np.abs(curve.at(tau) - common.at(tau)) > times * spread

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 POINTS = 200  # of a forecast, about
 BAND = 2.0  # standard deviations
 # settings in which the runs of one forecast may differ; all others make another model or another training
-FREE = {"lr", "seed", "steps", "every", "threads", "valid_windows", "valid_every", "gauges", "processes"}
+FREE = {
+    "lr",
+    "seed",
+    "steps",
+    "every",
+    "threads",
+    "valid_windows",
+    "valid_every",
+    "gauges",
+    "processes",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,9 @@ class Forecast:
     sources: tuple[str, ...]  # the runs it is made from
     known: Mapping[Key, Sequence[OnClock]]  # the curves of each of these runs
     warnings: tuple[str, ...]  # where the clock is known not to hold
-    pace: float = 1.0  # how much a learning rate counts for on the clock: 1 / (1 − β) under momentum
+    pace: float = (
+        1.0  # how much a learning rate counts for on the clock: 1 / (1 − β) under momentum
+    )
 
     @property
     def tau(self) -> float:
@@ -51,7 +63,9 @@ class Forecast:
     @property
     def curves(self) -> dict[Key, list[OnClock]]:
         """The curves of the known runs, up to the last τ of the forecast."""
-        return {key: [curve.until(self.tau) for curve in members] for key, members in self.known.items()}
+        return {
+            key: [curve.until(self.tau) for curve in members] for key, members in self.known.items()
+        }
 
     def frame(self, every: int | None = None) -> pd.DataFrame:
         """One row per curve and step: step, tau, gauge, layer, value, low, high; low and high are NaN of one run.
@@ -65,7 +79,15 @@ class Forecast:
         step = np.unique(np.append(np.arange(every, self.steps + 1, every), self.steps))
         tau = self.pace * self.lr * step
         parts = [
-            pd.DataFrame({"step": step, "tau": tau, "gauge": key.gauge, "layer": key.layer, **self._at(key, step)})
+            pd.DataFrame(
+                {
+                    "step": step,
+                    "tau": tau,
+                    "gauge": key.gauge,
+                    "layer": key.layer,
+                    **self._at(key, step),
+                }
+            )
             for key in self.known
         ]
         return pd.concat([part.astype({"layer": "Int64"}) for part in parts], ignore_index=True)
@@ -78,11 +100,17 @@ class Forecast:
         return {"value": value, "low": value - width, "high": value + width}
 
     def _shape(self, key: Key, curve: OnClock) -> Curve:
-        return describe(np.round(curve.tau / (self.pace * self.lr)), curve.value, TRAINING[key.gauge])
+        return describe(
+            np.round(curve.tau / (self.pace * self.lr)), curve.value, TRAINING[key.gauge]
+        )
 
     def shapes(self) -> dict[Key, Curve]:
         """What each curve of entropy and stable rank will do, in steps of the new run: dip, trough, bounce."""
-        return {key: self._shape(key, clock.mean(runs)) for key, runs in self.curves.items() if key.gauge in TRAINING}
+        return {
+            key: self._shape(key, clock.mean(runs))
+            for key, runs in self.curves.items()
+            if key.gauge in TRAINING
+        }
 
     def table(self) -> pd.DataFrame:
         """One row per curve: gauge, layer, start, trough, its step, the step of the bounce, end, and its band.
@@ -94,8 +122,16 @@ class Forecast:
 
         shapes, rows = self.shapes(), []
         for key, members in self.curves.items():
-            end = {name: float(values[0]) for name, values in self._at(key, np.array([self.steps])).items()}
-            row: dict[str, Any] = {"gauge": key.gauge, "layer": key.layer, **end, "end": end["value"]}
+            end = {
+                name: float(values[0])
+                for name, values in self._at(key, np.array([self.steps])).items()
+            }
+            row: dict[str, Any] = {
+                "gauge": key.gauge,
+                "layer": key.layer,
+                **end,
+                "end": end["value"],
+            }
             row["start"] = float(np.mean([member.value[0] for member in members]))
             if key in shapes:
                 told = shapes[key]
@@ -129,7 +165,9 @@ class Forecast:
         rows = []
         for key, members in self.known.items():
             own = layer.isna() if key.layer is None else layer == key.layer
-            measured = truth[(truth.gauge == key.gauge) & own & (truth.step > 0) & (truth.step <= self.steps)]
+            measured = truth[
+                (truth.gauge == key.gauge) & own & (truth.step > 0) & (truth.step <= self.steps)
+            ]
             means = measured.dropna(subset=["value"]).groupby("step").value.mean()
             if means.empty:
                 continue
@@ -137,7 +175,11 @@ class Forecast:
             told = self._at(key, step)
             last = np.mean([member.value[-1] for member in members])
             same = np.mean([member.at_step(step) for member in members], axis=0)
-            inside = float(np.mean((told["low"] <= value) & (value <= told["high"]))) if len(members) > 1 else math.nan
+            inside = (
+                float(np.mean((told["low"] <= value) & (value <= told["high"])))
+                if len(members) > 1
+                else math.nan
+            )
             errors = {"rms": told["value"] - value, "last": last - value, "same_step": same - value}
             rows.append(
                 {"gauge": key.gauge, "layer": key.layer, "points": len(value)}
@@ -145,14 +187,19 @@ class Forecast:
                 | {"inside": inside}
             )
         if not rows:
-            raise ValueError("nothing to score: the run that was made has none of the forecast's gauges and layers")
+            raise ValueError(
+                "nothing to score: the run that was made has none of the forecast's gauges and layers"
+            )
         return pd.DataFrame(rows).astype({"layer": "Int64"})
 
     def draw(self) -> Chart:
         """One panel per gauge over the steps of the new run, one line per layer, with its band."""
         from joma._show.plots.forecast import draw
 
-        return draw(self.frame(), f"lr {self.lr:g}, {self.steps:,} steps, foretold from {len(self.sources)} run(s)")
+        return draw(
+            self.frame(),
+            f"lr {self.lr:g}, {self.steps:,} steps, foretold from {len(self.sources)} run(s)",
+        )
 
 
 def forecast(
@@ -184,15 +231,22 @@ def forecast(
     if not opened:
         raise ValueError("no run to make a forecast from")
     folders = [run.path.resolve() for run in opened]
-    if twice := [run.path for run, folder in zip(opened, folders, strict=True) if folders.count(folder) > 1]:
+    if twice := [
+        run.path for run, folder in zip(opened, folders, strict=True) if folders.count(folder) > 1
+    ]:
         raise ValueError(f"{twice[0]} is given twice: the band is how far different runs are apart")
     _check_alike(opened)
     gauges = [gauges] if isinstance(gauges, str) else gauges
     members = [clock.curves(run, gauges) for run in opened]
     keys = [key for key in members[0] if all(key in curves for curves in members)]
     if not keys:
-        raise RunError(f"{', '.join(str(run.path) for run in opened)}: no gauge of {', '.join(gauges)} is in all runs")
-    depths = [1 + max((key.layer for key in curves if key.layer is not None), default=-1) for curves in members]
+        raise RunError(
+            f"{', '.join(str(run.path) for run in opened)}: no gauge of {', '.join(gauges)} is in all runs"
+        )
+    depths = [
+        1 + max((key.layer for key in curves if key.layer is not None), default=-1)
+        for curves in members
+    ]
     if len(set(depths)) > 1 or (layers is not None and layers != depths[0]):
         wanted = "" if layers is None else f"; a model of {layers} is asked for"
         raise RunError(
@@ -200,7 +254,11 @@ def forecast(
             "made from runs of the depth that it is for"
         )
     pace = clock.pace(opened[0].info.get("config", {}))
-    ends = [(curves[key].tau[-1], key, run.path) for run, curves in zip(opened, members, strict=True) for key in keys]
+    ends = [
+        (curves[key].tau[-1], key, run.path)
+        for run, curves in zip(opened, members, strict=True)
+        for key in keys
+    ]
     reach, key, path = min(ends, key=lambda end: end[0])
     if pace * lr * steps > reach * (1 + clock.ROUNDING):
         most = math.floor(reach * (1 + clock.ROUNDING) / (pace * lr))
@@ -212,7 +270,9 @@ def forecast(
         lr, steps, tuple(str(run.path) for run in opened), {key: [curves[key] for curves in members] for key in keys},
         caveats(opened, lr, steps, depths[0]), pace,
     )  # fmt: skip
-    if starved := [key for key, cut in told.curves.items() if min(len(curve.tau) for curve in cut) < 2]:
+    if starved := [
+        key for key, cut in told.curves.items() if min(len(curve.tau) for curve in cut) < 2
+    ]:
         raise RunError(
             f"up to τ = {pace * lr * steps:.3g} the runs have fewer than two measurements of "
             f"{', '.join(map(str, starved))}: ask for more steps, or measure more often"
@@ -225,7 +285,15 @@ def _check_alike(runs: Sequence[Run]) -> None:
     first = runs[0].info.get("config") or {}
     for other in runs[1:]:
         config = other.info.get("config") or {}
-        differing = [key for key in {**first, **config} if key not in FREE and first.get(key) != config.get(key)]
+        differing = [
+            key
+            for key in {**first, **config}
+            if key not in FREE and first.get(key) != config.get(key)
+        ]
         if differing:
-            words = ", ".join(f"{key} ({first.get(key)!r} and {config.get(key)!r})" for key in differing[:5])
-            raise RunError(f"{runs[0].path} and {other.path} are no runs of one model: they differ in {words}")
+            words = ", ".join(
+                f"{key} ({first.get(key)!r} and {config.get(key)!r})" for key in differing[:5]
+            )
+            raise RunError(
+                f"{runs[0].path} and {other.path} are no runs of one model: they differ in {words}"
+            )

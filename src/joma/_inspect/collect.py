@@ -48,7 +48,9 @@ class Strongest:
         """How much memory the contexts take; it does not change."""
         return sum(x.numel() * x.element_size() for x in vars(self).values())
 
-    def add(self, activations: Tensor, tokens: Tensor, keys: Tensor, start: Tensor, rows: Rows) -> None:
+    def add(
+        self, activations: Tensor, tokens: Tensor, keys: Tensor, start: Tensor, rows: Rows
+    ) -> None:
         """Take in windows: activations (B, T, h), tokens and keys (B, T), first position in the corpus (B,)."""
         k, T = self.value.shape[1], tokens.shape[1]
         peak, at = activations[:, LEAST - 1 :].max(dim=1)  # (B, h)
@@ -86,7 +88,9 @@ def _strongest_distinct(value: Tensor, key: Tensor, k: int) -> Tensor:
     by_key = key.gather(1, order.indices).sort(dim=1, stable=True)
     repeated = torch.zeros_like(value, dtype=torch.bool)
     repeated[:, 1:] = by_key.values[:, 1:] == by_key.values[:, :-1]
-    repeated = torch.zeros_like(repeated).scatter(1, by_key.indices, repeated)  # in the order of values
+    repeated = torch.zeros_like(repeated).scatter(
+        1, by_key.indices, repeated
+    )  # in the order of values
     good = ~repeated & order.values.isfinite()
     good &= good.int().cumsum(dim=1) <= k
     return torch.zeros_like(good).scatter(1, order.indices, good)
@@ -97,7 +101,9 @@ def context_keys(tokens: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (LEAST,), generator=generator) * 2 + 1
     padded = torch.nn.functional.pad(tokens.long() + 1, (LEAST - 1, 0))
-    return (padded.unfold(1, LEAST, 1) * factors.to(tokens.device)).sum(dim=-1)  # wraps around, as meant
+    return (padded.unfold(1, LEAST, 1) * factors.to(tokens.device)).sum(
+        dim=-1
+    )  # wraps around, as meant
 
 
 def collect(
@@ -131,7 +137,9 @@ def collect(
             activations = activations if chosen is None else activations[..., chosen]
         if layer not in strongest:
             strongest[layer] = Strongest(activations.shape[2], k, T, device)
-        strongest[layer].add(activations, windows["tokens"], windows["keys"], windows["start"], rows)
+        strongest[layer].add(
+            activations, windows["tokens"], windows["keys"], windows["start"], rows
+        )
 
     source = Source(model, [Neurons(on_neurons)])
     count = start
@@ -149,7 +157,9 @@ def collect(
                     model(tokens)
                 source.raise_problems()
                 last = max(neurons or (), default=None)
-                if last is not None and calls[last] == 1:  # not in ALBERT, whose layers share one MLP
+                if (
+                    last is not None and calls[last] == 1
+                ):  # not in ALBERT, whose layers share one MLP
                     source.until = last
                 count += B * length
                 done(count)

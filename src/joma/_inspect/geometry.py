@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     Model = str | os.PathLike[str] | nn.Module
 
 QUANTILES = (0.5, 0.9, 0.99)
-KINDS = {"raw": "raw", "centred": "centred", "raw, no outliers": "raw_inner", "centred, no outliers": "centred_inner"}
+KINDS = {
+    "raw": "raw",
+    "centred": "centred",
+    "raw, no outliers": "raw_inner",
+    "centred, no outliers": "centred_inner",
+}
 ALMOST = 2.0  # almost orthogonal: the mean |cos| is at most so many times that of random vectors
 SAMPLE, LENGTH = 4096, 64  # tokens of a text that are taken, in windows of so many
 
@@ -76,7 +81,10 @@ class Geometry:
     @cached_property
     def raw_inner(self) -> list[Coherence]:
         """|cos| without outlier dimensions, outlier tokens and the first token of windows."""
-        return [embedding_coherence(found.inner(x)) for x, found in zip(self.states, self.outliers, strict=True)]
+        return [
+            embedding_coherence(found.inner(x))
+            for x, found in zip(self.states, self.outliers, strict=True)
+        ]
 
     @cached_property
     def centred_inner(self) -> list[Coherence]:
@@ -96,7 +104,11 @@ class Geometry:
 
         rows = []
         for n, (x, found) in enumerate(zip(self.states, self.outliers, strict=True)):
-            named = found.tokens if self.tokens is None else [int(self.tokens[row]) for row in found.tokens]
+            named = (
+                found.tokens
+                if self.tokens is None
+                else [int(self.tokens[row]) for row in found.tokens]
+            )
             rows.append(
                 {
                     "layer": n, "module": self.layers[n], "dimensions": found.dimensions, "variance": found.variance,
@@ -110,9 +122,14 @@ class Geometry:
         """(L, L) mean cosine between a token at the input of layer i and the same token at that of layer j."""
         import torch
 
-        unit = [torch.nn.functional.normalize(centred(x) if centre else x.float(), dim=1) for x in self.states]
+        unit = [
+            torch.nn.functional.normalize(centred(x) if centre else x.float(), dim=1)
+            for x in self.states
+        ]
         if len({x.shape[1] for x in unit}) > 1:
-            raise ValueError("layers have different dimensions: tokens cannot be compared between them")
+            raise ValueError(
+                "layers have different dimensions: tokens cannot be compared between them"
+            )
         return np.array([[float((x * y).sum(dim=1).mean()) for y in unit] for x in unit])
 
     def orthogonal(self, *, centre: bool = False) -> list[bool]:
@@ -160,7 +177,9 @@ def embedding_geometry(
     """
     from joma._inspect.windows import open_model
 
-    net, tokenizer = open_model(model, tokenizer, revision, text=isinstance(tokens, (str, os.PathLike)))
+    net, tokenizer = open_model(
+        model, tokenizer, revision, text=isinstance(tokens, (str, os.PathLike))
+    )
     return _measure(net, _sample(tokens, tokenizer, sample, length))
 
 
@@ -186,7 +205,9 @@ def embedding_series(
     models = checkpoints if isinstance(checkpoints, Mapping) else _folders(checkpoints)
     tables = []
     for step, model in sorted(models.items()):
-        geometry = embedding_geometry(model, tokens, sample=sample, length=length, tokenizer=tokenizer)
+        geometry = embedding_geometry(
+            model, tokens, sample=sample, length=length, tokenizer=tokenizer
+        )
         if each is not None:
             each(step, geometry)
         tables.append(geometry.frame().assign(step=step))
@@ -225,7 +246,9 @@ def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
             raise ValueError(f"{name} is empty: at least 2 tokens are needed")
     ids = torch.as_tensor(np.asarray(tokens))
     if ids.is_floating_point() or ids.dim() not in (1, 2) or ids.numel() < 2:
-        raise ValueError(f"tokens must be whole numbers (n,) or (B, T); got {ids.dtype} of shape {tuple(ids.shape)}")
+        raise ValueError(
+            f"tokens must be whole numbers (n,) or (B, T); got {ids.dtype} of shape {tuple(ids.shape)}"
+        )
     if ids.dim() == 1:
         ids = ids[:sample]
         length = min(length, len(ids))
@@ -262,4 +285,6 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
         raise ValueError(f"layers were given {counts} different tokens: they cannot be compared")
     first = next(iter(inputs.states))  # the same tokens in all layers
     layers = [name for name, _ in inputs.states]
-    return Geometry(layers, list(inputs.states.values()), inputs.tokens.get(first), inputs.positions[first])
+    return Geometry(
+        layers, list(inputs.states.values()), inputs.tokens.get(first), inputs.positions[first]
+    )

@@ -34,7 +34,9 @@ class Context:
     position: int  # of the query in the corpus
     query: int  # its place in the window
     tokens: NDArray[np.integer[Any]]  # of the window
-    attended: list[int]  # places in the window, by falling attention; empty where attention is spread
+    attended: list[
+        int
+    ]  # places in the window, by falling attention; empty where attention is spread
     mass: Array  # attention of the query on each token of the window
     along: Array  # the neuron's activation along the window
 
@@ -42,7 +44,9 @@ class Context:
 def attended(mass: Array, query: NDArray[np.integer[Any]]) -> list[list[int]]:
     """The places that queries attend to, by falling attention, given their attention (n, T) and their places (n,).
 
-    >>> attended(np.array([[0.6, 0.0, 0.2, 0.0, 0.02, 0.0, 0.02, 0.0, 0.02, 0.0, 0.14]]), np.array([10]))
+    >>> attended(
+    ...     np.array([[0.6, 0.0, 0.2, 0.0, 0.02, 0.0, 0.02, 0.0, 0.02, 0.0, 0.14]]), np.array([10])
+    ... )
     [[2]]
     """
     keys = np.arange(mass.shape[1])
@@ -52,7 +56,9 @@ def attended(mass: Array, query: NDArray[np.integer[Any]]) -> list[list[int]]:
     count = 1 + (held <= HALF * held[:, -1:]).sum(axis=1)
     there = (query - 1).clip(min=0)
     focused = (held[:, -1] > 0) & (count <= np.minimum(MOST, np.maximum(1, there // 4)))
-    return [row[:n].tolist() if ok else [] for row, n, ok in zip(order, count, focused, strict=True)]
+    return [
+        row[:n].tolist() if ok else [] for row, n, ok in zip(order, count, focused, strict=True)
+    ]
 
 
 def contexts(kept: Strongest, neuron: int) -> list[Context]:

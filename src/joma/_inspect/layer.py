@@ -54,7 +54,9 @@ class Layer:
 
     def __init__(self, neurons: list[list[Case]]) -> None:
         self.neurons = neurons
-        self._where: dict[str, set[int]] = {}  # word -> contexts of the layer that attend to it, by number
+        self._where: dict[
+            str, set[int]
+        ] = {}  # word -> contexts of the layer that attend to it, by number
         self.focused = 0
         for cases in neurons:
             for case in cases:
@@ -73,7 +75,9 @@ class Layer:
         """Words that these contexts of one neuron attend to more often than the layer's."""
         n = sum(bool(case.words) for case in cases)
         counts = Counter(word for case in cases for word in case.words)
-        tested = ((word, k, len(self._where.get(word, ()))) for word, k in counts.items() if k >= SUPPORT)
+        tested = (
+            (word, k, len(self._where.get(word, ()))) for word, k in counts.items() if k >= SUPPORT
+        )
         return [word for word, k, all_of_it in tested if self._p(k, n, all_of_it) <= ALPHA]
 
     def groups(self, cases: Sequence[Case], alike: Alike | None) -> list[Group]:

@@ -67,7 +67,12 @@ class Masking:
     @property
     def held(self) -> bool:
         """Does w hold the pattern?"""
-        return self.pattern is not None and self.larger is not None and self.pattern > 0 and self.larger <= LARGEST
+        return (
+            self.pattern is not None
+            and self.larger is not None
+            and self.pattern > 0
+            and self.larger <= LARGEST
+        )
 
 
 class Question(NamedTuple):
@@ -79,7 +84,11 @@ class Question(NamedTuple):
 
 
 def mask(
-    model: nn.Module, layer: int, questions: Sequence[Question], word: Word, rng: np.random.Generator
+    model: nn.Module,
+    layer: int,
+    questions: Sequence[Question],
+    word: Word,
+    rng: np.random.Generator,
 ) -> list[Masking | None]:
     """One answer per question; None where a pattern has no context that can be masked.
 
@@ -90,7 +99,11 @@ def mask(
         word: a token's text.
         rng: draws the words that are put in place, and the places of the control.
     """
-    pool = np.concatenate([c.tokens for q in questions for c in q.contexts]) if questions else np.empty(0, np.int32)
+    pool = (
+        np.concatenate([c.tokens for q in questions for c in q.contexts])
+        if questions
+        else np.empty(0, np.int32)
+    )
     asked = [  # question, context, its three windows
         (n, context, windows)
         for n, question in enumerate(questions)
@@ -103,12 +116,18 @@ def mask(
     if not asked or (seen := _at_queries(model, layer, windows, queries, neurons)) is None:
         return [None] * len(questions)
     values = seen[0].reshape(-1, 3)
-    directions = None if seen[1] is None else _Directions(seen[1].reshape(len(values), 3, -1), _lower(model, layer))
+    directions = (
+        None
+        if seen[1] is None
+        else _Directions(seen[1].reshape(len(values), 3, -1), _lower(model, layer))
+    )
     rows: list[list[int]] = [[] for _ in questions]
     for row, (n, _, _) in enumerate(asked):
         rows[n].append(row)
     return [
-        _answer(values[some], {} if directions is None else directions(some, question.neuron)) if some else None
+        _answer(values[some], {} if directions is None else directions(some, question.neuron))
+        if some
+        else None
         for question, some in zip(questions, rows, strict=True)
     ]
 
@@ -118,7 +137,14 @@ def _answer(values: np.ndarray[Any, Any], directions: dict[str, float]) -> Maski
     whole, masked, control = values.T
     lower, base = int((masked < control).sum()), max(float(whole.mean()), 1e-30)
     p = tail(lower, len(values), 1, 2)
-    return Masking(len(values), lower, p, float(masked.mean()) / base, float(control.mean()) / base, **directions)
+    return Masking(
+        len(values),
+        lower,
+        p,
+        float(masked.mean()) / base,
+        float(control.mean()) / base,
+        **directions,
+    )
 
 
 class _Directions:
@@ -142,13 +168,19 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _windows(
-    context: Context, words: set[str], word: Word, pool: np.ndarray[Any, Any], rng: np.random.Generator
+    context: Context,
+    words: set[str],
+    word: Word,
+    pool: np.ndarray[Any, Any],
+    rng: np.random.Generator,
 ) -> list[Any] | None:
     """The window as it is, with the pattern masked, and the control; None if there is nothing to mask with."""
     named = [normalised(word(int(token))) in words for token in context.tokens[: context.query]]
     places = [place for place in context.attended if named[place]]
     others = [n for n in range(1, context.query) if not named[n] and n not in context.attended]
-    choice = [token for token in rng.choice(pool, 64).tolist() if normalised(word(token)) not in words]
+    choice = [
+        token for token in rng.choice(pool, 64).tolist() if normalised(word(token)) not in words
+    ]
     if not places or len(others) < len(places) or len(choice) < len(places):
         return None
     masked, control = context.tokens.copy(), context.tokens.copy()
@@ -184,7 +216,11 @@ class _AtQueries:
 
 
 def _at_queries(
-    model: nn.Module, layer: int, windows: Sequence[Any], queries: Sequence[int], neurons: Sequence[int]
+    model: nn.Module,
+    layer: int,
+    windows: Sequence[Any],
+    queries: Sequence[int],
+    neurons: Sequence[int],
 ) -> tuple[np.ndarray[Any, Any], Tensor | None] | None:
     """Activations (n,), and the MLP's inputs (n, d) if its lower matrix is found; None if layers share the MLP."""
     device = next(model.parameters()).device
@@ -196,8 +232,12 @@ def _at_queries(
     try:
         with torch.inference_mode(), source.listening():
             for chosen in _batches([len(window) for window in windows]):
-                tokens = torch.from_numpy(np.stack([windows[n] for n in chosen]).astype(np.int64)).to(device)
-                at, which = (torch.tensor([x[n] for n in chosen], device=device) for x in (queries, neurons))
+                tokens = torch.from_numpy(
+                    np.stack([windows[n] for n in chosen]).astype(np.int64)
+                ).to(device)
+                at, which = (
+                    torch.tensor([x[n] for n in chosen], device=device) for x in (queries, neurons)
+                )
                 observer.expect((tokens.shape[0], tokens.shape[1]), at, which)
                 with suppress(Enough):
                     model(tokens)

@@ -28,9 +28,12 @@ def as_json(superposition: Superposition, chosen: Sequence[tuple[int, int]]) -> 
                 "neuron": neuron,
                 "superposed": superposition.superposed(layer, neuron),
                 "patterns": [
-                    _pattern_json(superposition, pattern) for pattern in superposition.patterns(layer, neuron)
+                    _pattern_json(superposition, pattern)
+                    for pattern in superposition.patterns(layer, neuron)
                 ],
-                "others": [_context_json(superposition, c) for c in _others(superposition, layer, neuron)],
+                "others": [
+                    _context_json(superposition, c) for c in _others(superposition, layer, neuron)
+                ],
             }
             for layer, neuron in chosen
         ],
@@ -44,7 +47,9 @@ def _pattern_json(superposition: Superposition, pattern: Pattern) -> dict[str, A
         "p": pattern.p,
         "places": pattern.places,
         "expected": pattern.expected,
-        "held_out": None if held_out is None else [_context_json(superposition, c) for c in held_out],
+        "held_out": None
+        if held_out is None
+        else [_context_json(superposition, c) for c in held_out],
         "replication": pattern.replication,
         "masking": None if pattern.masking is None else asdict(pattern.masking),
         "passes": pattern.passes,
@@ -66,7 +71,9 @@ def _context_json(superposition: Superposition, context: Context) -> dict[str, A
 
 def _others(superposition: Superposition, layer: int, neuron: int) -> list[Context]:
     """Contexts that fire the neuron and belong to no pattern: alone, or with spread attention."""
-    grouped = {c.position for pattern in superposition.patterns(layer, neuron) for c in pattern.contexts}
+    grouped = {
+        c.position for pattern in superposition.patterns(layer, neuron) for c in pattern.contexts
+    }
     return [c for c in superposition.contexts(layer, neuron) if c.position not in grouped]
 
 
@@ -102,7 +109,9 @@ def _neuron(superposition: Superposition, layer: int, neuron: int) -> dict[str, 
     count = len(patterns)
     title = {0: "no pattern", 1: "1 pattern"}.get(count, f"{count} patterns")
     if superposition.superposed(layer, neuron):
-        title = f"superposed, {sum(p.passes for p in patterns)} unrelated patterns that pass all tests"
+        title = (
+            f"superposed, {sum(p.passes for p in patterns)} unrelated patterns that pass all tests"
+        )
     return {"layer": layer, "neuron": neuron, "strongest": f"{strongest:.3g}", "title": title, "patterns": shown,
             "others": others}  # fmt: skip
 
@@ -112,12 +121,17 @@ def tests(pattern: Pattern) -> Iterator[tuple[bool | None, str]]:
     count = len(pattern.contexts)
     yield (
         True,
-        (f"{count} contexts at {pattern.places} places, {pattern.expected:.1%} of the layer's (p = {pattern.p:.1g})"),
+        (
+            f"{count} contexts at {pattern.places} places, {pattern.expected:.1%} of the layer's (p = {pattern.p:.1g})"
+        ),
     )
     if pattern.replication is None or pattern.held_out is None:
         yield None, "no held-out text"
     else:
-        yield pattern.replicated, f"{len(pattern.held_out)} on held-out text (p = {pattern.replication:.1g})"
+        yield (
+            pattern.replicated,
+            f"{len(pattern.held_out)} on held-out text (p = {pattern.replication:.1g})",
+        )
     if (masking := pattern.masking) is None:
         yield None, "masking not tried"
         return

@@ -55,10 +55,17 @@ class Pattern:
     @property
     def passes(self) -> bool:
         """Does it pass all tests?"""
-        return self.replicated and self.masking is not None and self.masking.lowers and self.masking.held
+        return (
+            self.replicated
+            and self.masking is not None
+            and self.masking.lowers
+            and self.masking.held
+        )
 
 
-def replication(group: Group | Pattern, held_out: Sequence[Case], patterns: int) -> tuple[float, list[int]]:
+def replication(
+    group: Group | Pattern, held_out: Sequence[Case], patterns: int
+) -> tuple[float, list[int]]:
     """P that so many of the held-out contexts attend to the pattern's words, × the patterns tested; and which do."""
     words = set(group.words)
     focused = sum(bool(case.words) for case in held_out)

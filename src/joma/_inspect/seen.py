@@ -8,8 +8,12 @@ from torch import Tensor
 
 from joma._measure.events.events import Attention, BlockInput, Hidden, PassBegins, PassEnds, Place
 
-Rows = Callable[[int, Tensor], Tensor]  # window number, queries (P,) -> attention (P, Tk), the mean over heads
-OnNeurons = Callable[[int, Tensor, Rows], None]  # layer, activations (B, T, h), attention of its block
+Rows = Callable[
+    [int, Tensor], Tensor
+]  # window number, queries (P,) -> attention (P, Tk), the mean over heads
+OnNeurons = Callable[
+    [int, Tensor, Rows], None
+]  # layer, activations (B, T, h), attention of its block
 
 
 class Neurons:
@@ -28,7 +32,9 @@ class Neurons:
             self._attentions[event.call.name] = event
         elif isinstance(event, Hidden):
             attention = self._of_block(event.call.name)
-            self._on_neurons(event.layer, event.states, lambda b, at: attention.rows(b, at).mean(dim=0))
+            self._on_neurons(
+                event.layer, event.states, lambda b, at: attention.rows(b, at).mean(dim=0)
+            )
         else:
             self._attentions.clear()
 
@@ -52,7 +58,9 @@ class BlockInputs:
 
     def __init__(self) -> None:
         self.states: dict[Place, Tensor] = {}  # (tokens, d), by attention
-        self.tokens: dict[Place, Tensor] = {}  # (tokens,) their numbers, where the model was given tokens
+        self.tokens: dict[
+            Place, Tensor
+        ] = {}  # (tokens,) their numbers, where the model was given tokens
         self.positions: dict[Place, Tensor] = {}  # (tokens,) their places in their windows
 
     def observe(self, event: BlockInput) -> None:

@@ -49,10 +49,14 @@ class Similarity:
 
     def __call__(self, a: str, b: str) -> bool:
         """Are they alike? A word without an embedding is like every other: nothing is known of it."""
-        return a not in self._row or b not in self._row or self.cosine(a, b) > self.bound + _ROUNDING
+        return (
+            a not in self._row or b not in self._row or self.cosine(a, b) > self.bound + _ROUNDING
+        )
 
 
-def similarity(embedding: Tensor | None, layers: Iterable[Strongest], word: Word) -> Similarity | None:
+def similarity(
+    embedding: Tensor | None, layers: Iterable[Strongest], word: Word
+) -> Similarity | None:
     """Of the words that the neurons of these layers attend to; None without an embedding (tokens, d)."""
     if embedding is None:
         return None
@@ -82,7 +86,9 @@ def input_embedding(model: nn.Module, tokens: Tensor) -> Tensor | None:
         if isinstance(module, nn.Embedding) and args and torch.equal(args[0].cpu(), tokens.cpu()):
             found.append(module)
 
-    handles = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Embedding)]
+    handles = [
+        m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, nn.Embedding)
+    ]
     training = model.training
     model.eval()
     try:

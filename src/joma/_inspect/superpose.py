@@ -73,7 +73,11 @@ def superpose(
     """
     import torch
 
-    for name, value, least in (("contexts", contexts, 2), ("length", length, LEAST), ("batch", batch, 1)):
+    for name, value, least in (
+        ("contexts", contexts, 2),
+        ("length", length, LEAST),
+        ("batch", batch, 1),
+    ):
         if value < least:
             raise ValueError(f"{name} is {value}: give at least {least}")
     if tokens is not None and tokens < LEAST:
@@ -108,7 +112,9 @@ def superpose(
     else:
         array = np.asarray(data)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(f"tokens must be whole numbers (n,); got {array.dtype} of shape {array.shape}")
+            raise ValueError(
+                f"tokens must be whole numbers (n,); got {array.dtype} of shape {array.shape}"
+            )
         expect(len(array))
         blocks = (array[n : n + (1 << 16)] for n in range(0, len(array), 1 << 16))
     stream = not_empty(batches(blocks, length, batch, tokens), str(name))
@@ -151,7 +157,8 @@ def _found(strongest: dict[int, Strongest], word: Word, alike: Similarity | None
             if groups := layer.groups(some, alike):
                 there = contexts(kept, neuron)
                 found[number, neuron] = [
-                    Pattern(g.words, [there[n] for n in g.members], g.p, g.places, g.expected) for g in groups
+                    Pattern(g.words, [there[n] for n in g.members], g.p, g.places, g.expected)
+                    for g in groups
                 ]
     return found
 
@@ -172,7 +179,10 @@ def _held_out(
             done(start)
         return {}
     kept = collect(net, stream, wanted, k, T, done, start)
-    return {n: HeldOut({neuron: row for row, neuron in enumerate(chosen[n])}, rows) for n, rows in kept.items()}
+    return {
+        n: HeldOut({neuron: row for row, neuron in enumerate(chosen[n])}, rows)
+        for n, rows in kept.items()
+    }
 
 
 def _replicated(found: Found, held_out: dict[int, HeldOut], word: Word) -> Found:
@@ -188,12 +198,19 @@ def _replicated(found: Found, held_out: dict[int, HeldOut], word: Word) -> Found
         result[number, neuron] = []
         for group in groups:
             p, members = replication(group, some, tested)
-            result[number, neuron].append(replace(group, held_out=[there[n] for n in members], replication=p))
+            result[number, neuron].append(
+                replace(group, held_out=[there[n] for n in members], replication=p)
+            )
     return result
 
 
 def _masked(
-    net: nn.Module, found: Found, word: Word, most: int | None, neuron: int | None, rng: np.random.Generator
+    net: nn.Module,
+    found: Found,
+    word: Word,
+    most: int | None,
+    neuron: int | None,
+    rng: np.random.Generator,
 ) -> Found:
     """The same patterns, masked where two of a neuron replicate: of so many neurons, the surest first."""
 
@@ -201,17 +218,25 @@ def _masked(
         return sorted(p.replication for p in found[place] if p.replication is not None)[1]
 
     several = sorted((p for p in found if sum(x.replicated for x in found[p]) >= 2), key=second)
-    chosen = several[:most] + [place for place in found if place[1] == neuron and place not in several[:most]]
+    chosen = several[:most] + [
+        place for place in found if place[1] == neuron and place not in several[:most]
+    ]
     result = dict(found)
     for number in sorted({layer for layer, _ in chosen}):
-        asked = [(place, n) for place in chosen if place[0] == number for n in range(len(found[place]))]
+        asked = [
+            (place, n) for place in chosen if place[0] == number for n in range(len(found[place]))
+        ]
         questions = []
         for place, n in asked:
             pattern = found[place][n]
-            there = sorted([*pattern.contexts, *(pattern.held_out or [])], key=lambda c: -c.activation)
+            there = sorted(
+                [*pattern.contexts, *(pattern.held_out or [])], key=lambda c: -c.activation
+            )
             questions.append(Question(place[1], pattern.words, there))
         for (place, n), masking in zip(asked, mask(net, number, questions, word, rng), strict=True):
-            result[place] = [replace(p, masking=masking) if m == n else p for m, p in enumerate(result[place])]
+            result[place] = [
+                replace(p, masking=masking) if m == n else p for m, p in enumerate(result[place])
+            ]
     return result
 
 
@@ -221,7 +246,9 @@ def _untrained(net: nn.Module, seed: int) -> nn.Module:
 
     config = getattr(net, "config", None)
     if config is None or not hasattr(net, "init_weights"):
-        raise ValueError(f"{type(net).__name__} has no config to be made anew from: give an untrained model instead")
+        raise ValueError(
+            f"{type(net).__name__} has no config to be made anew from: give an untrained model instead"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return type(net)(config).to(next(net.parameters()).device).eval()
@@ -232,11 +259,15 @@ def _check(net: nn.Module, layers: list[int] | None, neuron: int | None, length:
     uppers = upper_mlps(net)
     for n in range(len(uppers)) if layers is None else layers:
         if not 0 <= n < len(uppers):
-            raise ValueError(f"there is no layer {n}: the model has {len(uppers)} MLPs, 0 to {len(uppers) - 1}")
+            raise ValueError(
+                f"there is no layer {n}: the model has {len(uppers)} MLPs, 0 to {len(uppers) - 1}"
+            )
         module: Any = uppers[n][1]
         size = module.in_features if hasattr(module, "in_features") else module.weight.shape[0]
         if neuron is not None and not 0 <= neuron < size:
-            raise ValueError(f"there is no neuron {neuron} in layer {n}: it has {size}, 0 to {size - 1}")
+            raise ValueError(
+                f"there is no neuron {neuron} in layer {n}: it has {size}, 0 to {size - 1}"
+            )
     longest = getattr(getattr(net, "config", None), "max_position_embeddings", None)
     if isinstance(longest, int) and length > longest:
         raise ValueError(f"length is {length}, and the model takes at most {longest} tokens")

@@ -58,7 +58,12 @@ class Superposition:
         self, strongest: dict[int, Strongest], word: Word, info: dict[str, Any], patterns: Found | None = None,
         held_out: dict[int, HeldOut] | None = None, alike: Similarity | None = None,
     ) -> None:  # fmt: skip
-        self.strongest, self.info, self.held_out, self.alike = strongest, info, held_out or {}, alike
+        self.strongest, self.info, self.held_out, self.alike = (
+            strongest,
+            info,
+            held_out or {},
+            alike,
+        )
         self.word: Word = cache(word)
         self._patterns: Found = patterns or {}
 
@@ -69,7 +74,9 @@ class Superposition:
     def patterns(self, layer: int, neuron: int) -> list[Pattern]:
         """The patterns of a neuron, those that pass all tests first, then by their strongest context."""
         self._checked(layer, neuron)
-        return sorted(self._patterns.get((layer, neuron), []), key=lambda p: (-p.passes, -p.strongest))
+        return sorted(
+            self._patterns.get((layer, neuron), []), key=lambda p: (-p.passes, -p.strongest)
+        )
 
     def frame(self) -> pd.DataFrame:
         """One row per neuron, those with the most patterns that pass all tests first.
@@ -93,12 +100,28 @@ class Superposition:
                 spread = sum(not context.attended for context in fires)
                 strongest = fires[0].activation if fires else 0.0
                 replicated = sum(group.replicated for group in groups)
-                tried = replicated < 2 or (self.alike is not None and any(group.masking for group in groups))
+                tried = replicated < 2 or (
+                    self.alike is not None and any(group.masking for group in groups)
+                )
                 passed = float(sum(group.passes for group in groups)) if tried else math.nan
-                rows.append((layer, neuron, len(groups), replicated, passed, second, len(fires), spread, strongest))
+                rows.append(
+                    (
+                        layer,
+                        neuron,
+                        len(groups),
+                        replicated,
+                        passed,
+                        second,
+                        len(fires),
+                        spread,
+                        strongest,
+                    )
+                )
         table = pd.DataFrame(rows, columns=["layer", "neuron", *COLUMNS])
         order = ["passed", "replicated", "patterns", "second", "layer", "neuron"]
-        return table.sort_values(order, ascending=[False] * 4 + [True] * 2, ignore_index=True, na_position="last")
+        return table.sort_values(
+            order, ascending=[False] * 4 + [True] * 2, ignore_index=True, na_position="last"
+        )
 
     def counts(self) -> pd.DataFrame:
         """One row per layer: neurons, and those with two patterns or more that were found, replicate, pass all tests.
@@ -119,7 +142,12 @@ class Superposition:
         return self.alike is not None and sum(p.passes for p in self.patterns(layer, neuron)) >= 2
 
     def save(
-        self, run: str | os.PathLike[str], *, neuron: int | None = None, top: int = 20, force: bool = False
+        self,
+        run: str | os.PathLike[str],
+        *,
+        neuron: int | None = None,
+        top: int = 20,
+        force: bool = False,
     ) -> Path:
         """Write a run folder: counts for all neurons, page and JSON for the ``top`` neurons, or for one of them."""
         from joma._inspect.page import as_json, page
@@ -128,10 +156,15 @@ class Superposition:
         chosen = self.top(top, neuron)
         path = Path(run)
         with staged(path, overwrite=force) as folder:
-            axes = {name: ["neuron"] for name in ("patterns", "replicated", "passed", "contexts", "strongest")}
+            axes = {
+                name: ["neuron"]
+                for name in ("patterns", "replicated", "passed", "contexts", "strongest")
+            }
             config = {key: value for key, value in self.info.items() if key != "mlps"}
             packages = ("joma", "torch", "transformers")
-            with RunWriter.create(folder, kind="superpose", config=config, axes=axes, packages=packages) as writer:
+            with RunWriter.create(
+                folder, kind="superpose", config=config, axes=axes, packages=packages
+            ) as writer:
                 writer.note(mlps=self.info["mlps"], rules=RULES)
                 for layer in self.strongest:
                     part = self._frame[self._frame.layer == layer].sort_values("neuron")
@@ -179,7 +212,9 @@ class Superposition:
                 a, b = rng.choice(single, 2, replace=False)
                 groups = layer.groups(merged(layer.neurons[a], layer.neurons[b]), self.alike)
                 held_out = merged(self._held_out(number, a), self._held_out(number, b))
-                count = sum(replication(g, held_out, self._tested[number])[0] <= ALPHA for g in groups)
+                count = sum(
+                    replication(g, held_out, self._tested[number])[0] <= ALPHA for g in groups
+                )
                 found, tried = found + (count >= 2), tried + 1
         return (found / tried if tried else 0.0), tried
 
@@ -193,17 +228,24 @@ class Superposition:
     @cached_property
     def _tested(self) -> dict[int, int]:
         """Layer -> the patterns found in it."""
-        return {layer: sum(len(g) for (n, _), g in self._patterns.items() if n == layer) for layer in self.strongest}
+        return {
+            layer: sum(len(g) for (n, _), g in self._patterns.items() if n == layer)
+            for layer in self.strongest
+        }
 
     def _layers(self) -> Iterator[tuple[int, Layer]]:
         return ((number, Layer.of(kept, self.word)) for number, kept in self.strongest.items())
 
     def _checked(self, layer: int, neuron: int) -> int:
         if layer not in self.strongest:
-            raise ValueError(f"layer {layer} was not measured; there are {', '.join(map(str, self.strongest))}")
+            raise ValueError(
+                f"layer {layer} was not measured; there are {', '.join(map(str, self.strongest))}"
+            )
         size = len(self.strongest[layer].value)
         if not 0 <= neuron < size:
-            raise ValueError(f"there is no neuron {neuron} in layer {layer}: it has {size}, 0 to {size - 1}")
+            raise ValueError(
+                f"there is no neuron {neuron} in layer {layer}: it has {size}, 0 to {size - 1}"
+            )
         return neuron
 
     def __repr__(self) -> str:

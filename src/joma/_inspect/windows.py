@@ -48,7 +48,9 @@ def open_model(
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
     if text and tokenizer is None:
-        raise ValueError("a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text")
+        raise ValueError(
+            "a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text"
+        )
     net = model if isinstance(model, nn.Module) else load_model(tensors)
     return getattr(net, "base_model", net), tokenizer
 
@@ -82,7 +84,9 @@ def batches(
         yield torch.from_numpy(rest[None, complete:].copy())
 
 
-def encoded(text: Any, encode: Callable[[str], list[int]], expect: Callable[[int], None]) -> Iterator[Any]:
+def encoded(
+    text: Any, encode: Callable[[str], list[int]], expect: Callable[[int], None]
+) -> Iterator[Any]:
     """The tokens of a `Text`, a block at a time; ``expect`` is told how many there will be, by the blocks so far."""
     total, taken, count = max(1, text.size()), 0, 0
     for block in text.blocks():

@@ -165,7 +165,9 @@ class InProcess:
         """Nothing runs."""
 
 
-def attempt(job: Job, progress: Progress, caught: tuple[type[BaseException], ...] = (Exception,)) -> JobEnd:
+def attempt(
+    job: Job, progress: Progress, caught: tuple[type[BaseException], ...] = (Exception,)
+) -> JobEnd:
     """Do a job here and now; what it raises is its ending."""
     try:
         return JobEnd(job.id, job.call(progress))

@@ -20,14 +20,18 @@ _GRACE = 15.0  # seconds in which an interrupted job must have cleaned up
 _INTERRUPTIONS = 3  # in that time: one that arrives inside a library's compiled code can get lost
 _EVERY = 1.0  # seconds between two messages of progress
 _STARTS = 3  # attempts to start a cluster
-_CALLS = 25  # jobs that a reused worker does before another takes its place: what it leaks is bounded
+_CALLS = (
+    25  # jobs that a reused worker does before another takes its place: what it leaks is bounded
+)
 
 
 @contextmanager
 def cluster(address: str | None) -> Iterator[Any]:
     """Ray's module, with the cluster at ``address`` joined, or with one started here without."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own are none of the user's: as errors they would end it halfway
+        warnings.simplefilter(
+            "ignore"
+        )  # Ray's own are none of the user's: as errors they would end it halfway
         import ray
 
         started = not ray.is_initialized()
@@ -57,7 +61,9 @@ def _start(ray: Any) -> None:
 class RayEngine:
     """Workers of a Ray cluster. Ray decides where jobs run; deaths are counted by `joma._jobs.run_jobs`, not by Ray."""
 
-    def __init__(self, workers: int | None, address: str | None, *, reuse: bool = False, threads: int = 1) -> None:
+    def __init__(
+        self, workers: int | None, address: str | None, *, reuse: bool = False, threads: int = 1
+    ) -> None:
         self._stack = ExitStack()
         self._ray = self._stack.enter_context(cluster(address))
         from ray.util.queue import Queue
@@ -65,7 +71,9 @@ class RayEngine:
         self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         self._threads = threads
         self._queue = Queue(actor_options={"num_cpus": 0})
-        self._work = self._ray.remote(num_cpus=1, max_retries=0, max_calls=_CALLS if reuse else 1)(_remote)
+        self._work = self._ray.remote(num_cpus=1, max_retries=0, max_calls=_CALLS if reuse else 1)(
+            _remote
+        )
         self._running: dict[Any, str] = {}
         self._ends: list[JobEnd] = []  # of jobs that could not even be started
 
@@ -85,7 +93,9 @@ class RayEngine:
             return ends
         ready, _ = self._ray.wait(list(self._running), timeout=0.0 if ends else timeout)
         running = set(self._running.values())
-        with suppress(self._ray.exceptions.RayError):  # without the queue, jobs are done all the same
+        with suppress(
+            self._ray.exceptions.RayError
+        ):  # without the queue, jobs are done all the same
             for id, share, what in self._queue.get_nowait_batch(self._queue.qsize()):
                 if id in running:
                     progress(id, share, what)
@@ -93,7 +103,9 @@ class RayEngine:
             id = self._running.pop(reference)
             try:
                 ends.append(read_end(id, self._ray.get(reference)))
-            except Exception as error:  # its worker died, or the machine, or it was too large for it
+            except (
+                Exception
+            ) as error:  # its worker died, or the machine, or it was too large for it
                 ends.append(failure(id, error, died=True))
         return ends
 
@@ -105,7 +117,9 @@ class RayEngine:
                     self._ray.cancel(reference, force=force)
                 if self._running:
                     left = list(self._running)
-                    _, left = self._ray.wait(left, num_returns=len(left), timeout=_GRACE / _INTERRUPTIONS)
+                    _, left = self._ray.wait(
+                        left, num_returns=len(left), timeout=_GRACE / _INTERRUPTIONS
+                    )
                     self._running = {reference: self._running[reference] for reference in left}
             self._queue.shutdown(force=True)
         finally:
@@ -129,10 +143,14 @@ def _remote(queue: Any, id: str, payload: bytes, threads: int) -> bytes:
     sender = Thread(target=send, daemon=True)
     sender.start()
     use_threads(threads)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: no interruption would ever be heard
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as under nohup: no interruption would ever be heard
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return attempt_in_worker(payload, lambda share, what: messages.put((id, share, what)), _EVERY)
+        return attempt_in_worker(
+            payload, lambda share, what: messages.put((id, share, what)), _EVERY
+        )
     finally:
         messages.put(None)
         sender.join(_EVERY)

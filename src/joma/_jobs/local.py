@@ -20,10 +20,23 @@ from multiprocessing import connection
 from types import ModuleType
 from typing import Any
 
-from joma._jobs.base import Job, JobEnd, Progress, attempt_in_worker, failure, read_end, thread_variables, use_threads
+from joma._jobs.base import (
+    Job,
+    JobEnd,
+    Progress,
+    attempt_in_worker,
+    failure,
+    read_end,
+    thread_variables,
+    use_threads,
+)
 from joma._jobs.machine import memory
 
-_PROGRESS, _END, _GONE = "progress", "end", "gone"  # what comes out of a pipe: two kinds of messages, or its end
+_PROGRESS, _END, _GONE = (
+    "progress",
+    "end",
+    "gone",
+)  # what comes out of a pipe: two kinds of messages, or its end
 _GRACE = 10.0  # seconds in which an interrupted process must have cleaned up
 _EVERY = 0.1  # seconds between two messages of progress
 _GROWTH = 500e6  # bytes that a worker of a pool may grow after its first job before another takes its place
@@ -32,7 +45,9 @@ _GROWTH = 500e6  # bytes that a worker of a pool may grow after its first job be
 class LocalEngine:
     """Workers on this machine, forked (where the system can) from a process that has the large libraries loaded."""
 
-    def __init__(self, workers: int, *, reuse: bool = False, threads: int = 1, preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, workers: int, *, reuse: bool = False, threads: int = 1, preload: tuple[str, ...] = ()
+    ) -> None:
         self.workers, self._reuse, self._threads, self._preload = workers, reuse, threads, preload
         self._running: dict[str, _Worker] = {}
         self._idle: list[_Worker] = []
@@ -67,7 +82,9 @@ class LocalEngine:
         """The jobs that have ended; waits for ``timeout`` seconds at most."""
         ends, self._ends = self._ends, []
         signs: list[Any] = [
-            sign for worker in self._running.values() for sign in (worker.pipe, worker.process.sentinel)
+            sign
+            for worker in self._running.values()
+            for sign in (worker.pipe, worker.process.sentinel)
         ]
         ready = connection.wait(signs, 0.0 if ends else timeout)
         for id, worker in list(self._running.items()):
@@ -111,7 +128,9 @@ class _Worker:
     growth = 0  # bytes since its first job
 
     def __init__(self, threads: int, preload: tuple[str, ...]) -> None:
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        method = (
+            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        )
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload(["joma._jobs.preload"])
@@ -127,7 +146,9 @@ class _Worker:
 
     def read(self, id: str, progress: Progress) -> JobEnd | None:
         """Pass on the progress of the job; its ending, or None if it goes on."""
-        alive = self.process.is_alive()  # asked first: what the process sent before its end is in the pipe by then
+        alive = (
+            self.process.is_alive()
+        )  # asked first: what the process sent before its end is in the pipe by then
         while (message := self._message()) is not None:
             kind, content = message
             if kind == _END:
@@ -176,7 +197,9 @@ def _serve(pipe: connection.Connection, environment: dict[str, str], threads: in
 
 def _death(code: int | None) -> str:
     if code is not None and code < 0:
-        hint = "; was there too little memory? Run fewer at a time" if -code == signal.SIGKILL else ""
+        hint = (
+            "; was there too little memory? Run fewer at a time" if -code == signal.SIGKILL else ""
+        )
         return f"its process was killed ({signal.Signals(-code).name}){hint}"
     return f"its process ended with status {code}"
 

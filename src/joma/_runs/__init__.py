@@ -9,7 +9,9 @@ infinities: they are written as the strings `"nan"`, `"inf"` and `"-inf"` and re
 >>> import tempfile
 >>> from pathlib import Path
 >>> with staged(Path(tempfile.mkdtemp()) / "demo") as folder:
-...     with RunWriter.create(folder, kind="demo", config={}, axes={"entropy": ["layer"]}) as writer:
+...     with RunWriter.create(
+...         folder, kind="demo", config={}, axes={"entropy": ["layer"]}
+...     ) as writer:
 ...         writer.write(0, {"entropy": [0.5, 0.25], "loss": 2.0}, t=0.0)
 >>> list(Run(folder.with_name("demo")).rows())[1]
 {'step': 0, 't': 0.0, 'gauge': 'loss', 'value': 2.0}

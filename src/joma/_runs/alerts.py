@@ -18,7 +18,9 @@ MOST_NAMES = 3  # heads or modules that a sentence lists before it counts the re
 def read_alerts(folder: Path) -> list[dict[str, Any]]:
     """Read step, kind, layer, heads, module, gauge, value, threshold, level, … of each alert, in order."""
     path = folder / ALERTS
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # the last may be cut off
+    lines = (
+        path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    )  # the last may be cut off
     return [{key: unspell(value) for key, value in json.loads(line).items()} for line in lines]
 
 
@@ -79,7 +81,9 @@ def _place(alert: Mapping[str, Any]) -> str:
 
 
 def _heads(heads: Sequence[int]) -> str:
-    return f"head {heads[0]}" if len(heads) == 1 else f"heads {listed([str(head) for head in heads])}"
+    return (
+        f"head {heads[0]}" if len(heads) == 1 else f"heads {listed([str(head) for head in heads])}"
+    )
 
 
 def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:

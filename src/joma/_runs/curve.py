@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import ArrayLike
 
-__all__ = ["CHECKPOINTS", "ENTROPY", "EXACT", "ONLINE", "RANK", "TRAINING", "Curve", "Rule", "describe", "describe_all"]
+__all__ = [
+    "CHECKPOINTS",
+    "ENTROPY",
+    "EXACT",
+    "ONLINE",
+    "RANK",
+    "TRAINING",
+    "Curve",
+    "Rule",
+    "describe",
+    "describe_all",
+]
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,19 @@ class Rule:
         return f"{dips}, and bounces if it then rises by {self.rise} until the end"
 
 
-ENTROPY = Rule(least_dip=0.1, least_bounce=0.05, unit="nats")  # of attention, measured often in training
+ENTROPY = Rule(
+    least_dip=0.1, least_bounce=0.05, unit="nats"
+)  # of attention, measured often in training
 RANK = Rule()  # of matrices; relative alone, since ranks differ by orders of magnitude
 ONLINE = replace(ENTROPY, window=3)  # of the watch's phases, which must not lag behind
-CHECKPOINTS = {"entropy": ONLINE, "stable_rank": replace(RANK, window=3)}  # of scans, whose steps lie far apart
-TRAINING = {"entropy": ENTROPY, "stable_rank": RANK}  # of watched trainings, which are measured often
+CHECKPOINTS = {
+    "entropy": ONLINE,
+    "stable_rank": replace(RANK, window=3),
+}  # of scans, whose steps lie far apart
+TRAINING = {
+    "entropy": ENTROPY,
+    "stable_rank": RANK,
+}  # of watched trainings, which are measured often
 EXACT = Rule(window=1, dip=0.1, bounce=0.2)  # of solutions that have no noise
 
 
@@ -98,8 +117,12 @@ class Curve:
     trough_step: float  # when
     end: float
     rule: Rule
-    collapsed: bool = False  # attention that turned sparse for good, by the watch's phase at the end
-    rise_step: float | None = None  # when it had risen far enough to count as a bounce; None if it never did
+    collapsed: bool = (
+        False  # attention that turned sparse for good, by the watch's phase at the end
+    )
+    rise_step: float | None = (
+        None  # when it had risen far enough to count as a bounce; None if it never did
+    )
     trouble: str = ""  # the watch's phase at the end, if that is "failing" or "ended"
 
     @property
@@ -168,9 +191,13 @@ def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool
     smooth = pd.Series(y).rolling(rule.window, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
     start = max(float(y[0]), float(smooth[: low + 1].max()))
-    risen = low + np.flatnonzero(smooth[low:] - smooth[low] >= max(rule.least_rise(start - smooth[low]), 1e-300))
+    risen = low + np.flatnonzero(
+        smooth[low:] - smooth[low] >= max(rule.least_rise(start - smooth[low]), 1e-300)
+    )
     rise_step = at[risen[0]].item() if len(risen) else None
-    return Curve(start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed, rise_step)
+    return Curve(
+        start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed, rise_step
+    )
 
 
 def describe_all(

@@ -106,7 +106,11 @@ class Explanation:
         def without_defaults(row: ExplainedModule) -> dict[str, Any]:
             return {name: value for name, value in asdict(row).items() if value != defaults[name]}
 
-        return {"model": self.model, "rows": list(map(without_defaults, self.rows)), "notes": list(self.notes)}
+        return {
+            "model": self.model,
+            "rows": list(map(without_defaults, self.rows)),
+            "notes": list(self.notes),
+        }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Explanation:
@@ -115,7 +119,9 @@ class Explanation:
         def row_of(values: Mapping[str, Any]) -> ExplainedModule:
             return ExplainedModule(**{name: values[name] for name in COLUMNS if name in values})
 
-        return cls(str(stored["model"]), tuple(map(row_of, stored["rows"])), tuple(stored.get("notes", ())))
+        return cls(
+            str(stored["model"]), tuple(map(row_of, stored["rows"])), tuple(stored.get("notes", ()))
+        )
 
     def __str__(self) -> str:
         from rich.console import Console, Group
@@ -123,7 +129,9 @@ class Explanation:
 
         parts: list[Any] = [Text(self._headline())]
         groups = _grouped(self.rows)
-        attentions = [group for group in groups if group[0].kind == "attention" and group[0].backend]
+        attentions = [
+            group for group in groups if group[0].kind == "attention" and group[0].backend
+        ]
         mlps = [group for group in groups if group[0].kind == "MLP"]
         if attentions:
             parts.append(_attention_table(attentions))
@@ -135,7 +143,9 @@ class Explanation:
                 code = f" [{row.code}]" if row.code else ""
                 parts.append(Text(f"{row.status}: {_title(group)}: {row.reason}{code}"))
         parts += map(Text, self.notes)
-        console = Console(width=_WIDTH_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
+        console = Console(
+            width=_WIDTH_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False
+        )
         with console.capture() as captured:
             console.print(Group(*parts))
         return "\n".join(line.rstrip() for line in captured.get().strip().splitlines())
@@ -184,7 +194,9 @@ def read_explanation(folder: Path) -> Explanation | None:
     try:
         return Explanation.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error}): delete it; the other files of the run do not need it") from None
+        raise RunError(
+            f"{path} is damaged ({error}): delete it; the other files of the run do not need it"
+        ) from None
 
 
 def _counted(count: int, noun: str) -> str:

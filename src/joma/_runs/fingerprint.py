@@ -45,7 +45,9 @@ def fingerprint(modules: Iterable[str], settings: Any = None) -> str:
 @lru_cache(maxsize=1)
 def _joma_digest() -> bytes:
     """Return the hash of joma's source, read once per process."""
-    files = [file for file in _python_files(_JOMA) if file.relative_to(_JOMA).parts[0] not in UNSEEN]
+    files = [
+        file for file in _python_files(_JOMA) if file.relative_to(_JOMA).parts[0] not in UNSEEN
+    ]
     return _digest_of(files, _JOMA)
 
 
@@ -61,7 +63,9 @@ def _user_digest(module: str) -> bytes:
         while (folder.parent / "__init__.py").is_file():
             folder = folder.parent
         files = set(_python_files(folder))
-    elif folder.name in _LIBRARIES:  # an installed module on its own: its neighbours are other people's
+    elif (
+        folder.name in _LIBRARIES
+    ):  # an installed module on its own: its neighbours are other people's
         files = set()
     else:  # a script, with the modules next to it
         files = set(folder.glob("*.py"))
@@ -75,7 +79,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in python_names)
         if not python_names:
             folders.clear()
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _LIBRARIES]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and name not in _LIBRARIES
+        ]
 
 
 def _digest_of(files: Iterable[Path], folder: Path) -> bytes:

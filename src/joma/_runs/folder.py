@@ -28,7 +28,9 @@ RUN, LOCK = "run.json", ".lock"
 # Readers hold the lock for microseconds, to see whether a run has a writer. So one refusal does not mean much.
 _ATTEMPTS = 5
 _PAUSE = 0.02  # seconds between two attempts
-_SIBLING = re.compile(r"\.(?P<name>.+)\.(?P<what>partial|old)-(?P<pid>\d+)-(?P<host>.*)-[0-9a-f]{8}")
+_SIBLING = re.compile(
+    r"\.(?P<name>.+)\.(?P<what>partial|old)-(?P<pid>\d+)-(?P<host>.*)-[0-9a-f]{8}"
+)
 
 
 class RunError(Exception):
@@ -83,7 +85,9 @@ def check_writable(folder: Path, room: int, instead: str) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write to {folder}: {error.strerror or error}; choose another {instead}") from None
+        raise RunError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another {instead}"
+        ) from None
     if free < room:
         raise RunError(
             f"cannot write to {folder}: {free / 1e6:.0f} MB are free on its disk, {room / 1e6:.0f} MB may be needed; "
@@ -105,7 +109,10 @@ def plain(obj: Any, where: str = "") -> Any:
     if obj is None or isinstance(obj, (str, int, float)):
         return obj
     if isinstance(obj, Mapping):
-        return {str(key): plain(item, f"{where}.{key}" if where else str(key)) for key, item in obj.items()}
+        return {
+            str(key): plain(item, f"{where}.{key}" if where else str(key))
+            for key, item in obj.items()
+        }
     if isinstance(obj, (list, tuple)):
         return [plain(item, f"{where}[{i}]") for i, item in enumerate(obj)]
     if isinstance(obj, os.PathLike):
@@ -121,13 +128,21 @@ def read_info(path: Path) -> dict[str, Any]:
     try:
         info = json.loads((path / RUN).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        state = "is a file" if path.is_file() else f"has no {RUN}" if path.is_dir() else "does not exist"
+        state = (
+            "is a file"
+            if path.is_file()
+            else f"has no {RUN}"
+            if path.is_dir()
+            else "does not exist"
+        )
         raise RunNotFound(
             f"{path} is not a run: it {state}. Runs are the folders that joma's watch, train, scan and "
             "exhibits write; from code: RunWriter.create(path, kind=..., config=...)"
         ) from None
     except ValueError as error:
-        raise RunError(f"{path / RUN} is not JSON ({error}): restore it or choose another folder") from error
+        raise RunError(
+            f"{path / RUN} is not JSON ({error}): restore it or choose another folder"
+        ) from error
     if not (isinstance(info, dict) and info.keys() >= {"kind", "config", "axes", "status"}):
         raise RunError(f"{path / RUN} was not written by joma: choose another folder")
     return info
@@ -149,7 +164,9 @@ def existing(path: Path) -> dict[str, Any] | None:
         ours = re.compile(rf"{re.escape(LOCK)}|\.{re.escape(RUN)}\.[0-9a-f]{{8}}\.tmp")
         if path.is_dir() and all(ours.fullmatch(entry.name) for entry in path.iterdir()):
             return None
-        raise RunError(f"{path} is neither empty nor a run and stays as it is: choose another folder") from None
+        raise RunError(
+            f"{path} is neither empty nor a run and stays as it is: choose another folder"
+        ) from None
 
 
 def numbered(path: Path, kind: str) -> Path:
@@ -202,7 +219,9 @@ def lock(folder: Path) -> int:
             holder = file.read_text(errors="replace") or "another process"
             if holder == _me():
                 holder += " (this process: call finish() on the earlier writer)"
-            raise RunInUse(f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder")
+            raise RunInUse(
+                f"{folder} is in use by {holder}: wait for it, stop it, or choose another folder"
+            )
         return lock(folder)
     os.ftruncate(descriptor, 0)
     os.write(descriptor, _me().encode())
@@ -261,7 +280,12 @@ def _tidy(path: Path) -> None:
     """Clear what killed processes of this host left beside `path`; bring back a run they set aside."""
     for entry in list(path.parent.iterdir()):
         left = _SIBLING.fullmatch(entry.name)
-        if left and left["name"] == path.name and left["host"] == this_host() and not is_alive(int(left["pid"])):
+        if (
+            left
+            and left["name"] == path.name
+            and left["host"] == this_host()
+            and not is_alive(int(left["pid"]))
+        ):
             if left["what"] == "old" and not path.exists():
                 with suppress(OSError):  # another process may be doing the same
                     os.rename(entry, path)
@@ -313,7 +337,9 @@ def _check_free(path: Path, overwrite: bool) -> None:
         if not overwrite:
             is_killed = old["status"] == "running" and is_free(path / LOCK)
             status = "killed" if is_killed else None
-            raise RunError(f"{path} holds {describe(old, status)}: choose another folder or pass overwrite=True")
+            raise RunError(
+                f"{path} holds {describe(old, status)}: choose another folder or pass overwrite=True"
+            )
         unlock(lock(path), path)
 
 

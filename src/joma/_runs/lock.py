@@ -35,7 +35,10 @@ def take(
         try:
             import fcntl
 
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(
+                descriptor,
+                (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB),
+            )
         except BlockingIOError:
             os.close(descriptor)
             return None

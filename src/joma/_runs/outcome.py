@@ -53,7 +53,11 @@ def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
     best = valid.iloc[int(valid.value.argmin())] if len(valid) else None
     phases = _phases(table, info)
     rules = CHECKPOINTS if info["kind"] == "scan" else TRAINING
-    clock = {} if not has_clock(table) else table.dropna(subset=["tau"]).groupby("step").tau.last().to_dict()
+    clock = (
+        {}
+        if not has_clock(table)
+        else table.dropna(subset=["tau"]).groupby("step").tau.last().to_dict()
+    )
     return Outcome(
         status=run.status,
         step=int(table.step.max()) if len(table) else 0,
@@ -62,7 +66,11 @@ def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
         valid_step=None if best is None else int(best.step),
         phases=phases,
         alerts=read_alerts(run.path),
-        curves={gauge: curves for gauge, rule in rules.items() if (curves := _curves(table, gauge, rule, phases))},
+        curves={
+            gauge: curves
+            for gauge, rule in rules.items()
+            if (curves := _curves(table, gauge, rule, phases))
+        },
         rules=rules,
         clock=clock,
     )
@@ -79,15 +87,24 @@ def _phases(table: pd.DataFrame, info: Mapping[str, Any]) -> list[str | None]:
     if rows.empty:
         return []
     last = rows.groupby("layer").value.last()
-    return [info["phases"][int(last[n])] if n in last else None for n in range(1 + int(last.index.max()))]
+    return [
+        info["phases"][int(last[n])] if n in last else None
+        for n in range(1 + int(last.index.max()))
+    ]
 
 
-def _curves(table: pd.DataFrame, gauge: str, rule: Rule, phases: list[str | None]) -> dict[int, Curve]:
+def _curves(
+    table: pd.DataFrame, gauge: str, rule: Rule, phases: list[str | None]
+) -> dict[int, Curve]:
     rows = table[table.gauge == gauge]
     if rows.empty or "layer" not in rows:
         return {}
-    collapsed = {(n,) for n, phase in enumerate(phases) if phase == "collapsed" and gauge == "entropy"}
-    curves = {int(n): curve for (n,), curve in describe_all(rows, rule, collapsed=collapsed).items()}
+    collapsed = {
+        (n,) for n, phase in enumerate(phases) if phase == "collapsed" and gauge == "entropy"
+    }
+    curves = {
+        int(n): curve for (n,), curve in describe_all(rows, rule, collapsed=collapsed).items()
+    }
     for n, phase in enumerate(phases):
         if n in curves and phase in ("failing", "ended"):
             curves[n] = replace(curves[n], trouble=phase)

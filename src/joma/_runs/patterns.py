@@ -79,12 +79,25 @@ def as_bytes(weights: Any) -> NDArray[np.uint8]:
 def write_patterns(folder: Path, patterns: Patterns) -> None:
     """Write the file, whole."""
     rows = [
-        {"step": one.step, "entropy": one.entropy, "weights": [_packed(weights) for weights in one.weights]}
+        {
+            "step": one.step,
+            "entropy": one.entropy,
+            "weights": [_packed(weights) for weights in one.weights],
+        }
         for one in patterns.kept
     ]
-    shape = [] if not patterns.kept else [list(weights.shape) for weights in patterns.kept[0].weights]
-    facts = {"layers": patterns.layers, "shapes": shape, "stored": "zlib of round(255 √p)", "words": patterns.words}
-    write_atomic(folder / PATTERNS, json.dumps({**facts, "patterns": rows}, ensure_ascii=False) + "\n")
+    shape = (
+        [] if not patterns.kept else [list(weights.shape) for weights in patterns.kept[0].weights]
+    )
+    facts = {
+        "layers": patterns.layers,
+        "shapes": shape,
+        "stored": "zlib of round(255 √p)",
+        "words": patterns.words,
+    }
+    write_atomic(
+        folder / PATTERNS, json.dumps({**facts, "patterns": rows}, ensure_ascii=False) + "\n"
+    )
 
 
 def read_patterns(folder: Path) -> Patterns | None:
@@ -97,13 +110,20 @@ def read_patterns(folder: Path) -> Patterns | None:
             Pattern(
                 int(row["step"]),
                 float(row["entropy"]),
-                [_unpacked(text, shape) for text, shape in zip(row["weights"], stored["shapes"], strict=True)],
+                [
+                    _unpacked(text, shape)
+                    for text, shape in zip(row["weights"], stored["shapes"], strict=True)
+                ],
             )
             for row in stored["patterns"]
         ]
-        return Patterns({int(n): str(name) for n, name in stored["layers"].items()}, stored["words"], kept)
+        return Patterns(
+            {int(n): str(name) for n, name in stored["layers"].items()}, stored["words"], kept
+        )
     except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise RunError(f"{path} is damaged ({error}): delete it; the other files of the run do not need it") from None
+        raise RunError(
+            f"{path} is damaged ({error}): delete it; the other files of the run do not need it"
+        ) from None
 
 
 def _packed(weights: NDArray[np.uint8]) -> str:

@@ -47,7 +47,9 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         read_info(self.path)
-        self._frames: dict[str | None, pd.DataFrame] = {}  # gauge -> table, of the files with this signature
+        self._frames: dict[
+            str | None, pd.DataFrame
+        ] = {}  # gauge -> table, of the files with this signature
         self._signature: list[tuple[str, int, int]] = []
 
     @property
@@ -122,7 +124,11 @@ class Run:
         except json.JSONDecodeError:
             self._name_damage()
             raise
-        if gauge is not None and table.empty and not any(gauge in info["axes"] for _, info in self._sources()):
+        if (
+            gauge is not None
+            and table.empty
+            and not any(gauge in info["axes"] for _, info in self._sources())
+        ):
             declared = {name for _, info in self._sources() for name in info["axes"]}
             known = ", ".join(sorted(declared | {row["gauge"] for row in self.rows()}))
             raise RunError(f"{self.path} has no gauge {gauge!r}; it has {known or 'none yet'}")
@@ -131,7 +137,9 @@ class Run:
     def latest(self) -> pd.DataFrame:
         """The rows of `frame` at the last step of each gauge."""
         table = self.frame()
-        return table[table.step == table.groupby("gauge").step.transform("max")].reset_index(drop=True)
+        return table[table.step == table.groupby("gauge").step.transform("max")].reset_index(
+            drop=True
+        )
 
     def patterns(self) -> Patterns | None:
         """Who attends to whom at a few steps, if the run recorded it: ``patterns().kept[0].shares(layer)``."""
@@ -140,9 +148,14 @@ class Run:
     @property
     def members(self) -> list[Path]:
         """The folders of the runs whose measurements this one refers to (`RunWriter.refer`); they may be missing."""
-        return [Path(os.path.normpath(self.path / member["path"])) for member in self.info.get("runs", [])]
+        return [
+            Path(os.path.normpath(self.path / member["path"]))
+            for member in self.info.get("runs", [])
+        ]
 
-    def _sources(self, gauge: str | None = None) -> Iterator[tuple[Iterator[dict[str, Any]], dict[str, Any]]]:
+    def _sources(
+        self, gauge: str | None = None
+    ) -> Iterator[tuple[Iterator[dict[str, Any]], dict[str, Any]]]:
         """Yield the lines of this run, then of each that it refers to, with the `run.json` that describes them."""
         info = self.info
         yield self._lines(gauge), info
@@ -209,7 +222,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         info = {"folder": self.path, **self.info}
-        cells = (f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>" for key, item in info.items())
+        cells = (
+            f"<tr><th>{escape(key)}</th><td>{escape(str(item))}</td></tr>"
+            for key, item in info.items()
+        )
         return f"<table>{''.join(cells)}</table>"
 
 

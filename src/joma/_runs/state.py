@@ -32,7 +32,9 @@ class Missing(TypedDict):
 def missing_in_words(missing: Sequence[Missing]) -> str:
     """Return which measurements a run lacks, and why.
 
-    >>> missing_in_words([{"first": 98, "last": 800, "measurements": 703, "reason": "No space left on device"}])
+    >>> missing_in_words(
+    ...     [{"first": 98, "last": 800, "measurements": 703, "reason": "No space left on device"}]
+    ... )
     '703 measurements of steps 98 to 800 (No space left on device)'
     """
     phrases = []

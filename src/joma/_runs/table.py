@@ -51,13 +51,17 @@ class Shape:
 
     axes: Sequence[str] = ()
     modules: Sequence[str] = ()  # the module or matrix of each layer; empty if the run names none
-    heads: Sequence[int] = ()  # how many heads or experts each layer has; empty if no layer is padded
+    heads: Sequence[
+        int
+    ] = ()  # how many heads or experts each layer has; empty if no layer is padded
 
     @classmethod
     def of(cls, info: Mapping[str, Any], gauge: str) -> Shape:
         """The shape of a gauge in the run with this `run.json`."""
         heads = info.get("heads", {})
-        heads = heads.get(gauge, ()) if isinstance(heads, Mapping) else heads  # one list for all gauges: older runs
+        heads = (
+            heads.get(gauge, ()) if isinstance(heads, Mapping) else heads
+        )  # one list for all gauges: older runs
         names = info.get("layers", {})
         modules = names.get(gauge, ()) if isinstance(names, Mapping) else ()
         return cls(info["axes"].get(gauge, ()), modules, heads)
@@ -76,7 +80,9 @@ class Shape:
         if not self.heads or "layer" not in places:
             return None
         layer = places["layer"]
-        head = places.get("head", places.get("expert", np.zeros_like(layer)))  # or one number per layer
+        head = places.get(
+            "head", places.get("expert", np.zeros_like(layer))
+        )  # or one number per layer
         known = np.full(1 + int(layer.max(initial=-1)), np.iinfo(np.int64).max)
         count = min(len(known), len(self.heads))
         known[:count] = self.heads[:count]
@@ -84,7 +90,9 @@ class Shape:
         return beyond if beyond.any() else None
 
 
-def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | None = None) -> pd.DataFrame:
+def long_table(
+    sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | None = None
+) -> pd.DataFrame:
     """Return the table of the lines of some runs, in their order.
 
     Arguments:
@@ -114,7 +122,9 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
     at = [np.empty(0, np.int64)]
     flat = [np.empty(0)]
     modules: list[str] = []  # of all gauges, one after the other
-    named = [np.empty(0, np.int64)]  # per number, the place of its module in this list; -1 if it has none
+    named = [
+        np.empty(0, np.int64)
+    ]  # per number, the place of its module in this list; -1 if it has none
     for key, numbers in groups.items():
         first_module = len(modules)
         names_here = shapes[key].modules
@@ -125,7 +135,9 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
             values = stacked.reshape(-1)
             dropped = _not_measured(chosen, stacked, rows)
             if (padding := shapes[key].padding(place)) is not None:
-                dropped |= np.tile(padding, count) & np.isnan(values)  # a number stays, whatever run.json says
+                dropped |= np.tile(padding, count) & np.isnan(
+                    values
+                )  # a number stays, whatever run.json says
             keep: Any = ~dropped if dropped.any() else slice(None)
             at.append(np.repeat(chosen, size)[keep])
             flat.append(values[keep])
@@ -149,7 +161,9 @@ def long_table(sources: Iterable[tuple[Lines, Mapping[str, Any]]], gauge: str | 
     table["gauge"] = pd.Series([row["gauge"] for row in rows], dtype="str").array.take(line)
     table["value"] = np.concatenate(flat)[order]
     if any(shape.modules for shape in shapes.values()) and "layer" in axes:
-        distinct = pd.Series([*modules, None], dtype="str").array  # -1 takes the last one, which is missing
+        distinct = pd.Series(
+            [*modules, None], dtype="str"
+        ).array  # -1 takes the last one, which is missing
         table["module"] = distinct.take(np.concatenate(named)[order])
     return pd.DataFrame(table)
 
@@ -166,7 +180,9 @@ def _stacks(
         return [(np.array(numbers), finite)] if finite.size else []
     values = [parsed(text) for text in texts]
     try:
-        stacks = [(np.array(numbers), np.array(values, dtype=np.float64))]  # reads "nan" and "inf", too
+        stacks = [
+            (np.array(numbers), np.array(values, dtype=np.float64))
+        ]  # reads "nan" and "inf", too
     except ValueError:  # the shape changed within the run
         by_shape: dict[tuple[int, ...], tuple[list[int], list[Any]]] = {}
         for number, value in zip(numbers, values, strict=True):
@@ -193,7 +209,11 @@ def _finite_stack(texts: Sequence[Any]) -> NDArray[np.float64] | None:
     if not has_numbers or skeleton.strip(b"[],"):
         return None
     for text in texts:
-        if not isinstance(text, bytes) or text.translate(None, _DIGITS) != skeleton or b"[]" in text:
+        if (
+            not isinstance(text, bytes)
+            or text.translate(None, _DIGITS) != skeleton
+            or b"[]" in text
+        ):
             return None
     shape = np.array(json.loads(first), dtype=np.float64).shape
     numbers = _numbers(b",".join(texts).translate(None, b"[]"))
@@ -239,5 +259,9 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     if not SPELT.keys().isdisjoint(values):
         values = unspell(values)
     missing = type(None)
-    dtypes = {frozenset(): "int64", frozenset({int, missing}): "Int64", frozenset({bool, missing}): "boolean"}
+    dtypes = {
+        frozenset(): "int64",
+        frozenset({int, missing}): "Int64",
+        frozenset({bool, missing}): "boolean",
+    }
     return pd.Series(values, dtype=dtypes.get(frozenset(map(type, values))))

@@ -110,7 +110,9 @@ class RunWriter:
                         f"{'resume it, ' if same else ''}choose another folder or pass overwrite=True"
                     )
                 # whenever a kill comes, what is left says that it is neither the old run nor the new one
-                write_json(path / RUN, {**old, "status": "failed", "reason": "was being overwritten"})
+                write_json(
+                    path / RUN, {**old, "status": "failed", "reason": "was being overwritten"}
+                )
                 for entry in path.iterdir():
                     if entry.is_dir() and not entry.is_symlink():
                         shutil.rmtree(entry)
@@ -146,7 +148,10 @@ class RunWriter:
         """
         self._check_open()
         head = {"step": operator.index(step), **_checked_extras(extra, self.info["axes"])}
-        rows = [{**head, "gauge": name, "value": self._checked(name, item)} for name, item in values.items()]
+        rows = [
+            {**head, "gauge": name, "value": self._checked(name, item)}
+            for name, item in values.items()
+        ]
         if not rows:
             return
         rows[-1]["end"] = True
@@ -262,7 +267,9 @@ class RunWriter:
             with suppress(TypeError, ValueError):
                 array = np.asarray(np.where(missing, np.nan, array).tolist())
         if array.dtype.kind not in "biuf":
-            raise RunError(f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured")
+            raise RunError(
+                f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured"
+            )
         if array.ndim != len(axes):
             raise RunError(
                 f"gauge {gauge!r} has shape {array.shape} but the axes {axes}: "
@@ -282,7 +289,10 @@ class RunWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.finish()
@@ -309,20 +319,28 @@ def _checked_axes(gauge: str, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def _checked_extras(extra: Mapping[str, object], axes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _checked_extras(
+    extra: Mapping[str, object], axes: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Return extra columns that can be read back and clash with no other column."""
     taken = {*RESERVED, *(axis for names in axes.values() for axis in names)}
     if clash := taken & extra.keys():
-        raise RunError(f"the extra columns {sorted(clash)} have names of other columns: rename them")
+        raise RunError(
+            f"the extra columns {sorted(clash)} have names of other columns: rename them"
+        )
     return {key: _checked_extra(key, value) for key, value in extra.items()}
 
 
 def _checked_extra(key: str, value: object) -> Any:
     if isinstance(value, str) and value in SPELT:
-        raise RunError(f"the extra column {key}={value!r} would be read as a number: use another word")
+        raise RunError(
+            f"the extra column {key}={value!r} would be read as a number: use another word"
+        )
     value = plain(value, key)
     if isinstance(value, (list, dict)):
-        raise RunError(f"the extra column {key} is {value!r}: give one number, string, boolean or None")
+        raise RunError(
+            f"the extra column {key} is {value!r}: give one number, string, boolean or None"
+        )
     return value
 
 

@@ -55,11 +55,18 @@ def save(run: Path, checkpoint: SavedState) -> None:
         shutil.rmtree(target)
     with staged(target) as fresh:
         for name, tensors in zip(_FILES, (checkpoint.model, checkpoint.state), strict=True):
-            save_file({key: value.detach().contiguous() for key, value in tensors.items()}, fresh / name)
+            save_file(
+                {key: value.detach().contiguous() for key, value in tensors.items()}, fresh / name
+            )
         hashes = {name: file_hash(fresh / name) for name in _FILES}
         write_json(
             fresh / "state.json",
-            {"step": checkpoint.step, "offset": checkpoint.offset, "sha256": hashes, **checkpoint.facts},
+            {
+                "step": checkpoint.step,
+                "offset": checkpoint.offset,
+                "sha256": hashes,
+                **checkpoint.facts,
+            },
         )
 
 
@@ -69,7 +76,9 @@ def load_latest(run: Path, say: Callable[[str], None]) -> SavedState | None:
         try:
             return load(run, step)
         except (OSError, ValueError, KeyError) as error:
-            say(f"checkpoint {folder(run, step)} is damaged ({error}): going back to the one before it")
+            say(
+                f"checkpoint {folder(run, step)} is damaged ({error}): going back to the one before it"
+            )
     return None
 
 

@@ -84,28 +84,42 @@ def train(
 def _usable(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was built without it
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # no such device, or a torch that was built without it
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used here ({reason}): choose cpu, cuda, … or auto") from None
+        raise ValueError(
+            f"device {name!r} cannot be used here ({reason}): choose cpu, cuda, … or auto"
+        ) from None
 
 
 class _Lab:
     """One run in one process."""
 
     def __init__(
-        self, settings: Settings, out: Path, device: torch.device, say: Callable[[str], None], force: bool
+        self,
+        settings: Settings,
+        out: Path,
+        device: torch.device,
+        say: Callable[[str], None],
+        force: bool,
     ) -> None:
         self.settings, self.out, self.say, self.device = settings, out, say, device
         many = dist.is_available() and dist.is_initialized()
         self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
         if settings.batch % self.processes:
-            raise ValueError(f"{settings.batch} streams cannot be shared evenly by {self.processes} processes")
+            raise ValueError(
+                f"{settings.batch} streams cannot be shared evenly by {self.processes} processes"
+            )
         self.done = False
         self.early = early_steps(settings.every)
         self.first = 0  # the step to begin with
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        text = corpus(settings.data, tokeniser=settings.tokeniser, vocabulary=settings.vocabulary, say=say)
+        text = corpus(
+            settings.data, tokeniser=settings.tokeniser, vocabulary=settings.vocabulary, say=say
+        )
         self._check_lengths(text)
         self.model = LanguageModel(
             text.size, layers=settings.layers, d=settings.width, hidden=settings.hidden, heads=settings.heads,
@@ -113,13 +127,17 @@ class _Lab:
             init=settings.init, start=settings.start, length=settings.length,
         ).to(device)  # fmt: skip
         momentum = settings.momentum if settings.optimiser == "sgd" else None
-        self.stepper = Stepper(self.model, settings.lr, settings.clip, settings.weight_decay, momentum=momentum)
+        self.stepper = Stepper(
+            self.model, settings.lr, settings.clip, settings.weight_decay, momentum=momentum
+        )
         self.train_streams = streams(text.train, settings.batch)
         self.epoch = epoch(self.train_streams, settings.length, short=settings.short_window)
         valid = streams(text.valid, settings.batch)
         windows = epoch(valid, settings.length, short=settings.short_window)
         count = min(settings.valid_windows or windows, windows)
-        self.valid = [self._window(valid, n * windows // count) for n in range(count)]  # spread over the whole text
+        self.valid = [
+            self._window(valid, n * windows // count) for n in range(count)
+        ]  # spread over the whole text
         probe = self._probe(text, valid)
         torch.manual_seed(settings.seed + 1 + self.rank)  # dropout differs between processes
         saved = self._agreed(text, force)
@@ -133,7 +151,11 @@ class _Lab:
         self._restore(saved)
 
     def run(
-        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[StepSummary], None]
+        self,
+        checkpoint_every: int,
+        keep: int,
+        keep_every: int | None,
+        show: Callable[[StepSummary], None],
     ) -> None:
         """All steps that are left."""
         status: Any = "failed"
@@ -153,7 +175,11 @@ class _Lab:
                 self.writer.finish(status, reason)
 
     def _steps(
-        self, checkpoint_every: int, keep: int, keep_every: int | None, show: Callable[[StepSummary], None]
+        self,
+        checkpoint_every: int,
+        keep: int,
+        keep_every: int | None,
+        show: Callable[[StepSummary], None],
     ) -> tuple[str, str | None]:
         settings = self.settings
         share = settings.batch // self.processes
@@ -164,7 +190,9 @@ class _Lab:
             if settings.fresh_adam and (step - 1) % self.epoch == 0:
                 self.stepper.renew()
             inputs, targets = self._window(self.train_streams, step - 1)
-            loss = self.stepper.step(inputs[streams_here], targets[streams_here], self._trained_layer(step))
+            loss = self.stepper.step(
+                inputs[streams_here], targets[streams_here], self._trained_layer(step)
+            )
             if not math.isfinite(loss):
                 return "diverged", f"the loss is {loss} at step {step}"
             extra = {}
@@ -173,13 +201,23 @@ class _Lab:
                 extra |= {"valid_loss": self._valid_loss()} if self._validates(step) else {}
             metrics = self.watch.step(loss=loss, step=step, **extra)
             if metrics:
-                layers = [value for name, value in metrics.items() if name.startswith("joma/entropy/")]
+                layers = [
+                    value for name, value in metrics.items() if name.startswith("joma/entropy/")
+                ]
                 entropy = sum(layers) / len(layers) if layers else math.nan
             if step % checkpoint_every == 0 or step == settings.steps:
                 self._save(step)
                 if self.rank == 0:
                     checkpoints.prune(self.out, keep, keep_every)
-            show(StepSummary(step, settings.steps, loss, entropy, (time.perf_counter() - began) / (step - self.first)))
+            show(
+                StepSummary(
+                    step,
+                    settings.steps,
+                    loss,
+                    entropy,
+                    (time.perf_counter() - began) / (step - self.first),
+                )
+            )
         return "done", None
 
     def _trained_layer(self, step: int) -> int | None:
@@ -190,7 +228,11 @@ class _Lab:
     def _due(self, step: int) -> bool:
         """Measure every so many steps, the last one, those with a validation loss, and early ones more often."""
         regular = step % self.settings.every == 0 or step in self.early
-        return regular or step == self.settings.steps or (self.settings.valid_every > 0 and self._validates(step))
+        return (
+            regular
+            or step == self.settings.steps
+            or (self.settings.valid_every > 0 and self._validates(step))
+        )
 
     def _validates(self, step: int) -> bool:
         every = self.settings.valid_every
@@ -199,7 +241,9 @@ class _Lab:
     def _valid_loss(self) -> float:
         """The mean over tokens: a short window counts for as many as it has."""
         tokens = [targets.numel() for _, targets in self.valid]
-        return sum(n * self.stepper.loss(*pair) for n, pair in zip(tokens, self.valid, strict=True)) / sum(tokens)
+        return sum(
+            n * self.stepper.loss(*pair) for n, pair in zip(tokens, self.valid, strict=True)
+        ) / sum(tokens)
 
     def _probe(self, text: Corpus, valid: NDArray[np.integer[Any]]) -> Tensor:
         """The tokens (B, T) that attention is measured on."""
@@ -226,7 +270,11 @@ class _Lab:
                     raise
                 error = problem
         if self.processes > 1:
-            news: list[Any] = [self.done, saved.step if saved else None, str(error) if error else None]
+            news: list[Any] = [
+                self.done,
+                saved.step if saved else None,
+                str(error) if error else None,
+            ]
             dist.broadcast_object_list(news, src=0)
             self.done, step, reason = news
             if reason is not None:
@@ -237,7 +285,8 @@ class _Lab:
 
     def _open(self, text: Corpus, force: bool) -> RunWriter:
         config = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.settings).items()
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self.settings).items()
         }
         config |= {"corpus": text.digest, "words": text.size, "processes": self.processes}
         old = existing(self.out)
@@ -261,13 +310,19 @@ class _Lab:
             kind, _, rest = key.partition(".")
             if kind == "optimizer":
                 n, _, name = rest.partition(".")
-                moments.setdefault(int(n), {})[name] = value.to(self.device) if name != "step" else value
+                moments.setdefault(int(n), {})[name] = (
+                    value.to(self.device) if name != "step" else value
+                )
         groups = self.stepper.optimizer.state_dict()["param_groups"]
         self.stepper.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         torch.set_rng_state(saved.state[f"rng.{self.rank}"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(saved.state[f"cuda.{self.rank}"].cpu())
-        starts = {key.removeprefix("watch."): x for key, x in saved.state.items() if key.startswith("watch.")}
+        starts = {
+            key.removeprefix("watch."): x
+            for key, x in saved.state.items()
+            if key.startswith("watch.")
+        }
         self.watch.load_state_dict({**saved.facts["watch"], "starts": starts})
         self.first = saved.step
         self.say(f"going on from step {saved.step}")
@@ -276,7 +331,11 @@ class _Lab:
         state: dict[str, Tensor] = {}
         for n, moments in self.stepper.optimizer.state_dict()["state"].items():
             # SGD without momentum keeps None
-            state |= {f"optimizer.{n}.{name}": value for name, value in moments.items() if value is not None}
+            state |= {
+                f"optimizer.{n}.{name}": value
+                for name, value in moments.items()
+                if value is not None
+            }
         state |= self._random_states()
         if self.rank > 0:
             return
@@ -284,7 +343,10 @@ class _Lab:
         watch_state = self.watch.state_dict()
         state |= {f"watch.{key}": x for key, x in watch_state.pop("starts").items()}
         offset = self.writer.offset
-        checkpoints.save(self.out, SavedState(step, offset, self.model.state_dict(), state, {"watch": watch_state}))
+        checkpoints.save(
+            self.out,
+            SavedState(step, offset, self.model.state_dict(), state, {"watch": watch_state}),
+        )
 
     def _random_states(self) -> dict[str, Tensor]:
         """Of every process."""
@@ -305,7 +367,9 @@ class _Lab:
             epoch(streams(part, self.settings.batch), self.settings.length)
 
     def _window(self, streams: NDArray[np.integer[Any]], n: int) -> tuple[Tensor, Tensor]:
-        return self._tensors(window(streams, n, self.settings.length, short=self.settings.short_window))
+        return self._tensors(
+            window(streams, n, self.settings.length, short=self.settings.short_window)
+        )
 
     def _tensors(self, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(pair[0]).to(self.device), torch.from_numpy(pair[1]).to(self.device)

@@ -38,11 +38,15 @@ class LanguageModel(nn.Module):
         phi = _as_it_is if activation == "linear" else activation
 
         def layer() -> nn.TransformerEncoderLayer:
-            return nn.TransformerEncoderLayer(d, heads, hidden, dropout, phi, norm_first=norm_first, batch_first=True)
+            return nn.TransformerEncoderLayer(
+                d, heads, hidden, dropout, phi, norm_first=norm_first, batch_first=True
+            )
 
         self.encoder = nn.TransformerEncoder(layer(), layers, enable_nested_tensor=False)
         if Start(start) is not Start.COPIED:
-            self.encoder.layers = nn.ModuleList([self.encoder.layers[0], *(layer() for _ in range(layers - 1))])
+            self.encoder.layers = nn.ModuleList(
+                [self.encoder.layers[0], *(layer() for _ in range(layers - 1))]
+            )
         if Start(start) is Start.XAVIER:
             for parameter in self.encoder.parameters():
                 if parameter.dim() > 1:

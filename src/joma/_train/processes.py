@@ -21,7 +21,9 @@ def joined() -> Iterator[int]:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl")  # random states and decisions are exchanged on the CPU
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl"
+        )  # random states and decisions are exchanged on the CPU
     else:
         dist.init_process_group("gloo")
     try:

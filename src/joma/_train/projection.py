@@ -77,7 +77,10 @@ class Projection:
         for start in range(0, len(x), ROWS):
             rows, y = x[start : start + ROWS], targets[start : start + ROWS]
             E = self._blocks(len(rows))[0]
-            parts = [torch.addmm(b[p], rows, W[p].T, out=E[:, : p.stop - p.start]).logsumexp(1) for p in self._parts]
+            parts = [
+                torch.addmm(b[p], rows, W[p].T, out=E[:, : p.stop - p.start]).logsumexp(1)
+                for p in self._parts
+            ]
             log_Z = torch.stack(parts).logsumexp(0)
             total += (log_Z - (rows * W[y]).sum(dim=1) - b[y]).double().sum()
         return (total / len(x)).to(x.dtype)
@@ -99,7 +102,10 @@ class Projection:
 
     def _is_safe(self, x: Tensor) -> bool:
         """Can no logit overflow or vanish as exp? |L| ≤ ‖x‖‖w‖ + |b|."""
-        bound = torch.linalg.vector_norm(self.weight, dim=1).amax() * torch.linalg.vector_norm(x, dim=1).amax()
+        bound = (
+            torch.linalg.vector_norm(self.weight, dim=1).amax()
+            * torch.linalg.vector_norm(x, dim=1).amax()
+        )
         return bool(bound + self.bias.abs().amax() < _SAFE)
 
 

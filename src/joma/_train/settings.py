@@ -38,7 +38,9 @@ def _setting(default: Any, help: str) -> Any:
 class Settings:
     """All that decides a run's outcome. The defaults are the paper's."""
 
-    data: str = _setting("pydoc", "wikitext-2, wikitext-103, pydoc, hblt, hf:NAME, a text file or a folder of them")
+    data: str = _setting(
+        "pydoc", "wikitext-2, wikitext-103, pydoc, hblt, hf:NAME, a text file or a folder of them"
+    )
     tokeniser: str = _setting("words", "words (the paper's) or bpe")
     vocabulary: int | None = _setting(None, "keep so many words")
     layers: int = _setting(1, "Transformer layers")
@@ -50,32 +52,48 @@ class Settings:
     norm_first: bool = _setting(False, "layer norm before attention and MLP instead of after")
     init: float = _setting(0.1, "embedding and decoder start uniform between ± this")
     start: str = _setting(
-        "copied", "the layers' start: copied (PyTorch's own, one layer copied: the paper's), apart or xavier"
+        "copied",
+        "the layers' start: copied (PyTorch's own, one layer copied: the paper's), apart or xavier",
     )
     length: int = _setting(35, "tokens per window")
     batch: int = _setting(20, "parallel streams")
     optimiser: str = _setting("adam", "adam (the paper's) or sgd")
     lr: float = _setting(1e-4, "learning rate")
-    momentum: float = _setting(0.0, "of SGD (heavy ball): a rate then counts for 1/(1 - momentum) times as much")
+    momentum: float = _setting(
+        0.0, "of SGD (heavy ball): a rate then counts for 1/(1 - momentum) times as much"
+    )
     clip: float = _setting(0.5, "largest norm of the gradient; 0 for none")
     weight_decay: float = _setting(0.0, "weight decay")
     steps: int = _setting(6000, "optimiser steps")
-    every: int = _setting(50, "steps between measurements; at first they are an eighth of the step apart")
-    gauges: tuple[str, ...] = _setting(("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas")
+    every: int = _setting(
+        50, "steps between measurements; at first they are an eighth of the step apart"
+    )
+    gauges: tuple[str, ...] = _setting(
+        ("entropy", "stable_rank", "nonsink_entropy"), "gauges, separated by commas"
+    )
     probe_windows: int = _setting(4, "validation windows that attention is measured on")
-    valid_windows: int = _setting(10, "validation windows of the validation loss, spread over the text; 0 for all")
+    valid_windows: int = _setting(
+        10, "validation windows of the validation loss, spread over the text; 0 for all"
+    )
     valid_every: int = _setting(0, "steps between validation losses; 0 for every measurement")
     probe: str = _setting(
-        "windows", "windows, or authors: the one sequence of the authors (stream 0 of 10, window 100)"
+        "windows",
+        "windows, or authors: the one sequence of the authors (stream 0 of 10, window 100)",
     )
-    fresh_adam: bool = _setting(False, "a new Adam every epoch, whose moments are lost, as in the authors' loop")
+    fresh_adam: bool = _setting(
+        False, "a new Adam every epoch, whose moments are lost, as in the authors' loop"
+    )
     layerwise: bool = _setting(
-        False, "train one layer after the other, from the bottom, each for its share of the steps, all else held"
+        False,
+        "train one layer after the other, from the bottom, each for its share of the steps, all else held",
     )
-    short_window: bool = _setting(False, "the short window at the end of an epoch counts, as in the authors' loop")
+    short_window: bool = _setting(
+        False, "the short window at the end of an epoch counts, as in the authors' loop"
+    )
     seed: int = _setting(0, "seed; 3 is the start of the authors' seed 1, and so on")
     threads: int = _setting(
-        0, "0 for OMP_NUM_THREADS, or as many as there are cores; recorded, since it changes the last bits"
+        0,
+        "0 for OMP_NUM_THREADS, or as many as there are cores; recorded, since it changes the last bits",
     )
 
     @property
@@ -102,11 +120,15 @@ class Settings:
         for name in ("clip", "weight_decay", "init"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"{name.replace('_', ' ')} must be a number of at least 0, got {value!r}")
+                raise ValueError(
+                    f"{name.replace('_', ' ')} must be a number of at least 0, got {value!r}"
+                )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
         if self.momentum and self.optimiser != "sgd":
-            raise ValueError(f"momentum {self.momentum:g} is of SGD: say optimiser sgd, or leave it 0")
+            raise ValueError(
+                f"momentum {self.momentum:g} is of SGD: say optimiser sgd, or leave it 0"
+            )
         if self.fresh_adam and self.optimiser != "adam":
             raise ValueError("fresh adam is of Adam: leave it out, or say optimiser adam")
         choices: dict[str, tuple[str, ...]] = {
@@ -126,10 +148,14 @@ class Settings:
         from joma._measure.gauges.registry import in_training
 
         in_training(self.gauges)
-        return Settings(**{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()})
+        return Settings(
+            **{**asdict(self), "gauges": tuple(self.gauges), "threads": self.threads or threads()}
+        )
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is not a whole number of at least ``least``, and what 64 bits cannot hold."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**62:
-        raise ValueError(f"{name.replace('_', ' ')} must be a whole number of at least {least}, got {value!r}")
+        raise ValueError(
+            f"{name.replace('_', ' ')} must be a whole number of at least {least}, got {value!r}"
+        )

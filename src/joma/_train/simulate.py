@@ -70,17 +70,23 @@ def _read_csv(path: Path) -> dict[str, Any]:
     with path.open(newline="") as file:
         rows = list(csv.reader(file))
     if len(rows) < 2:
-        raise ValueError(f"{path} has no rows; it needs a header such as x0,x1,label and one line per sample")
+        raise ValueError(
+            f"{path} has no rows; it needs a header such as x0,x1,label and one line per sample"
+        )
     header, body = [name.strip() for name in rows[0]], rows[1:]
     try:
         values = np.array([[float(cell) for cell in row] for row in body if row])
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; all cells must be numbers and all rows as long as the header") from None
+        raise ValueError(
+            f"{path}: {error}; all cells must be numbers and all rows as long as the header"
+        ) from None
     if values.ndim != 2 or values.shape[1] != len(header):
         raise ValueError(f"{path}: rows must have the header's {len(header)} cells")
     arrays: dict[str, Any] = {}
     for name in ("x", "g", "y"):
-        columns = sorted((c for c in header if c[:1] == name and c[1:].isdigit()), key=lambda c: int(c[1:]))
+        columns = sorted(
+            (c for c in header if c[:1] == name and c[1:].isdigit()), key=lambda c: int(c[1:])
+        )
         if columns:
             arrays[name] = values[:, [header.index(c) for c in columns]]
     for column, name in (("label", "labels"), ("p", "p")):
@@ -152,7 +158,9 @@ def simulate(
         The trajectory, with ``t``, ``v``, ``xi``, ``z``, ``entropy()`` and ``invariant()``.
 
     >>> import joma, tempfile
-    >>> path = joma.simulate("two-tokens", tempfile.mkdtemp() + "/run", attention="exp", t_end=1.0, times=11)
+    >>> path = joma.simulate(
+    ...     "two-tokens", tempfile.mkdtemp() + "/run", attention="exp", t_end=1.0, times=11
+    ... )
     >>> bool(path.invariant().max_drift < 1e-6)  # Theorem 1
     True
     """
@@ -177,10 +185,18 @@ def simulate(
             path = joint.descend(max(1, round(t_end / step)), step, *problem.start)
         else:
             kind = FoldedFlow if folded else JointFlow
-            path = kind(problem.task, *options, temperature=temperature).integrate(t_end, *problem.start, times=times)
+            path = kind(problem.task, *options, temperature=temperature).integrate(
+                t_end, *problem.start, times=times
+            )
         packages = ("joma", "numpy", "scipy")
         with RunWriter.create(
-            folder, kind="simulate", config=config, seed=seed, axes=AXES, name=out.name, packages=packages
+            folder,
+            kind="simulate",
+            config=config,
+            seed=seed,
+            axes=AXES,
+            name=out.name,
+            packages=packages,
         ) as writer:
             entropy, drift = path.entropy(), path.invariant().drift
             every = max(1, len(path.t) // times)

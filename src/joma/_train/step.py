@@ -20,7 +20,13 @@ class Stepper:
     """Makes optimiser steps; in several processes each has its share of the streams and gradients are averaged."""
 
     def __init__(
-        self, model: LanguageModel, lr: float, clip: float, weight_decay: float = 0.0, *, momentum: float | None = None
+        self,
+        model: LanguageModel,
+        lr: float,
+        clip: float,
+        weight_decay: float = 0.0,
+        *,
+        momentum: float | None = None,
     ) -> None:
         """Adam, or SGD if a ``momentum`` is given, 0 included."""
         self.model, self.clip = model, clip
@@ -33,7 +39,9 @@ class Stepper:
             if momentum is None
             else torch.optim.SGD(model.parameters(), momentum=momentum, **options)
         )
-        self._processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self._processes = (
+            dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        )
 
     def step(self, tokens: Tensor, targets: Tensor, layer: int | None = None) -> float:
         """One step on a window (B, T), of one ``layer`` alone if it is named; the mean loss, of all processes."""
@@ -80,11 +88,17 @@ class Stepper:
         if self._processes > 1:
             loss, places, row_gradient = self._average(loss, tokens, rows.grad)
         self._embedding.add(places, row_gradient)
-        dense = [p.grad for p in (*self._inner, model.decoder.weight, model.decoder.bias) if p.grad is not None]
+        dense = [
+            p.grad
+            for p in (*self._inner, model.decoder.weight, model.decoder.bias)
+            if p.grad is not None
+        ]
         norms = torch.stack([torch.linalg.vector_norm(g) for g in dense])
         return float(loss), norms.square().sum() + self._embedding.square_norm()
 
-    def _average(self, loss: Tensor, tokens: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _average(
+        self, loss: Tensor, tokens: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Means over processes; of the embedding only the rows that occur are exchanged."""
         n = self._processes
         for parameter in (*self._inner, self.model.decoder.weight, self.model.decoder.bias):
@@ -93,7 +107,9 @@ class Stepper:
             parameter.grad /= n
         loss = loss.clone()
         dist.all_reduce(loss)
-        all_tokens, all_gradients = ([torch.empty_like(x) for _ in range(n)] for x in (tokens, gradient))
+        all_tokens, all_gradients = (
+            [torch.empty_like(x) for _ in range(n)] for x in (tokens, gradient)
+        )
         dist.all_gather(all_tokens, tokens.contiguous())
         dist.all_gather(all_gradients, gradient.contiguous())
         return loss / n, torch.stack(all_tokens), torch.stack(all_gradients) / n

@@ -23,7 +23,11 @@ from joma._train.settings import Settings, check_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-_PRELOAD = ("joma._train.language", "safetensors.torch", "torch._dynamo")  # the last by torch's optimizers: 5 s per run
+_PRELOAD = (
+    "joma._train.language",
+    "safetensors.torch",
+    "torch._dynamo",
+)  # the last by torch's optimizers: 5 s per run
 _ATTEMPTS = 3  # how often the worker of a run may die before the sweep gives that run up
 
 
@@ -46,7 +50,9 @@ def grid(base: Settings, choices: Mapping[str, Sequence[Any]]) -> dict[str, Sett
                          for name in names)  # fmt: skip
         label = label.replace("/", "_") or "run"
         if label in runs:
-            raise ValueError(f"two runs would share the folder {label!r}: give values that differ, and in six digits")
+            raise ValueError(
+                f"two runs would share the folder {label!r}: give values that differ, and in six digits"
+            )
         runs[label] = replace(base, **chosen)
         runs[label].checked()
     return runs
@@ -84,7 +90,9 @@ def sweep(
     decided = {name: _decided(settings, infos[name], workers) for name, settings in runs.items()}
     for name, info in infos.items():  # all of them, before anything is done
         if info is not None:
-            stored = {key: value for key, value in info["config"].items() if key in asdict(decided[name])}
+            stored = {
+                key: value for key, value in info["config"].items() if key in asdict(decided[name])
+            }
             check_config(out / name, stored, asdict(decided[name]))
     ends: dict[str, RunEnd] = {}
 
@@ -93,7 +101,11 @@ def sweep(
         report(end, len(ends), len(runs))
 
     for name, info in infos.items():
-        if info is not None and info["status"] in ("done", "diverged", *(() if retry else ("failed",))):
+        if info is not None and info["status"] in (
+            "done",
+            "diverged",
+            *(() if retry else ("failed",)),
+        ):
             take(name, RunEnd(out / name, info["status"], info.get("reason")))
     jobs = [
         Job(name, partial(_train_one, settings, out.absolute() / name, checkpoint_every))
@@ -104,7 +116,10 @@ def sweep(
     if jobs:
         with open_engine(engine, workers, address, **options) as opened:
             for end in run_jobs(jobs, opened, attempts=_ATTEMPTS):
-                take(end.id, RunEnd(out / end.id, *(("failed", end.error) if end.error else end.value)))
+                take(
+                    end.id,
+                    RunEnd(out / end.id, *(("failed", end.error) if end.error else end.value)),
+                )
     return [ends[name] for name in runs]
 
 
@@ -122,7 +137,9 @@ def _decided(settings: Settings, info: Mapping[str, Any] | None, workers: int) -
     return replace(settings, threads=settings.threads or begun or threads(workers))
 
 
-def _train_one(settings: Settings, path: Path, checkpoint_every: int, progress: Progress) -> tuple[str, str | None]:
+def _train_one(
+    settings: Settings, path: Path, checkpoint_every: int, progress: Progress
+) -> tuple[str, str | None]:
     """Status and reason of one run, done in a worker."""
     trained = train(settings, path, checkpoint_every=checkpoint_every, say=lambda message: None)
     return trained.info["status"], trained.info.get("reason")
@@ -132,7 +149,17 @@ def status(out: str | os.PathLike[str]) -> pd.DataFrame:
     """A table of the runs below a folder: what varies, status, steps, losses, entropy, phases."""
     import pandas as pd
 
-    columns = ["run", "status", "step", "steps", "loss", "valid_loss", "entropy", "phases", "reason"]
+    columns = [
+        "run",
+        "status",
+        "step",
+        "steps",
+        "loss",
+        "valid_loss",
+        "entropy",
+        "phases",
+        "reason",
+    ]
     return pd.DataFrame(standing(out), columns=columns)
 
 
@@ -152,7 +179,10 @@ def standing(out: str | os.PathLike[str]) -> list[dict[str, Any]]:
             "run": path.name, "status": stored.status, "step": int(table.step.max()) if len(table) else None,
             "steps": info["config"].get("steps"),
         }  # fmt: skip
-        row |= {gauge: float(means[gauge]) if gauge in means else None for gauge in ("loss", "valid_loss", "entropy")}
+        row |= {
+            gauge: float(means[gauge]) if gauge in means else None
+            for gauge in ("loss", "valid_loss", "entropy")
+        }
         row["phases"] = " ".join(info["phases"][int(code)] for code in phases)
         row["reason"] = info.get("reason")
         rows.append(row)

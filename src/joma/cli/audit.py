@@ -20,7 +20,9 @@ _MOST = 40  # lines of the table
 
 
 def _audit(
-    source: Annotated[str, typer.Argument(help="A folder of checkpoints, or the id of a model on the hub.")],
+    source: Annotated[
+        str, typer.Argument(help="A folder of checkpoints, or the id of a model on the hub.")
+    ],
     revisions: Annotated[
         str | None, typer.Option(help="As for `joma scan`.", show_default="all that have a step")
     ] = None,
@@ -31,14 +33,22 @@ def _audit(
             autocompletion=help.one_of("hashes", "slices", "full"),
         ),
     ] = "slices",
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/audit-…")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write.", show_default="runs/audit-…")
+    ] = None,
     as_json: AsJson = False,
     budget: Annotated[
         str | None,
-        typer.Option(help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."),
+        typer.Option(
+            help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."
+        ),
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Do again what could not be read before.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Do again what could not be read before.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start again even if there is a run.")
+    ] = False,
 ) -> None:
     """Check a series of checkpoints for copies, wrong shards, swapped steps and damage. The exit status is 1 if any.
 
@@ -53,7 +63,11 @@ def _audit(
     from joma.cli.scan import folder_name
 
     folder = out or Path("runs") / f"audit-{folder_name(source)}-{level}"
-    columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    columns = (
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("", total=None)
 
@@ -63,7 +77,14 @@ def _audit(
             bars.update(task, completed=done, total=total, description=harmless(what))
 
         result = audit(
-            source, folder, revisions=revisions, level=level, budget=budget, retry=retry, overwrite=force, report=report
+            source,
+            folder,
+            revisions=revisions,
+            level=level,
+            budget=budget,
+            retry=retry,
+            overwrite=force,
+            report=report,
         )
     said = console(stderr=as_json)
     if as_json:
@@ -92,11 +113,19 @@ def _show(result: Audit, out: Console) -> None:
     rows = []
     for row in shown.to_dict("records"):
         change = "" if math.isnan(row["change"]) else show_number(row["change"], digits=2)
-        name, faults = escape(harmless(row["checkpoint"])), f"[red]{row['faults']}[/red]" if row["faults"] else ""
+        name, faults = (
+            escape(harmless(row["checkpoint"])),
+            f"[red]{row['faults']}[/red]" if row["faults"] else "",
+        )
         counts = (str(row["files"]), str(row["tensors"] or ""), f"{row['bytes']:,}")
         rows.append((f"{row['step']:,}", name, *counts, change, faults))
     columns = (">step", "checkpoint", ">files", ">tensors", ">bytes", ">change", "faults")
-    print_table(out, columns, rows, f"{len(shown)} of {len(points)} checkpoints" if len(shown) < len(points) else "")
+    print_table(
+        out,
+        columns,
+        rows,
+        f"{len(shown)} of {len(points)} checkpoints" if len(shown) < len(points) else "",
+    )
     for fault in result.faults:
         say(harmless(f"{fault.kind}: {fault.text}"), out, "yellow")
     moved = show_bytes(int(points.transferred.sum()))

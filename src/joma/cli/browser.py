@@ -10,7 +10,9 @@ NO_WINDOW = "no window can be opened here: open it in a browser of yours"
 
 def has_windows() -> bool:
     """Whether a window can be opened: over ssh, `webbrowser` would start a text browser."""
-    return sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return sys.platform != "linux" or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    )
 
 
 def open_page(address: str) -> bool:

@@ -12,7 +12,16 @@ import typer
 
 from joma.cli import help
 from joma.cli.maths import plain_maths
-from joma.cli.terminal import AsJson, console, escape, print_facts, print_json, print_table, show_number, styled
+from joma.cli.terminal import (
+    AsJson,
+    console,
+    escape,
+    print_facts,
+    print_json,
+    print_table,
+    show_number,
+    styled,
+)
 
 if TYPE_CHECKING:
     from joma.paper.claims import Claim, Result
@@ -22,7 +31,9 @@ def _claims(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Claims or groups of them: T2.invariant, T4.", show_default="all", autocompletion=help.claims
+            help="Claims or groups of them: T2.invariant, T4.",
+            show_default="all",
+            autocompletion=help.claims,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -88,7 +99,9 @@ def _subject(claim: Claim) -> str:
 
 def _explain(result: Result) -> None:
     claim, out = result.claim, console()
-    out.print(f"[bold]{claim.id}[/bold]  {styled(result.verdict)}, {claim.kind}   ({escape(claim.source)})\n")
+    out.print(
+        f"[bold]{claim.id}[/bold]  {styled(result.verdict)}, {claim.kind}   ({escape(claim.source)})\n"
+    )
     rows = {
         "about": _subject(claim), "statement": claim.statement, "correction": claim.correction,
         "condition": claim.condition, "remark": claim.remark, "counterexample": claim.counterexample,

@@ -49,7 +49,10 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -75,11 +78,17 @@ def run() -> None:
     try:
         app()
     except (ValueError, TypeError, RunError, OSError) as error:
-        print("\n".join(harmless(line) for line in f"joma: {_sentence(error)}".splitlines()), file=sys.stderr)
+        print(
+            "\n".join(harmless(line) for line in f"joma: {_sentence(error)}".splitlines()),
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Ctrl-C, as Typer passes it on
-            print("joma: interrupted; what was complete is kept, nothing is half-written", file=sys.stderr)
+            print(
+                "joma: interrupted; what was complete is kept, nothing is half-written",
+                file=sys.stderr,
+            )
         raise
     finally:
         warnings.formatwarning = _FORMAT

@@ -26,9 +26,12 @@ ROOM = 20_000_000  # bytes that the run folder and its page may take
 def _demo(
     seed: Annotated[int, typer.Option(help="Seed of the model's start.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder to write.", show_default="runs/demo, runs/demo-2, …")
+        Path | None,
+        typer.Option(help="Run folder to write.", show_default="runs/demo, runs/demo-2, …"),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = True,
+    open_: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show the page in the browser.")
+    ] = True,
 ) -> None:
     """See it work: train a tiny language model for half a minute, watch its attention, and look at the page."""
     from dataclasses import replace
@@ -49,7 +52,9 @@ def _demo(
     from joma._train.language import train
 
     with progress_bar(screen, settings.steps) as show:
-        run = train(settings, folder, checkpoint_every=settings.steps, say=lambda line: None, show=show)
+        run = train(
+            settings, folder, checkpoint_every=settings.steps, say=lambda line: None, show=show
+        )
     with screen.status("drawing"):
         page = report([folder], folder / "report.html", "joma demo")
     for line in (*story(run), f"page: {page}", _NEXT):

@@ -30,13 +30,19 @@ def docs_folder() -> Path:
     for folder in (_PACKAGE / "_docs", _PACKAGE.parents[1] / "docs"):
         if (folder / "index.md").is_file():
             return folder
-    raise ValueError(f"this installation of joma has no pages: {_PACKAGE / '_docs'} is missing; install joma again")
+    raise ValueError(
+        f"this installation of joma has no pages: {_PACKAGE / '_docs'} is missing; install joma again"
+    )
 
 
 def pages() -> dict[str, Path]:
     """Return the pages by name."""
     files = sorted(docs_folder().glob("*.md"))
-    return {file.stem: file for file in files if not file.read_text(encoding="utf-8").startswith(_INCLUDE)}
+    return {
+        file.stem: file
+        for file in files
+        if not file.read_text(encoding="utf-8").startswith(_INCLUDE)
+    }
 
 
 def title_of(page: Path) -> str:
@@ -48,7 +54,9 @@ def title_of(page: Path) -> str:
 def terminal_text(markdown: str) -> str:
     """Return a page as a terminal can show it: pictures by their captions, links by commands, formulas in Unicode.
 
-    >>> terminal_text("See [the guide](watch.md#alerts), ![a curve](figures/x.png) and $z^2$; `$HOME` is code.")
+    >>> terminal_text(
+    ...     "See [the guide](watch.md#alerts), ![a curve](figures/x.png) and $z^2$; `$HOME` is code."
+    ... )
     'See the guide (`joma docs watch`), *Picture: a curve.* and z²; `$HOME` is code.'
     """
     pieces = _CODE.split(_COMMENT.sub("", markdown))
@@ -70,7 +78,9 @@ def _docs(
     page: Annotated[
         str | None,
         typer.Argument(
-            help="The page to print: watch, scan, reading, …", show_default="a list", autocompletion=complete_page
+            help="The page to print: watch, scan, reading, …",
+            show_default="a list",
+            autocompletion=complete_page,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -83,7 +93,9 @@ def _docs(
         if as_json:
             print_json(titles)
             return
-        print_table(out, ("page", "*about"), [(name, escape(title)) for name, title in titles.items()])
+        print_table(
+            out, ("page", "*about"), [(name, escape(title)) for name, title in titles.items()]
+        )
         out.print("\nOne of them: joma docs watch", highlight=False)
         return
     if page not in known_pages:

@@ -46,7 +46,9 @@ class Part:
 
 
 def _doctor(
-    network: Annotated[bool, typer.Option("--network", help="Try to reach the Hugging Face hub.")] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="Try to reach the Hugging Face hub.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what is installed, what is missing and how to get it; where data and models are kept. 0 if the core works."""
@@ -65,7 +67,11 @@ def _doctor(
     todo = _todo(core, parts, broken)
     ok = not broken and all(part.ok for part in core)
     if as_json:
-        told = {"parts": [asdict(part) | {"ok": part.ok} for part in parts], "broken": broken, "folders": folders}
+        told = {
+            "parts": [asdict(part) | {"ok": part.ok} for part in parts],
+            "broken": broken,
+            "folders": folders,
+        }
         print_json({"ok": ok, **facts, **told, "todo": todo})
     else:
         _show(facts, parts, broken, folders, todo)
@@ -82,10 +88,14 @@ def _parts() -> Iterable[Part]:
         lines = requires("joma") or []
     except PackageNotFoundError:  # run from its source, without being installed
         lines = []
-    needed: dict[tuple[str, str], list[str]] = {}  # (name, wanted) -> by whom: an extra may contain another
+    needed: dict[
+        tuple[str, str], list[str]
+    ] = {}  # (name, wanted) -> by whom: an extra may contain another
     for line in lines:
         requirement, _, marker = line.partition(";")
-        name, wanted = re.fullmatch(r"\s*([\w.-]+)(?:\[.*?\])?\s*\(?(.*?)\)?\s*", requirement).groups()  # type: ignore[union-attr]
+        name, wanted = re.fullmatch(
+            r"\s*([\w.-]+)(?:\[.*?\])?\s*\(?(.*?)\)?\s*", requirement
+        ).groups()  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"]([\w.-]+)['\"]", marker)
         if (whose := extra[1] if extra else "joma") not in _FOR_DEVELOPERS:
             needed.setdefault((name, wanted), []).append(whose)
@@ -94,7 +104,13 @@ def _parts() -> Iterable[Part]:
             found: str | None = version(name)
         except PackageNotFoundError:
             found = None
-        problem = "not installed" if found is None else "" if _fits(found, wanted) else f"{wanted} is needed"
+        problem = (
+            "not installed"
+            if found is None
+            else ""
+            if _fits(found, wanted)
+            else f"{wanted} is needed"
+        )
         yield Part(name, tuple(sorted(extras)), found, wanted, problem)
 
 
@@ -115,7 +131,9 @@ def _broken() -> dict[str, str]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a broken library raises whatever it likes
-            reasons[name] = (f"{type(error).__name__}: {error}".splitlines() or [type(error).__name__])[0]
+            reasons[name] = (
+                f"{type(error).__name__}: {error}".splitlines() or [type(error).__name__]
+            )[0]
     return reasons
 
 
@@ -155,7 +173,9 @@ def _reached() -> str:
 
 
 def _browser() -> str:
-    return next(filter(None, map(shutil.which, _BROWSERS)), "none found; pages can be opened by hand")
+    return next(
+        filter(None, map(shutil.which, _BROWSERS)), "none found; pages can be opened by hand"
+    )
 
 
 def _folders() -> dict[str, dict[str, Any]]:
@@ -167,7 +187,10 @@ def _folders() -> dict[str, dict[str, Any]]:
     for name in ("JOMA_DATA", "JOMA_MODELS"):
         places[name] = Path(os.environ[name]) if os.environ.get(name) else None
     return {
-        name: {"path": None if path is None else str(path), "bytes": None if path is None else _size(path)}
+        name: {
+            "path": None if path is None else str(path),
+            "bytes": None if path is None else _size(path),
+        }
         for name, path in places.items()
     }
 
@@ -192,12 +215,18 @@ def _todo(core: Iterable[Part], parts: Iterable[Part], broken: dict[str, str]) -
     if any(not part.ok for part in core):
         lines.append("pip install --upgrade joma")
     lines += [f"pip install --force-reinstall {name}" for name in broken]
-    extras = dict.fromkeys(extra for part in parts if not part.core and not part.ok for extra in part.needed)
+    extras = dict.fromkeys(
+        extra for part in parts if not part.core and not part.ok for extra in part.needed
+    )
     return lines + [f"pip install 'joma[{extra}]'" for extra in extras]
 
 
 def _show(
-    facts: dict[str, str], parts: list[Part], broken: dict[str, str], folders: dict[str, Any], todo: list[str]
+    facts: dict[str, str],
+    parts: list[Part],
+    broken: dict[str, str],
+    folders: dict[str, Any],
+    todo: list[str],
 ) -> None:
     from rich.filesize import decimal
 
@@ -210,7 +239,15 @@ def _show(
         if state != "ok":
             style = "red" if part.core else "yellow"
         whose = ", ".join(part.needed)
-        rows.append((part.name, part.installed or "", part.wanted, whose, f"[{style}]{escape(state)}[/{style}]"))
+        rows.append(
+            (
+                part.name,
+                part.installed or "",
+                part.wanted,
+                whose,
+                f"[{style}]{escape(state)}[/{style}]",
+            )
+        )
     print_table(out, ("package", "version", "wanted", "for", "*state"), rows)
     out.print()
     told = {}

@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
 
 def _forecast(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of one model: several seeds give a band.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders of one model: several seeds give a band.")
+    ],
     lr: Annotated[float, typer.Option(help="The learning rate of the new run.")],
     steps: Annotated[int, typer.Option(help="Its length.")],
-    layers: Annotated[int | None, typer.Option(help="Its depth; refused if the runs have another.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the figure and forecast.csv.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Its depth; refused if the runs have another.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure and forecast.csv.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Foretell entropy, stable rank and loss of a run at another learning rate, on the common clock τ = Σ lr.
@@ -42,8 +48,21 @@ def _forecast(
         print_json(facts | {"warnings": list(told.warnings), "curves": rows})
         return
     screen = console()
-    say(f"lr {lr:g}, {steps:,} steps, τ = {told.tau:.3g}, from {len(runs)} run{'s' * (len(runs) > 1)}", screen)
-    columns = ["gauge", ">layer", ">start", ">trough", ">at step", ">bounce at", ">end", "band", "~what it does"]
+    say(
+        f"lr {lr:g}, {steps:,} steps, τ = {told.tau:.3g}, from {len(runs)} run{'s' * (len(runs) > 1)}",
+        screen,
+    )
+    columns = [
+        "gauge",
+        ">layer",
+        ">start",
+        ">trough",
+        ">at step",
+        ">bounce at",
+        ">end",
+        "band",
+        "~what it does",
+    ]
     print_table(screen, columns, _rows(table))
     for warning in told.warnings:
         say(f"note: {warning}", screen)
@@ -55,11 +74,16 @@ def _rows(table: pd.DataFrame) -> list[list[str]]:
     """The cells; what a curve does not have is empty."""
     cells = []
     for row in table.astype(object).where(table.notna(), None).to_dict("records"):
-        steps = ["" if row[name] is None else f"{row[name]:,.0f}" for name in ("trough_step", "bounce_step")]
+        steps = [
+            "" if row[name] is None else f"{row[name]:,.0f}"
+            for name in ("trough_step", "bounce_step")
+        ]
         band = "" if row["low"] is None else f"{row['low']:.4g} to {row['high']:.4g}"
         layer = "" if row["layer"] is None else str(row["layer"])
         values = [show_number(row[name]) for name in ("start", "trough", "end")]
-        cells.append([row["gauge"], layer, *values[:2], *steps, values[2], band, row["pattern"] or ""])
+        cells.append(
+            [row["gauge"], layer, *values[:2], *steps, values[2], band, row["pattern"] or ""]
+        )
     return cells
 
 

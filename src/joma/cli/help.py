@@ -138,7 +138,11 @@ def gauges(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
     name, dot, _ = last.partition(".")
     known = gauges()
-    names = [f"{name}.{part}" for part in parts_of(known[name])] if dot and name in known else list(known)
+    names = (
+        [f"{name}.{part}" for part in parts_of(known[name])]
+        if dot and name in known
+        else list(known)
+    )
     return [f"{before}{comma}{word}" for word in names if word.startswith(last)]
 
 

@@ -66,7 +66,9 @@ def _row(children: list[ElementTree.Element], parts: list[str]) -> str:
     for child, part in zip(children, parts, strict=True):
         is_sum = part[:1] in ("Σ", "Π", "∫") and child.tag.rpartition("}")[2] != "mo"
         before = line.rstrip()[-1:]
-        if part in _SPACED or (part in _BINARY and before and before not in _SPACED | set("([{,/|")):
+        if part in _SPACED or (
+            part in _BINARY and before and before not in _SPACED | set("([{,/|")
+        ):
             line = f"{line.rstrip()} {part} "
         elif part == ",":
             line += ", "
@@ -80,7 +82,9 @@ def _row(children: list[ElementTree.Element], parts: list[str]) -> str:
 
 def _letters(text: str) -> str:
     """Letters of mathematical alphabets as plain ones: 𝔼 as E."""
-    return "".join(unicodedata.normalize("NFKC", c) if 0x1D400 <= ord(c) <= 0x1D7FF else c for c in text)
+    return "".join(
+        unicodedata.normalize("NFKC", c) if 0x1D400 <= ord(c) <= 0x1D7FF else c for c in text
+    )
 
 
 def _group(text: str) -> str:

@@ -12,9 +12,15 @@ from joma.cli.terminal import say, tell_newest
 
 def _plot(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the figure.", show_default="RUN")] = None,
-    clock: Annotated[bool, typer.Option("--clock", help="Over τ, the sum of learning rates, not over steps.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the numbers, as a table, to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure.", show_default="RUN")
+    ] = None,
+    clock: Annotated[
+        bool, typer.Option("--clock", help="Over τ, the sum of learning rates, not over steps.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write the numbers, as a table, to this file.")
+    ] = None,
 ) -> None:
     """Draw a run: of a watched training, each gauge over the steps, one line per layer, with phases and the loss."""
     from joma._runs import Run, write_atomic

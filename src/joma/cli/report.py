@@ -13,18 +13,31 @@ from joma.cli.terminal import console, say
 
 def _report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, or folders of them: of train, sweep, scan, watch, simulate, …")
+        list[Path],
+        typer.Argument(
+            help="Run folders, or folders of them: of train, sweep, scan, watch, simulate, …"
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page to write.", show_default="RUN/report.html; report-A+B.html of several")
+        Path | None,
+        typer.Option(
+            help="The page to write.", show_default="RUN/report.html; report-A+B.html of several"
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Its heading.")] = None,
     clock: Annotated[
-        bool, typer.Option("--clock", help="Over τ, the sum of learning rates, not over steps; the page can switch.")
+        bool,
+        typer.Option(
+            "--clock",
+            help="Over τ, the sum of learning rates, not over steps; the page can switch.",
+        ),
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve the page of runs in training to this machine; it follows them.")
+        bool,
+        typer.Option(
+            "--live", help="Serve the page of runs in training to this machine; it follows them."
+        ),
     ] = False,
     port: Annotated[
         int | None, typer.Option(help="With --live: of 127.0.0.1.", show_default="any that is free")
@@ -33,7 +46,9 @@ def _report(
     """One interactive page from any runs; several are drawn over each other. It needs no network to be viewed."""
     if live:
         if out is not None:
-            raise ValueError(f"--live serves a page and writes none: leave out --out {out}, or --live")
+            raise ValueError(
+                f"--live serves a page and writes none: leave out --out {out}, or --live"
+            )
         _serve(runs, title, clock, open_, port or 0)
         return
     if port is not None:
@@ -54,7 +69,9 @@ def _serve(runs: list[Path], title: str | None, clock: bool, show: bool, port: i
         if show and not open_page(url):
             say(NO_WINDOW)
 
-    serve(runs, title, port=port, clock=clock, say=lambda line: print(line, flush=True), ready=ready)
+    serve(
+        runs, title, port=port, clock=clock, say=lambda line: print(line, flush=True), ready=ready
+    )
 
 
 def register(app: typer.Typer) -> None:

@@ -38,7 +38,9 @@ def _reproduce(
     exhibits: Annotated[
         list[str] | None,
         typer.Argument(
-            help="fig2, fig3, folding, …; see --list.", show_default="all, and the claims", autocompletion=help.exhibits
+            help="fig2, fig3, folding, …; see --list.",
+            show_default="all, and the claims",
+            autocompletion=help.exhibits,
         ),
     ] = None,
     preset: Annotated[
@@ -48,23 +50,34 @@ def _reproduce(
             autocompletion=help.one_of("quick", "laptop", "paper"),
         ),
     ] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path(
+        "runs/reproduce"
+    ),
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/report.html")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting of the preset; of one exhibit."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Another value for a setting of the preset; of one exhibit.",
+        ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Exhibits at a time; results do not depend on it.", show_default="the cores")
+        int | None,
+        typer.Option(
+            help="Exhibits at a time; results do not depend on it.", show_default="the cores"
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="processes (this machine) or ray.", autocompletion=help.ENGINES)
     ] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make exhibits again that are there already.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make exhibits again that are there already.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the exhibits and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +87,12 @@ def _reproduce(
 
         known = registered().values()
         if as_json:
-            print_json([{name: getattr(exhibit, name) for name in ("id", "title", "statement")} for exhibit in known])
+            print_json(
+                [
+                    {name: getattr(exhibit, name) for name in ("id", "title", "statement")}
+                    for exhibit in known
+                ]
+            )
         else:
             rows = [(exhibit.id, escape(exhibit.statement)) for exhibit in known]
             print_table(console(), ("exhibit", "*the paper's statement"), rows)
@@ -154,8 +172,17 @@ def _as_json(reproduction: Reproduction) -> dict[str, Any]:
         }
         for outcome in reproduction.outcomes
     ]  # fmt: skip
-    claims = None if reproduction.claims is None else [result.as_dict() for result in reproduction.claims]
-    return {"exhibits": exhibits, "claims": claims, "claims_error": reproduction.claims_error, "ok": reproduction.ok}
+    claims = (
+        None
+        if reproduction.claims is None
+        else [result.as_dict() for result in reproduction.claims]
+    )
+    return {
+        "exhibits": exhibits,
+        "claims": claims,
+        "claims_error": reproduction.claims_error,
+        "ok": reproduction.ok,
+    }
 
 
 def _print(out: Console, reproduction: Reproduction) -> None:
@@ -166,9 +193,21 @@ def _print(out: Console, reproduction: Reproduction) -> None:
         rows = []
         for outcome in reproduction.outcomes:
             verdict, measured, paper = _cells(outcome)
-            cells = (escape(outcome.exhibit.statement), styled(verdict), escape(measured), escape(paper))
+            cells = (
+                escape(outcome.exhibit.statement),
+                styled(verdict),
+                escape(measured),
+                escape(paper),
+            )
             rows.append((outcome.exhibit.id, *cells, _time(outcome)))
-        columns = ("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
+        columns = (
+            "exhibit",
+            "*the paper's statement",
+            "verdict",
+            "*measured",
+            "*the paper",
+            ">time",
+        )
         print_table(out, columns, rows)
     else:
         width = max((len(outcome.exhibit.id) for outcome in reproduction.outcomes), default=0)
@@ -183,7 +222,11 @@ def _print(out: Console, reproduction: Reproduction) -> None:
         out.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
     elif reproduction.claims is not None:
         wrong = [result.id for result in reproduction.claims if not result.ok]
-        said = f"[red]wrong: {', '.join(wrong)}[/red]" if wrong else "all checks ran and rejected their controls"
+        said = (
+            f"[red]wrong: {', '.join(wrong)}[/red]"
+            if wrong
+            else "all checks ran and rejected their controls"
+        )
         how = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
         out.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
 

@@ -17,44 +17,68 @@ if TYPE_CHECKING:
 
     from joma._checkpoints.scan import Scan
 
-_MOST = 40  # lines of the table; of longer series a log-spaced choice is shown, and what needs a look
+_MOST = (
+    40  # lines of the table; of longer series a log-spaced choice is shown, and what needs a look
+)
 
 
 def _scan(
     source: Annotated[
-        str, typer.Argument(help="A folder of checkpoints, one model, the id of a model on the hub, or smollm2.")
+        str,
+        typer.Argument(
+            help="A folder of checkpoints, one model, the id of a model on the hub, or smollm2."
+        ),
     ],
     revisions: Annotated[
         str | None,
         typer.Option(
-            help="step0,step1000 or 0..5000[:500] or pythia, all, log, log:20.", show_default="all in a folder"
+            help="step0,step1000 or 0..5000[:500] or pythia, all, log, log:20.",
+            show_default="all in a folder",
         ),
     ] = None,
     gauges: Annotated[
-        str, typer.Option(help="Names as in `joma gauges`, with commas.", autocompletion=help.gauges)
+        str,
+        typer.Option(help="Names as in `joma gauges`, with commas.", autocompletion=help.gauges),
     ] = "stable_rank",
-    data: Annotated[str, typer.Option(help="Corpus for attention gauges: pydoc, wikitext-103, a path, …")] = "pydoc",
+    data: Annotated[
+        str, typer.Option(help="Corpus for attention gauges: pydoc, wikitext-103, a path, …")
+    ] = "pydoc",
     tokens: Annotated[int, typer.Option(help="How many tokens of it.")] = 20_000,
     length: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence.", show_default="512, or what the model has")
+        int | None,
+        typer.Option(help="Tokens of a sequence.", show_default="512, or what the model has"),
     ] = None,
     mlp: Annotated[
-        str | None, typer.Option(help="Regular expression that whole names of tensors match: the lower MLP matrices.")
+        str | None,
+        typer.Option(
+            help="Regular expression that whole names of tensors match: the lower MLP matrices."
+        ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="For attention gauges: a folder or id.", show_default="the model's own")
+        str | None,
+        typer.Option(help="For attention gauges: a folder or id.", show_default="the model's own"),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="The model that LoRA adapters add to: a folder or id.", show_default="updates only"),
+        typer.Option(
+            help="The model that LoRA adapters add to: a folder or id.", show_default="updates only"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/scan-…")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write.", show_default="runs/scan-…")
+    ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Keep weights that were downloaded, or delete them once measured.")
+        bool,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Keep weights that were downloaded, or delete them once measured.",
+        ),
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."),
+        typer.Option(
+            help="Bytes that may be transferred from the hub, as 20GB; more is refused beforehand."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Checkpoints at a time.")] = 1,
     engine: Annotated[
@@ -62,8 +86,12 @@ def _scan(
     ] = "processes",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster: ray://HOST:PORT.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Do again what failed before.")] = False,
-    page: Annotated[Path | None, typer.Option("--report", help="Also write its interactive page to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--report", help="Also write its interactive page to this file.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start again even if there is a run.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure gauges on a series of checkpoints. The same command again goes on where it stopped.
@@ -130,8 +158,13 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
 
         report(result.path, page)
     if as_json:
-        told = [{**row, "means": {gauge: means.get((row["checkpoint"], gauge)) for gauge in gauges}} for row in rows]
-        print_json({"run": str(result.path), "checkpoints": told, "failed": failed, "partly": partly})
+        told = [
+            {**row, "means": {gauge: means.get((row["checkpoint"], gauge)) for gauge in gauges}}
+            for row in rows
+        ]
+        print_json(
+            {"run": str(result.path), "checkpoints": told, "failed": failed, "partly": partly}
+        )
         return failed + partly
     _print_checkpoints(rows, means, gauges, out)
     for row in rows:
@@ -150,7 +183,9 @@ def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None =
     return failed + partly
 
 
-def _print_checkpoints(rows: list[dict[Any, Any]], means: dict[Any, float], gauges: list[str], out: Console) -> None:
+def _print_checkpoints(
+    rows: list[dict[Any, Any]], means: dict[Any, float], gauges: list[str], out: Console
+) -> None:
     from joma._checkpoints.checkpoints import log_spaced
 
     shown = {row["checkpoint"] for row in rows}
@@ -163,8 +198,12 @@ def _print_checkpoints(rows: list[dict[Any, Any]], means: dict[Any, float], gaug
         name, status = row["checkpoint"], row["status"]
         style = {"ok": "green", "partly": "yellow"}.get(status, "red")
         numbers = [show_number(means.get((name, gauge))) for gauge in gauges]
-        lines += [(f"{row['step']:,}", escape(name), *numbers, f"[{style}]{status}[/{style}]")] * (name in shown)
-    print_table(out, (">step", "checkpoint", *(f">{gauge}" for gauge in gauges), "status"), lines, caption)
+        lines += [(f"{row['step']:,}", escape(name), *numbers, f"[{style}]{status}[/{style}]")] * (
+            name in shown
+        )
+    print_table(
+        out, (">step", "checkpoint", *(f">{gauge}" for gauge in gauges), "status"), lines, caption
+    )
 
 
 def _some(names: list[str], count: int) -> str:

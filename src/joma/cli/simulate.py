@@ -15,12 +15,18 @@ def _simulate(
     task: Annotated[
         str | None,
         typer.Argument(
-            help="A .npz or .csv file, or the name of a synthetic task (--list).", autocompletion=help.tasks
+            help="A .npz or .csv file, or the name of a synthetic task (--list).",
+            autocompletion=help.tasks,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/simulate-TASK")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write.", show_default="runs/simulate-TASK")
+    ] = None,
     attention: Annotated[
-        str, typer.Option(help="linear, exp or softmax.", autocompletion=help.one_of("linear", "exp", "softmax"))
+        str,
+        typer.Option(
+            help="linear, exp or softmax.", autocompletion=help.one_of("linear", "exp", "softmax")
+        ),
     ] = "softmax",
     activation: Annotated[
         str,
@@ -31,18 +37,28 @@ def _simulate(
     ] = "relu",
     t_end: Annotated[float, typer.Option(help="End of the time span.")] = 10.0,
     mlp_lr: Annotated[float, typer.Option(help="Learning rate of the MLP weights.")] = 1.0,
-    attention_lr: Annotated[float, typer.Option(help="Learning rate of the attention logits; 0 freezes them.")] = 1.0,
+    attention_lr: Annotated[
+        float, typer.Option(help="Learning rate of the attention logits; 0 freezes them.")
+    ] = 1.0,
     temperature: Annotated[float, typer.Option(help="Divides the attention logits.")] = 1.0,
-    folded: Annotated[bool, typer.Option("--folded", help="Integrate attention out (Theorem 1).")] = False,
+    folded: Annotated[
+        bool, typer.Option("--folded", help="Integrate attention out (Theorem 1).")
+    ] = False,
     step: Annotated[
         float | None, typer.Option(help="Gradient descent with this step size instead of the flow.")
     ] = None,
     times: Annotated[int, typer.Option(help="How many output times.")] = 201,
-    scale: Annotated[float, typer.Option(help="Size of the random start where the file gives none.")] = 0.01,
+    scale: Annotated[
+        float, typer.Option(help="Size of the random start where the file gives none.")
+    ] = 0.01,
     signed: Annotated[bool, typer.Option("--signed", help="Admit negative x.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of synthetic tasks and starts.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the synthetic tasks and exit.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the run in the output folder.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the synthetic tasks and exit.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Integrate the joint dynamics of a task of your own: a run folder and a picture."""

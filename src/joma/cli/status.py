@@ -41,7 +41,9 @@ def _status(
     else:
         loss = "" if now.loss is None else f", loss {readable(now.loss)}"
         lines = [f"{run}: {state}, step {now.step:,}{loss}"]
-        lines += [f"  layer {n}: {phase}" for n, phase in enumerate(now.phases) if phase is not None]
+        lines += [
+            f"  layer {n}: {phase}" for n, phase in enumerate(now.phases) if phase is not None
+        ]
         if missing:
             lines.append(f"not written: {missing_in_words(missing)}")
         lines += [_line(alert) for alert in alerts] or ["no alerts"]

@@ -15,24 +15,51 @@ if TYPE_CHECKING:
 
 
 def _superpose(
-    model: Annotated[str, typer.Argument(help="A folder in the hub's format, a GGUF file, an id, or smollm2.")],
-    data: Annotated[str, typer.Option(help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME.")],
-    layer: Annotated[int | None, typer.Option(help="One MLP, counted from 0.", show_default="all")] = None,
+    model: Annotated[
+        str, typer.Argument(help="A folder in the hub's format, a GGUF file, an id, or smollm2.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME."
+        ),
+    ],
+    layer: Annotated[
+        int | None, typer.Option(help="One MLP, counted from 0.", show_default="all")
+    ] = None,
     neuron: Annotated[int | None, typer.Option(help="Show this neuron.")] = None,
-    top: Annotated[int, typer.Option(help="Show so many neurons, those that pass most tests.")] = 20,
-    tokens: Annotated[int | None, typer.Option(help="Read so many tokens.", show_default="the whole corpus")] = None,
+    top: Annotated[
+        int, typer.Option(help="Show so many neurons, those that pass most tests.")
+    ] = 20,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read so many tokens.", show_default="the whole corpus")
+    ] = None,
     contexts: Annotated[int, typer.Option(help="Contexts kept for each neuron.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 64,
     batch: Annotated[int, typer.Option(help="Windows at a time.")] = 16,
-    tokenizer: Annotated[str | None, typer.Option(help="A folder or id.", show_default="the model's")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A folder or id.", show_default="the model's")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub, as step1000.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    masked: Annotated[int, typer.Option(help="Mask the patterns of so many neurons, the surest first.")] = 100,
-    untrained: Annotated[bool, typer.Option("--untrained", help="A control: the model with new weights.")] = False,
+    masked: Annotated[
+        int, typer.Option(help="Mask the patterns of so many neurons, the surest first.")
+    ] = 100,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="A control: the model with new weights.")
+    ] = False,
     shuffles: Annotated[int, typer.Option(help="Deal contexts out at random so often.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random in masking and dealing.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/superpose-MODEL")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
+    seed: Annotated[
+        int, typer.Option(help="Of what is drawn at random in masking and dealing.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder to write.", show_default="runs/superpose-MODEL")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the run in the output folder.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find neurons that several patterns fire, and test them: a page with their contexts, and JSON (Figure 10)."""
@@ -44,10 +71,17 @@ def _superpose(
 
     path = out or default_run(model)
     if existing(path) is not None and not force:
-        raise RunError(f"{path} holds a run already: choose another --out, or --force to replace it")
+        raise RunError(
+            f"{path} holds a run already: choose another --out, or --force to replace it"
+        )
     if top < 1:
         raise ValueError(f"--top is {top}: at least one neuron is to be shown")
-    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        BarColumn(bar_width=30),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("loading the model", total=1.0)
         superposition = superpose(
@@ -70,22 +104,33 @@ def _superpose(
 def _show(superposition: Superposition, top: int, neuron: int | None, path: Path) -> None:
     """How many neurons have several patterns, what the controls say, a few neurons, and where the page is."""
     counts, out = superposition.counts(), console()
-    several = {name: int(counts[name].sum()) for name in ("patterns", "replicated", "passed", "untried")}
+    several = {
+        name: int(counts[name].sum()) for name in ("patterns", "replicated", "passed", "untried")
+    }
     many = f"{superposition.info['tokens']:,} tokens, {len(superposition.frame()):,} neurons"
     two = f"{several['patterns']:,} with two or more patterns, {several['replicated']:,} on held-out text too"
     say(f"{many}; {two}", out)
     if superposition.alike is None:
-        say("whether they are unrelated was not tested: the model has no input embedding to compare words by", out)
+        say(
+            "whether they are unrelated was not tested: the model has no input embedding to compare words by",
+            out,
+        )
     else:
-        untried = f"; {several['untried']:,} were not masked, see --masked" if several["untried"] else ""
+        untried = (
+            f"; {several['untried']:,} were not masked, see --masked" if several["untried"] else ""
+        )
         say(f"{several['passed']:,} pass all tests{untried}", out)
     for line in superposition.info["controls"]:
         say(line, out)
     for chosen in superposition.top(min(top, 5), neuron):
         groups = superposition.patterns(*chosen)
         passed = sum(group.passes for group in groups)
-        unrelated = f", {passed} unrelated that pass all tests" if superposition.superposed(*chosen) else ""
-        say(f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns{unrelated}", out, "bold")
+        unrelated = (
+            f", {passed} unrelated that pass all tests" if superposition.superposed(*chosen) else ""
+        )
+        say(
+            f"layer {chosen[0]}, neuron {chosen[1]}: {len(groups)} patterns{unrelated}", out, "bold"
+        )
         for group in groups[:3]:
             words = ", ".join(repr(word) for word in group.words[:6])
             say(f"  {len(group.contexts)} contexts attend to {words}", out)

@@ -23,7 +23,9 @@ _KINDS = ">*~"  # of columns
 _PROSE = 24  # columns that prose is readable in
 _GAP = 2  # columns between two columns of a table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with all digits, instead of text.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, with all digits, instead of text.")
+]
 
 VERDICT_STYLE = {
     "holds": "green",
@@ -40,7 +42,9 @@ def console(*, stderr: bool = False) -> Console:
     """What a command prints to: without control characters in a pipe and under ``NO_COLOR``."""
     from rich.console import Console
 
-    out = Console(highlight=False, stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    out = Console(
+        highlight=False, stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto"
+    )
     if not out.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         out.width = UNLIMITED
     return out
@@ -66,7 +70,9 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(plain(value), indent=1, ensure_ascii=False))
 
 
-def print_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str] | str], caption: str = "") -> None:
+def print_table(
+    out: Console, columns: Sequence[str], rows: Iterable[Sequence[str] | str], caption: str = ""
+) -> None:
     """Print rows of cells, which may have markup; columns in which all cells are empty are left out.
 
     Arguments:
@@ -116,18 +122,24 @@ def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], room: int) -
     left = room - _GAP * (len(columns) - 1) - sum(least)
     if left < 0:
         return None
-    wraps = sorted((n for n in range(len(columns)) if asked[n] > least[n]), key=lambda n: asked[n] - least[n])
+    wraps = sorted(
+        (n for n in range(len(columns)) if asked[n] > least[n]), key=lambda n: asked[n] - least[n]
+    )
     for done, n in enumerate(wraps):  # the smallest wishes first; what they leave is for the others
         given = min(asked[n] - least[n], left // (len(wraps) - done))
         least[n], left = least[n] + given, left - given
     return least
 
 
-def _across(columns: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], *, header: bool) -> Table:
+def _across(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], *, header: bool
+) -> Table:
     """A line per row."""
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0), show_header=header)
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0), show_header=header
+    )
     for column, width in zip(columns, widths, strict=True):
         justify: Any = "right" if column[0] == ">" else "left"
         table.add_column(column.lstrip(_KINDS), justify=justify, width=width, overflow="fold")

@@ -16,7 +16,9 @@ from joma._train.settings import Settings
 from joma.cli import help
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
-_OUT = Annotated[Path | None, typer.Option(help="Run folder to write.", show_default="runs/train-…")]
+_OUT = Annotated[
+    Path | None, typer.Option(help="Run folder to write.", show_default="runs/train-…")
+]
 
 
 def with_settings(function: Callable[..., None], *, lists: bool = False) -> Callable[..., None]:
@@ -33,13 +35,20 @@ def with_settings(function: Callable[..., None], *, lists: bool = False) -> Call
         complete = help.gauges if item.name == "gauges" else None
         told: Any = str(default).lower() if lists and default is not None else True  # in the help
         annotation = Annotated[
-            kind, typer.Option(help=item.metadata["help"] + ".", show_default=told, autocompletion=complete)
+            kind,
+            typer.Option(
+                help=item.metadata["help"] + ".", show_default=told, autocompletion=complete
+            ),
         ]
         options.append(
-            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation
+            )
         )
     keyword = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.default is not inspect.Parameter.empty
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in parameters
+        if p.default is not inspect.Parameter.empty
     ]
     first = [p for p in parameters if p.default is inspect.Parameter.empty]
 
@@ -58,8 +67,12 @@ def _train(
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
     keep: Annotated[int, typer.Option(help="Newest checkpoints to keep.")] = 2,
-    keep_every: Annotated[int | None, typer.Option(help="Keep the checkpoints of multiples of this, too.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start again even if there is a run.")] = False,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Keep the checkpoints of multiples of this, too.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start again even if there is a run.")
+    ] = False,
     **settings: Any,
 ) -> None:
     """Train the paper's language model with a watch attached. The same command again goes on where it stopped."""
@@ -100,8 +113,12 @@ def _train(
 
 
 def _hierarchy(
-    rho: Annotated[float, typer.Option(help="How far a latent decides those below it, between 0 and 1.")] = 0.9,
-    depth: Annotated[int, typer.Option(help="Edges from the class to a token: 3 (α, β, tokens) or 2.")] = 3,
+    rho: Annotated[
+        float, typer.Option(help="How far a latent decides those below it, between 0 and 1.")
+    ] = 0.9,
+    depth: Annotated[
+        int, typer.Option(help="Edges from the class to a token: 3 (α, β, tokens) or 2.")
+    ] = 3,
     latents: Annotated[int, typer.Option(help="Latents right below the class.")] = 4,
     children: Annotated[int, typer.Option(help="Children of each latent.")] = 3,
     classes: Annotated[int, typer.Option(help="Classes.")] = 10,
@@ -112,8 +129,12 @@ def _hierarchy(
     lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
     every: Annotated[int, typer.Option(help="Steps between measurements.")] = 20,
     seed: Annotated[int, typer.Option(help="Of tree, weights and samples.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/hierarchy-…")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run in the output folder.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.", show_default="runs/hierarchy-…")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the run in the output folder.")
+    ] = False,
 ) -> None:
     """Train a small Transformer on a noisy latent tree (Section 5): who attends to whom, which latents nodes show."""
     from joma.paper.labs.tree import TreeSettings, train_tree
@@ -121,14 +142,17 @@ def _hierarchy(
     settings = TreeSettings(
         rho, depth, latents, children, classes, layers, width, steps, batch, lr, every, seed
     ).checked()
-    folder = out or Path("runs") / f"hierarchy-rho={rho:g},depth={depth},layers={layers},seed={seed}"
+    folder = (
+        out or Path("runs") / f"hierarchy-rho={rho:g},depth={depth},layers={layers},seed={seed}"
+    )
     with console(stderr=True).status("training"):
         run = train_tree(settings, folder, force=force)
     table = run.frame()
     for gauge in [name for name in dict.fromkeys(table.gauge) if name != "competition"]:
         curves = table[table.gauge == gauge].groupby(["tree", "step"]).value.mean()
         shown = (
-            f"{tree} {curves[tree].iloc[0]:.2f} → {curves[tree].iloc[-1]:.2f}" for tree in curves.index.unique(0)[::-1]
+            f"{tree} {curves[tree].iloc[0]:.2f} → {curves[tree].iloc[-1]:.2f}"
+            for tree in curves.index.unique(0)[::-1]
         )
         say(f"{gauge:20} {', '.join(shown)}")
     say(f"run: {folder}")
@@ -176,7 +200,8 @@ def _sweep_train(
 
 
 def _sweep_status(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run folders.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="Folder of the run folders.")],
+    as_json: AsJson = False,
 ) -> None:
     """A table of the runs of a sweep, at any time."""
     _print_status(folder, as_json)
@@ -189,13 +214,32 @@ def _print_status(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = {"run": "run", "status": "status", "step": ">step", "steps": ">steps", "loss": ">loss"}
-    columns |= {"valid_loss": ">valid_loss", "entropy": ">entropy", "phases": "*phases", "reason": "*reason"}
+    columns = {
+        "run": "run",
+        "status": "status",
+        "step": ">step",
+        "steps": ">steps",
+        "loss": ">loss",
+    }
+    columns |= {
+        "valid_loss": ">valid_loss",
+        "entropy": ">entropy",
+        "phases": "*phases",
+        "reason": "*reason",
+    }
 
     def cell(value: Any) -> str:
-        return show_number(value) if isinstance(value, float) else "" if value is None else escape(str(value))
+        return (
+            show_number(value)
+            if isinstance(value, float)
+            else ""
+            if value is None
+            else escape(str(value))
+        )
 
-    print_table(console(), list(columns.values()), [[cell(row[name]) for name in columns] for row in rows])
+    print_table(
+        console(), list(columns.values()), [[cell(row[name]) for name in columns] for row in rows]
+    )
 
 
 def _values(name: str, text: str, kind: Any) -> list[Any]:
@@ -214,7 +258,9 @@ def _values(name: str, text: str, kind: Any) -> list[Any]:
             else:
                 out.append(type_(part))
         except (ValueError, KeyError):
-            raise ValueError(f"--{name.replace('_', '-')}: {part!r} is not {_article(type_)}") from None
+            raise ValueError(
+                f"--{name.replace('_', '-')}: {part!r} is not {_article(type_)}"
+            ) from None
     return out
 
 
@@ -230,7 +276,11 @@ def _parts(text: str) -> list[str]:
 
 
 def _article(kind: type) -> str:
-    return {int: "a whole number, or a range as 0..2", float: "a number", bool: "true or false"}.get(kind, "a word")
+    return {
+        int: "a whole number, or a range as 0..2",
+        float: "a number",
+        bool: "true or false",
+    }.get(kind, "a word")
 
 
 def _device(name: str) -> str:
@@ -247,7 +297,9 @@ def register(app: typer.Typer) -> None:
     lab.callback(invoke_without_command=True)(with_settings(_train))
     lab.command("hierarchy")(_hierarchy)
     app.add_typer(lab, name="train")
-    group = typer.Typer(help="Train a grid of settings; see how a sweep stands.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Train a grid of settings; see how a sweep stands.", no_args_is_help=True
+    )
     group.command("train")(with_settings(_sweep_train, lists=True))
     group.command("status")(_sweep_status)
     app.add_typer(group, name="sweep")

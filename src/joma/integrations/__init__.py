@@ -14,7 +14,9 @@ __all__ = ["lightning", "transformers"]
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return importlib.import_module(f"joma.integrations.{name}")
-    raise AttributeError(f"module 'joma.integrations' has no attribute {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(
+        f"module 'joma.integrations' has no attribute {name!r}; it has {', '.join(__all__)}"
+    )
 
 
 def __dir__() -> list[str]:

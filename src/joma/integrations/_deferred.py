@@ -55,13 +55,21 @@ class Deferred:
     """
 
     def __init__(
-        self, run: str | os.PathLike[str] | None, every: Every | None, gauges: Chosen | None, options: Options
+        self,
+        run: str | os.PathLike[str] | None,
+        every: Every | None,
+        gauges: Chosen | None,
+        options: Options,
     ) -> None:
         if unknown := options.keys() - Options.__annotations__.keys():
-            raise TypeError(f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}")
+            raise TypeError(
+                f"unknown options {sorted(unknown)}; joma.watch has {', '.join(Options.__annotations__)}"
+            )
         self._action = options.get("on_alert")
         if not (self._action is None or callable(self._action) or self._action in get_args(Action)):
-            raise ValueError(f"on_alert must be 'stop', 'lower' or a function of an alert; got {self._action!r}")
+            raise ValueError(
+                f"on_alert must be 'stop', 'lower' or a function of an alert; got {self._action!r}"
+            )
         self.path = self._named = run  # the folder that is written, and as it was asked for
         of_watch: dict[str, Any] = {"live": False, **options}
         of_watch.pop("on_alert", None)
@@ -76,7 +84,9 @@ class Deferred:
     def watch(self) -> Watch:
         """The `Watch`, once training has begun; it stays readable after the end."""
         if self._watch is None:
-            raise RuntimeError("training has not begun: the model is watched from its first step on")
+            raise RuntimeError(
+                "training has not begun: the model is watched from its first step on"
+            )
         return self._watch
 
     @property
@@ -158,10 +168,14 @@ def lower(optimizer: Optimizer, schedulers: Sequence[Any] = ()) -> None:
             if name in group:
                 group[name] = group[name] * LOWER
     for given in schedulers:
-        scheduler = getattr(given, "scheduler", given)  # Accelerate wraps it, and the optimiser that it holds
+        scheduler = getattr(
+            given, "scheduler", given
+        )  # Accelerate wraps it, and the optimiser that it holds
         followed = getattr(scheduler, "optimizer", None)
         followed = getattr(followed, "optimizer", followed)
-        if followed is getattr(optimizer, "optimizer", optimizer) and hasattr(scheduler, "base_lrs"):
+        if followed is getattr(optimizer, "optimizer", optimizer) and hasattr(
+            scheduler, "base_lrs"
+        ):
             scheduler.base_lrs = [rate * LOWER for rate in scheduler.base_lrs]
 
 

@@ -101,7 +101,11 @@ class WatchCallback(Deferred, Callback):
         self._trainer.should_stop = True
 
     def _schedulers(self) -> list[Any]:
-        return [] if self._trainer is None else [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        return (
+            []
+            if self._trainer is None
+            else [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of Lightning keeps: phases, the clock, where measurements left off."""
@@ -115,7 +119,9 @@ class WatchCallback(Deferred, Callback):
         """Fitting came to its end."""
         self._end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Fitting failed or was interrupted."""
         self._end(exception)
 

@@ -73,8 +73,12 @@ class TrainerWatch(Deferred, TrainerCallback):
     ) -> None:  # fmt: skip
         if not hasattr(trainer, "callback_handler"):
             raise TypeError(f"a transformers.Trainer is watched, not {type(trainer).__name__}")
-        if other := next((cb for cb in trainer.callback_handler.callbacks if isinstance(cb, TrainerWatch)), None):
-            raise ValueError(f"this trainer is watched already ({other!r}); close() that watch first")
+        if other := next(
+            (cb for cb in trainer.callback_handler.callbacks if isinstance(cb, TrainerWatch)), None
+        ):
+            raise ValueError(
+                f"this trainer is watched already ({other!r}); close() that watch first"
+            )
         super().__init__(run, every, gauges, options)
         self._trainer: Any = trainer
         self._loss: Tensor | None = None  # of this step so far
@@ -126,7 +130,9 @@ class TrainerWatch(Deferred, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is where it trains, and wrapped."""
         self._loss = None
-        if (checkpoint := self._checkpoint(args)) is not None and (saved := Path(checkpoint, _STATE)).exists():
+        if (checkpoint := self._checkpoint(args)) is not None and (
+            saved := Path(checkpoint, _STATE)
+        ).exists():
             self._state = torch.load(saved, weights_only=True)
         self._begin(self._trainer.model_wrapped, self._trainer.optimizer)
 
@@ -150,7 +156,9 @@ class TrainerWatch(Deferred, TrainerCallback):
             should_log = control.should_log
             with _printers_silent(self._trainer.callback_handler.callbacks):
                 self._trainer.log(metrics)
-            control.should_log = should_log  # logging resets it, and the Trainer's own numbers are still to come
+            control.should_log = (
+                should_log  # logging resets it, and the Trainer's own numbers are still to come
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training came to its end."""

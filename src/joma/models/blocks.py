@@ -39,7 +39,11 @@ class Blocks:
             or holds_projections(module)
         ]  # fmt: skip
         mlps = [matrix.name for matrix in find_matrices(model, "mlp_in")]
-        wide = [plain_name(name).rpartition(".")[0] for name, p in model.named_parameters() if p.dim() >= 2]
+        wide = [
+            plain_name(name).rpartition(".")[0]
+            for name, p in model.named_parameters()
+            if p.dim() >= 2
+        ]
         self.names = _chosen("", list(modules), attention, mlps, wide)
         self.modules: list[nn.Module | None] = [modules[name] for name in self.names]
 
@@ -70,7 +74,9 @@ class Blocks:
         """The block that a module or matrix lies in; None if in none."""
         return next((n for n, block in enumerate(self.names) if _inside(name, block)), None)
 
-    def rows(self, items: Iterable[T], names: Iterable[str], experts: bool = False) -> list[list[T]]:
+    def rows(
+        self, items: Iterable[T], names: Iterable[str], experts: bool = False
+    ) -> list[list[T]]:
         """Items by number: one per block, empty where it has none, the others after all blocks.
 
         ``experts``: items of a block that are elements of one list or stack share a row.
@@ -85,7 +91,9 @@ class Blocks:
                 kinds[n] = kind
                 rows[n].append(item)
             else:
-                more.setdefault((n, kind) if experts and n is not None else len(more), []).append(item)
+                more.setdefault((n, kind) if experts and n is not None else len(more), []).append(
+                    item
+                )
         return [*rows, *more.values()]
 
     def name_of(self, number: int, names: Sequence[str]) -> str:
@@ -109,12 +117,22 @@ def _inside(name: str, block: str) -> bool:
 
 
 def _chosen(
-    prefix: str, modules: Sequence[str], attention: Sequence[str], mlps: Sequence[str], wide: Sequence[str]
+    prefix: str,
+    modules: Sequence[str],
+    attention: Sequence[str],
+    mlps: Sequence[str],
+    wide: Sequence[str],
 ) -> list[str]:
     """The blocks below a module, outermost lists first."""
     lists: dict[str, list[str]] = {}
     for name in modules:
-        below = name[len(prefix) + 1 :] if prefix and name.startswith(f"{prefix}.") else "" if prefix else name
+        below = (
+            name[len(prefix) + 1 :]
+            if prefix and name.startswith(f"{prefix}.")
+            else ""
+            if prefix
+            else name
+        )
         parts = below.split(".")
         for n, part in enumerate(parts):
             if part.isdigit():
@@ -135,7 +153,13 @@ def _chosen(
         }  # blocks with attention and MLP
         if any(complete.values()):
             for e in held:
-                blocks += deeper[e] if complete[e] else [e] if any(_inside(x, e) for x in attention) else []
+                blocks += (
+                    deeper[e]
+                    if complete[e]
+                    else [e]
+                    if any(_inside(x, e) for x in attention)
+                    else []
+                )
         else:
             blocks += [e for e in elements if any(_inside(x, e) for x in wide)]
     return blocks

@@ -23,7 +23,9 @@ def is_lora(module: nn.Module) -> bool:
 
 def is_readable(module: nn.Module) -> bool:
     """True if what the updates add is known: their scale, and how the factors make a matrix of the base's shape."""
-    if isinstance(_factors(module)[0], nn.ModuleDict) or callable(getattr(module, "get_lora_AB", None)):
+    if isinstance(_factors(module)[0], nn.ModuleDict) or callable(
+        getattr(module, "get_lora_AB", None)
+    ):
         return True
     a, b = (_matrix(factor) for factor in _factors(module))
     weight: Any = base_of(module).weight
@@ -74,7 +76,9 @@ def _factors(module: Any) -> tuple[Any, Any]:
     # from the dicts of a module: hasattr costs an exception per module of a large model
     places = (module._modules, module._parameters)
     names = (("lora_A", "lora_a"), ("lora_B", "lora_b"))
-    found = [next((place[n] for place in places for n in pair if n in place), None) for pair in names]
+    found = [
+        next((place[n] for place in places for n in pair if n in place), None) for pair in names
+    ]
     return found[0], found[1]
 
 
@@ -105,13 +109,17 @@ def _scale(module: Any) -> float | None:
 
 
 def _single_update(module: Any) -> Tensor:
-    if callable(getattr(module, "get_lora_AB", None)):  # litgpt; of queries, keys and values, some have none
+    if callable(
+        getattr(module, "get_lora_AB", None)
+    ):  # litgpt; of queries, keys and values, some have none
         update: Tensor = module.get_lora_AB()
         return update
     a, b = (_matrix(factor) for factor in _factors(module))
     scale = _scale(module)
     if a is None or b is None or scale is None:
-        raise ValueError(f"the scale of the low-rank update of {type(module).__name__} is not known")
+        raise ValueError(
+            f"the scale of the low-rank update of {type(module).__name__} is not known"
+        )
     return scale * (b @ a)
 
 
@@ -130,6 +138,10 @@ def _active(module: Any) -> list[str]:
         return ["default"]
     if bool(getattr(module, "disable_adapters", False)):
         return []
-    names = getattr(module, "active_adapters", None) or getattr(module, "active_adapter", None) or list(module.lora_A)
+    names = (
+        getattr(module, "active_adapters", None)
+        or getattr(module, "active_adapter", None)
+        or list(module.lora_A)
+    )
     names = [names] if isinstance(names, str) else list(names)
     return [name for name in names if name in module.lora_A]

@@ -44,7 +44,9 @@ class Matrix:
     views: Callable[[], list[Tensor]]  # (…, rows, n) each
     finish: Callable[[list[Tensor]], list[Tensor]] = lambda views: [flat(view) for view in views]
     heads: int = 1
-    update: Callable[[], list[Tensor]] | None = None  # what low-rank adapters add to it, if there are any
+    update: Callable[[], list[Tensor]] | None = (
+        None  # what low-rank adapters add to it, if there are any
+    )
 
     def read(self) -> list[Tensor]:
         """One matrix, or one per head."""
@@ -74,7 +76,9 @@ class _Linear:
         return partial(update_of, self.module) if is_lora(self.module) else None
 
 
-def find_matrices(model: nn.Module, part: str, names: str | Sequence[str] | None = None) -> list[Matrix]:
+def find_matrices(
+    model: nn.Module, part: str, names: str | Sequence[str] | None = None
+) -> list[Matrix]:
     """The matrices of ``part``, in the order of the layers; with ``names``, the modules or parameters named so.
 
     ``names`` is a list of names, or a regular expression that whole names must match.
@@ -122,7 +126,9 @@ def _linears(model: nn.Module) -> list[_Linear]:
     linears: list[_Linear] = []
     inside = ""
     for name, module in model.named_modules():
-        if inside and name.startswith(inside):  # the base and the factors of an update are no maps of their own
+        if inside and name.startswith(
+            inside
+        ):  # the base and the factors of an update are no maps of their own
             continue
         base = base_of(module)
         if is_lora(module):
@@ -155,7 +161,9 @@ def _mlps(model: nn.Module) -> list[tuple[Matrix, Matrix]]:
     return [pair for _, pair in pairs]
 
 
-def _pairs(linears: list[_Linear], roles: Roles, anywhere: bool = True) -> list[tuple[str, tuple[Matrix, Matrix]]]:
+def _pairs(
+    linears: list[_Linear], roles: Roles, anywhere: bool = True
+) -> list[tuple[str, tuple[Matrix, Matrix]]]:
     """The MLP of each innermost scope that has one, with its module's name; scopes are widened where there is none.
 
     Beside the experts of a layer, which are scopes inside of it, there may be a shared one: a module with an MLP.
@@ -199,7 +207,11 @@ def _experts(model: nn.Module, roles: Roles) -> list[tuple[str, tuple[Matrix, Ma
     experts = []
     for name, module in model.named_modules():
         stacks = [(key, p) for key, p in module.named_parameters(recurse=False) if p.dim() == 3]
-        fits = [(x, y, axis) for x, y in combinations(stacks, 2) if (axis := _hidden_axis(x[1], y[1])) is not None]
+        fits = [
+            (x, y, axis)
+            for x, y in combinations(stacks, 2)
+            if (axis := _hidden_axis(x[1], y[1])) is not None
+        ]
         if not fits:
             continue
         if not roles.may_be_mlp(f"{plain_name(name)}.{fits[0][0][0]}"):
@@ -212,7 +224,9 @@ def _experts(model: nn.Module, roles: Roles) -> list[tuple[str, tuple[Matrix, Ma
         h, path = b.shape[2 - axis], plain_name(name)
         every = 2 if a.shape[1 + axis] == 2 * h and _gate_alternates(module, low) else 1
 
-        def lower(module: nn.Module, key: str, e: int, axis: int, h: int, every: int) -> list[Tensor]:
+        def lower(
+            module: nn.Module, key: str, e: int, axis: int, h: int, every: int
+        ) -> list[Tensor]:
             w = whole(getattr(module, key))[e].narrow(axis, 0, every * h)
             return [w[::every] if axis == 0 else w[:, ::every]]
 
@@ -221,7 +235,9 @@ def _experts(model: nn.Module, roles: Roles) -> list[tuple[str, tuple[Matrix, Ma
 
         for e in range(a.shape[0]):
             first = Matrix(f"{path}.{low}[{e}]", partial(lower, module, low, e, axis, h, every))
-            experts.append((path, (first, Matrix(f"{path}.{high}[{e}]", partial(upper, module, high, e)))))
+            experts.append(
+                (path, (first, Matrix(f"{path}.{high}[{e}]", partial(upper, module, high, e))))
+            )
     return experts
 
 
@@ -229,9 +245,15 @@ def _hidden_axis(a: Tensor, b: Tensor) -> int | None:
     """Which axis of a's matrices is the hidden neurons, h or 2h of them, if b's map those back; None if not."""
     if a.shape[0] != b.shape[0] or 1 in (*a.shape[1:], *b.shape[1:]):
         return None
-    if a.shape[2] == b.shape[1] and a.shape[1] in (b.shape[2], 2 * b.shape[2]):  # (2h or h, d) and (d, h)
+    if a.shape[2] == b.shape[1] and a.shape[1] in (
+        b.shape[2],
+        2 * b.shape[2],
+    ):  # (2h or h, d) and (d, h)
         return 0
-    if a.shape[1] == b.shape[2] and a.shape[2] in (b.shape[1], 2 * b.shape[1]):  # (d, 2h or h) and (h, d)
+    if a.shape[1] == b.shape[2] and a.shape[2] in (
+        b.shape[1],
+        2 * b.shape[1],
+    ):  # (d, 2h or h) and (h, d)
         return 1
     return None
 
@@ -246,7 +268,12 @@ def _pair(linears: list[_Linear], roles: Roles) -> tuple[_Linear, _Linear] | Non
 
     Of several B, as in a gated MLP with as many neurons as inputs, the one whose name leads back is taken.
     """
-    fits = [(a, b) for n, a in enumerate(linears) for b in linears[n + 1 :] if _fits(a, b) and _is_certain(a, b, roles)]
+    fits = [
+        (a, b)
+        for n, a in enumerate(linears)
+        for b in linears[n + 1 :]
+        if _fits(a, b) and _is_certain(a, b, roles)
+    ]
     if not fits:
         return None
     lower, upper = max(fits, key=lambda pair: pair[1].inputs)  # max takes the first of equals

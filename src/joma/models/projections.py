@@ -38,7 +38,9 @@ def attention_writers(model: nn.Module) -> list[nn.Module]:
     writers = []
     for name, module in _attentions(model):
         # nn.MultiheadAttention uses the weight of its projection without calling it
-        writer = module if isinstance(module, nn.MultiheadAttention) else _output(model, name, module)
+        writer = (
+            module if isinstance(module, nn.MultiheadAttention) else _output(model, name, module)
+        )
         writers += [] if writer is None else [writer]
     return writers
 
@@ -46,7 +48,11 @@ def attention_writers(model: nn.Module) -> list[nn.Module]:
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Name and module of every attention that has projections under a known name."""
     for name, module in model.named_modules():
-        if getattr(module, "in_proj_weight", None) is not None or _child(module, "q") or _child(module, "fused"):
+        if (
+            getattr(module, "in_proj_weight", None) is not None
+            or _child(module, "q")
+            or _child(module, "fused")
+        ):
             yield plain_name(name), module
 
 
@@ -93,7 +99,9 @@ def _projection(model: nn.Module, name: str, module: nn.Module, part: str) -> Ma
     return Matrix(title, lambda: [_project(module, part)], update=update)
 
 
-def _values_and_outputs(model: nn.Module, name: str, module: nn.Module, title: str) -> Matrix | None:
+def _values_and_outputs(
+    model: nn.Module, name: str, module: nn.Module, title: str
+) -> Matrix | None:
     """W_O W_V per head, where the output projection takes what the heads give one after the other, and no more."""
     heads, o = _heads(module), _output(model, name, module)
     separate = _child(module, "q") is not None
@@ -139,7 +147,11 @@ def query_bias(module: nn.Module) -> Tensor | None:
     """b_Q (rows,) of an attention module, a part of a fused bias maybe; None if it has none."""
     separate, fused = (_child(module, kind) for kind in ("q", "fused"))
     linear = separate or fused
-    bias: Any = getattr(module, "in_proj_bias", None) if linear is None else getattr(base_of(linear), "bias", None)
+    bias: Any = (
+        getattr(module, "in_proj_bias", None)
+        if linear is None
+        else getattr(base_of(linear), "bias", None)
+    )
     if bias is None:
         return None
     bias = whole(bias)
@@ -173,14 +185,20 @@ def _layout(module: nn.Module) -> str | None:
     ):  # q, k and v are modules of their own, or as in nn.MultiheadAttention, GPT-2
         return "parts"
     kind, heads = kind_of(module), _heads(module)
-    if type(module) is nn.Module and (kind not in _FUSED or heads is None):  # of a file: names and shapes only
+    if type(module) is nn.Module and (
+        kind not in _FUSED or heads is None
+    ):  # of a file: names and shapes only
         return None
     if kind == "falcon" and _fact(module, "new_decoder_architecture"):
         return "groups"
     if kind == "codegen":
         return "quarters"
     one_each = heads is None or heads[0] == heads[1]
-    by_head = fused is getattr(module, "query_key_value", None) or kind in ("deberta", "minimax", "gpt_bigcode")
+    by_head = fused is getattr(module, "query_key_value", None) or kind in (
+        "deberta",
+        "minimax",
+        "gpt_bigcode",
+    )
     return "heads" if by_head and one_each else "parts"
 
 
@@ -203,7 +221,9 @@ def _heads(module: nn.Module) -> tuple[int, int] | None:
     heads = first("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
     if heads is None:
         return None
-    if kind_of(module) in ("falcon", "gpt_bigcode") and not _fact(module, "new_decoder_architecture"):
+    if kind_of(module) in ("falcon", "gpt_bigcode") and not _fact(
+        module, "new_decoder_architecture"
+    ):
         return heads, heads if _fact(module, "multi_query") is False else 1
     return heads, first("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv") or heads
 

@@ -49,9 +49,16 @@ _MEMBER = re.compile(
     r"|^(up|down|gate|wi|c_fc|inter\w*|ffn\w*|ff\w*|mlp\w*|expand|fc)(_|\d|$)|h_to_4h|4h_to_h|^proj_(up|down|in|out)",
     re.IGNORECASE,
 )
-_PLAIN = re.compile(r"^(linear|dense|proj|conv(olution)?(1d|2d)?)$")  # the map inside a module of its own
-_BACK = re.compile(r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o(ut)?$|out|lin(ear)?_?2$|dense_?2$", re.IGNORECASE)
-_ACTIVATIONS = re.compile(r"relu|gelu|silu|swish|mish|tanh|sigmoid|softplus|elu|activation|act$|glu", re.IGNORECASE)
+_PLAIN = re.compile(
+    r"^(linear|dense|proj|conv(olution)?(1d|2d)?)$"
+)  # the map inside a module of its own
+_BACK = re.compile(
+    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o(ut)?$|out|lin(ear)?_?2$|dense_?2$",
+    re.IGNORECASE,
+)
+_ACTIVATIONS = re.compile(
+    r"relu|gelu|silu|swish|mish|tanh|sigmoid|softplus|elu|activation|act$|glu", re.IGNORECASE
+)
 _STATE_SPACE = ("A_log", "dt_bias", "A_logs")  # parameters that a selective state space has
 
 
@@ -86,7 +93,11 @@ class Roles:
 
     def scopes(self, name: str) -> list[str]:
         """The elements of lists that a map lies in with another one, innermost first."""
-        return [path for path in _ancestors(name) if _last(path).isdigit() and self._linears_in[path] > 1]
+        return [
+            path
+            for path in _ancestors(name)
+            if _last(path).isdigit() and self._linears_in[path] > 1
+        ]
 
     def may_be_mlp(self, name: str) -> bool:
         """True if nothing says that the map, or module with stacks of matrices, is something else."""
@@ -143,7 +154,9 @@ class Roles:
         children = [] if module is None else [name for name, _ in module.named_children()]
         # a list of maps is one MLP if it is called so, and if nothing else is in it
         are_children = lower.rpartition(".")[0] == upper.rpartition(".")[0]
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and (home is None or not are_children):
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and (
+            home is None or not are_children
+        ):
             return False
         if any(self._is_in_another_list(name, common) for name in (lower, upper)):
             return False
@@ -155,7 +168,8 @@ class Roles:
     def _is_in_another_list(self, name: str, common: str) -> bool:
         """True if a map lies in an element of a list below a module."""
         return any(
-            _last(path).isdigit() and not isinstance(self.modules.get(path.rpartition(".")[0]), nn.Sequential)
+            _last(path).isdigit()
+            and not isinstance(self.modules.get(path.rpartition(".")[0]), nn.Sequential)
             for path in _ancestors(name)
             if _is_below(path, common)
         )
@@ -165,7 +179,10 @@ class Roles:
         start = len(common) + 1 if common else 0
         first = children.index(lower[start:].split(".")[0])
         last = children.index(upper[start:].split(".")[0])
-        counts = [self._count(f"{common}.{child}" if common else child) for child in children[first : last + 1]]
+        counts = [
+            self._count(f"{common}.{child}" if common else child)
+            for child in children[first : last + 1]
+        ]
         return counts[0] == counts[-1] == 1 and not any(counts[1:-1])
 
     def _count(self, path: str) -> int:
@@ -201,7 +218,11 @@ class Roles:
         # a layer or block of a family that is called so holds an MLP maybe: MambaDecoderLayer
         is_other_class = bool(_OTHER_CLASS.search(kind)) and not _LAYER_CLASS.search(kind)
         is_mlp_class = bool(_MLP_CLASS.search(kind))
-        return has_state_space or bool(words(_last(path)) & _OTHER) or (is_other_class and not is_mlp_class)
+        return (
+            has_state_space
+            or bool(words(_last(path)) & _OTHER)
+            or (is_other_class and not is_mlp_class)
+        )
 
     def _says_mlp(self, path: str) -> bool:
         if _is_mlp_name(_last(path)):
@@ -277,7 +298,9 @@ def _common(a: str, b: str) -> str:
 
 
 def _is_map(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or "weight" in module._parameters
+    return (
+        isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or "weight" in module._parameters
+    )
 
 
 def _is_mlp_name(name: str) -> bool:
@@ -285,11 +308,16 @@ def _is_mlp_name(name: str) -> bool:
 
 
 def _names_attention(name: str) -> bool:
-    return bool(_ATTENTION.search(name) or words(name) & {"mha", "sa", "ca"}) and not words(name) & _LAYERS
+    return (
+        bool(_ATTENTION.search(name) or words(name) & {"mha", "sa", "ca"})
+        and not words(name) & _LAYERS
+    )
 
 
 def _names_projection(name: str) -> bool:
-    return bool(words(name) & _PROJECTIONS or _ATTENTION.search(name) or _INTO_AND_OUT_OF.match(name))
+    return bool(
+        words(name) & _PROJECTIONS or _ATTENTION.search(name) or _INTO_AND_OUT_OF.match(name)
+    )
 
 
 def holds_projections(module: nn.Module) -> bool:
@@ -299,7 +327,11 @@ def holds_projections(module: nn.Module) -> bool:
     children = [words(name) for name, _ in module.named_children()]
     has_query = any(child & _QUERY for child in children)
     has_key_or_value = any(child & _KEY_OR_VALUE for child in children)
-    has_fused = any(child & _FUSED or (child & _QUERY and child & _KEY_OR_VALUE) for child in children)
+    has_fused = any(
+        child & _FUSED or (child & _QUERY and child & _KEY_OR_VALUE) for child in children
+    )
     # GPT-2's c_attn is a map, not a module with attention in it
-    has_map = any(_ATTENTION.search(name) and _is_map(child) for name, child in module.named_children())
+    has_map = any(
+        _ATTENTION.search(name) and _is_map(child) for name, child in module.named_children()
+    )
     return (has_query and has_key_or_value) or has_fused or has_map

@@ -29,7 +29,9 @@ class Shard:
         if others or not placement.is_shard() or type(placement).__name__ != "Shard":
             return cls(whole(w), w.numel())  # strided or partial: gathered
         local = w.to_local()
-        return cls(local.T if placement.dim == 1 else local, w.numel(), w.device_mesh.get_group(mesh_dim))
+        return cls(
+            local.T if placement.dim == 1 else local, w.numel(), w.device_mesh.get_group(mesh_dim)
+        )
 
     @property
     def whole(self) -> bool:

@@ -48,7 +48,14 @@ class Carried(nn.Module):
     off_descent: Tensor  # () the largest ‖Δv + ηG‖/‖Δv‖ so far
 
     def __init__(
-        self, z: Tensor, v: Tensor, kind: str, carry: str, ratio: float, temperature: float, momentum: float
+        self,
+        z: Tensor,
+        v: Tensor,
+        kind: str,
+        carry: str,
+        ratio: float,
+        temperature: float,
+        momentum: float,
     ) -> None:
         super().__init__()
         self.kind, self.carry = kind, carry
@@ -56,7 +63,10 @@ class Carried(nn.Module):
         self.register_buffer("z", z.detach().clone())
         self.register_buffer("weights", v.detach().clone())
         size = len(v) if momentum else 0
-        self.register_buffer("last_step", torch.zeros(size, v.shape[1] if size else 0, dtype=v.dtype, device=v.device))
+        self.register_buffer(
+            "last_step",
+            torch.zeros(size, v.shape[1] if size else 0, dtype=v.dtype, device=v.device),
+        )
         self.register_buffer("memory", v.new_zeros(size))
         self.register_buffer("off_descent", v.new_zeros(()))
         self.forget()
@@ -110,7 +120,9 @@ class Carried(nn.Module):
                 "it is and start from the present weights, or use folded=False"
             )
         step = v - self.weights
-        news = step - self.momentum * self.last_step if self.momentum else step  # what this step's gradient brought
+        news = (
+            step - self.momentum * self.last_step if self.momentum else step
+        )  # what this step's gradient brought
         norm = gradient.square().sum()
         along = torch.where(norm > 0, -(news * gradient).sum() / norm, 0.0)
         off = (news + along * gradient).norm() / news.norm()
@@ -120,7 +132,9 @@ class Carried(nn.Module):
         else:
             rate = torch.where(norm > 0, torch.copysign(news.norm() / norm.sqrt(), along), 0.0)
             for places, part in self._parts:
-                self.z.view(-1).index_add_(0, places, (-self.ratio * rate / (1 - self.momentum)) * part)
+                self.z.view(-1).index_add_(
+                    0, places, (-self.ratio * rate / (1 - self.momentum)) * part
+                )
         self.weights.copy_(v)
         if self.momentum:
             self.last_step.copy_(step)

@@ -98,10 +98,14 @@ class JoMABlock(nn.Module):
         self.queries = self.words if queries is None else _count(queries, "queries")
         self.kind = attention if isinstance(attention, Attention) else Attention(attention)
         if isinstance(activation, str) and activation not in ACTIVATIONS:
-            raise ValueError(nearest(activation, ACTIVATIONS, "activation") + " Or give a function.")
+            raise ValueError(
+                nearest(activation, ACTIVATIONS, "activation") + " Or give a function."
+            )
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         if not callable(self.activation):
-            raise TypeError(f"activation must be a name or a function from a tensor to a tensor, got {activation!r}")
+            raise TypeError(
+                f"activation must be a name or a function from a tensor to a tensor, got {activation!r}"
+            )
         if pattern not in PATTERNS:
             raise ValueError(nearest(pattern, PATTERNS, "pattern"))
         if not (math.isfinite(ratio) and ratio >= 0):
@@ -117,7 +121,9 @@ class JoMABlock(nn.Module):
         if folded:
             self._fold(carry, momentum)
         elif momentum or carry is not None:
-            raise ValueError("carry and momentum are for folded blocks; a joint block leaves momentum to its optimiser")
+            raise ValueError(
+                "carry and momentum are for folded blocks; a joint block leaves momentum to its optimiser"
+            )
 
     # -- the block -----------------------------------------------------------------------------------------
 
@@ -159,13 +165,20 @@ class JoMABlock(nn.Module):
 
     def _checked(self, query: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
         """Which places of the context hold a word (..., W), and the words, 0 elsewhere."""
-        for name, value, low, high in (("query", query, 0, self.queries), ("context", context, -1, self.words)):
+        for name, value, low, high in (
+            ("query", query, 0, self.queries),
+            ("context", context, -1, self.words),
+        ):
             if value.is_floating_point() or value.dtype == torch.bool:
                 raise TypeError(f"{name} must hold numbers of words (integers), got {value.dtype}")
             if value.numel() and not low <= int(value.min()) <= int(value.max()) < high:
-                raise ValueError(f"{name} must be in {low} … {high - 1}, got {int(value.min())} … {int(value.max())}")
+                raise ValueError(
+                    f"{name} must be in {low} … {high - 1}, got {int(value.min())} … {int(value.max())}"
+                )
         if context.ndim == 0 or context.shape[:-1] != query.shape:
-            raise ValueError(f"context must be (..., W) for query (...): got {(*context.shape,)} and {(*query.shape,)}")
+            raise ValueError(
+                f"context must be (..., W) for query (...): got {(*context.shape,)} and {(*query.shape,)}"
+            )
         return context >= 0, context.clamp(min=0)
 
     def _attend(self, query: Tensor, word: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +186,9 @@ class JoMABlock(nn.Module):
         places = word if self.pattern == "shared" else query[..., None] * self.words + word
         if self.carried is None:
             assert self.z is not None
-            return self._scores(functional.embedding(places, self.z.view(-1, 1)).squeeze(-1), on), self.v
+            return self._scores(
+                functional.embedding(places, self.z.view(-1, 1)).squeeze(-1), on
+            ), self.v
         carried = self.carried
         carried.settle(self.v)
         logits = carried.z.view(-1)[places]
@@ -189,14 +204,18 @@ class JoMABlock(nn.Module):
             logits = WatchedLogits.apply(logits.requires_grad_(), carried, places, self.v)  # type: ignore[no-untyped-call]
         b, b_bar = self._scores(logits, on), None
         if carried.carry == "weights" and self.kind.kind == "softmax":
-            b_bar = torch.zeros_like(carried.z).index_add_(0, word.flatten(), b.flatten()) / max(1, query.numel())
+            b_bar = torch.zeros_like(carried.z).index_add_(0, word.flatten(), b.flatten()) / max(
+                1, query.numel()
+            )
         return b, WatchedWeights.apply(self.v, carried, b_bar)  # type: ignore[no-untyped-call]
 
     def _scores(self, logits: Tensor, on: Tensor) -> Tensor:
         """b (..., W) from the logits (..., W) of the context's words."""
         scaled = logits / self.kind.temperature
         if self.kind.kind == "softmax":
-            return torch.softmax(scaled.masked_fill(~on, torch.finfo(scaled.dtype).min), dim=-1) * on
+            return (
+                torch.softmax(scaled.masked_fill(~on, torch.finfo(scaled.dtype).min), dim=-1) * on
+            )
         x = on / on.sum(dim=-1, keepdim=True).clamp(min=1).to(scaled.dtype)
         return x * (scaled if self.kind.kind == "linear" else torch.exp(scaled) / self.kind.A)
 
@@ -267,7 +286,9 @@ class JoMABlock(nn.Module):
         Returns:
             The groups, as `torch.optim` takes them.
         """
-        groups: list[dict[str, Any]] = [{"params": [p for p in (self.v, self.xi) if p is not None], "lr": lr}]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in (self.v, self.xi) if p is not None], "lr": lr}
+        ]
         return groups if self.z is None else [*groups, {"params": [self.z], "lr": self.ratio * lr}]
 
     def _fold(self, carry: Carry | None, momentum: float) -> None:
@@ -286,15 +307,21 @@ class JoMABlock(nn.Module):
                     "pattern='shared'"
                 )
             if kind == "softmax" and momentum:
-                raise ValueError("softmax from the weights has no law for momentum: use carry='parts'")
+                raise ValueError(
+                    "softmax from the weights has no law for momentum: use carry='parts'"
+                )
             if kind == "linear" and bool((self.z == 0).any()):
-                raise ValueError("a word with logit 0 moves no weight under linear attention: carry='parts', or z ≠ 0")
+                raise ValueError(
+                    "a word with logit 0 moves no weight under linear attention: carry='parts', or z ≠ 0"
+                )
         settings = (kind, carry, self.ratio, self.kind.temperature, float(momentum))
         self.carried, self.z = Carried(self.z, self.v, *settings), None
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.carried is not None:
-            self.carried.settle(self.v)  # gradients are not saved, so the last step has to be in what is
+            self.carried.settle(
+                self.v
+            )  # gradients are not saved, so the last step has to be in what is
         super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -305,9 +332,7 @@ class JoMABlock(nn.Module):
     def extra_repr(self) -> str:
         """For ``print``."""
         how = "folded" if self.folded else "joint"
-        return (
-            f"{self.words} words, {self.queries} queries, {self.nodes} nodes, {self.kind.kind}, {self.pattern}, {how}"
-        )
+        return f"{self.words} words, {self.queries} queries, {self.nodes} nodes, {self.kind.kind}, {self.pattern}, {how}"
 
 
 def _refuse_many_processes() -> None:

@@ -45,13 +45,17 @@ class Block:
     """One query's block on the distinct samples of a task."""
 
     samples: Task  # equal rows merged
-    first: NDArray[np.intp]  # (n,) the first index of each distinct sample in the task as it was given
+    first: NDArray[
+        np.intp
+    ]  # (n,) the first index of each distinct sample in the task as it was given
     x: Array  # (n, M)
     attention: Attention
     activation: Activation
     mlp_lr: float
     attention_lr: float
-    gram: Array | None  # (M + 1, M + 1) inner products of the embeddings, the query's last; None for orthonormal ones
+    gram: (
+        Array | None
+    )  # (M + 1, M + 1) inner products of the embeddings, the query's last; None for orthonormal ones
 
     @property
     def p(self) -> Array:
@@ -81,7 +85,9 @@ class Block:
     def drives(self, a: Array, gates: Array) -> Array:
         """p_i g_ik, (n, K). Piecewise linear outputs are h = γ a with the gates given, also a little beyond a kink:
         within one regime the field stays smooth, or a step across a kink would be refused again and again."""
-        return self.p[:, None] * self.samples.gradient(self.activation.phi(a) if self.slopes is None else gates * a)
+        return self.p[:, None] * self.samples.gradient(
+            self.activation.phi(a) if self.slopes is None else gates * a
+        )
 
     def forces(self, a: Array, gates: Array) -> Array:
         """s_ik = p_i g_ik γ_ik, (n, K)."""
@@ -116,14 +122,20 @@ class Block:
         """How far off the pre-activations are if v, ξ and z are off by ``errors``, (n, K)."""
         T = self.attention.temperature
         b = np.abs(self.attention.weights(z, self.x))
-        moved = (np.abs(self.x) if self.attention.kind == "linear" else b) @ (errors.z[:, None] * np.abs(v)) / T
+        moved = (
+            (np.abs(self.x) if self.attention.kind == "linear" else b)
+            @ (errors.z[:, None] * np.abs(v))
+            / T
+        )
         if self.attention.kind == "softmax":
             moved += (b @ errors.z)[:, None] * (b @ np.abs(v)) / T
         return b @ errors.v + errors.xi + moved
 
     def folded(self, b_bar: Array) -> FoldedBlock:
         """The same block with ż by Eqn. 17, b̄ (M,) held."""
-        return FoldedBlock(**{field.name: getattr(self, field.name) for field in fields(self)}, b_bar=b_bar)
+        return FoldedBlock(
+            **{field.name: getattr(self, field.name) for field in fields(self)}, b_bar=b_bar
+        )
 
     # -- samples on a kink -------------------------------------------------------------------------------
 
@@ -159,7 +171,9 @@ class FoldedBlock(Block):
     def z_velocity(self, v: Array, b: Array, s: Array, B: Array) -> Array:
         """ż = (η_z/T) Σ_k (v_k ∘ B_k − b̄ v_kᵀB_k), (M,)."""
         vB = v * B
-        return (self.attention_lr / self.attention.temperature) * (vB.sum(axis=1) - self.b_bar * vB.sum())
+        return (self.attention_lr / self.attention.temperature) * (
+            vB.sum(axis=1) - self.b_bar * vB.sum()
+        )
 
     def z_response(self, v: Array, b: Array, pairs: Pairs) -> Array:
         """ż caused by a unit force on each (sample, node) pair, (n, M)."""
@@ -189,12 +203,18 @@ def checked(
 ) -> BlockSettings:
     """A flow's arguments, or an error that says which one is wrong."""
     if not isinstance(task, Task):
-        raise TypeError(f"task must be a joma.theory.Task, got {type(task).__name__}; make one with Task(x, g)")
+        raise TypeError(
+            f"task must be a joma.theory.Task, got {type(task).__name__}; make one with Task(x, g)"
+        )
     if isinstance(attention, Attention):
         if temperature is not None or A is not None:
-            raise ValueError("temperature and A are already part of the given Attention; give them once")
+            raise ValueError(
+                "temperature and A are already part of the given Attention; give them once"
+            )
     else:
-        attention = Attention(attention, 1.0 if temperature is None else temperature, 1.0 if A is None else A)
+        attention = Attention(
+            attention, 1.0 if temperature is None else temperature, 1.0 if A is None else A
+        )
     attention.check(task)
     if not (np.isfinite(mlp_lr) and mlp_lr > 0):
         raise ValueError(f"mlp_lr must be a positive number, got {mlp_lr}")

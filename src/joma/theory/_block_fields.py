@@ -28,15 +28,22 @@ class Frame:
     family: Family
     known: tuple[tuple[str, Values], ...]  # formula and values
     trivial: int = 0  # components of w outside the span of the embeddings
-    embedding: Array = field(default_factory=lambda: np.empty((0, 0)))  # (ρ, H·M + Q) within that span
+    embedding: Array = field(
+        default_factory=lambda: np.empty((0, 0))
+    )  # (ρ, H·M + Q) within that span
     units: Array = field(default_factory=lambda: np.empty(0))  # (D,) of the family's coordinates
     still: Callable[[Array], list[tuple[str, Values]]] | None = None
 
-    def start(self, flow: AnyFlow, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None) -> Array:
+    def start(
+        self, flow: AnyFlow, v0: ArrayLike | None, xi0: ArrayLike | None, z0: ArrayLike | None
+    ) -> Array:
         """θ (D,) of a start of the flow."""
         v, xi, z = flow.start(v0, xi0, z0)
         both = np.vstack([v, np.atleast_2d(xi)])
-        return np.concatenate([(np.linalg.pinv(self.embedding.T) @ both).ravel(), z.ravel()]) / self.units
+        return (
+            np.concatenate([(np.linalg.pinv(self.embedding.T) @ both).ravel(), z.ravel()])
+            / self.units
+        )
 
     def at_rest(self, place: Array) -> list[tuple[str, Values]]:
         """What never moves from θ (D,), beyond what is conserved everywhere."""
@@ -46,7 +53,9 @@ class Frame:
 def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = False) -> Frame:
     """The fields of a flow's block for all data, or all whose frequencies sum to 1."""
     if not isinstance(flow, (JointFlow, BlockFlow)):
-        raise TypeError(f"laws are counted for a JointFlow, a BlockFlow or a WeightPair, got {type(flow).__name__}")
+        raise TypeError(
+            f"laws are counted for a JointFlow, a BlockFlow or a WeightPair, got {type(flow).__name__}"
+        )
     M, K = flow.task.tokens, flow.task.nodes
     heads, queries = (flow.heads, flow.queries) if isinstance(flow, BlockFlow) else (1, 1)
     R, kind, T = heads * M, flow.attention.kind, flow.attention.temperature
@@ -95,12 +104,18 @@ def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = Fals
         g = (s @ both[:, :R].swapaxes(1, 2)).reshape(b.shape)  # Σ_k s_k v_k
         if kind == "softmax":
             g = g - (b * g).sum(axis=-1, keepdims=True)
-        z_dot = np.einsum("nq,pnr->pqr", one_hot, (pull * g).reshape(P, n, R)).reshape(P, -1) * z_rate
+        z_dot = (
+            np.einsum("nq,pnr->pqr", one_hot, (pull * g).reshape(P, n, R)).reshape(P, -1) * z_rate
+        )
         return np.concatenate([w_dot.reshape(P, -1), z_dot], axis=1) / units
 
     family = Family(motion, D, n * len(directions))
-    known = _known(flow, E, heads, queries, share, linear_nodes=slope is None, normalised=normalised)
-    known = tuple((formula, partial(lambda f, place: f(place * units), values)) for formula, values in known)
+    known = _known(
+        flow, E, heads, queries, share, linear_nodes=slope is None, normalised=normalised
+    )
+    known = tuple(
+        (formula, partial(lambda f, place: f(place * units), values)) for formula, values in known
+    )
 
     def resting(place: Array) -> list[tuple[str, Values]]:
         """Under linear attention a token whose v and z are exactly zero, for all queries, never moves."""
@@ -109,7 +124,9 @@ def block_frame(flow: AnyFlow, rng: np.random.Generator, normalised: bool = Fals
 
         def values(y: Points) -> Points:
             w, z = y[:, : rho * K].reshape(-1, rho, K), y[:, rho * K :].reshape(-1, queries, R)
-            return np.concatenate([z[:, :, still].reshape(len(y), -1), (E.T[:R] @ w)[:, still].reshape(len(y), -1)], 1)
+            return np.concatenate(
+                [z[:, :, still].reshape(len(y), -1), (E.T[:R] @ w)[:, still].reshape(len(y), -1)], 1
+            )
 
         return [("z_l, v_lk of tokens at v_l = z_l = 0", values)] if still.any() else []
 
@@ -125,7 +142,9 @@ def _within_span(flow: AnyFlow, heads: int, queries: int) -> tuple[Array, int]:
     d = len(flow.embedding) if isinstance(flow, JointFlow) and flow.embedding is not None else None
     values, vectors = np.linalg.eigh(gram)
     kept = values > 1e-12 * values.max()
-    return np.sqrt(values[kept])[:, None] * vectors[:, kept].T, 0 if d is None else (d - int(kept.sum())) * K
+    return np.sqrt(values[kept])[:, None] * vectors[:, kept].T, 0 if d is None else (
+        d - int(kept.sum())
+    ) * K
 
 
 def _slope(flow: AnyFlow) -> Values | None:
@@ -144,7 +163,9 @@ def _slope(flow: AnyFlow) -> Values | None:
     if flow.activation.name == "silu":
         return lambda a: sigmoid(a) * (1 + a * (1 - sigmoid(a)))
     if flow.activation.name == "gelu":
-        return lambda a: 0.5 * (1 + erf(a / np.sqrt(2))) + a * np.exp(-0.5 * a * a) / np.sqrt(2 * np.pi)
+        return lambda a: (
+            0.5 * (1 + erf(a / np.sqrt(2))) + a * np.exp(-0.5 * a * a) / np.sqrt(2 * np.pi)
+        )
     raise ValueError(
         "with a softmax loss the count needs φ′ at complex arguments, which a custom activation may not have; use a "
         "named activation, or count the laws of a task with another loss"
@@ -178,24 +199,40 @@ def _known(
         signs = reachable(E, sign_vectors(heads, M, queries))
         if signs.shape[1]:
             normal = np.linalg.pinv(E.T) @ signs  # (ρ, n)
-            name = "Σ_l v_hlk − Σ_m ξ_mk" if np.allclose(E.T @ E, np.eye(R + queries)) else "nᵀw_k, Eᵀn = (1_h, −1_Q)"
+            name = (
+                "Σ_l v_hlk − Σ_m ξ_mk"
+                if np.allclose(E.T @ E, np.eye(R + queries))
+                else "nᵀw_k, Eᵀn = (1_h, −1_Q)"
+            )
             known.append((name, lambda y: (normal.T @ w_of(y)).reshape(len(y), -1)))
     elif flow.attention_lr > 0:
         alphas, matrices = _quadratic(E, R)
 
         def charge(y: Points) -> Points:
             z, w = z_of(y), w_of(y)
-            summed = (share[:, None] * (z if kind == "exp" else z**2)).sum(axis=1) @ alphas.T  # (P, n)
+            summed = (share[:, None] * (z if kind == "exp" else z**2)).sum(
+                axis=1
+            ) @ alphas.T  # (P, n)
             square = np.einsum("nij,pik,pjk->pn", matrices, w, w, optimize=True)
             return summed - (r / (2 * T) if kind == "exp" else r) * square
 
         power, factor = ("", "(r/2T)") if kind == "exp" else ("²", "r")
         single = heads * queries == 1 and len(alphas) == M
-        formula = f"z_l{power} − {factor} Σ_k v_lk²" if single else f"Σ α_j z_mj{power} − {factor} Σ_k w_kᵀSw_k"
+        formula = (
+            f"z_l{power} − {factor} Σ_k v_lk²"
+            if single
+            else f"Σ α_j z_mj{power} − {factor} Σ_k w_kᵀSw_k"
+        )
         known.append((formula, charge))
         known += _between_heads(flow, E, heads, share, z_of, w_of)
-        if normalised and K == heads == queries == 1 and np.allclose(E.T @ E, np.eye(M + 1), atol=1e-9):
-            known.append(("Σ_l ∫ e^{−z_l/T} dv_l − ξ", lambda y: _duals(flow, E.T @ w_of(y), z_of(y))))
+        if (
+            normalised
+            and K == heads == queries == 1
+            and np.allclose(E.T @ E, np.eye(M + 1), atol=1e-9)
+        ):
+            known.append(
+                ("Σ_l ∫ e^{−z_l/T} dv_l − ξ", lambda y: _duals(flow, E.T @ w_of(y), z_of(y)))
+            )
     if flow.task.loss == "classification" and linear_nodes:
         known.append(("Σ_k v_lk, Σ_k ξ_k", lambda y: w_of(y).sum(axis=2)))
     return tuple(known)
@@ -210,7 +247,14 @@ def _duals(flow: AnyFlow, both: Points, z: Points) -> Points:
         dual = T / (2 * root) * np.log((z + root * v) / (z - root * v) + 0j)
     else:
         c = z - r / (2 * T) * v**2
-        dual = flow.attention.A * np.exp(-c / T) * np.sqrt(np.pi / 2) * T / root * erf(root / T * v / np.sqrt(2))
+        dual = (
+            flow.attention.A
+            * np.exp(-c / T)
+            * np.sqrt(np.pi / 2)
+            * T
+            / root
+            * erf(root / T * v / np.sqrt(2))
+        )
     return (dual.sum(axis=1) - xi)[:, None]
 
 
@@ -229,7 +273,9 @@ def _between_heads(
     R = heads * M
     gram = E.T @ E
     by_head = E[:, :R].reshape(len(E), heads, M)
-    if np.allclose(by_head, by_head[:, :1], atol=1e-9):  # one value map: the heads feel the same force
+    if np.allclose(
+        by_head, by_head[:, :1], atol=1e-9
+    ):  # one value map: the heads feel the same force
 
         def apart(y: Points) -> Points:
             z = z_of(y)
@@ -241,7 +287,10 @@ def _between_heads(
         one, other = np.triu_indices(heads, 1)
 
         def cross(y: Points) -> Points:
-            z, v = z_of(y).reshape(len(y), -1, heads, M), (E.T[:R] @ w_of(y)).reshape(len(y), heads, M, -1)
+            z, v = (
+                z_of(y).reshape(len(y), -1, heads, M),
+                (E.T[:R] @ w_of(y)).reshape(len(y), heads, M, -1),
+            )
             joint = (share[:, None, None] * (z[:, :, one] * z[:, :, other])).sum(axis=1)
             return (joint - flow.ratio * (v[:, one] * v[:, other]).sum(axis=-1)).reshape(len(y), -1)
 

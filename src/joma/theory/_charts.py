@@ -54,7 +54,11 @@ class JointChart(FixedChart):
     def unpack(self, y: Array) -> State:
         """(v, ξ, z) of a state vector."""
         n, m = prod(self.v_shape), prod(self.xi_shape)
-        return y[:n].reshape(self.v_shape), y[n : n + m].reshape(self.xi_shape), y[n + m :].reshape(self.z_shape)
+        return (
+            y[:n].reshape(self.v_shape),
+            y[n : n + m].reshape(self.xi_shape),
+            y[n + m :].reshape(self.z_shape),
+        )
 
     def pack(self, v: Array, xi: Array, z: Array) -> Array:
         """The state vector of (v, ξ, z)."""
@@ -178,7 +182,9 @@ class QuadricChart:
 
     def errors(self, v: Array, xi: Array, z: Array, rtol: float, atol: float) -> Errors:
         """How far off v, ξ and z are; what is solved for is large, so that dz is of the size of √r dv."""
-        z_error = atol + rtol * np.abs(z) + np.sqrt(self.ratio) * (atol + rtol * np.abs(v)).sum(axis=1)
+        z_error = (
+            atol + rtol * np.abs(z) + np.sqrt(self.ratio) * (atol + rtol * np.abs(v)).sum(axis=1)
+        )
         return Errors(atol + rtol * np.abs(v), atol + rtol * np.abs(xi), z_error)
 
     def better(self, y: Array) -> tuple[Chart, Array] | None:

@@ -24,7 +24,9 @@ def acyclic_order(graph: nx.DiGraph) -> list[list[Hashable]]:
         raise ValueError(f"the graph has a cycle: {_named(nx.find_cycle(graph))}") from None
 
 
-def rooted_tree(graph: nx.Graph, root: Hashable | None, rho: float) -> tuple[list[Hashable], list[int], list[float]]:
+def rooted_tree(
+    graph: nx.Graph, root: Hashable | None, rho: float
+) -> tuple[list[Hashable], list[int], list[float]]:
     """Nodes below the root layer by layer, the position of each one's parent (−1: the root), ρ of the other edges."""
     import networkx as nx
 
@@ -36,7 +38,9 @@ def rooted_tree(graph: nx.Graph, root: Hashable | None, rho: float) -> tuple[lis
         two = [node for node in graph if graph.in_degree(node) > 1]
         if two:
             parents = ", ".join(str(node) for node in graph.predecessors(two[0]))
-            raise ValueError(f"node {two[0]!r} has {graph.in_degree(two[0])} parents ({parents}); in a tree it has one")
+            raise ValueError(
+                f"node {two[0]!r} has {graph.in_degree(two[0])} parents ({parents}); in a tree it has one"
+            )
         roots = [node for node in graph if graph.in_degree(node) == 0]
         if root is None:
             root = roots[0]

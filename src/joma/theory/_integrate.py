@@ -44,10 +44,14 @@ class Solution:
     z: list[Array]
     ending: Ending
     switches: int = 0
-    slides: list[tuple[int, int, float, float]] = field(default_factory=list)  # sample, node, from, to
+    slides: list[tuple[int, int, float, float]] = field(
+        default_factory=list
+    )  # sample, node, from, to
 
 
-_METHODS = {name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")}
+_METHODS = {
+    name: getattr(scipy.integrate, name) for name in ("DOP853", "RK45", "Radau", "BDF", "LSODA")
+}
 METHODS = ("auto", *_METHODS)
 # "auto" is DOP853 until it has taken so many steps without a switch that the flow must be stiff (large attention
 # sharpens a smooth activation into a kink, and makes moving gradients settle fast), then LSODA to the end.
@@ -88,14 +92,20 @@ def integrate(
             if times[0] == 0:
                 emit(0.0, y0, chart)
                 pending = 1
-            regime = Smooth(block, chart) if block.slopes is None else Kinked(block, chart, y0, rtol, atol)
+            regime = (
+                Smooth(block, chart)
+                if block.slopes is None
+                else Kinked(block, chart, y0, rtol, atol)
+            )
             while t < t_end:
                 # each stretch has a clock of its own from 0: a switch can start motion too fast for that of the whole
                 begin = t
                 stepper = ("LSODA" if stiff else "DOP853") if method == "auto" else method
                 # the last step is a fair guess of the first, but LSODA would not refuse it where the field overflows
                 guess = None if h is None or stepper == "LSODA" else min(h, t_end - begin)
-                solver = _METHODS[stepper](regime, 0.0, y, t_end - begin, first_step=guess, rtol=rtol, atol=atol)
+                solver = _METHODS[stepper](
+                    regime, 0.0, y, t_end - begin, first_step=guess, rtol=rtol, atol=atol
+                )
                 while solver.status == "running":
                     if steps >= max_steps:
                         message = f"gave up at t = {t:.6g} after {steps} steps; raise max_steps, or loosen rtol"
@@ -106,7 +116,9 @@ def integrate(
                         raise _why(regime, t, y, complaint)
                     now = begin + solver.t if solver.status == "running" else t_end
                     if np.abs(solver.y).max() > OVERFLOW:
-                        message = f"overflow at t = {now:.10g}: the state has grown beyond {OVERFLOW:g}"
+                        message = (
+                            f"overflow at t = {now:.10g}: the state has grown beyond {OVERFLOW:g}"
+                        )
                         raise Stop(EndingKind.OVERFLOW, now, message)
                     h = solver.t - solver.t_old
                     _stop_at_blow_up(regime, y, solver.y, now, h)
@@ -148,7 +160,9 @@ def descend(system: System, steps: int, step: float, optimiser: Optimiser) -> So
     chart, states, ending = system.chart, [system.y0], done(steps * step)
     for n, moment in enumerate(islice(walk(system, optimiser, step), steps), start=1):
         if not np.abs(moment.y).max() < OVERFLOW:
-            message = f"overflow at step {n}: the step size {step:g} is too large, or the flow blows up"
+            message = (
+                f"overflow at step {n}: the step size {step:g} is too large, or the flow blows up"
+            )
             ending = Ending(EndingKind.OVERFLOW, n * step, message)
             break
         states.append(moment.y)
@@ -162,7 +176,10 @@ def _step(solver: Any) -> str | None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "lsoda: ")
             return solver.step()
-    except (ValueError, np.linalg.LinAlgError) as error:  # a field that overflows while the Jacobian is estimated
+    except (
+        ValueError,
+        np.linalg.LinAlgError,
+    ) as error:  # a field that overflows while the Jacobian is estimated
         solver.status = "failed"
         return str(error)
 
@@ -178,7 +195,9 @@ def _stop_at_blow_up(regime: Smooth, y0: Array, y1: Array, t: float, h: float) -
 
 
 def _blow_up(t: float) -> Stop:
-    return Stop(EndingKind.BLOW_UP, t, f"blow-up at t = {t:.10g}: the solution does not exist beyond")
+    return Stop(
+        EndingKind.BLOW_UP, t, f"blow-up at t = {t:.10g}: the solution does not exist beyond"
+    )
 
 
 def _why(regime: Smooth, t: float, y: Array, complaint: str | None) -> Stop:
@@ -186,7 +205,9 @@ def _why(regime: Smooth, t: float, y: Array, complaint: str | None) -> Stop:
     speed = np.abs(regime(t, y)).max()
     size = max(1.0, np.abs(y).max())
     if not np.isfinite(speed):
-        return Stop(EndingKind.OVERFLOW, t, f"overflow at t = {t:.10g}: the state has grown to {size:.3g}")
+        return Stop(
+            EndingKind.OVERFLOW, t, f"overflow at t = {t:.10g}: the state has grown to {size:.3g}"
+        )
     if regime.block.can_blow_up and speed * max(t, 1e-300) > 1e6 * size:
         return _blow_up(t)
     message = f"the integrator stopped at t = {t:.10g}: {complaint or 'the state is not finite'}"

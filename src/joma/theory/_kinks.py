@@ -96,14 +96,18 @@ class Kinked(Smooth):
         self._stalled = 0
         self._last = 0.0
         self._margin = self._margins(y0)
-        on_kink = _where(np.abs(a) <= block.uncertainty(v, z, chart.errors(v, xi, z, ROUNDING, 0.0)))
+        on_kink = _where(
+            np.abs(a) <= block.uncertainty(v, z, chart.errors(v, xi, z, ROUNDING, 0.0))
+        )
         if on_kink[0].size:
             self._leave_start(y0, on_kink)
 
     # -- the field ---------------------------------------------------------------------------------------
 
     def _gates(self) -> Array:
-        return np.where(self.side > 0, self.high, self.low)  # sliding gates count as c₋; β is subtracted
+        return np.where(
+            self.side > 0, self.high, self.low
+        )  # sliding gates count as c₋; β is subtracted
 
     def __call__(self, t: float, y: Array) -> Array:
         block, chart = self.block, self.chart
@@ -133,7 +137,9 @@ class Kinked(Smooth):
     def _margins(self, y: Array) -> Array:
         """How far on the wrong side a pre-activation has switched, (n, K)."""
         v, xi, z = self.chart.unpack(y)
-        return MARGIN * self.block.uncertainty(v, z, self.chart.errors(v, xi, z, self.rtol, self.atol))
+        return MARGIN * self.block.uncertainty(
+            v, z, self.chart.errors(v, xi, z, self.rtol, self.atol)
+        )
 
     def _distance(self, y: Array) -> Array:
         """side · a + margin, (n, K): how far each sample is on its own side of the kink."""
@@ -160,7 +166,9 @@ class Kinked(Smooth):
         crossing = np.flatnonzero(negative.any(axis=0))
         if not crossing.size:
             return None
-        interval = negative[:, crossing].argmax(axis=0)  # the point of the fine grid where it is first negative
+        interval = negative[:, crossing].argmax(
+            axis=0
+        )  # the point of the fine grid where it is first negative
         first = None
         for j, which in sorted(zip(interval.tolist(), crossing.tolist(), strict=True)):
             lower, upper = t0 + (t1 - t0) * _FINE[max(j - 1, 0)], t0 + (t1 - t0) * _FINE[j]
@@ -177,7 +185,11 @@ class Kinked(Smooth):
                 upper = first
             if value(upper) >= 0:  # later than the first one, or the quartic dipped below 0 alone
                 continue
-            first = lower if j == 0 or value(lower) <= 0 else brentq(value, lower, upper, xtol=1e-15 * (t1 - t0))
+            first = (
+                lower
+                if j == 0 or value(lower) <= 0
+                else brentq(value, lower, upper, xtol=1e-15 * (t1 - t0))
+            )
         return first
 
     def switch(self, t: float, y: Array) -> Array:
@@ -187,7 +199,11 @@ class Kinked(Smooth):
         self._stalled = self._stalled + 1 if t - self._last <= 1e-13 * max(1.0, t) else 0
         self._last = t
         if self._stalled > 200:
-            raise Stop(EndingKind.STUCK, t, f"stuck at t = {t:.6g}: {self._stalled} switches without progress")
+            raise Stop(
+                EndingKind.STUCK,
+                t,
+                f"stuck at t = {t:.6g}: {self._stalled} switches without progress",
+            )
         _, a = block.forward(*chart.unpack(y))
         touched = (self.side * a <= 0) & (self.side != 0)
         limits = self._limits(a)
@@ -233,7 +249,10 @@ class Kinked(Smooth):
         held = tuple(index[limits > 0] for index in on_kink)
         free = tuple(index[pushing] for index in on_kink)
         settled = []
-        for begin in (-1, 1):  # all off and all on: where both settle on the same sides, the way on is unique
+        for begin in (
+            -1,
+            1,
+        ):  # all off and all on: where both settle on the same sides, the way on is unique
             self.side[on_kink] = -1
             self.side[free] = begin
             for _ in range(len(free[0]) + 1):
@@ -266,7 +285,11 @@ class Kinked(Smooth):
         if (off <= 10 * self._margin[self.sliding]).all():
             return None
         self._margin = self._margins(y)
-        return self._project(y, self.sliding) if (off > 10 * self._margin[self.sliding]).any() else None
+        return (
+            self._project(y, self.sliding)
+            if (off > 10 * self._margin[self.sliding]).any()
+            else None
+        )
 
     def _project(self, y: Array, pairs: Pairs) -> Array:
         """The shortest move along the pairs' own gradients to a = 0: it keeps the first integrals to 2nd order."""
@@ -293,7 +316,9 @@ def _where(mask: NDArray[np.bool_]) -> Pairs:
 
 def _solve(G: Array, r: Array) -> Array:
     """G⁻¹ r; the shortest least-squares solution where G is singular, as for samples that hardly differ."""
-    if not (np.isfinite(G).all() and np.isfinite(r).all()):  # a trial step beyond a blow-up; it will be refused
+    if not (
+        np.isfinite(G).all() and np.isfinite(r).all()
+    ):  # a trial step beyond a blow-up; it will be refused
         return np.full(len(r), np.nan)
     try:
         solution = np.asarray(np.linalg.solve(G, r), dtype=np.float64)

@@ -93,7 +93,9 @@ def numerical_rank(rows: Array, size: Array) -> tuple[int, float]:
     return cut + 1, float(ratios[cut])
 
 
-def lie_rank(family: Family, at: Array, rng: np.random.Generator, *, depth: int = 4, goal: int | None = None) -> Rank:
+def lie_rank(
+    family: Family, at: Array, rng: np.random.Generator, *, depth: int = 4, goal: int | None = None
+) -> Rank:
     """The rank of the Lie algebra at θ (D,): brackets are added depth by depth until the rank stalls.
 
     At a generic point a stall is the end: the span is then closed under brackets with the generators nearby. At
@@ -124,7 +126,12 @@ def lie_rank(family: Family, at: Array, rng: np.random.Generator, *, depth: int 
 
 
 def endpoint_rank(
-    family: Family, start: Array, rng: np.random.Generator, *, segments: int | None = None, length: float = 0.2
+    family: Family,
+    start: Array,
+    rng: np.random.Generator,
+    *,
+    segments: int | None = None,
+    length: float = 0.2,
 ) -> tuple[int, float, Array]:
     """The rank of the end-point map's Jacobian, its singular-value gap, and the singular values.
 
@@ -143,7 +150,9 @@ def endpoint_rank(
 
         def motion(_: float, flat: Array, c: Array = c) -> Array:
             y = flat.reshape(-1, D)  # the state, then the columns
-            pushed = np.repeat(y[:1], len(y), axis=0) + 1e-20j * np.vstack([np.zeros((1, D)), y[1:]])
+            pushed = np.repeat(y[:1], len(y), axis=0) + 1e-20j * np.vstack(
+                [np.zeros((1, D)), y[1:]]
+            )
             out = family.field(pushed, np.repeat(c, len(y), axis=0))
             return np.vstack([out[:1].real, out[1:].imag * 1e20]).ravel()
 

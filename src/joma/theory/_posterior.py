@@ -42,21 +42,31 @@ def posterior(tree: HBLT, tokens: ArrayLike) -> tuple[Array, Array]:
     """P[class | tokens] (n, C) and P[y = 1 | tokens] (n, N) for tokens (n, M) of zeros and ones."""
     values = np.asarray(tokens)
     if values.ndim != 2 or values.shape[1] != len(tree.tokens):
-        raise ValueError(f"tokens has shape {values.shape}; this tree needs (n, {len(tree.tokens)})")
+        raise ValueError(
+            f"tokens has shape {values.shape}; this tree needs (n, {len(tree.tokens)})"
+        )
     top, n = tree.q.shape[1], len(values)
     given_class = np.stack([tree.q, 1 - tree.q])  # (2, C, n₁)
     # up: how likely the tokens below are, for each value of a variable and of what is above it
-    below, up, above = np.zeros((tree.size, 2, n)), np.empty((tree.size, 2, n)), np.empty((tree.size, 2, n))
+    below, up, above = (
+        np.zeros((tree.size, 2, n)),
+        np.empty((tree.size, 2, n)),
+        np.empty((tree.size, 2, n)),
+    )
     below[tree.tokens] = _log(np.stack([values.T == 0, values.T != 0], axis=1).astype(np.float64))
     for layer in reversed(tree.layers[1:]):
         up[layer] = _through(tree.rho[layer], below[layer])
         np.add.at(below, tree.parent[layer], up[layer])
-    to_class = _log(np.stack([given_class[:, :, i].T @ _exp(below[i]) for i in range(top)]))  # (n₁, C, n)
+    to_class = _log(
+        np.stack([given_class[:, :, i].T @ _exp(below[i]) for i in range(top)])
+    )  # (n₁, C, n)
     prior = _log(tree.prior)[:, None]
     of_class = _exp(to_class.sum(axis=0) + prior)
     impossible = np.flatnonzero(of_class.sum(axis=0) == 0)
     if impossible.size:
-        raise ValueError(f"tokens[{impossible[0]}] has probability 0 in this tree; it says nothing about the latents")
+        raise ValueError(
+            f"tokens[{impossible[0]}] has probability 0 in this tree; it says nothing about the latents"
+        )
     # down: what all the rest of the tree says
     rest = _exp(_others(to_class) + prior)
     above[:top] = _log(np.stack([given_class[:, :, i] @ rest[i] for i in range(top)]))

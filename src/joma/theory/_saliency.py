@@ -55,7 +55,11 @@ def saliency(
 
     >>> text = "red apple is sweet green apple is sour".split() * 50
     >>> frame = saliency(text, "is", window=2)
-    >>> frame[["token", "favours", "kind"]].iloc[0].tolist(), frame.kind.iloc[-1], frame.token.iloc[-1]
+    >>> (
+    ...     frame[["token", "favours", "kind"]].iloc[0].tolist(),
+    ...     frame.kind.iloc[-1],
+    ...     frame.token.iloc[-1],
+    ... )
     (['red', 'sweet', 'distinct'], 'common', 'apple')
     """
     import pandas as pd
@@ -83,7 +87,9 @@ def saliency(
     inside = place >= 0
     length = inside.sum(axis=1)
     rows = np.repeat(np.arange(N), length)
-    x = sparse.csr_array((np.repeat(1.0 / length, length), (rows, code[place[inside]])), shape=(N, V))  # sums doubles
+    x = sparse.csr_array(
+        (np.repeat(1.0 / length, length), (rows, code[place[inside]])), shape=(N, V)
+    )  # sums doubles
     y = code[at + 1]
     pi = np.bincount(y, minlength=V) / N
     target = sparse.csr_array((np.ones(N), (np.arange(N), y)), shape=(N, V))
@@ -106,7 +112,9 @@ def saliency(
         delta, squared = square(np.where(pi > 0, 1.0 / np.count_nonzero(pi), 0.0))
 
     best = np.full(V, -1)
-    order = np.lexsort((-joint.indices, delta, l))  # the last of each l has the largest Δ; the first word among equals
+    order = np.lexsort(
+        (-joint.indices, delta, l)
+    )  # the last of each l has the largest Δ; the first word among equals
     best[l[order]] = order
     count = np.bincount(code[place[inside]], minlength=V)
     keep = np.flatnonzero(count >= max(min_count, 1))
@@ -115,7 +123,9 @@ def saliency(
     tau = np.maximum(variance, 0.0)[keep] / N
     p2, p3 = float(pi @ pi), float(pi**2 @ pi)
     mean, freedom = tau * (1 - p2), (1 - p2) ** 2 / max(p2 - 2 * p3 + p2**2, 1e-300)
-    tell = mean > 1e-24 * frequency[keep] ** 2  # not one next token only, nor a token in all contexts alike
+    tell = (
+        mean > 1e-24 * frequency[keep] ** 2
+    )  # not one next token only, nor a token in all contexts alike
     root = np.cbrt(centred[keep] / np.where(tell, mean, 1.0))
     score = np.where(tell, (root - 1) * np.sqrt(4.5 * freedom) + np.sqrt(2 / (9 * freedom)), 0.0)
     size = np.sqrt(squared[keep])
@@ -129,7 +139,9 @@ def saliency(
             "favours": names[joint.indices[best[keep]]],
             "lift": delta[best[keep]],
             "score": score,
-            "kind": np.select([score > DISTINCT, score <= COMMON], ["distinct", "common"], "between"),
+            "kind": np.select(
+                [score > DISTINCT, score <= COMMON], ["distinct", "common"], "between"
+            ),
         }
     )
     return frame.sort_values("saliency", ascending=False, kind="stable", ignore_index=True)
@@ -140,10 +152,18 @@ def _encode(tokens: Sequence[Hashable] | NDArray[Any]) -> tuple[NDArray[np.int64
     import pandas as pd
 
     if isinstance(tokens, str):
-        raise ValueError("tokens must be a sequence of tokens, got one string; split it into words first")
-    array = tokens if isinstance(tokens, np.ndarray) else np.asarray(pd.Series(list(tokens), dtype=object))
+        raise ValueError(
+            "tokens must be a sequence of tokens, got one string; split it into words first"
+        )
+    array = (
+        tokens
+        if isinstance(tokens, np.ndarray)
+        else np.asarray(pd.Series(list(tokens), dtype=object))
+    )
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"tokens must be one sequence with at least one token, got shape {array.shape}")
+        raise ValueError(
+            f"tokens must be one sequence with at least one token, got shape {array.shape}"
+        )
     if array.dtype.kind not in "iuOUS":
         raise ValueError(f"tokens must be words or integers, got an array of {array.dtype}")
     code, names = pd.factorize(array)

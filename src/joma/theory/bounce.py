@@ -84,7 +84,9 @@ class Bounce:
     def entropy(self) -> Array:
         """Entropy in nats of the attention over the components, (T,)."""
         blocks = (self.log_inverse_delta[rows] for rows in _blocks(self.t.size, self.mu.size))
-        return np.concatenate([softmax_entropy(self.attention.log_weight(_v(s, self.mu))) for s in blocks])
+        return np.concatenate(
+            [softmax_entropy(self.attention.log_weight(_v(s, self.mu))) for s in blocks]
+        )
 
     def trough(self) -> Trough:
         """Where the entropy is lowest, and how far it comes back."""
@@ -125,13 +127,17 @@ def solve_bounce(mu: ArrayLike, t: ArrayLike) -> Bounce:
     mu, t = _row(mu, "mu"), _times(t)
     size = np.abs(mu)
     if (largest := float(size.max())) > LARGEST_MU:
-        raise ValueError(f"|mu| = {largest} overflows e^(mu²/2): keep every |mu| at or below {LARGEST_MU:g}")
+        raise ValueError(
+            f"|mu| = {largest} overflows e^(mu²/2): keep every |mu| at or below {LARGEST_MU:g}"
+        )
     if t[-1] > 0 and largest**2 / 2 + math.log(t[-1]) > 700:
         raise ValueError(f"ln(1/δ) overflows for |mu| = {largest} at t = {t[-1]}: end t earlier")
     s = np.empty((t.size, mu.size))
     order = np.argsort(size)  # neighbours in |μ| share one grid of panels
     blocks = _blocks(t.size, 1)  # of times, should one component's alone be too many
-    chunks = [order[part] for part in _blocks(mu.size, max(blocks[0].stop, _panel_edges(largest).size))]
+    chunks = [
+        order[part] for part in _blocks(mu.size, max(blocks[0].stop, _panel_edges(largest).size))
+    ]
     threads = min(len(chunks), os.cpu_count() or 1)
 
     def work(first: int) -> None:
@@ -163,9 +169,14 @@ def _panel_edges(mu: float) -> Array:  # (P + 1,)
 def _mean_matrix(nodes: Array, weights: Array) -> Array:
     """Values of f at the nodes -> monomial coefficients of its running mean ∫₋₁ʷ f / (1 + w)."""
     n = nodes.size
-    means = [polynomial.polydiv(legendre.leg2poly(legendre.legint(e, lbnd=-1)), [1, 1])[0] for e in np.eye(n)]
+    means = [
+        polynomial.polydiv(legendre.leg2poly(legendre.legint(e, lbnd=-1)), [1, 1])[0]
+        for e in np.eye(n)
+    ]
     basis = np.column_stack([np.pad(q, (0, n - q.size)) for q in means])  # Legendre -> mean
-    project = (np.arange(n) + 0.5)[:, None] * (legendre.legvander(nodes, n - 1) * weights[:, None]).T
+    project = (np.arange(n) + 0.5)[:, None] * (
+        legendre.legvander(nodes, n - 1) * weights[:, None]
+    ).T
     return np.asarray(basis @ project)
 
 
@@ -184,9 +195,13 @@ def _invert_flight_time(mu: Array, t: Array, buffer: Array) -> Array:  # (C,), (
     x = -np.expm1(-(edges[:-1] + h[:-1] * (1 + _NODES[:, None])))  # (n, P)
     slope = np.exp((-0.5 * mu**2)[:, None] * (x * x)[:, None, :])  # (n, C, P): F' at the nodes
     Q = np.zeros((_ORDER, mu.size, edges.size))
-    np.einsum("mn,ncp->mcp", _MEAN, slope, out=Q[:, :, :-1])  # not BLAS, whose threads would fight ours
+    np.einsum(
+        "mn,ncp->mcp", _MEAN, slope, out=Q[:, :, :-1]
+    )  # not BLAS, whose threads would fight ours
     Q[0, :, -1] = np.exp(-0.5 * mu**2)
-    mean = Q[0].copy()  # (C, P + 1): Q at the right edge, by the quadrature itself to spare its rounding
+    mean = Q[
+        0
+    ].copy()  # (C, P + 1): Q at the right edge, by the quadrature itself to spare its rounding
     mean[:, :-1] = np.einsum("n,ncp->cp", _WEIGHTS / 2, slope)
     F = np.zeros_like(mean)
     np.cumsum(2 * h[:-1] * mean[:, :-1], axis=1, out=F[:, 1:])
@@ -201,7 +216,9 @@ def _invert_flight_time(mu: Array, t: Array, buffer: Array) -> Array:  # (C,), (
     np.take(F, cell, out=q, mode="clip")
     np.subtract(np.tile(t, mu.size), q, out=tau)
     tau /= scale
-    coefficients = np.take(Q.reshape(_ORDER, -1), cell, axis=1, out=buffer[:_ORDER], mode="clip")  # (n, C T)
+    coefficients = np.take(
+        Q.reshape(_ORDER, -1), cell, axis=1, out=buffer[:_ORDER], mode="clip"
+    )  # (n, C T)
 
     # F is concave, so after its first step Newton climbs to the root from the left; only y < 0 needs care.
     np.take(mean, cell, out=q, mode="clip")
@@ -231,7 +248,9 @@ def _invert_flight_time(mu: Array, t: Array, buffer: Array) -> Array:  # (C,), (
     return np.asarray(y).reshape(mu.size, t.size)
 
 
-_FINE = legendre.leggauss(20)  # in each of six panels of [0, 1]: relatively exact to 1e-14 up to |μ| = 37
+_FINE = legendre.leggauss(
+    20
+)  # in each of six panels of [0, 1]: relatively exact to 1e-14 up to |μ| = 37
 _FINE_NODES = (np.arange(6)[:, None] + 0.5 * (_FINE[0] + 1)).ravel() / 6
 _FINE_WEIGHTS = np.tile(_FINE[1] / 12, 6)
 
@@ -284,18 +303,24 @@ def convergence_ratio(s_j: ArrayLike, s_k: ArrayLike, mu_j: ArrayLike, mu_k: Arr
     """Compare ln(1/δ_j) with ln(1/δ_k) at equal times as Theorem 4 does; ``lam`` is ρ_k - ρ_j exactly."""
     j, k = np.asarray(s_j, dtype=np.float64), np.asarray(s_k, dtype=np.float64)
     if np.any(k <= 0):
-        raise ValueError(f"s_k = {k.min()} is not positive: the ratio is undefined at t = 0, drop that time")
+        raise ValueError(
+            f"s_k = {k.min()} is not positive: the ratio is undefined at t = 0, drop that time"
+        )
     a_j, a_k = (0.5 * np.square(np.asarray(mu, dtype=np.float64)) for mu in (mu_j, mu_k))
     lam = j * np.exp(-a_j) - k * np.exp(-a_k)
     Lambda = lam * np.exp(a_k) / k
-    return Ratio(np.asarray(j / k), np.asarray(np.exp(a_j - a_k)), np.asarray(Lambda), np.asarray(lam))
+    return Ratio(
+        np.asarray(j / k), np.asarray(np.exp(a_j - a_k)), np.asarray(Lambda), np.asarray(lam)
+    )
 
 
 def linear_remainder(s: ArrayLike, mu: ArrayLike, c: float) -> Array:
     """q = ln[(c + μv + R√(v²+c)) / (c + R√c)] with R = √(μ²+c): linear attention has R t = s + q exactly."""
     mu, root = np.asarray(mu, dtype=np.float64), _root(c)
     v, R = -np.expm1(-np.asarray(s, dtype=np.float64)) * mu, np.hypot(mu, root)
-    return np.asarray(np.log1p((mu * v + R * v * v / (np.hypot(v, root) + root)) / (root * (root + R))))
+    return np.asarray(
+        np.log1p((mu * v + R * v * v / (np.hypot(v, root) + root)) / (root * (root + R)))
+    )
 
 
 def linear_remainder_bound(mu: ArrayLike, c: float) -> Array:
@@ -339,7 +364,9 @@ def solve_linear_bounce(mu: ArrayLike, t: ArrayLike, c: float) -> Bounce:
     return Bounce(mu, t, solution, LinearAttention(c))
 
 
-def solve_softmax_bounce(mu: ArrayLike, t: ArrayLike, temperature: float = 3.0, v0: float = 0.05) -> Bounce:
+def solve_softmax_bounce(
+    mu: ArrayLike, t: ArrayLike, temperature: float = 3.0, v0: float = 0.05
+) -> Bounce:
     """Solve v' = (μ - v) softmax(v² / temperature) from v = v0, the variant behind the paper's Figure 4.
 
     Every μ must lie beyond v0 (μ > v0 or μ < 0 when v0 > 0), because ln(1/δ) has no value elsewhere.
@@ -355,10 +382,14 @@ def solve_softmax_bounce(mu: ArrayLike, t: ArrayLike, temperature: float = 3.0, 
     """
     mu, t = _row(mu, "mu"), _times(t)
     if not temperature > 0:
-        raise ValueError(f"temperature = {temperature} must be positive (the paper's figure uses 3)")
+        raise ValueError(
+            f"temperature = {temperature} must be positive (the paper's figure uses 3)"
+        )
     short = np.zeros(mu.shape, dtype=bool) if v0 == 0 else mu * mu <= v0 * mu
     if np.any(short):
-        raise ValueError(f"mu = {mu[short][0]} is not beyond v0 = {v0}: choose v0 between 0 and every mu")
+        raise ValueError(
+            f"mu = {mu[short][0]} is not beyond v0 = {v0}: choose v0 between 0 and every mu"
+        )
     start = np.zeros(mu.shape) if v0 == 0 else -np.log1p(-v0 / mu)
     attention = ExpAttention(temperature)
 
@@ -388,11 +419,15 @@ def _times(t: ArrayLike) -> Array:
         raise ValueError(f"t = {array[0]} is negative: times start at 0")
     falls = np.flatnonzero(np.diff(array) < 0)
     if falls.size:
-        raise ValueError(f"t falls from {array[falls[0]]} to {array[falls[0] + 1]}: sort the times first")
+        raise ValueError(
+            f"t falls from {array[falls[0]]} to {array[falls[0] + 1]}: sort the times first"
+        )
     return array
 
 
 def _root(c: float) -> float:
     if not 0 < c < math.inf:
-        raise ValueError(f"c = z(0)² = {c} must be positive: with z(0) = v(0) = 0 nothing moves, so set z(0)")
+        raise ValueError(
+            f"c = z(0)² = {c} must be positive: with z(0) = v(0) = 0 nothing moves, so set z(0)"
+        )
     return math.sqrt(c)

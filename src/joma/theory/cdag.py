@@ -85,7 +85,9 @@ class CDAG:
     outputs: tuple[int, ...]
     edges: Index  # (E, 2) of (j, k): j reads k
 
-    def __init__(self, graph: Mapping[Any, Iterable[Any]] | nx.DiGraph, activation: Any = "tanh") -> None:
+    def __init__(
+        self, graph: Mapping[Any, Iterable[Any]] | nx.DiGraph, activation: Any = "tanh"
+    ) -> None:
         import networkx as nx
 
         from joma.theory._graphs import acyclic_order
@@ -98,18 +100,26 @@ class CDAG:
         else:
             directed = graph
             if not directed.is_directed():
-                raise ValueError("the graph is undirected; give a networkx.DiGraph with edges along the computation")
+                raise ValueError(
+                    "the graph is undirected; give a networkx.DiGraph with edges along the computation"
+                )
         if directed.number_of_edges() == 0:
             raise ValueError("the graph is empty: it needs at least one node that reads another")
         generations = acyclic_order(directed)
         self.nodes = tuple(node for generation in generations for node in generation)
         place = {node: i for i, node in enumerate(self.nodes)}
         self.inputs = tuple(i for i, node in enumerate(self.nodes) if directed.in_degree(node) == 0)
-        self.outputs = tuple(i for i, node in enumerate(self.nodes) if directed.out_degree(node) == 0)
+        self.outputs = tuple(
+            i for i, node in enumerate(self.nodes) if directed.out_degree(node) == 0
+        )
         both = set(self.inputs) & set(self.outputs)
         if both:
-            raise ValueError(f"node {self.nodes[min(both)]!r} reads nothing and is read by nobody; drop it")
-        self.edges = np.array([(j, place[k]) for j, n in enumerate(self.nodes) for k in directed.predecessors(n)])
+            raise ValueError(
+                f"node {self.nodes[min(both)]!r} reads nothing and is read by nobody; drop it"
+            )
+        self.edges = np.array(
+            [(j, place[k]) for j, n in enumerate(self.nodes) for k in directed.predecessors(n)]
+        )
         named = dict(activation) if isinstance(activation, Mapping) else {}
         for node in named:
             if node not in place:
@@ -206,7 +216,13 @@ class CDAG:
         if t.size < 2 or (np.diff(t) <= 0).any():
             raise ValueError(f"times must rise and be at least two, got {t.tolist()[:4]}")
         path = solve_ivp(
-            lambda _, w: self.signals(w, x, target, loss).dw, (t[0], t[-1]), w0, method, t, rtol=rtol, atol=rtol * 1e-3
+            lambda _, w: self.signals(w, x, target, loss).dw,
+            (t[0], t[-1]),
+            w0,
+            method,
+            t,
+            rtol=rtol,
+            atol=rtol * 1e-3,
         )
         if not path.success:
             raise RuntimeError(f"the training flow stopped at t = {path.t[-1]:g}: {path.message}")
@@ -231,7 +247,9 @@ class CDAGPath:
 
 def _nonlinearity(value: Any) -> Activation:
     if isinstance(value, str) and value not in NONLINEARITIES:
-        raise ValueError(nearest(value, NONLINEARITIES, "activation") + " Or give a pair of callables (σ, σ′).")
+        raise ValueError(
+            nearest(value, NONLINEARITIES, "activation") + " Or give a pair of callables (σ, σ′)."
+        )
     return as_activation(NONLINEARITIES[value] if isinstance(value, str) else value)
 
 
@@ -251,7 +269,10 @@ def implied(c1: ArrayLike, c2: ArrayLike, c3: ArrayLike) -> Array:
     with a = arccos c, if a₁ + a₂ + a₃ < π/2. Sharp: beyond, some signals with these correlations have the other sign.
     """
     with np.errstate(invalid="ignore"):
-        a1, a2, a3 = (np.arccos(np.minimum(np.abs(np.asarray(c, dtype=np.float64)), 1.0)) for c in (c1, c2, c3))
+        a1, a2, a3 = (
+            np.arccos(np.minimum(np.abs(np.asarray(c, dtype=np.float64)), 1.0))
+            for c in (c1, c2, c3)
+        )
     total = a1 + a2 + a3
     positive = (np.asarray(c1) > 0) & (np.asarray(c2) > 0) & (total < np.pi / 2)
     return np.asarray(np.where(positive, np.cos(a1 + a3) * np.cos(total), np.nan))

@@ -106,12 +106,18 @@ class EmbeddingFlow:
         settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, None)
         self.task, self.block = task, one_query_block(task, settings)
         if self.block.slopes is not None:
-            raise ValueError(f"the activation must be smooth, got {self.block.activation.name!r}; use gelu or silu")
+            raise ValueError(
+                f"the activation must be smooth, got {self.block.activation.name!r}; use gelu or silu"
+            )
         if not (np.isfinite(embedding_lr) and embedding_lr >= 0):
-            raise ValueError(f"embedding_lr must be ≥ 0 (0 freezes the embeddings), got {embedding_lr}")
+            raise ValueError(
+                f"embedding_lr must be ≥ 0 (0 freezes the embeddings), got {embedding_lr}"
+            )
         self.embedding_lr = float(embedding_lr)
 
-    def field(self, w: Array, U: Array, z: Array | None, W_Q: Array | None, W_K: Array | None) -> list[Array]:
+    def field(
+        self, w: Array, U: Array, z: Array | None, W_Q: Array | None, W_K: Array | None
+    ) -> list[Array]:
         """The velocities of w, U and of z or (W_Q, W_K)."""
         block, context, query = self.block, U[:, :-1], U[:, -1]
         product = W_Q is not None and W_K is not None
@@ -161,7 +167,9 @@ class EmbeddingFlow:
         M, K = self.task.tokens, self.task.nodes
         w, U = finite(w0, "w0", 2), finite(U0, "U0", 2)
         if U.shape[1] != M + 1 or w.shape != (len(U), K):
-            raise ValueError(f"U0 must be (d, {M + 1}) and w0 (d, {K}); got {U.shape} and {w.shape}")
+            raise ValueError(
+                f"U0 must be (d, {M + 1}) and w0 (d, {K}); got {U.shape} and {w.shape}"
+            )
         if (z0 is None) == (W_Q0 is None and W_K0 is None):
             raise ValueError("give either z0 (free logits) or both W_Q0 and W_K0")
         if z0 is not None:
@@ -173,16 +181,22 @@ class EmbeddingFlow:
                 raise ValueError("W_Q0 and W_K0 go together")
             start = [w, U, finite(W_Q0, "W_Q0", 2), finite(W_K0, "W_K0", 2)]
             if start[2].shape != start[3].shape or len(start[2]) != len(U):
-                raise ValueError(f"W_Q0 and W_K0 must be (d, e), got {start[2].shape} and {start[3].shape}")
+                raise ValueError(
+                    f"W_Q0 and W_K0 must be (d, e), got {start[2].shape} and {start[3].shape}"
+                )
         shapes = [array.shape for array in start]
         cuts = np.cumsum([array.size for array in start])[:-1]
 
         def unpack(y: Array) -> list[Array]:
-            return [part.reshape(shape) for part, shape in zip(np.split(y, cuts), shapes, strict=True)]
+            return [
+                part.reshape(shape) for part, shape in zip(np.split(y, cuts), shapes, strict=True)
+            ]
 
         def slope(_: float, y: Array) -> Array:
             w, U, *rest = unpack(y)
-            dots = self.field(w, U, *((rest[0], None, None) if len(rest) == 1 else (None, rest[0], rest[1])))
+            dots = self.field(
+                w, U, *((rest[0], None, None) if len(rest) == 1 else (None, rest[0], rest[1]))
+            )
             return np.concatenate([dot.ravel() for dot in dots])
 
         def logits(y: Array) -> Array:
@@ -195,13 +209,22 @@ class EmbeddingFlow:
         room.terminal = True  # type: ignore[attr-defined]
         y0, t = np.concatenate([array.ravel() for array in start]), np.linspace(0.0, t_end, times)
         solution = solve_ivp(
-            slope, (0.0, t_end), y0, "DOP853", t, rtol=rtol, atol=atol, events=room if np.isfinite(until) else None
+            slope,
+            (0.0, t_end),
+            y0,
+            "DOP853",
+            t,
+            rtol=rtol,
+            atol=atol,
+            events=room if np.isfinite(until) else None,
         )
         states = [unpack(y) for y in solution.y.T]
         w_all, U_all = np.stack([s[0] for s in states]), np.stack([s[1] for s in states])
         t_last = float(solution.t[-1]) if len(solution.t) else 0.0
         message = f"the integrator stopped: {solution.message}"
-        ending = done(t_last) if solution.status >= 0 else Ending(EndingKind.INTEGRATOR, t_last, message)
+        ending = (
+            done(t_last) if solution.status >= 0 else Ending(EndingKind.INTEGRATOR, t_last, message)
+        )
         z_all = np.stack([logits(y) for y in solution.y.T])
         if len(start) == 3:
             return EmbeddingPath(solution.t, w_all, U_all, z_all, ending=ending)

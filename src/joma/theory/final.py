@@ -87,7 +87,9 @@ def final_attention(
     >>> final_attention(task).z.round(6)  # u* = (2, 1): z = ½ W(u²)
     array([0.601084, 0.283572])
     """
-    flow = JointFlow(task, attention, mlp_lr=mlp_lr, attention_lr=attention_lr, temperature=temperature, A=A)
+    flow = JointFlow(
+        task, attention, mlp_lr=mlp_lr, attention_lr=attention_lr, temperature=temperature, A=A
+    )
     kind = flow.attention
     if kind.kind == "softmax":
         raise ValueError(
@@ -95,7 +97,9 @@ def final_attention(
             "without integrating; attention='exp' has one"
         )
     if task.loss == "fixed":
-        raise ValueError("constant gradients have no end: the loss is linear, and some token wins; see winner_take_all")
+        raise ValueError(
+            "constant gradients have no end: the loss is linear, and some token wins; see winner_take_all"
+        )
     v, xi, z = flow.start(v0, xi0, z0)
     means = v.mean(axis=1, keepdims=True), xi.mean()
     if task.loss == "classification":  # what a softmax loss never moves
@@ -117,7 +121,9 @@ def final_attention(
             )
         by = "the mirror flow"
         fit = _project(chart, seen, fit, free, np.append(u[seen], xi[None], axis=0))
-    elif free.shape[1]:  # attention is frozen: gradient descent in u with constant steps, each node on its own
+    elif free.shape[
+        1
+    ]:  # attention is frozen: gradient descent in u with constant steps, each node on its own
         by = "the mirror flow"
         weight = np.append(chart.gain(v)[seen], 1.0)[:, None]  # u̇ = −η σ² ∇L
         start = np.append(u[seen], xi[None], axis=0)
@@ -240,7 +246,9 @@ def _loss(task: Task, h: Array) -> float:
 
 def _null_space(design: Array) -> Array:
     size = np.linalg.norm(design, axis=0)
-    triangle = np.linalg.qr(design / size, mode="r")  # the same null space, and no more rows than columns
+    triangle = np.linalg.qr(
+        design / size, mode="r"
+    )  # the same null space, and no more rows than columns
     return null_space(triangle, rcond=1e-10) / size[:, None]
 
 
@@ -250,7 +258,10 @@ def _minimiser(task: Task, design: Array) -> Array:
     if task.loss == "regression":
         root = np.sqrt(task.p[used])[:, None]
         size = np.linalg.norm(root * design[used], axis=0)
-        return np.linalg.lstsq(root * design[used] / size, root * task.g[used], rcond=1e-10)[0] / size[:, None]
+        return (
+            np.linalg.lstsq(root * design[used] / size, root * task.g[used], rcond=1e-10)[0]
+            / size[:, None]
+        )
     if task.nodes == 1:
         return np.zeros((design.shape[1], 1))  # the loss of one class is constant
     if _separable(design[used], task.g[used]):
@@ -274,9 +285,13 @@ def _separable(design: Array, labels: Array) -> bool:
     column = np.arange(columns) * K
     entries = np.concatenate([x.ravel(), -x.ravel()])
     places = np.concatenate([(column + k[:, None]).ravel(), (column + j[:, None]).ravel()])
-    margins = coo_array((entries, (np.tile(np.repeat(rows, columns), 2), places)), (len(rows), columns * K)).tocsr()
+    margins = coo_array(
+        (entries, (np.tile(np.repeat(rows, columns), 2), places)), (len(rows), columns * K)
+    ).tocsr()
     total: Array = np.asarray(margins.sum(axis=0), dtype=np.float64).ravel()
-    best: Any = scipy.optimize.linprog(-total, A_ub=-margins, b_ub=np.zeros(len(rows)), bounds=(-1, 1), method="highs")  # type: ignore[call-overload]
+    best: Any = scipy.optimize.linprog(
+        -total, A_ub=-margins, b_ub=np.zeros(len(rows)), bounds=(-1, 1), method="highs"
+    )  # type: ignore[call-overload]
     if best.status != 0:
         raise ArithmeticError(f"whether the data are separable was not decided: {best.message}")
     return bool(-best.fun > 1e-6)
@@ -288,7 +303,9 @@ def _cross_entropy(design: Array, labels: Array, p: Array) -> Array:
     centred = null_space(np.ones((1, K)))  # (K, K − 1)
     _, singular, right = np.linalg.svd(np.sqrt(p)[:, None] * design, full_matrices=False)
     kept = singular > 1e-10 * singular[0]
-    basis = right[kept].T / singular[kept]  # (m + 1, n): coordinates in which the design is orthonormal
+    basis = (
+        right[kept].T / singular[kept]
+    )  # (m + 1, n): coordinates in which the design is orthonormal
     x = design @ basis
     shape = (basis.shape[1], K - 1)
 
@@ -307,7 +324,9 @@ def _cross_entropy(design: Array, labels: Array, p: Array) -> Array:
         inner = np.einsum("ka,nk,kb->nab", centred, q, centred, optimize=True)
         mean = q @ centred
         inner -= mean[:, :, None] * mean[:, None, :]
-        return np.einsum("n,ni,nj,nab->iajb", p, x, x, inner, optimize=True).reshape(beta.size, beta.size)
+        return np.einsum("n,ni,nj,nab->iajb", p, x, x, inner, optimize=True).reshape(
+            beta.size, beta.size
+        )
 
     beta = newton(value, gradient, hessian, np.zeros(shape[0] * shape[1]))
     return basis @ beta.reshape(shape) @ centred.T
@@ -331,17 +350,24 @@ def newton(
             return y
         size, here = 1.0, value(y)
         # near the minimum the value cannot tell any more; there full steps converge quadratically
-        while decrease > 1e-10 * max(abs(here), 1e-3) and value(y + size * step) > here - 1e-4 * size * decrease:
+        while (
+            decrease > 1e-10 * max(abs(here), 1e-3)
+            and value(y + size * step) > here - 1e-4 * size * decrease
+        ):
             size /= 2
             if size < 1e-12:
                 break
         y = y + size * step
         if size == 1.0 and decrease <= 1e-28 * max(1.0, abs(here)):
             return y
-    raise ArithmeticError(f"Newton's method has not converged in {steps} steps; the decrement is {decrease:.2e}")
+    raise ArithmeticError(
+        f"Newton's method has not converged in {steps} steps; the decrement is {decrease:.2e}"
+    )
 
 
-def _project(chart: _Exp | _Linear, tokens: NDArray[np.intp], fit: Array, free: Array, start: Array) -> Array:
+def _project(
+    chart: _Exp | _Linear, tokens: NDArray[np.intp], fit: Array, free: Array, start: Array
+) -> Array:
     """The point of fit + span(free), (m + 1, 1), with the least Bregman divergence from the start; ξ is Euclidean."""
     theta0, _, _ = chart.dual(start[:-1, 0], tokens)
 
@@ -351,7 +377,9 @@ def _project(chart: _Exp | _Linear, tokens: NDArray[np.intp], fit: Array, free: 
 
     def value(n: Array) -> float:
         point, _, _, potential = parts(n)
-        return float((potential - theta0 * point[:-1]).sum() + 0.5 * (point[-1] - start[-1, 0]) ** 2)
+        return float(
+            (potential - theta0 * point[:-1]).sum() + 0.5 * (point[-1] - start[-1, 0]) ** 2
+        )
 
     def gradient(n: Array) -> Array:
         point, theta, _, _ = parts(n)

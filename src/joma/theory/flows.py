@@ -24,7 +24,9 @@ from joma.theory.optimisers import PLAIN, Optimiser
 from joma.theory.setting import Activation, Array, Attention, Task, finite
 from joma.theory.trajectory import Slide, Trajectory
 
-Start = tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None]  # v, ξ, z and w, as given
+Start = tuple[
+    ArrayLike | None, ArrayLike | None, ArrayLike | None, ArrayLike | None
+]  # v, ξ, z and w, as given
 
 
 def starts(given: Mapping[str, tuple[ArrayLike | None, tuple[int, ...]]]) -> list[Array]:
@@ -69,7 +71,9 @@ class Flow:
         """r = attention_lr / mlp_lr, the only way in which the two rates enter the first integrals."""
         return self.block.ratio
 
-    def start(self, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None) -> State:
+    def start(
+        self, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None
+    ) -> State:
         """(v, ξ, z) at the start, checked: zeros where none is given."""
         M, K = self.task.tokens, self.task.nodes
         v, xi, z = starts({"v0": (v0, (M, K)), "xi0": (xi0, (K,)), "z0": (z0, (M,))})
@@ -120,11 +124,19 @@ class Flow:
             if out.size == 0 or (np.diff(out) <= 0).any() or out[0] < 0 or out[-1] > t_end:
                 raise ValueError(f"times must increase within [0, t_end = {t_end:g}]")
         solution = _integrate.integrate(
-            self._system((v0, xi0, z0, w0)), out, float(t_end), rtol=rtol, atol=atol, method=method, max_steps=max_steps
+            self._system((v0, xi0, z0, w0)),
+            out,
+            float(t_end),
+            rtol=rtol,
+            atol=atol,
+            method=method,
+            max_steps=max_steps,
         )
         return self._trajectory(solution, None)
 
-    def _descend(self, steps: int, step: float, given: Start, optimiser: Optimiser = PLAIN) -> Trajectory:
+    def _descend(
+        self, steps: int, step: float, given: Start, optimiser: Optimiser = PLAIN
+    ) -> Trajectory:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive integer, got {steps!r}")
         if not (np.isfinite(step) and step > 0):
@@ -146,7 +158,9 @@ class Flow:
             "z": np.stack(solution.z),
             "ending": solution.ending,
             "switches": solution.switches,
-            "slides": tuple(Slide(int(self.block.first[i]), k, a, b) for i, k, a, b in solution.slides),
+            "slides": tuple(
+                Slide(int(self.block.first[i]), k, a, b) for i, k, a, b in solution.slides
+            ),
             "step": step,
         }
 
@@ -227,7 +241,9 @@ class JointFlow(OneQueryFlow):
             (w,) = starts({"w0": (w0, (len(self.embedding), self.task.nodes))})
         else:
             w = self.embedding @ np.vstack([v, xi])
-        return System(self.block, EmbeddedChart(self.embedding, self.mlp_lr), np.concatenate([w.ravel(), z]))
+        return System(
+            self.block, EmbeddedChart(self.embedding, self.mlp_lr), np.concatenate([w.ravel(), z])
+        )
 
     def _fields(self, solution: Solution, step: float | None) -> dict[str, Any]:
         fields = super()._fields(solution, step)

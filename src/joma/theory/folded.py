@@ -21,7 +21,9 @@ class FoldedFlow(OneQueryFlow):
     """
 
     def _checked_embedding(self, embedding: ArrayLike, task: Task) -> Array:
-        raise ValueError("the folded flow needs orthonormal embeddings, so it takes no embedding; use JointFlow")
+        raise ValueError(
+            "the folded flow needs orthonormal embeddings, so it takes no embedding; use JointFlow"
+        )
 
     def _system(self, given: Start) -> System:
         if given[3] is not None:

@@ -97,10 +97,16 @@ class HBLT:
     ) -> None:
         q = finite(class_to_latent, "class_to_latent", 2)
         if depth < 1 or depth != int(depth):
-            raise ValueError(f"depth = {depth}: a tree has at least one edge from the class to a token, and whole ones")
+            raise ValueError(
+                f"depth = {depth}: a tree has at least one edge from the class to a token, and whole ones"
+            )
         if q.shape[1] == 0:
-            raise ValueError("the tree is empty: class_to_latent has no column, so nothing hangs below the class")
-        per_layer = [children] * (depth - 1) if isinstance(children, int | np.integer) else list(children)
+            raise ValueError(
+                "the tree is empty: class_to_latent has no column, so nothing hangs below the class"
+            )
+        per_layer = (
+            [children] * (depth - 1) if isinstance(children, int | np.integer) else list(children)
+        )
         if len(per_layer) != depth - 1:
             raise ValueError(
                 f"children has {len(per_layer)} entries for the {depth - 1} layers of latents that depth = {depth} has"
@@ -109,7 +115,11 @@ class HBLT:
         size = layer.size
         for s, counts in enumerate(per_layer):
             counts = np.asarray(counts)
-            if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.shape not in ((), layer.shape):
+            if (
+                counts.dtype.kind not in "iu"
+                or (counts < 0).any()
+                or counts.shape not in ((), layer.shape)
+            ):
                 raise ValueError(
                     f"children[{s}] = {counts.tolist()} must be one number ≥ 0, or one for each of {layer.size} latents"
                 )
@@ -151,7 +161,12 @@ class HBLT:
         return tree
 
     def _set(
-        self, parent: Index, edges: Array, q: Array, prior: ArrayLike | None, names: Sequence[Hashable] | None
+        self,
+        parent: Index,
+        edges: Array,
+        q: Array,
+        prior: ArrayLike | None,
+        names: Sequence[Hashable] | None,
     ) -> None:
         """Check everything and store it; ``edges`` holds one ρ, or one for each edge between two variables."""
         top = int(np.count_nonzero(parent == CLASS))
@@ -164,7 +179,9 @@ class HBLT:
             )
         if (q < 0).any() or (q > 1).any():
             k, i = np.argwhere((q < 0) | (q > 1))[0]
-            raise ValueError(f"class_to_latent[{k}, {i}] = {q[k, i]:g} is a probability and must lie in [0, 1]")
+            raise ValueError(
+                f"class_to_latent[{k}, {i}] = {q[k, i]:g} is a probability and must lie in [0, 1]"
+            )
         if edges.shape not in ((), (parent.size - top,)):
             raise ValueError(
                 f"rho has shape {edges.shape}; give one number, one for each layer of edges, or {parent.size - top}, "
@@ -175,7 +192,9 @@ class HBLT:
             raise ValueError(f"rho = {bad[0]:g} is outside [−1, 1]")
         p = np.full(len(q), 1 / len(q)) if prior is None else finite(prior, "class_prior", 1)
         if p.shape != (len(q),) or (p < 0).any() or abs(p.sum() - 1) > 1e-9:
-            raise ValueError(f"class_prior must be {len(q)} probabilities that sum to 1, got {p.tolist()}")
+            raise ValueError(
+                f"class_prior must be {len(q)} probabilities that sum to 1, got {p.tolist()}"
+            )
         self.parent, self.q, self.prior = parent.astype(np.intp), q, p / p.sum()
         self.rho = np.full(parent.size, np.nan)
         self.rho[top:] = edges
@@ -296,7 +315,9 @@ class _Coin:
         steps = self.steps if kind is None else self.steps[:, kind]
         np.less(u, steps, out=out.view(np.bool_))
         row, column = np.divmod(np.flatnonzero(u == steps), n)
-        out[row, column] = rng.random(row.size) < self.rest[row, 0 if kind is None else kind[column]]
+        out[row, column] = (
+            rng.random(row.size) < self.rest[row, 0 if kind is None else kind[column]]
+        )
 
 
 def sequences(tokens: ArrayLike, length: int = 30, pad: int | None = None) -> NDArray[np.int64]:
@@ -310,14 +331,18 @@ def sequences(tokens: ArrayLike, length: int = 30, pad: int | None = None) -> ND
     count = np.count_nonzero(present, axis=1)
     if count.size and count.max() > length:
         i = int(np.argmax(count))
-        raise ValueError(f"sample {i} has {count[i]} tokens, more than length = {length}; ask for longer sequences")
-    result = np.full((len(present), length), present.shape[1] if pad is None else pad, dtype=np.int64)
+        raise ValueError(
+            f"sample {i} has {count[i]} tokens, more than length = {length}; ask for longer sequences"
+        )
+    result = np.full(
+        (len(present), length), present.shape[1] if pad is None else pad, dtype=np.int64
+    )
     for start in range(0, len(present), _BLOCK):
         rows = slice(start, start + _BLOCK)
         # filled from the left, row by row, both sides have the same order
-        result[rows][np.arange(length) >= length - count[rows, None]] = np.nonzero(np.ascontiguousarray(present[rows]))[
-            1
-        ]
+        result[rows][np.arange(length) >= length - count[rows, None]] = np.nonzero(
+            np.ascontiguousarray(present[rows])
+        )[1]
     return result
 
 
@@ -332,12 +357,16 @@ def theorem5(rho: ArrayLike, rho0: ArrayLike, H: ArrayLike, L: ArrayLike) -> Arr
     return np.asarray((1 + rho ** (2 * H) - 2 * bias) / (1 - bias) / 2)
 
 
-def through_class(rho: ArrayLike, rho_l: ArrayLike, rho_m: ArrayLike, kappa: ArrayLike, L: ArrayLike) -> Array:
+def through_class(
+    rho: ArrayLike, rho_l: ArrayLike, rho_m: ArrayLike, kappa: ArrayLike, L: ArrayLike
+) -> Array:
     """P[y_l = 1 | y_m = 1] in HBLT(ρ) where only the class is above both: the case that Theorem 5 leaves out.
 
     ``rho_l``, ``rho_m`` are ρ₀ of the two variables right below the class and κ = E_k[(2q_l − 1)(2q_m − 1)].
     """
-    rho, rho_l, rho_m, kappa, L = (np.asarray(value, dtype=np.float64) for value in (rho, rho_l, rho_m, kappa, L))
+    rho, rho_l, rho_m, kappa, L = (
+        np.asarray(value, dtype=np.float64) for value in (rho, rho_l, rho_m, kappa, L)
+    )
     path = rho ** (L - 1)
     return np.asarray((1 - path * (rho_l + rho_m) + path**2 * kappa) / (1 - path * rho_m) / 2)
 

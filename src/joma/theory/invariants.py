@@ -53,8 +53,12 @@ class Invariant:
     z2: Array | None = field(default=None, repr=False)  # (T, M) −(r/2T) Σ ‖v‖² b̄, softmax only
     nc1: Array | None = field(default=None, repr=False)
     nc2: Array | None = field(default=None, repr=False)
-    sum_drift: Array | None = field(default=None, repr=False)  # (T,) of Σ_l z_l, exact under softmax
-    sums: Array | None = field(default=None, repr=False)  # (T, K + 1) Σ_l z_l and Σ_l v_lk − ξ_k, exact under softmax
+    sum_drift: Array | None = field(
+        default=None, repr=False
+    )  # (T,) of Σ_l z_l, exact under softmax
+    sums: Array | None = field(
+        default=None, repr=False
+    )  # (T, K + 1) Σ_l z_l and Σ_l v_lk − ξ_k, exact under softmax
     law: Array | None = field(default=None, repr=False)  # (T, M) gradient descent only
 
     @property
@@ -70,7 +74,11 @@ class Invariant:
     @property
     def law_error(self) -> float | None:
         """Largest |deviation − law| relative to max(1, max|z|), for gradient descent with an exact law."""
-        return None if self.law is None else float(np.abs(self.value - self.value[0] - self.law).max() / self.scale)
+        return (
+            None
+            if self.law is None
+            else float(np.abs(self.value - self.value[0] - self.law).max() / self.scale)
+        )
 
 
 def cumulative(steps: Array) -> Array:
@@ -87,19 +95,28 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     descends = path.step is not None and path.optimiser == PLAIN
     dv2 = (np.diff(v, axis=0) ** 2).sum(axis=2) if descends else None  # (T - 1, M)
     trained: Array | None = None
-    if path.step is not None and not descends and isinstance(path.optimiser, SGD) and kind != "softmax":
+    if (
+        path.step is not None
+        and not descends
+        and isinstance(path.optimiser, SGD)
+        and kind != "softmax"
+    ):
         trained = sgd_law(flow, path.optimiser, path.step, v, z)
 
     if kind == "linear":
         value = z**2 - r * square
         z_hat = np.where(z < 0, -1.0, 1.0) * np.sqrt(np.maximum(r * square + value[0], 0.0))
         law = trained if dv2 is None else cumulative(np.diff(z, axis=0) ** 2 - r * dv2)
-        return Invariant("z² − r Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law)
+        return Invariant(
+            "z² − r Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law
+        )
     if kind == "exp":
         value = z - r / (2 * T) * square
         z_hat = r / (2 * T) * square + value[0]
         law = trained if dv2 is None else cumulative(-r / (2 * T) * dv2)
-        return Invariant("z − (r/2T) Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law)
+        return Invariant(
+            "z − (r/2T) Σ v²", True, value, z_hat, scale, normalised_correlation(z_hat, z), law=law
+        )
 
     if b_bar == "start":
         mean = flow.task.p @ path.attention(0)

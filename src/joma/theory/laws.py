@@ -60,10 +60,14 @@ class Laws:
     rank: int  # of the Lie algebra
     ranks: tuple[int, ...]  # with brackets up to each depth, the fields alone first
     gap: float  # the smallest singular-value gap that a rank rests on; at least 1e6
-    trivial: int = 0  # components of w outside the embeddings' span: they never move, and are not counted
+    trivial: int = (
+        0  # components of w outside the embeddings' span: they never move, and are not counted
+    )
 
     def __str__(self) -> str:
-        lines = [f"{self.count} data-independent laws ({'certified' if self.certified else 'an upper bound'})"]
+        lines = [
+            f"{self.count} data-independent laws ({'certified' if self.certified else 'an upper bound'})"
+        ]
         return "\n".join(lines + [f"  {law.count:4d}  {law.formula}" for law in self.known])
 
 
@@ -99,7 +103,11 @@ def laws(
          2  Σ_l v_hlk − Σ_m ξ_mk
     """
     rng = np.random.default_rng(seed)
-    frame = system._frame(rng) if isinstance(system, WeightPair) else block_frame(system, rng, normalised)
+    frame = (
+        system._frame(rng)
+        if isinstance(system, WeightPair)
+        else block_frame(system, rng, normalised)
+    )
     family = frame.family
     generic = [0.7 * rng.standard_normal(family.dimension) for _ in range(2)]
     ranks = [lie_rank(family, point, rng) for point in generic]
@@ -108,7 +116,9 @@ def laws(
     known = frame.known
     if v0 is not None or xi0 is not None or z0 is not None:
         if isinstance(system, WeightPair):
-            raise ValueError("a start v0, xi0, z0 is that of a flow; a WeightPair is counted at random points")
+            raise ValueError(
+                "a start v0, xi0, z0 is that of a flow; a WeightPair is counted at random points"
+            )
         place = frame.start(system, v0, xi0, z0)
         known = (*known, *frame.at_rest(place))
         best = lie_rank(family, place, rng, goal=best.rank)
@@ -120,7 +130,9 @@ def laws(
         )
     return Laws(
         count=count,
-        known=tuple(Law(formula, n) for (formula, _), n in zip(known, certificate.new, strict=True) if n),
+        known=tuple(
+            Law(formula, n) for (formula, _), n in zip(known, certificate.new, strict=True) if n
+        ),
         certified=certificate.total == count,
         dimension=family.dimension,
         rank=best.rank,
@@ -190,11 +202,15 @@ def split_logit_velocity(flow: JointFlow, v: Array, xi: Array, z: Array) -> tupl
         The first part and the second; their sum is ż.
     """
     if flow.attention.kind != "softmax":
-        raise ValueError(f"the identity is softmax attention's; this flow has {flow.attention.kind} attention")
+        raise ValueError(
+            f"the identity is softmax attention's; this flow has {flow.attention.kind} attention"
+        )
     task, rate = flow.task, flow.attention_lr / flow.attention.temperature
     b = flow.attention.weights(z, task.x)  # (N, M)
     a = b @ v + xi
-    s = task.p[:, None] * task.gradient(flow.activation.phi(a)) * flow.activation.derivative(a)  # (N, K)
+    s = (
+        task.p[:, None] * task.gradient(flow.activation.phi(a)) * flow.activation.derivative(a)
+    )  # (N, K)
     mean = task.p @ b
     moved, centred, off = b.T @ s, v - mean @ v, b - mean  # E[s b] = v̇/η, ṽ, δ
     product = moved * centred
@@ -210,7 +226,11 @@ def endpoint_count(
     The independent check of ``laws``: no brackets, but trajectories under changing data.
     """
     rng = np.random.default_rng(seed)
-    frame = system._frame(rng) if isinstance(system, WeightPair) else block_frame(system, rng, normalised)
+    frame = (
+        system._frame(rng)
+        if isinstance(system, WeightPair)
+        else block_frame(system, rng, normalised)
+    )
     start = 0.5 * rng.standard_normal(frame.family.dimension)
     rank, gap, _ = endpoint_rank(frame.family, start, rng)
     return frame.family.dimension - rank, gap
@@ -237,10 +257,14 @@ def _independent(
     for formula, values in known:
         change = np.abs(derivative(values, points, motion)).max(initial=0.0)
         if change > 1e-9 * max(1.0, float(np.abs(motion).max())):
-            raise ArithmeticError(f"{formula} is not conserved: it changes at the rate {change:.2e}")
+            raise ArithmeticError(
+                f"{formula} is not conserved: it changes at the rate {change:.2e}"
+            )
         gradient = derivative(values, np.broadcast_to(at, basis.shape), basis).real.T  # (n, D)
         rows = np.vstack([rows, gradient])
         counts.append(
-            numerical_rank(rows, np.full(len(rows), max(1.0, np.abs(rows).max(initial=0.0))))[0] if len(rows) else 0
+            numerical_rank(rows, np.full(len(rows), max(1.0, np.abs(rows).max(initial=0.0))))[0]
+            if len(rows)
+            else 0
         )
     return _Certificate(counts[-1], tuple(int(n) for n in np.diff(counts)))

@@ -85,7 +85,9 @@ class SGD:
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs a momentum > 0")
 
-    def step(self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int) -> Step:
+    def step(
+        self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int
+    ) -> Step:
         """The step from state y (D,) with ascent direction ``gradient`` (D,)."""
         gradient = gradient - decay * y
         if self.momentum == 0:
@@ -103,7 +105,9 @@ class SignDescent:
     def __post_init__(self) -> None:
         _pair(self.weight_decay)
 
-    def step(self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int) -> Step:
+    def step(
+        self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int
+    ) -> Step:
         """The step from state y (D,) with ascent direction ``gradient`` (D,)."""
         return Step(np.sign(gradient), (), decay)
 
@@ -128,11 +132,15 @@ class Adam:
         _check("eps", self.eps)
         _pair(self.weight_decay)
 
-    def step(self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int) -> Step:
+    def step(
+        self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int
+    ) -> Step:
         """The step from state y (D,) with ascent direction ``gradient`` (D,). The memory is (m, ν, D)."""
         return self._adapted(gradient - decay * y, memory, n)
 
-    def _adapted(self, gradient: Array, memory: tuple[Array, ...], n: int, decay: Array | float = 0.0) -> Step:
+    def _adapted(
+        self, gradient: Array, memory: tuple[Array, ...], n: int, decay: Array | float = 0.0
+    ) -> Step:
         first, second = self.betas
         m, nu = memory[:2] if memory else (np.zeros_like(gradient), np.zeros_like(gradient))
         m, nu = first * m + (1 - first) * gradient, second * nu + (1 - second) * gradient**2
@@ -147,7 +155,9 @@ class AdamW(Adam):
 
     weight_decay: Decay = 0.01
 
-    def step(self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int) -> Step:
+    def step(
+        self, gradient: Array, y: Array, decay: Array, memory: tuple[Array, ...], n: int
+    ) -> Step:
         """The step from state y (D,) with ascent direction ``gradient`` (D,). The memory is (m, ν, D)."""
         return self._adapted(gradient, memory, n, decay)
 
@@ -189,7 +199,9 @@ def sgd_law(flow: Flow, optimiser: SGD, step: float, v: Array, z: Array) -> Arra
     """Q_t − Q_0 (T, M) of exp or linear attention along SGD's path v (T, M, K), z (T, M), from the exact law."""
     r, T, linear = flow.ratio, flow.attention.temperature, flow.attention.kind == "linear"
     if flow.attention.kind == "softmax":
-        raise ValueError("softmax attention has linear laws, which SGD keeps as they are; see joma.theory.laws")
+        raise ValueError(
+            "softmax attention has linear laws, which SGD keeps as they are; see joma.theory.laws"
+        )
     mlp, attention = _pair(optimiser.weight_decay)
     lambda_v, lambda_z = step * flow.mlp_lr * mlp, step * flow.attention_lr * attention
 
@@ -201,7 +213,9 @@ def sgd_law(flow: Flow, optimiser: SGD, step: float, v: Array, z: Array) -> Arra
 
     def second(dz: Array, dv: Array, nz: Array, nv: Array) -> Array:
         """B(Δ, N), (M,)."""
-        return 2 * (dz * nz - r * (dv * nv).sum(axis=1)) if linear else -r / T * (dv * nv).sum(axis=1)
+        return (
+            2 * (dz * nz - r * (dv * nv).sum(axis=1)) if linear else -r / T * (dv * nv).sum(axis=1)
+        )
 
     mu, out = optimiser.momentum, np.zeros_like(z)
     carried = np.zeros(z.shape[1])  # μ (R + B(Δ, N)) of the step before

@@ -61,7 +61,9 @@ class SharedBlock(Block):
 
     query: NDArray[np.intp]  # (n,)
     one_hot: Array  # (n, Q) the same as rows of 0 and 1
-    weight: Array  # (Q,) of each query in the summed integral: P(m) if z_m moves with E_{q=m}, else 1
+    weight: (
+        Array  # (Q,) of each query in the summed integral: P(m) if z_m moves with E_{q=m}, else 1
+    )
     heads: int
 
     def split(self, rows: Array) -> Array:
@@ -115,7 +117,9 @@ class SharedBlock(Block):
         kernel = f @ f.T if self.gram is None else f @ self.gram @ f.T
         pull = self._pull(self.x[i], b[i], v.T[k])
         same = self.query[i][:, None] == self.query[i][None, :]
-        return self.mlp_lr * kernel * (k[:, None] == k) + same * (pull @ (self._z_rate()[self.query[i]] * pull).T)
+        return self.mlp_lr * kernel * (k[:, None] == k) + same * (
+            pull @ (self._z_rate()[self.query[i]] * pull).T
+        )
 
     def rates(self, v: Array, b: Array, velocity: Velocity, pairs: Pairs) -> Array:
         """ȧ of the pairs, (n,)."""
@@ -164,13 +168,17 @@ class BlockFlow(Flow):
         settings = checked(task, attention, activation, mlp_lr, attention_lr, temperature, A)
         number = finite(query, "query", 1)
         if len(number) != task.samples or (number < 0).any() or (number != np.round(number)).any():
-            raise ValueError(f"query must be {task.samples} integers ≥ 0, one per sample; got shape {number.shape}")
+            raise ValueError(
+                f"query must be {task.samples} integers ≥ 0, one per sample; got shape {number.shape}"
+            )
         self.query = number.astype(int)
         self.queries = int(self.query.max()) + 1
         probability = np.bincount(self.query, task.p, self.queries).astype(np.float64)
         if (probability == 0).any():
             unseen = int(probability.argmin())
-            raise ValueError(f"query {unseen} has no sample with positive weight; number them 0 … Q − 1")
+            raise ValueError(
+                f"query {unseen} has no sample with positive weight; number them 0 … Q − 1"
+            )
         if int(heads) != heads or heads < 1:
             raise ValueError(f"heads must be a positive integer, got {heads!r}")
         self.heads, self.conditional = int(heads), bool(conditional)
@@ -195,7 +203,9 @@ class BlockFlow(Flow):
         """(Q,) the weight of each query in the summed integral."""
         return self.block.weight
 
-    def start(self, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None) -> State:
+    def start(
+        self, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None
+    ) -> State:
         """(v, ξ, z) at the start, checked: zeros where none is given; one map for all heads is repeated for each."""
         R, Q, K, M = self.heads * self.task.tokens, self.queries, self.task.nodes, self.task.tokens
         rows = M if self.shared else R
@@ -204,7 +214,9 @@ class BlockFlow(Flow):
 
     def _system(self, given: Start) -> System:
         if given[3] is not None:
-            raise ValueError("a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw")
+            raise ValueError(
+                "a block takes v0 and xi0; with an explicit embedding give v0 = U_Cᵀw, xi0 = u_mᵀw"
+            )
         v, xi, z = self.start(*given[:3])
         chart = JointChart(v.shape, xi.shape, z.shape)
         return System(self.block, chart, chart.pack(v, xi, z))
@@ -287,7 +299,9 @@ class BlockTrajectory(Trajectory):
         """V_m (Q, H·M, K): what each query's samples brought to v under gradient descent; they add up to v − v(0)."""
         flow = self.flow
         if self.step is None or flow.block.gram is not None:
-            raise ValueError("parts are kept track of for gradient descent with orthonormal separate embeddings")
+            raise ValueError(
+                "parts are kept track of for gradient descent with orthonormal separate embeddings"
+            )
         out = np.zeros((flow.queries, *self.v.shape[1:]))
         for n in range(len(self.t) - 1):
             b, a = flow.block.forward(self.v[n], self.xi[n], self.z[n])
@@ -328,7 +342,15 @@ class BlockTrajectory(Trajectory):
             steps = (dz2 if kind == "linear" else 0.0) - factor * dv2
             law = cumulative(steps)
         formula = "Σ_m z_m − (r/2T) Σ v²" if kind == "exp" else "Σ_m z_m² − r Σ v²"
-        return Invariant(formula, True, value, predicted, scale, normalised_correlation(predicted, summed), law=law)
+        return Invariant(
+            formula,
+            True,
+            value,
+            predicted,
+            scale,
+            normalised_correlation(predicted, summed),
+            law=law,
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Long table: t, quantity ("v", "xi", "z"), query, head, token, node, value."""
@@ -343,7 +365,13 @@ class BlockTrajectory(Trajectory):
 
 
 def predicted_logits(
-    part: Array, v: Array, v0: Array, *, ratio: float = 1.0, temperature: float = 1.0, b_bar: Array | None = None
+    part: Array,
+    v: Array,
+    v0: Array,
+    *,
+    ratio: float = 1.0,
+    temperature: float = 1.0,
+    b_bar: Array | None = None,
 ) -> Array:
     """The logits of one query, from what its samples brought to the weights that all queries share.
 

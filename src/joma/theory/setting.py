@@ -42,7 +42,9 @@ def finite(value: ArrayLike, name: str, ndim: int) -> Array:
     bad = np.argwhere(~np.isfinite(array))
     if bad.size:
         where = tuple(int(i) for i in bad[0])
-        raise ValueError(f"{name}{list(where)} is {array[where]}; {name} must be finite, clean it first")
+        raise ValueError(
+            f"{name}{list(where)} is {array[where]}; {name} must be finite, clean it first"
+        )
     return array
 
 
@@ -75,7 +77,13 @@ class Task:
     loss: Loss
 
     def __init__(
-        self, x: ArrayLike, g: ArrayLike, p: ArrayLike | None = None, signed: bool = False, *, loss: Loss = "fixed"
+        self,
+        x: ArrayLike,
+        g: ArrayLike,
+        p: ArrayLike | None = None,
+        signed: bool = False,
+        *,
+        loss: Loss = "fixed",
     ) -> None:
         x, g = finite(x, "x", 2), finite(g, "g", 2)
         if x.size == 0 or g.size == 0:
@@ -83,7 +91,9 @@ class Task:
                 f"the task is empty: x has shape {x.shape}, g has shape {g.shape}; give at least one sample"
             )
         if len(x) != len(g):
-            raise ValueError(f"x has {len(x)} samples (rows) but g has {len(g)}; they must be the same samples")
+            raise ValueError(
+                f"x has {len(x)} samples (rows) but g has {len(g)}; they must be the same samples"
+            )
         if not signed and (x < 0).any():
             i, l = np.argwhere(x < 0)[0]
             raise ValueError(
@@ -119,7 +129,9 @@ class Task:
         y = finite(labels, "labels", np.ndim(labels))
         if y.ndim == 1:
             if (y < 0).any() or (y != np.round(y)).any():
-                raise ValueError(f"labels must be integers ≥ 0, got {y[(y < 0) | (y != np.round(y))][0]:g}")
+                raise ValueError(
+                    f"labels must be integers ≥ 0, got {y[(y < 0) | (y != np.round(y))][0]:g}"
+                )
             count = int(y.max(initial=-1)) + 1
             if classes is not None and count > classes:
                 raise ValueError(f"label {count - 1} does not fit into classes={classes}")
@@ -131,7 +143,9 @@ class Task:
         return cls(x, y, p, signed, loss="classification")
 
     @classmethod
-    def regression(cls, x: ArrayLike, y: ArrayLike, *, p: ArrayLike | None = None, signed: bool = False) -> Task:
+    def regression(
+        cls, x: ArrayLike, y: ArrayLike, *, p: ArrayLike | None = None, signed: bool = False
+    ) -> Task:
         """Squared loss on the hidden nodes: g = y − h moves with training; y is (N, K)."""
         return cls(x, y, p, signed, loss="regression")
 
@@ -183,7 +197,9 @@ class Task:
         delta = self.x.T @ (self.p[:, None] * g)
         frequency = self.p @ self.x
         safe = np.where(frequency == 0, 1.0, frequency)
-        return Saliency(delta, np.where(frequency[:, None] == 0, 0.0, delta / safe[:, None]), frequency)
+        return Saliency(
+            delta, np.where(frequency[:, None] == 0, 0.0, delta / safe[:, None]), frequency
+        )
 
 
 def _equal_rows(x: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -210,7 +226,9 @@ class Activation:
 
 def _leaky(name: str, low: float) -> Activation:
     # φ′(0) = c₋, as in PyTorch; the flow treats the kink itself as Filippov does
-    return Activation(name, lambda a: np.where(a > 0, a, low * a), lambda a: np.where(a > 0, 1.0, low), (low, 1.0))
+    return Activation(
+        name, lambda a: np.where(a > 0, a, low * a), lambda a: np.where(a > 0, 1.0, low), (low, 1.0)
+    )
 
 
 def _normal_cdf(a: Array) -> Array:
@@ -241,7 +259,9 @@ def as_activation(value: Any) -> Activation:
         return value
     if isinstance(value, str):
         if value not in ACTIVATIONS:
-            raise ValueError(nearest(value, ACTIVATIONS, "activation") + " Or give a pair of callables (φ, φ′).")
+            raise ValueError(
+                nearest(value, ACTIVATIONS, "activation") + " Or give a pair of callables (φ, φ′)."
+            )
         return ACTIVATIONS[value]
     if isinstance(value, tuple) and len(value) == 2 and all(callable(f) for f in value):
         return Activation("custom", value[0], value[1])
@@ -271,7 +291,9 @@ class Attention:
             if not (np.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, got {value}")
         if self.A != 1.0 and self.kind != "exp":
-            raise ValueError(f"A = {self.A} is the constant of exp attention; {self.kind} attention has none")
+            raise ValueError(
+                f"A = {self.A} is the constant of exp attention; {self.kind} attention has none"
+            )
 
     def check(self, task: Task) -> None:
         """Refuse tasks on which this attention is not defined."""

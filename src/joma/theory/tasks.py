@@ -25,7 +25,12 @@ def small_start(task: Task, rng: np.random.Generator, scale: float = 0.01) -> St
 
 
 def class_distributions(
-    rng: np.random.Generator, *, smooth: bool, distinct: int = 10, common: int = 10, classes: int = 20
+    rng: np.random.Generator,
+    *,
+    smooth: bool,
+    distinct: int = 10,
+    common: int = 10,
+    classes: int = 20,
 ) -> Task:
     """Figure 2: one sample per class, ``distinct`` tokens whose frequency depends on the class, ``common`` others.
 
@@ -39,7 +44,9 @@ def class_distributions(
     return Task.classification(x / x.sum(axis=1, keepdims=True), np.arange(classes))
 
 
-def random_gradients(rng: np.random.Generator, samples: int = 50, tokens: int = 30, nodes: int = 10) -> Task:
+def random_gradients(
+    rng: np.random.Generator, samples: int = 50, tokens: int = 30, nodes: int = 10
+) -> Task:
     """Random frequencies and constant normal gradients (Assumption 1)."""
     x = rng.random((samples, tokens))
     return Task(x / x.sum(axis=1, keepdims=True), rng.standard_normal((samples, nodes)))
@@ -49,7 +56,9 @@ def uneven_classification(tokens: int, rng: np.random.Generator, classes: int = 
     """2 M samples of uneven frequencies, labelled by the largest of some random linear functions."""
     x = rng.gamma(0.3, size=(2 * tokens, tokens))
     x /= x.sum(axis=1, keepdims=True)
-    return Task.classification(x, (x @ rng.standard_normal((tokens, classes))).argmax(axis=1), classes=classes)
+    return Task.classification(
+        x, (x @ rng.standard_normal((tokens, classes))).argmax(axis=1), classes=classes
+    )
 
 
 def orthogonal_regression(mu: Array) -> Task:
@@ -72,8 +81,14 @@ TASKS: dict[str, tuple[str, Callable[[np.random.Generator], Task]]] = {
         "Figure 2, right: random class distributions",
         lambda rng: class_distributions(rng, smooth=False),
     ),
-    "random-gradients": ("constant random gradients, 50 samples, 30 tokens, 10 nodes", random_gradients),
-    "two-tokens": ("one node, a salient token and a weaker one", lambda rng: Task([[1.0, 0.5]], [[1.0]])),
+    "random-gradients": (
+        "constant random gradients, 50 samples, 30 tokens, 10 nodes",
+        random_gradients,
+    ),
+    "two-tokens": (
+        "one node, a salient token and a weaker one",
+        lambda rng: Task([[1.0, 0.5]], [[1.0]]),
+    ),
 }
 
 

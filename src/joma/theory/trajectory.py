@@ -89,7 +89,11 @@ class Trajectory:
 
     def to_frame(self) -> pd.DataFrame:
         """Long table: t, quantity ("v", "xi", "z"), token, node, value."""
-        parts = {"v": (self.v, ("token", "node")), "xi": (self.xi, ("node",)), "z": (self.z, ("token",))}
+        parts = {
+            "v": (self.v, ("token", "node")),
+            "xi": (self.xi, ("node",)),
+            "z": (self.z, ("token",)),
+        }
         return long_table(self.t, parts, ("token", "node"))
 
 
@@ -101,7 +105,9 @@ def row_entropies(b: Array) -> tuple[Array, Array]:
     return -(q * np.log(np.where(q > 0, q, 1.0))).sum(axis=1), total
 
 
-def long_table(t: Array, parts: Mapping[str, tuple[Array, tuple[str, ...]]], columns: tuple[str, ...]) -> pd.DataFrame:
+def long_table(
+    t: Array, parts: Mapping[str, tuple[Array, tuple[str, ...]]], columns: tuple[str, ...]
+) -> pd.DataFrame:
     """One row per number: t, quantity, ``columns``, value.
 
     Arguments:
@@ -113,7 +119,10 @@ def long_table(t: Array, parts: Mapping[str, tuple[Array, tuple[str, ...]]], col
 
     frames = []
     for name, (values, axes) in parts.items():
-        index = {axis: place.ravel() for axis, place in zip(("t", *axes), np.indices(values.shape), strict=True)}
+        index = {
+            axis: place.ravel()
+            for axis, place in zip(("t", *axes), np.indices(values.shape), strict=True)
+        }
         frames.append(pd.DataFrame({**index, "quantity": name, "value": values.ravel()}))
     frame = pd.concat(frames, ignore_index=True)
     frame["t"] = t[frame["t"].to_numpy()]

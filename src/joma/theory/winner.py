@@ -33,7 +33,9 @@ class WinnerTakeAll:
     blow_up_times: Array = field(repr=False)  # (M,) each token's own t*_l, inf for Δ_l = 0
     blow_up_time: float  # the least of them: the solution ends there
     winners: tuple[int, ...]  # the token that wins, or all that tie
-    limits: Array = field(repr=False)  # (M, K) of v at the blow-up; ±inf for the winners where Δ ≠ 0
+    limits: Array = field(
+        repr=False
+    )  # (M, K) of v at the blow-up; ±inf for the winners where Δ ≠ 0
     v0: Array = field(repr=False)
     xi0: Array = field(repr=False)
     z0: Array = field(repr=False)
@@ -47,14 +49,18 @@ class WinnerTakeAll:
         times = finite(t, "t", 1)
         if (times < 0).any() or (times >= self.blow_up_time).any():
             bad = times[(times < 0) | (times >= self.blow_up_time)][0]
-            raise ValueError(f"t = {bad:g} lies outside [0, t* = {self.blow_up_time:.10g}): the solution ends at t*")
+            raise ValueError(
+                f"t = {bad:g} lies outside [0, t* = {self.blow_up_time:.10g}): the solution ends at t*"
+            )
         v = self.v0 + self._travel(times)[:, :, None] * _directions(self.delta)
         z = self.z0 + self._scale * ((v**2).sum(axis=2) - (self.v0**2).sum(axis=1))
         return v, self.xi0 + times[:, None] * self._xi_rate, z
 
     def _travel(self, times: Array) -> Array:
         """y_l(t), (T, M)."""
-        return _travel(times[:, None], self._rate, self._s, _offsets(self.v0, self.delta), self.blow_up_times)
+        return _travel(
+            times[:, None], self._rate, self._s, _offsets(self.v0, self.delta), self.blow_up_times
+        )
 
 
 def _directions(delta: Array) -> Array:
@@ -75,14 +81,21 @@ def _travel(t: Array, rate: Array, s: float, q: Array, t_star: Array) -> Array:
     with np.errstate(invalid="ignore"):
         left = np.where(np.isinf(t_star), 1.0, (t_star - t) / t_star)
     u, passed, left = np.broadcast_arrays(u, passed, left)
-    above, below = erfc(u) * left, erfc(-u) + erfc(u) * passed  # erfc(w) and 2 − erfc(w) of the answer w
+    above, below = (
+        erfc(u) * left,
+        erfc(-u) + erfc(u) * passed,
+    )  # erfc(w) and 2 − erfc(w) of the answer w
     w = erfinv(np.clip(erf(u) + erfc(u) * passed, -1.0, 1.0))
-    w = np.where(above < 0.5, erfcinv(np.clip(above, 0.0, 2.0)), w)  # each where it has all its digits
+    w = np.where(
+        above < 0.5, erfcinv(np.clip(above, 0.0, 2.0)), w
+    )  # each where it has all its digits
     w = np.where(below < 0.5, -erfcinv(np.clip(below, 0.0, 2.0)), w)
     way = np.array(w - u)
     high, low = u > 2, (u < -2) & (below < 0.5)  # far out erfc underflows
     way[high] = _shift(u[high], np.log(left[high]))
-    gained = np.broadcast_to(np.sqrt(2 / np.pi) * s * rate * t, u.shape)  # (erfc(u) − erfc(w)) e^{u²}
+    gained = np.broadcast_to(
+        np.sqrt(2 / np.pi) * s * rate * t, u.shape
+    )  # (erfc(u) − erfc(w)) e^{u²}
     way[low] = -_shift(-u[low], np.log1p(gained[low] / erfcx(-u[low])))
     return np.where(rate == 0, 0.0, np.sqrt(2) / s * way)
 
@@ -97,7 +110,10 @@ def _shift(u: Array, goal: Array) -> Array:
 
 
 def winner_take_all(
-    flow: JointFlow, v0: ArrayLike | None = None, xi0: ArrayLike | None = None, z0: ArrayLike | None = None
+    flow: JointFlow,
+    v0: ArrayLike | None = None,
+    xi0: ArrayLike | None = None,
+    z0: ArrayLike | None = None,
 ) -> WinnerTakeAll:
     """The closed-form solution of a linear flow with exp attention (Theorem 2, corrected).
 
@@ -114,7 +130,11 @@ def winner_take_all(
     >>> exact.winners, round(exact.blow_up_time, 6)  # √(π/2) / max|Δ|
     ((0,), 1.253314)
     """
-    if flow.attention.kind != "exp" or flow.activation.name != "linear" or flow.task.loss != "fixed":
+    if (
+        flow.attention.kind != "exp"
+        or flow.activation.name != "linear"
+        or flow.task.loss != "fixed"
+    ):
         raise ValueError(
             "the closed form is for exp attention, linear activation and constant gradients; this flow has "
             f"{flow.attention.kind} attention, {flow.activation.name} activation and {flow.task.loss} gradients"
@@ -136,9 +156,9 @@ def winner_take_all(
     limits = np.where(delta == 0, v, np.copysign(np.inf, delta))
     if np.isfinite(end):
         last = ~tied
-        stops = v + _travel(np.array(end), rate, float(s), q, np.where(tied, np.inf, t_star))[:, None] * _directions(
-            delta
-        )
+        stops = v + _travel(np.array(end), rate, float(s), q, np.where(tied, np.inf, t_star))[
+            :, None
+        ] * _directions(delta)
         limits[last] = stops[last]
     return WinnerTakeAll(
         delta=delta,

@@ -58,7 +58,10 @@ def test_a_healthy_series_is_not_accused(level, healthy):
 
 
 def test_it_is_said_that_too_few_checkpoints_cannot_be_judged(tmp_path):
-    folder = written(tmp_path / "series", [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(3)])
+    folder = written(
+        tmp_path / "series",
+        [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(3)],
+    )
     result = joma.audit(folder)
     assert result.ok
     assert result.not_judged == "how one step follows another: that takes 4 checkpoints, here are 3"
@@ -79,7 +82,9 @@ def test_planted_faults_are_found(fault, series):
 def test_changes_are_those_of_the_weights(healthy):
     changes = joma.audit(healthy, level="full").changes().set_index(["checkpoint", "tensor"])
     name = "model.layers.1.mlp.up_proj.weight"
-    file = json.loads((healthy / "step-8/model.safetensors.index.json").read_text())["weight_map"][name]
+    file = json.loads((healthy / "step-8/model.safetensors.index.json").read_text())["weight_map"][
+        name
+    ]
     a, b = (load_file(healthy / step / file)[name].double() for step in ("step-4", "step-8"))
     expected = float((b - a).norm() / ((a.norm() + b.norm()) / 2))
     assert changes.change[("step-8", name)] == pytest.approx(expected, rel=1e-6)
@@ -87,7 +92,10 @@ def test_changes_are_those_of_the_weights(healthy):
 
 def state(rows: int = 40_000, seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {"a.weight": torch.randn(rows, 8, generator=generator), "b.weight": torch.randn(64, 8, generator=generator)}
+    return {
+        "a.weight": torch.randn(rows, 8, generator=generator),
+        "b.weight": torch.randn(64, 8, generator=generator),
+    }
 
 
 def written(folder, states):
@@ -109,7 +117,10 @@ def test_slices_see_their_bytes_and_no_others(tmp_path):
     states[2]["a.weight"].view(-1)[middle + SLICE // 8] = torch.inf
     folder = written(tmp_path / "series", states)
     assert kinds(joma.audit(folder, level="slices")) == {("not finite", ("step-1",))}
-    assert kinds(joma.audit(folder, level="full")) == {("not finite", ("step-1",)), ("not finite", ("step-2",))}
+    assert kinds(joma.audit(folder, level="full")) == {
+        ("not finite", ("step-1",)),
+        ("not finite", ("step-2",)),
+    }
 
 
 def test_types_shapes_repeats_and_states(tmp_path):
@@ -139,7 +150,9 @@ def test_distributed_checkpoints(tmp_path):
     shutil.rmtree(tmp_path / "series/step-1")
     shutil.copytree(tmp_path / "series/step-4", tmp_path / "series/step-1")
     for level in ("hashes", "full"):
-        assert ("identical", ("step-1", "step-4")) in kinds(joma.audit(tmp_path / "series", level=level))
+        assert ("identical", ("step-1", "step-4")) in kinds(
+            joma.audit(tmp_path / "series", level=level)
+        )
 
 
 def test_tied_constant_and_frozen_tensors_are_no_faults(tmp_path):
@@ -200,8 +213,13 @@ def test_a_step_with_the_weights_of_another_is_blamed_and_its_neighbours_are_not
     points = walk(3, kind, steps=8)
     points[at] = points[of]
     first, last = (f"step{n}" for n in sorted((at, of)))
-    blamed = [checkpoints for fault, checkpoints in named(faults_of(points)[0]) if fault != "identical"]
-    assert blamed in ([], [(f"step{at}",)])  # next to each other, the copy is none that does not fit
+    blamed = [
+        checkpoints for fault, checkpoints in named(faults_of(points)[0]) if fault != "identical"
+    ]
+    assert blamed in (
+        [],
+        [(f"step{at}",)],
+    )  # next to each other, the copy is none that does not fit
     assert ("identical", (first, last)) in named(faults_of(points)[0])
 
 
@@ -232,7 +250,9 @@ def test_an_order_that_cannot_be_told_is_said_and_no_fault():
         points[-1] = walk(0, "random")[-2]
         faults, unknown = faults_of(points)
         assert faults == []
-        assert any("which of step28 and step29" in text or "more pairs" in text for text in unknown), jitter
+        assert any(
+            "which of step28 and step29" in text or "more pairs" in text for text in unknown
+        ), jitter
 
 
 def test_the_direction_of_a_series_is_told_by_its_initialisation(healthy, series, tmp_path):
@@ -242,11 +262,15 @@ def test_the_direction_of_a_series_is_told_by_its_initialisation(healthy, series
         path.rename(tmp_path / new)
     shutil.rmtree(series)
     backwards = joma.audit(tmp_path)
-    assert [(fault.kind, fault.checkpoints) for fault in backwards.faults] == [("late", ("step-0", "step-40"))]
+    assert [(fault.kind, fault.checkpoints) for fault in backwards.faults] == [
+        ("late", ("step-0", "step-40"))
+    ]
     assert "step-40 looks like an initialisation" in backwards.faults[0].text
     shutil.rmtree(tmp_path / "step-40")
     assert joma.audit(tmp_path).ok
-    assert joma.audit(tmp_path).not_judged.startswith("whether the series as a whole runs backwards")
+    assert joma.audit(tmp_path).not_judged.startswith(
+        "whether the series as a whole runs backwards"
+    )
 
 
 def test_problems_are_faults_and_the_others_are_judged(series):
@@ -287,11 +311,16 @@ def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, 
     rows = list(Run(run).rows())
     assert [row["checkpoint"] for row in rows] == ["step-0", "step-1", "step-2", "step-4"]
     read = []
-    monkeypatch.setattr(module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments))
+    monkeypatch.setattr(
+        module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments)
+    )
     again = joma.audit(healthy, run)
     assert read == ["step-8", "step-16", "step-24", "step-32", "step-40"]
     assert again.as_json() == joma.audit(healthy).as_json()
-    assert sorted(path.name for path in (run / "gathered").glob("*.samples")) == ["7.samples", "8.samples"]
+    assert sorted(path.name for path in (run / "gathered").glob("*.samples")) == [
+        "7.samples",
+        "8.samples",
+    ]
     read.clear()
     assert joma.audit(healthy, run).as_json() == again.as_json()
     assert read == []
@@ -299,10 +328,22 @@ def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, 
 
 def test_what_was_gathered_counts_for_the_same_files_and_level_only(series, tmp_path, monkeypatch):
     run, read = tmp_path / "run", []
-    monkeypatch.setattr(module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments))
+    monkeypatch.setattr(
+        module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments)
+    )
     first = joma.audit(series, run, revisions="0..16")
     assert joma.audit(series, run).as_json() == joma.audit(series).as_json()  # it has grown
-    assert read[:9] == ["step-0", "step-1", "step-2", "step-4", "step-8", "step-16", "step-24", "step-32", "step-40"]
+    assert read[:9] == [
+        "step-0",
+        "step-1",
+        "step-2",
+        "step-4",
+        "step-8",
+        "step-16",
+        "step-24",
+        "step-32",
+        "step-40",
+    ]
     shutil.rmtree(series / "step-8")
     shutil.copytree(series / "step-24", series / "step-8")
     read.clear()
@@ -324,19 +365,29 @@ def test_an_audit_of_another_level_or_series_gets_a_numbered_folder(tmp_path, ca
     assert (tmp_path / "runs/audit-series-slices-2/figure.svg").exists()
     assert Run("runs/audit-series-slices").info == before
     capfd.readouterr()
-    assert joma.audit("a/series", "runs/audit-series-slices").path == Path("runs/audit-series-slices")
+    assert joma.audit("a/series", "runs/audit-series-slices").path == Path(
+        "runs/audit-series-slices"
+    )
     assert capfd.readouterr().err == ""
     again = joma.audit("b/series", "runs/audit-series-slices")
     assert again.path == Path("runs/audit-series-slices-2")
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("joma.audit: runs/audit-series-slices holds the audit of another config (source: 'a/series'")
+    assert line.startswith(
+        "joma.audit: runs/audit-series-slices holds the audit of another config (source: 'a/series'"
+    )
     assert "this one goes on in runs/audit-series-slices-2" in line
-    assert joma.audit("a/series", "runs/audit-series-slices", level="full").path.name == "audit-series-slices-3"
+    assert (
+        joma.audit("a/series", "runs/audit-series-slices", level="full").path.name
+        == "audit-series-slices-3"
+    )
     assert joma.audit("a/series").path is None
 
 
 def test_what_was_found_is_in_the_run_folder(tmp_path):
-    folder = written(tmp_path / "series", [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(5)])
+    folder = written(
+        tmp_path / "series",
+        [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(5)],
+    )
     healthy = joma.audit(folder, tmp_path / "run")
     assert Run(tmp_path / "run").info["faults"] == []
     shutil.copy(folder / "step-3/model.safetensors", folder / "step-4/model.safetensors")
@@ -344,11 +395,17 @@ def test_what_was_found_is_in_the_run_folder(tmp_path):
     assert (healthy.ok, found.ok) == (True, False)
     assert module.read_audit(tmp_path / "run").as_json() == found.as_json()
     info = Run(tmp_path / "run").info
-    assert (info["status"], info["reason"]) == ("done", f"{len(found.faults)} fault in 2 of 5 checkpoints")
+    assert (info["status"], info["reason"]) == (
+        "done",
+        f"{len(found.faults)} fault in 2 of 5 checkpoints",
+    )
 
 
 def test_every_kind_of_fault_has_advice():
-    kinds = set(re.findall(r'Fault\("([a-z ]+)"', inspect.getsource(faults_module))) | {"exchanged", "late"}
+    kinds = set(re.findall(r'Fault\("([a-z ]+)"', inspect.getsource(faults_module))) | {
+        "exchanged",
+        "late",
+    }
     assert kinds == set(faults_module.WHAT_TO_DO)
 
 
@@ -361,7 +418,11 @@ def test_by_hashes_of_the_hub_no_weight_is_transferred(healthy, tmp_path, monkey
     hub = Hub("someone/model", revisions)
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         result = joma.audit("someone/model", level="hashes")
         assert [name for name in hub.log if name.endswith(".safetensors")] == []
@@ -372,17 +433,30 @@ def test_by_hashes_of_the_hub_no_weight_is_transferred(healthy, tmp_path, monkey
         assert remote.checkpoints().transferred.min() > 0
         said: list[str] = []
         for level in ("hashes", "slices", "full"):
-            result = joma.audit("someone/model", level=level, report=lambda done, total, what: said.append(what))
-            about = re.fullmatch(r"to be transferred from the hub: about (.*), 10 × .*", next(filter(None, said)))
+            result = joma.audit(
+                "someone/model", level=level, report=lambda done, total, what: said.append(what)
+            )
+            about = re.fullmatch(
+                r"to be transferred from the hub: about (.*), 10 × .*", next(filter(None, said))
+            )
             transferred = result.checkpoints().transferred
-            assert parse_bytes(about[1]) == pytest.approx(10 * transferred.max(), rel=0.005), level  # in three digits
+            assert parse_bytes(about[1]) == pytest.approx(10 * transferred.max(), rel=0.005), (
+                level
+            )  # in three digits
             said.clear()
         sent = hub.sent
-        with pytest.raises(ValueError, match=r"10 checkpoints of .* and the budget is 200 kB: choose \d of them"):
+        with pytest.raises(
+            ValueError, match=r"10 checkpoints of .* and the budget is 200 kB: choose \d of them"
+        ):
             joma.audit("someone/model", budget="200kB")
-        assert hub.sent - sent < 2 * remote.checkpoints().transferred.max()  # the first was asked, and no other
+        assert (
+            hub.sent - sent < 2 * remote.checkpoints().transferred.max()
+        )  # the first was asked, and no other
         run = tmp_path / "run"
-        assert joma.audit("someone/model", run, revisions="0..8", budget="5MB").as_json() == remote.as_json()
+        assert (
+            joma.audit("someone/model", run, revisions="0..8", budget="5MB").as_json()
+            == remote.as_json()
+        )
         hub.log.clear()
         assert joma.audit("someone/model", run, revisions="0..8").as_json() == remote.as_json()
         assert [name for name in hub.log if name.endswith(".safetensors")] == []
@@ -399,10 +473,14 @@ def test_the_command(series, tmp_path):
     assert again.exit_code == 0
     written = json.loads(again.stdout)
     assert len(written["checkpoints"]) == 9
-    assert all(len(t["digest"]) == 64 for c in written["checkpoints"] for t in c["tensors"].values())
+    assert all(
+        len(t["digest"]) == 64 for c in written["checkpoints"] for t in c["tensors"].values()
+    )
     shutil.rmtree(series / "step-8")
     shutil.copytree(series / "step-24", series / "step-8")
-    bad = runner.invoke(app, ["audit", str(series), "--level", "hashes", "--out", str(tmp_path / "hashes")])
+    bad = runner.invoke(
+        app, ["audit", str(series), "--level", "hashes", "--out", str(tmp_path / "hashes")]
+    )
     assert bad.exit_code == 1
     assert "step-8, step-24 have the same weights" in bad.output
     with pytest.raises(ValueError, match="there is no level 'all'"):

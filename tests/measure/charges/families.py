@@ -11,26 +11,37 @@ from torch.nn import functional
 
 VOCABULARY, LENGTH, WIDTH = 61, 12, 16
 _TEXT = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-_SIZE = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+_SIZE = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 
 
 def gpt2() -> nn.Module:
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_positions=16, n_embd=WIDTH, n_layer=2, n_head=2, **dropout, **_TEXT)
+        transformers.GPT2Config(
+            n_positions=16, n_embd=WIDTH, n_layer=2, n_head=2, **dropout, **_TEXT
+        )
     )
 
 
 def neox() -> nn.Module:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     return transformers.GPTNeoXForCausalLM(
-        transformers.GPTNeoXConfig(max_position_embeddings=16, rope_parameters=rope, **_SIZE, **_TEXT)
+        transformers.GPTNeoXConfig(
+            max_position_embeddings=16, rope_parameters=rope, **_SIZE, **_TEXT
+        )
     )
 
 
 def llama() -> nn.Module:
     size = {**_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(max_position_embeddings=16, **size, **_TEXT))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(max_position_embeddings=16, **size, **_TEXT)
+    )
 
 
 def opt() -> nn.Module:
@@ -46,7 +57,9 @@ def opt() -> nn.Module:
 def bert() -> nn.Module:
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return transformers.BertForMaskedLM(
-        transformers.BertConfig(max_position_embeddings=16, **dropout, **_SIZE, **{**_TEXT, "pad_token_id": 0})
+        transformers.BertConfig(
+            max_position_embeddings=16, **dropout, **_SIZE, **{**_TEXT, "pad_token_id": 0}
+        )
     )
 
 
@@ -58,7 +71,9 @@ def vit() -> nn.Module:
 
 
 def encoder(norm_first: bool = True) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
     return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
 
 

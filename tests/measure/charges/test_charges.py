@@ -71,7 +71,9 @@ def test_exact_charges_move_as_sgd_says_over_fifty_steps(family):
             law[n] += charge.square(lambda p, earlier=earlier: p.detach() - earlier[id(p)])
     for charge, value, moved in zip(known, start, law, strict=True):
         off = float(torch.linalg.vector_norm(charge.value() - value - moved))
-        size = sum(float(torch.linalg.vector_norm(side.parameter.detach())) for side in charge.sides)
+        size = sum(
+            float(torch.linalg.vector_norm(side.parameter.detach())) for side in charge.sides
+        )
         size = size if charge.form == "linear" else float(charge.size().sum())
         if charge.status is Status.EXACT:
             assert off <= 1e-14 * size, charge.name
@@ -98,7 +100,9 @@ def test_the_law_per_step_knows_momentum_decay_and_rates(settings):
     exact = 0
     for n in range(8):
         backward("GPT-2", model, generator)
-        groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.02 / (1 + n)  # a schedule on one of them
+        groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.02 / (
+            1 + n
+        )  # a schedule on one of them
         law.before()
         optimizer.step()
         deviations = law.after()
@@ -116,7 +120,11 @@ def test_float32_stays_within_the_bounds_stated(family):
     for _ in range(5):
         backward(family, model, generator)
         assert not known.check_gradients()
-        assert all(float(c.residual(gradient).max()) < 1e-5 for c in known.conserved if c.kind in ("qk", "vo"))
+        assert all(
+            float(c.residual(gradient).max()) < 1e-5
+            for c in known.conserved
+            if c.kind in ("qk", "vo")
+        )
         law.before()
         optimizer.step()
         assert not law.after()
@@ -190,7 +198,9 @@ def test_a_forgotten_zero_grad_is_a_small_deviation():
     assert all(1e-8 < d.value < 1e-1 for d in found)
 
 
-@pytest.mark.parametrize("bug", ["q and k scaled alike", "everything stepped twice", "a wrong loss"])
+@pytest.mark.parametrize(
+    "bug", ["q and k scaled alike", "everything stepped twice", "a wrong loss"]
+)
 def test_what_no_charge_can_see_is_not_claimed(bug):
     model, generator = make("GPT-2"), torch.Generator().manual_seed(1)
     known = charges(model)

@@ -18,7 +18,11 @@ def gradient(parameter):
 
 def in_double(self, states):
     """Llama's RMSNorm as printed, without its detour through float32."""
-    return self.weight * states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.variance_epsilon)
+    return (
+        self.weight
+        * states
+        * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.variance_epsilon)
+    )
 
 
 def by_differences(charge, loss, relative=1e-3):
@@ -91,4 +95,6 @@ def test_the_record_leaves_nothing_on_the_model():
     model = make("GPT-2")
     with EpsilonTerm(charges(model)):
         pass
-    assert not any(module._forward_hooks for module in model.modules() if isinstance(module, nn.LayerNorm))
+    assert not any(
+        module._forward_hooks for module in model.modules() if isinstance(module, nn.LayerNorm)
+    )

@@ -290,7 +290,12 @@ def test_queries_detached_in_one_head_are_found_with_the_head(precision):
 SCALED_ABOVE_THE_BOUND = [
     *((name, "float32", factor, n) for name in MODELS for factor in (1.5, 1.05) for n in (1, 4)),
     *((name, "float16 autocast", 1.5, 1) for name in MODELS[1:]),
-    *((name, precision, 6, n) for name in MODELS[1:] for precision in PRECISIONS[1:] for n in (1, 4)),
+    *(
+        (name, precision, 6, n)
+        for name in MODELS[1:]
+        for precision in PRECISIONS[1:]
+        for n in (1, 4)
+    ),
 ]
 
 

@@ -17,7 +17,9 @@ PARTS = ("qk", "vo", "mlp", "norm", "stream")
 ALL = [f"charge.{part}" for part in PARTS]
 
 
-def train(model, family, optimizer, watch, steps=3, scale=1.0, autocast=None, before=lambda: None, seed=0):
+def train(
+    model, family, optimizer, watch, steps=3, scale=1.0, autocast=None, before=lambda: None, seed=0
+):
     """Steps on random data; ``before`` is run between backward and step."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -45,7 +47,9 @@ def test_balance_and_drift_are_those_of_the_matrices():
         both = torch.cat([w, b[:, None]], dim=1).unflatten(0, (3, 2, 8))  # (q k v, head, h, d + 1)
         return both[0] @ both[0].mT, both[1] @ both[1].mT
 
-    with joma.watch(model, every=1, gauges=["charge.qk", "charge_drift.qk"], optimizer=optimizer) as w:
+    with joma.watch(
+        model, every=1, gauges=["charge.qk", "charge_drift.qk"], optimizer=optimizer
+    ) as w:
         train(model, "GPT-2", optimizer, w, steps=1)
         q0, k0 = grams()
         train(model, "GPT-2", optimizer, w, steps=2)
@@ -92,10 +96,16 @@ def test_a_detached_query_raises_an_alarm_that_names_it_and_what_it_was():
         warnings.simplefilter("always")
         train(model, "GPT-2", optimizer, w, steps=3)
     alarms = told(record)
-    assert any("(transformer.h.1.attn.qk), heads 0" in alarm and "detached" in alarm for alarm in alarms)
-    assert [(alert.kind, alert.layer, alert.level) for alert in w.alerts] == [("broken gradient", 1, "warning")]
+    assert any(
+        "(transformer.h.1.attn.qk), heads 0" in alarm and "detached" in alarm for alarm in alarms
+    )
+    assert [(alert.kind, alert.layer, alert.level) for alert in w.alerts] == [
+        ("broken gradient", 1, "warning")
+    ]
     assert not any("transformer.h.0.attn.qk" in alarm for alarm in alarms)
-    assert len(alarms) == len({alarm.split(": off")[0] for alarm in alarms})  # once per charge, not per step
+    assert len(alarms) == len(
+        {alarm.split(": off")[0] for alarm in alarms}
+    )  # once per charge, not per step
     frame = w.frame()
     residual = frame[frame.gauge == "charge_residual.qk"].groupby("layer").value
     assert residual.max()[0] < 1e-5
@@ -110,8 +120,13 @@ def test_an_alarm_that_is_over_is_said_again_when_it_comes_again():
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         with joma.watch(model, every=1, gauges="charge.qk", optimizer=optimizer) as w:
-            train(model, "GPT-2", optimizer, w, before=lambda: weight.grad[:, :16].mul_(next(steps)))
-    assert [alarm.split(":")[1].strip() for alarm in told(record) if "0.attn.qk" in alarm] == ["step 1", "step 3"]
+            train(
+                model, "GPT-2", optimizer, w, before=lambda: weight.grad[:, :16].mul_(next(steps))
+            )
+    assert [alarm.split(":")[1].strip() for alarm in told(record) if "0.attn.qk" in alarm] == [
+        "step 1",
+        "step 3",
+    ]
 
 
 @pytest.mark.parametrize("precision", ["bf16 autocast", "fp16-like scaling", "bf16 weights"])
@@ -125,7 +140,9 @@ def test_mixed_precision_raises_no_alarm_and_a_bug_in_it_does(precision):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with joma.watch(model, every=1, gauges=["charge_residual.qk"], optimizer=optimizer, probe=probe) as w:
+            with joma.watch(
+                model, every=1, gauges=["charge_residual.qk"], optimizer=optimizer, probe=probe
+            ) as w:
                 train(model, "GPT-2", optimizer, w, **options)
         residual = w.frame().set_index("gauge").value["charge_residual.qk"]
         assert (residual.max() < 1e-5) == ("bf16" not in precision)
@@ -133,7 +150,15 @@ def test_mixed_precision_raises_no_alarm_and_a_bug_in_it_does(precision):
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         with joma.watch(model, every=1, gauges="charge.qk", optimizer=optimizer) as w:
-            train(model, "GPT-2", optimizer, w, steps=1, **options, before=lambda: weight.grad[:, :16].zero_())
+            train(
+                model,
+                "GPT-2",
+                optimizer,
+                w,
+                steps=1,
+                **options,
+                before=lambda: weight.grad[:, :16].zero_(),
+            )
     assert any("0.attn.qk), head" in alarm for alarm in told(record))
     assert [(alert.kind, alert.layer) for alert in w.alerts] == [("broken gradient", 0)]
 
@@ -168,7 +193,10 @@ def test_layers_are_numbered_as_blocks_are():
         with joma.watch(model, every=1, gauges=gauges, optimizer=optimizer) as w:
             train(model, "Llama", optimizer, w, steps=1)
     frame = w.frame()
-    layers = {gauge: sorted(set(rows.layer)) for gauge, rows in frame[frame.gauge.isin(gauges)].groupby("gauge")}
+    layers = {
+        gauge: sorted(set(rows.layer))
+        for gauge, rows in frame[frame.gauge.isin(gauges)].groupby("gauge")
+    }
     assert layers == {
         "entropy": [1], "charge.qk": [1], "charge_residual.qk": [1], "stable_rank": [0, 1], "charge.mlp": [1],
     }  # fmt: skip
@@ -180,7 +208,9 @@ def test_a_real_gradient_scaler_in_half_precision(bug):
     """Gradients are checked as `GradScaler` leaves them for the optimiser; a step that it skips is not judged."""
     model = make("GPT-2", torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-8)  # the first ones overflow
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**40, backoff_factor=2.0**-8
+    )  # the first ones overflow
     weight = model.transformer.h[0].attn.c_attn.weight
     generator = torch.Generator().manual_seed(0)
     stepped = []
@@ -202,7 +232,9 @@ def test_a_real_gradient_scaler_in_half_precision(bug):
     assert 0 < sum(stepped) < 6
     residuals = w.frame().set_index("gauge").value["charge_residual.qk"]
     steps = set(w.frame()[w.frame().gauge == "charge_residual.qk"].step)
-    assert steps == {step for step, made in enumerate(stepped, 1) if made}  # a skipped step has no row
+    assert steps == {
+        step for step, made in enumerate(stepped, 1) if made
+    }  # a skipped step has no row
     assert residuals.max() > 0.1 if bug else residuals.max() < 2e-2
     assert bool(told(record)) == bug
 
@@ -247,25 +279,35 @@ def test_several_optimisers_check_a_charge_that_they_share_before_the_first_step
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with joma.watch(model, every=1, gauges=["charge_residual.norm"], optimizer=[first, second]) as w:
+        with joma.watch(
+            model, every=1, gauges=["charge_residual.norm"], optimizer=[first, second]
+        ) as w:
             train(model, "GPT-2", Both(), w)
     frame = w.frame()
-    of_blocks = frame.module.str.startswith("transformer.h.")  # the last one is tied to the embedding: no charge
+    of_blocks = frame.module.str.startswith(
+        "transformer.h."
+    )  # the last one is tied to the embedding: no charge
     assert frame[(frame.gauge == "charge_residual.norm") & of_blocks].value.max() < 1e-5
 
 
 def test_what_cannot_be_measured_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"charge_residual\.qk is measured before an optimiser's step"):
+    with pytest.raises(
+        ValueError, match=r"charge_residual\.qk is measured before an optimiser's step"
+    ):
         joma.watch(make("GPT-2"), gauges=["charge_residual.qk"])
     with pytest.raises(ValueError, match="no charge 'norm' in this model: post-norm"):
         joma.watch(encoder(norm_first=False), gauges=["charge.norm"])
     with pytest.raises(ValueError, match="no attention was found"):
-        joma.watch(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), gauges=["charge.mlp"])
+        joma.watch(
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), gauges=["charge.mlp"]
+        )
     with torch.device("meta"):
         model = encoder()
     with pytest.raises(ValueError, match="meta device"):
         joma.watch(model, gauges=["charge.qk"])
-    with pytest.raises(ValueError, match="there is no part 'o' of the gauge 'charge'; parts are qk, vo"):
+    with pytest.raises(
+        ValueError, match="there is no part 'o' of the gauge 'charge'; parts are qk, vo"
+    ):
         joma.watch(encoder(), gauges=["charge.o"])
 
 
@@ -284,7 +326,9 @@ class Unknown(torch.optim.Optimizer):
 def test_an_unknown_optimiser_has_its_gradients_checked_and_says_what_it_has_not():
     model = make("GPT-2", torch.float32)
     optimizer = Unknown(model.parameters())
-    with pytest.raises(TypeError, match=r"not for Unknown.*gradient identity holds for every optimiser"):
+    with pytest.raises(
+        TypeError, match=r"not for Unknown.*gradient identity holds for every optimiser"
+    ):
         joma.charges(model).law(optimizer)
     with joma.watch(model, every=1, gauges=["charge_residual.qk"], optimizer=optimizer) as w:
         train(model, "GPT-2", optimizer, w)
@@ -330,10 +374,15 @@ def test_a_scan_has_the_balance_of_each_checkpoint(tmp_path):
         fresh = make("GPT-NeoX", torch.float32)
         with torch.no_grad():
             expected = torch.cat(
-                [layer.balance(layer.sums()) for layer in by_part(joma.charges(fresh), Blocks(fresh))[part]]
+                [
+                    layer.balance(layer.sums())
+                    for layer in by_part(joma.charges(fresh), Blocks(fresh))[part]
+                ]
             )
         assert rows.value.to_list() == pytest.approx(expected.tolist(), rel=1e-6)
-    qk = frame[frame.gauge == "charge.qk"].pivot_table(index=["layer", "head"], columns="step", values="value")
+    qk = frame[frame.gauge == "charge.qk"].pivot_table(
+        index=["layer", "head"], columns="step", values="value"
+    )
     assert qk.loc[(0, 0), 2] != qk.loc[(0, 0), 1]
     assert qk.loc[(1, 0), 2] == qk.loc[(1, 0), 1]
     assert scan.draw() is not None
@@ -347,7 +396,9 @@ def test_the_stream_of_a_model_with_a_normalised_embedding_is_what_that_gives_ou
 
     torch.manual_seed(0)
     model = transformers.BloomForCausalLM(
-        transformers.BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2, hidden_dropout=0.0)
+        transformers.BloomConfig(
+            vocab_size=61, hidden_size=16, n_layer=1, n_head=2, hidden_dropout=0.0
+        )
     ).double()
     known = joma.charges(model)
     (stream,) = (charge for charge in known if charge.kind == "stream")

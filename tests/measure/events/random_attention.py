@@ -21,7 +21,11 @@ from torch.nn import functional
 import joma
 
 STYLES = ("sdpa", "eager", "bmm", "einsum", "multihead", "baddbmm")
-HIDDEN = {"-inf": -math.inf, "-1e9": -1e9, "-1e4": -1e4}  # and "lowest", the lowest number of the type
+HIDDEN = {
+    "-inf": -math.inf,
+    "-1e9": -1e9,
+    "-1e4": -1e4,
+}  # and "lowest", the lowest number of the type
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -112,7 +116,8 @@ def draw(seed: int) -> Configuration:
     if hides in ("bool", "-inf"):
         rescue = chance.choice(["all", "itself"])
     dtype, is_autocast = chance.choice(
-        [(torch.float32, False)] * 3 + [(torch.bfloat16, False), (torch.float64, False), (torch.float32, True)]
+        [(torch.float32, False)] * 3
+        + [(torch.bfloat16, False), (torch.float64, False), (torch.float32, True)]
     )
     return Configuration(
         seed=seed,
@@ -140,7 +145,9 @@ def draw(seed: int) -> Configuration:
     )
 
 
-def _draw_mask(chance: random.Random, style: str, padding: str, pattern: str) -> tuple[str, str, str]:
+def _draw_mask(
+    chance: random.Random, style: str, padding: str, pattern: str
+) -> tuple[str, str, str]:
     """Name of the argument, its form, and how hidden keys are written."""
     hides = chance.choice(["bool", "-inf", "-1e9", "-1e4", "lowest"])
     if style == "multihead":
@@ -162,7 +169,9 @@ def _draw_mask(chance: random.Random, style: str, padding: str, pattern: str) ->
 
 def _draw_layout(chance: random.Random, style: str, windows: int) -> str:
     if windows > 1:
-        return chance.choice(["(batch windows) heads", "batch windows heads", "batch heads windows"])
+        return chance.choice(
+            ["(batch windows) heads", "batch windows heads", "batch heads windows"]
+        )
     if style in ("bmm", "baddbmm"):
         return chance.choice(["(batch heads)", "(heads batch)"])
     if style == "einsum":
@@ -224,7 +233,9 @@ class Attention(nn.Module):
         if configuration.style == "multihead":
             is_batch_first = not configuration.is_sequence_first
             dropout = configuration.dropout
-            self.inner = nn.MultiheadAttention(width, configuration.heads, dropout, batch_first=is_batch_first)
+            self.inner = nn.MultiheadAttention(
+                width, configuration.heads, dropout, batch_first=is_batch_first
+            )
             self._sharpen(self.inner.in_proj_weight)
         elif configuration.projection == "separate":
             self.q = nn.Linear(width, width)
@@ -258,7 +269,9 @@ class Attention(nn.Module):
         q, k = self._changed(q), self._changed(k)
         self.queries = q.detach()
         self.keys = k.detach()
-        y = self._attend(q, k, v, self._mask(given, q.dtype, is_fused=configuration.style == "sdpa"))
+        y = self._attend(
+            q, k, v, self._mask(given, q.dtype, is_fused=configuration.style == "sdpa")
+        )
         y = y.transpose(1, 2).flatten(2)  # (B, T, D)
         if configuration.is_sequence_first:
             y = y.transpose(0, 1)
@@ -406,13 +419,24 @@ class Attention(nn.Module):
         T = configuration.tokens
         if configuration.pattern != "full":
             pattern = visible_keys(configuration, torch.ones(1, T, dtype=torch.bool))[0]
-            pattern = ~pattern if configuration.hides == "bool" else added(configuration, pattern, configuration.dtype)
+            pattern = (
+                ~pattern
+                if configuration.hides == "bool"
+                else added(configuration, pattern, configuration.dtype)
+            )
         if padding is not None and configuration.hides != "bool":
             padding = added(configuration, ~padding, configuration.dtype)
         if configuration.layout == "weights":
             y, _ = self.inner(x, x, x, key_padding_mask=padding, attn_mask=pattern)
         elif configuration.layout == "no weights":
-            y, _ = self.inner(query=x, key=x, value=x, key_padding_mask=padding, attn_mask=pattern, need_weights=False)
+            y, _ = self.inner(
+                query=x,
+                key=x,
+                value=x,
+                key_padding_mask=padding,
+                attn_mask=pattern,
+                need_weights=False,
+            )
         else:
             y, _ = self.inner(x, x, x, padding, attn_mask=pattern, average_attn_weights=False)
         return self.out(y)
@@ -470,7 +494,9 @@ def true_entropy(configuration: Configuration, attention: Attention, real: Tenso
     scores = q @ k.mT * configuration.size**-0.5
     sees = visible_keys(configuration, real)
     if configuration.windows > 1:
-        window = torch.arange(configuration.tokens) // (configuration.tokens // configuration.windows)
+        window = torch.arange(configuration.tokens) // (
+            configuration.tokens // configuration.windows
+        )
         sees = (window[:, None] == window).expand_as(sees)
     scores = scores.masked_fill(~sees[:, None], -math.inf)
     p = scores.softmax(dim=-1)
@@ -503,10 +529,14 @@ def check(configuration: Configuration) -> Outcome:
         with autocast:
             model.attn.remember_rows(model.norm(x))
     expected = true_entropy(configuration, model.attn, real)
-    return _judge(configuration, torch.as_tensor(measured), expected, [str(w.message) for w in messages])
+    return _judge(
+        configuration, torch.as_tensor(measured), expected, [str(w.message) for w in messages]
+    )
 
 
-def _judge(configuration: Configuration, measured: Tensor, expected: Tensor, messages: Sequence[str]) -> Outcome:
+def _judge(
+    configuration: Configuration, measured: Tensor, expected: Tensor, messages: Sequence[str]
+) -> Outcome:
     verdict = "right"
     reason = " ".join(messages)
     if measured.shape == (1, 1) and len(expected) > 1 and "[head-axis]" in reason:

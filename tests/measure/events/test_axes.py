@@ -28,7 +28,9 @@ def measured(model: nn.Module, *inputs, **options) -> list[list[float]]:
             model(*inputs).square().mean().backward()
             w.step()
             rows = w.frame().query("gauge == 'entropy' and step == @w.last_step")
-            results.append([part.sort_values("head")["value"].tolist() for _, part in rows.groupby("layer")])
+            results.append(
+                [part.sort_values("head")["value"].tolist() for _, part in rows.groupby("layer")]
+            )
     assert results[0] == results[1]
     return results[0]
 
@@ -85,7 +87,9 @@ class Styled(nn.Module):
         if self.kernel == "sdpa":
             y = functional.scaled_dot_product_attention(q, k, v)
         elif self.kernel == "bmm" and q.dim() == 3:
-            y = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(SIZE), dim=-1), v)
+            y = torch.bmm(
+                torch.softmax(torch.bmm(q, k.transpose(1, 2)) / math.sqrt(SIZE), dim=-1), v
+            )
         else:
             y = (q @ k.transpose(-1, -2) / math.sqrt(SIZE)).softmax(dim=-1) @ v
         return undo(y).transpose(1, 2).flatten(2)
@@ -93,7 +97,9 @@ class Styled(nn.Module):
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("kernel", ["sdpa", "matmul", "bmm"])
-@pytest.mark.parametrize("style", ["batch heads", "heads batch", "(batch heads)", "(heads batch)", "batch one heads"])
+@pytest.mark.parametrize(
+    "style", ["batch heads", "heads batch", "(batch heads)", "(heads batch)", "batch one heads"]
+)
 def test_heads_are_found_whatever_the_order_of_axes(style, kernel, batch):
     """Also where there are as many samples as heads, or a multiple of them."""
     model = Styled(style, kernel)
@@ -101,7 +107,9 @@ def test_heads_are_found_whatever_the_order_of_axes(style, kernel, batch):
     assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("change", ["scaled", "normalised", "rotary", "partial rotary", "norm and rotary"])
+@pytest.mark.parametrize(
+    "change", ["scaled", "normalised", "rotary", "partial rotary", "norm and rotary"]
+)
 @pytest.mark.parametrize("style", ["heads batch", "(batch heads)", "(heads batch)"])
 @pytest.mark.parametrize("kernel", ["sdpa", "matmul"])
 def test_queries_are_recognised_after_scaling_norms_and_rotary_positions(kernel, style, change):
@@ -133,7 +141,9 @@ class Windows(nn.Module):
         axes = {"b": 0, "w": 1, "h": 4}
         q, k, v = windows.permute(3, *(axes[name] for name in order), 2, 5)
         self.truth = (q @ k.mT / math.sqrt(SIZE)).detach()  # no softmax here: it would be seen
-        self.truth = self.truth.movedim(order.index("h"), 0).flatten(1, 2).transpose(0, 1)  # (B·windows, H, …)
+        self.truth = (
+            self.truth.movedim(order.index("h"), 0).flatten(1, 2).transpose(0, 1)
+        )  # (B·windows, H, …)
         if self.style.startswith("("):
             q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         if self.kernel == "sdpa":
@@ -146,7 +156,13 @@ class Windows(nn.Module):
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
 @pytest.mark.parametrize("kernel", ["sdpa", "matmul"])
 @pytest.mark.parametrize(
-    "style", ["batch heads windows", "batch windows heads", "(batch heads) windows", "(batch windows) heads"]
+    "style",
+    [
+        "batch heads windows",
+        "batch windows heads",
+        "(batch heads) windows",
+        "(batch windows) heads",
+    ],
 )
 def test_windows_are_averaged_over_like_samples(style, kernel, batch):
     model = Windows(style, kernel)
@@ -168,7 +184,9 @@ class Convolutional(nn.Module):
     def forward(self, x):
         B = len(x)
         q, (k, v) = self.q(x), self.kv(x).chunk(2, dim=1)
-        q, k, v = (t.unflatten(1, (2, 8)).flatten(0, 1).flatten(2).transpose(1, 2) for t in (q, k, v))  # (B·2, XY, 8)
+        q, k, v = (
+            t.unflatten(1, (2, 8)).flatten(0, 1).flatten(2).transpose(1, 2) for t in (q, k, v)
+        )  # (B·2, XY, 8)
         p = (q @ k.mT / math.sqrt(8)).softmax(-1)
         self.truth = p.detach().unflatten(0, (B, 2))
         return p @ v
@@ -197,7 +215,9 @@ def test_a_layer_without_certain_heads_is_reported_as_one_and_said_once(style):
     model = Hidden(style, "matmul")
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(states(3)).sum().backward()
-        with pytest.warns(UserWarning, match=r"not certain which axis holds the heads of Hidden.*\[head-axis\]"):
+        with pytest.warns(
+            UserWarning, match=r"not certain which axis holds the heads of Hidden.*\[head-axis\]"
+        ):
             w.step()
         model(states(3)).sum().backward()
         w.step()  # a second warning would be an error
@@ -209,7 +229,12 @@ def test_a_layer_without_certain_heads_is_reported_as_one_and_said_once(style):
 
 @pytest.mark.parametrize(
     ("style", "heads"),
-    [("(heads batch)", "heads batch"), ("(batch heads)", "batch heads"), ("heads batch", H), ("batch heads", {"": H})],
+    [
+        ("(heads batch)", "heads batch"),
+        ("(batch heads)", "batch heads"),
+        ("heads batch", H),
+        ("batch heads", {"": H}),
+    ],
 )
 def test_the_user_can_say_where_the_heads_are(style, heads):
     model = Hidden(style, "matmul")
@@ -219,7 +244,9 @@ def test_the_user_can_say_where_the_heads_are(style, heads):
 
 def test_heads_of_unknown_modules_and_impossible_values_are_errors_at_once():
     with pytest.raises(ValueError, match="no module of the model has that name"):
-        joma.watch(Styled("batch heads", "sdpa"), gauges="entropy", heads={"decoder": 4}, live=False)
+        joma.watch(
+            Styled("batch heads", "sdpa"), gauges="entropy", heads={"decoder": 4}, live=False
+        )
     with pytest.raises(ValueError, match="must be a number of heads, or"):
         joma.watch(Styled("batch heads", "sdpa"), gauges="entropy", heads="first", live=False)
 
@@ -256,7 +283,9 @@ def test_the_share_of_queries_that_attend_is_reported():
     model = Chosen()
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(states(3)).sum().backward()
-        with pytest.warns(UserWarning, match=r"attends with 35\.7% of its queries.*\[part-of-queries\]"):
+        with pytest.warns(
+            UserWarning, match=r"attends with 35\.7% of its queries.*\[part-of-queries\]"
+        ):
             w.step()
     expected = entropy_of_probabilities(model.truth).tolist()
     assert w.latest.values["entropy"][0].tolist() == pytest.approx(expected, abs=1e-5)
@@ -274,7 +303,9 @@ class Experts(nn.Module):
 
     def forward(self, x):
         q = self.q(torch.stack([x, 6 * x.flip(-1)], dim=2)).flatten(2)  # (B, T, 2 · 2 · d)
-        q, k, v = (t.unflatten(-1, (H, SIZE)).transpose(1, 2) for t in (q, *self.kv(x).chunk(2, dim=-1)))
+        q, k, v = (
+            t.unflatten(-1, (H, SIZE)).transpose(1, 2) for t in (q, *self.kv(x).chunk(2, dim=-1))
+        )
         self.truth = (q @ k.mT / math.sqrt(SIZE)).detach()
         return functional.scaled_dot_product_attention(q, k, v)
 
@@ -284,7 +315,10 @@ def test_heads_of_several_experts_are_not_taken_for_windows():
     model = Experts()
     (heads,) = measured(model, states(3))
     truth = entropy_of(model.truth)
-    assert heads in (pytest.approx(truth.tolist(), abs=1e-5), pytest.approx([float(truth.mean())], abs=1e-5))
+    assert heads in (
+        pytest.approx(truth.tolist(), abs=1e-5),
+        pytest.approx([float(truth.mean())], abs=1e-5),
+    )
 
 
 class SharedQueries(nn.Module):
@@ -310,6 +344,8 @@ class SharedQueries(nn.Module):
 def test_heads_that_share_their_queries_are_not_taken_for_samples_of_one_head(batch):
     """Their values look like those of one head, and their sizes do not decide: the layer is reported as one."""
     model = SharedQueries()
-    with pytest.warns(joma.JomaWarning, match=r"not certain which axis holds the heads .*\[head-axis\]"):
+    with pytest.warns(
+        joma.JomaWarning, match=r"not certain which axis holds the heads .*\[head-axis\]"
+    ):
         ((mean,),) = measured(model, states(batch))
     assert mean == pytest.approx(float(entropy_of(model.truth).mean()), abs=1e-5)

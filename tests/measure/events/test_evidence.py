@@ -25,7 +25,12 @@ SIZE = D // H
         ((3, 4, 16), 3, (12,), (1, 4, 1)),  # windows
         ((3, 2, 3), 3, (6,), None),  # 6 heads in groups, or 2 or 3 heads in windows
         ((3, 2, 2), 3, (4,), None),  # 4 heads, or queries and keys of 2 heads in windows
-        ((5, 6, 2), 5, (18,), None),  # 6 heads in windows: 3·6; or 12 heads with 3 key heads: 12 + 2·3
+        (
+            (5, 6, 2),
+            5,
+            (18,),
+            None,
+        ),  # 6 heads in windows: 3·6; or 12 heads with 3 key heads: 12 + 2·3
     ],
 )
 def test_sizes_decide_only_if_they_leave_one_reading(sizes, samples, widths, heads):
@@ -34,7 +39,13 @@ def test_sizes_decide_only_if_they_leave_one_reading(sizes, samples, widths, hea
 
 
 def test_which_numbers_of_heads_a_projection_may_hold():
-    assert [n for n in range(1, 13) if may_be_heads(n, (12,))] == [4, 6, 8, 10, 12]  # 3·4, 2·6, 8 + 2·2, 10 + 2·1
+    assert [n for n in range(1, 13) if may_be_heads(n, (12,))] == [
+        4,
+        6,
+        8,
+        10,
+        12,
+    ]  # 3·4, 2·6, 8 + 2·2, 10 + 2·1
 
 
 def test_equal_rows_of_padding_do_not_hide_the_heads():

@@ -53,7 +53,9 @@ def flash_attn_varlen_func(
 ):  # fmt: skip
     sizes = cu_seqlens_q.diff().tolist()
     parts = zip(*(x.split(sizes) for x in (q, k, v)), strict=True)
-    return torch.cat([attend(*p, softmax_scale, causal, window_size, softcap, alibi_slopes)[0] for p in parts])
+    return torch.cat(
+        [attend(*p, softmax_scale, causal, window_size, softcap, alibi_slopes)[0] for p in parts]
+    )
 
 
 def varlen_attn(
@@ -61,7 +63,15 @@ def varlen_attn(
     enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
 ):  # fmt: skip
     return flash_attn_varlen_func(
-        query, key, value, cu_seq_q, cu_seq_q, max_q, max_k, softmax_scale=scale, window_size=window_size
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_q,
+        max_q,
+        max_k,
+        softmax_scale=scale,
+        window_size=window_size,
     )
 
 
@@ -83,7 +93,13 @@ def entropy(model, documents, **options):
     rows = []
     for x in documents:
         q, k = (y.double() for y in model.heads(x))
-        settings = {"scale": None, "causal": False, "window": (-1, -1), "softcap": 0, "slopes": None} | options
+        settings = {
+            "scale": None,
+            "causal": False,
+            "window": (-1, -1),
+            "softcap": 0,
+            "slopes": None,
+        } | options
         rows.append(torch.special.entr(attend(q, k, k, **settings)[1]).sum(dim=-1))
     return torch.cat(rows, dim=1).mean(dim=1).detach().numpy()
 
@@ -94,7 +110,9 @@ def measured(model, x):
         state = torch.get_rng_state()
         output = model(x)
         functional.mse_loss(output, x).backward()
-        assert torch.equal(state, torch.get_rng_state()) == torch.equal(output, before)  # unless there is dropout
+        assert torch.equal(state, torch.get_rng_state()) == torch.equal(
+            output, before
+        )  # unless there is dropout
         w.step()
     return w.frame().set_index("gauge").value["entropy"].to_numpy()
 
@@ -137,7 +155,9 @@ def test_sequences_one_after_the_other(package, which, window, causal):
             size = (-1, 0) if causal else window
             return varlen.varlen_attn(q, k, k, ends, None, longest, longest, window_size=size)[None]
         options = {"causal": causal, "window_size": window}
-        return package.flash_attn_varlen_func(q, k, k, ends, ends, longest, longest, **options)[None]
+        return package.flash_attn_varlen_func(q, k, k, ends, ends, longest, longest, **options)[
+            None
+        ]
 
     model = Flash(packed)
     x = 3 * torch.randn(1, sum(LENGTHS), 16)
@@ -149,7 +169,9 @@ def test_pages_are_refused(package):
     ends = torch.tensor([0, 6, 12]).int()
 
     def paged(q, k):
-        return package.flash_attn_varlen_func(q[0], k[0], k[0], ends, ends, 6, 6, block_table=torch.zeros(1))[None]
+        return package.flash_attn_varlen_func(
+            q[0], k[0], k[0], ends, ends, 6, 6, block_table=torch.zeros(1)
+        )[None]
 
     model = Flash(paged)
     with joma.watch(model, every=1, gauges="entropy") as w:

@@ -45,7 +45,11 @@ class Flex(nn.Module):
     def __init__(self, call, score_mod, mask_mod, key_heads):
         super().__init__()
         self.call, self.score_mod, self.key_heads = call, score_mod, key_heads
-        self.mask = None if mask_mod is None else create_block_mask(mask_mod, None, None, T, T, device="cpu")
+        self.mask = (
+            None
+            if mask_mod is None
+            else create_block_mask(mask_mod, None, None, T, T, device="cpu")
+        )
         self.q = nn.Linear(16, HEADS * WIDTH)
         self.k = nn.Linear(16, key_heads * WIDTH)
         self.o = nn.Linear(HEADS * WIDTH, 16)
@@ -56,7 +60,11 @@ class Flex(nn.Module):
 
     def forward(self, x):
         q, k = self.heads(self.q(x)), self.heads(self.k(x))
-        options = {"score_mod": self.score_mod, "block_mask": self.mask, "enable_gqa": self.key_heads < HEADS}
+        options = {
+            "score_mod": self.score_mod,
+            "block_mask": self.mask,
+            "enable_gqa": self.key_heads < HEADS,
+        }
         if self.call == "here":
             states = flex_attention(q, k, k, **options)
         elif self.call == "attend":
@@ -73,7 +81,11 @@ def entropies(model, x):
     q_at, k_at = torch.arange(T)[:, None], torch.arange(T)
     head = torch.arange(HEADS)[:, None, None]
     s = s if model.score_mod is None else model.score_mod(s, 0, head, q_at, k_at)
-    s = s if model.mask is None else s.masked_fill(~model.mask.mask_mod(0, 0, q_at, k_at), -torch.inf)
+    s = (
+        s
+        if model.mask is None
+        else s.masked_fill(~model.mask.mask_mod(0, 0, q_at, k_at), -torch.inf)
+    )
     return torch.special.entr(s.softmax(dim=-1)).sum(dim=-1).mean(dim=(0, 2))
 
 
@@ -95,7 +107,9 @@ def difference(model, x):
 
 
 @pytest.mark.parametrize(("call", "score_mod", "mask_mod", "key_heads"), CASES)
-def test_entropy_is_that_of_brute_force_and_the_model_computes_the_same(call, score_mod, mask_mod, key_heads):
+def test_entropy_is_that_of_brute_force_and_the_model_computes_the_same(
+    call, score_mod, mask_mod, key_heads
+):
     torch.manual_seed(0)
     model = Flex(call, score_mod, mask_mod, key_heads)
     assert difference(model, 3 * torch.randn(2, T, 16)) <= 1e-4
@@ -141,9 +155,13 @@ class PartialOnModule(Flex):
 def test_a_function_on_a_class_or_in_a_partial_is_seen_and_put_back(kind):
     torch.manual_seed(0)
     model = kind("attend", alibi, causal, 4)
-    names = {name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"}
+    names = {
+        name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"
+    }
     assert difference(model, 3 * torch.randn(2, T, 16)) <= 1e-4
-    assert names == {name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"}
+    assert names == {
+        name: value for base in kind.__mro__ for name, value in vars(base).items() if name == "flex"
+    }
 
 
 def test_a_compiled_call_is_not_compiled_once_more():

@@ -45,7 +45,12 @@ def measure(model: nn.Module, *inputs, steps: int = 2) -> dict[str, list[float]]
             model(*(inputs or (states(),)))
             w.step()
             rows = w.frame().query("gauge == 'entropy' and step == @w.last_step")
-            results.append({name: part.sort_values("head")["value"].tolist() for name, part in rows.groupby("module")})
+            results.append(
+                {
+                    name: part.sort_values("head")["value"].tolist()
+                    for name, part in rows.groupby("module")
+                }
+            )
     assert all(result == results[0] for result in results)
     return results[0]
 
@@ -127,7 +132,9 @@ def test_layouts_and_call_styles_that_are_measured(model):
 
 
 def over_heads(self, q, k, v):
-    return torch.stack([F.scaled_dot_product_attention(q[:, h], k[:, h], v[:, h]) for h in range(H)], dim=1)
+    return torch.stack(
+        [F.scaled_dot_product_attention(q[:, h], k[:, h], v[:, h]) for h in range(H)], dim=1
+    )
 
 
 def over_samples(self, q, k, v):
@@ -162,7 +169,9 @@ def sigmoid(self, q, k, v):
 
 
 def in_chunks(self, q, k, v):
-    return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(5, dim=2)], dim=2)
+    return torch.cat(
+        [F.scaled_dot_product_attention(part, k, v) for part in q.split(5, dim=2)], dim=2
+    )
 
 
 def swapped(self, q, k, v):
@@ -177,13 +186,17 @@ def halves(q, k):
 def two_fused_maps(self, q, k, v):
     """Differential attention with a fused kernel, one call per map."""
     q1, q2, k1, k2 = halves(q, k)
-    return F.scaled_dot_product_attention(q1, k1, v) - 0.3 * F.scaled_dot_product_attention(q2, k2, v)
+    return F.scaled_dot_product_attention(q1, k1, v) - 0.3 * F.scaled_dot_product_attention(
+        q2, k2, v
+    )
 
 
 def two_maps_of_one_call(self, q, k, v):
     """The same in one call, with the values twice, as transformers has it."""
     q1, q2, k1, k2 = halves(q, k)
-    both = F.scaled_dot_product_attention(torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), torch.cat([v, v], 1))
+    both = F.scaled_dot_product_attention(
+        torch.cat([q1, q2], 1), torch.cat([k1, k2], 1), torch.cat([v, v], 1)
+    )
     first, second = both.chunk(2, dim=1)
     return first - 0.3 * second
 
@@ -198,24 +211,33 @@ def two_maps_in_place(self, q, k, v):
 
 def two_maps_by_lerp(self, q, k, v):
     q1, q2, k1, k2 = halves(q, k)
-    return torch.lerp(F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v), 0.3)
+    return torch.lerp(
+        F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v), 0.3
+    )
 
 
 def two_maps_by_addcmul(self, q, k, v):
     q1, q2, k1, k2 = halves(q, k)
-    first, second = F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v)
+    first, second = (
+        F.scaled_dot_product_attention(q1, k1, v),
+        F.scaled_dot_product_attention(q2, k2, v),
+    )
     return torch.addcmul(first, torch.full((H, 1, 1), 0.3), second, value=-1)
 
 
 def two_maps_summed(self, q, k, v):
     q1, q2, k1, k2 = halves(q, k)
-    both = torch.stack([F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v)])
+    both = torch.stack(
+        [F.scaled_dot_product_attention(q1, k1, v), F.scaled_dot_product_attention(q2, k2, v)]
+    )
     return (both * torch.tensor([1.0, -0.3])[:, None, None, None, None]).sum(dim=0)
 
 
 def interleaved_maps_of_one_call(self, q, k, v):
     """In one call, with the two maps of a head next to one another, as in the paper's code."""
-    q, k = (x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for x in (q, k))  # (B, 2H, T, d/2)
+    q, k = (
+        x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for x in (q, k)
+    )  # (B, 2H, T, d/2)
     both = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, dim=1)).unflatten(1, (H, 2))
     return both[:, :, 0] - 0.3 * both[:, :, 1]
 
@@ -256,7 +278,10 @@ def maps_of_half_the_values(self, q, k, v):
         (by_hand, "without a softmax function .exp and sum by hand"),
         (sigmoid, "without a softmax function .*a sigmoid"),
         (in_chunks, "in 2 pieces, 5 queries in one of them"),
-        (swapped, "attends over 3 heads at each of 10 tokens, not over tokens: are two axes swapped"),
+        (
+            swapped,
+            "attends over 3 heads at each of 10 tokens, not over tokens: are two axes swapped",
+        ),
     ],
 )
 def test_what_would_be_a_mixture_is_refused_with_the_reason(attend, reason):
@@ -296,14 +321,22 @@ class SelfAndCross(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.how = how
-        self.own, self.cross, self.memory = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.Linear(D, 2 * D)
+        self.own, self.cross, self.memory = (
+            nn.Linear(D, 3 * D),
+            nn.Linear(D, D),
+            nn.Linear(D, 2 * D),
+        )
         self.truth: list[torch.Tensor] = []
 
     def attend(self, q, k, v):
         q, k, v = (x.unflatten(-1, (H, -1)).transpose(1, 2) for x in (q, k, v))
         scores = 3 * q @ k.mT
         self.truth.append(scores.detach())
-        y = F.scaled_dot_product_attention(q, k, v, scale=3.0) if self.how == "sdpa" else scores.softmax(-1) @ v
+        y = (
+            F.scaled_dot_product_attention(q, k, v, scale=3.0)
+            if self.how == "sdpa"
+            else scores.softmax(-1) @ v
+        )
         return y.transpose(1, 2).flatten(2)
 
     def forward(self, x, memory):
@@ -342,7 +375,9 @@ class Router(nn.Module):
         self.experts = nn.Parameter(torch.randn(5, D))
 
     def forward(self, x):
-        weights = (F.normalize(x, dim=-1) @ F.normalize(self.experts, dim=-1).T).softmax(-1)  # (B, T, 5)
+        weights = (F.normalize(x, dim=-1) @ F.normalize(self.experts, dim=-1).T).softmax(
+            -1
+        )  # (B, T, 5)
         return x * weights.amax(-1, keepdim=True)
 
 
@@ -352,7 +387,8 @@ def test_a_cosine_router_is_no_attention():
     with joma.watch(Router(), every=1, gauges="entropy") as w:
         w.model(states())
         with pytest.warns(
-            joma.JomaWarning, match=r"Router \(Router\) ran.*: a softmax of scores \(2, 10, 5\) is not multiplied"
+            joma.JomaWarning,
+            match=r"Router \(Router\) ran.*: a softmax of scores \(2, 10, 5\) is not multiplied",
         ):
             w.step()
 
@@ -363,7 +399,9 @@ def test_the_guard_looks_again_when_shapes_change():
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(states(1))
         first = w.step()
-        assert list(first.values()) == pytest.approx([float(entropy_of(model.truth[0]).mean())], abs=2e-6)
+        assert list(first.values()) == pytest.approx(
+            [float(entropy_of(model.truth[0]).mean())], abs=2e-6
+        )
         model(states(1))
         model(states(2))
         with pytest.warns(UserWarning, match="in a loop over heads or samples"):
@@ -383,12 +421,16 @@ def test_block_sparse_attention_of_bigbird_is_refused():
     tokens = torch.randint(1, 61, (2, 64))
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(tokens)
-        with pytest.warns(joma.JomaWarning, match=r"attention\.self: it attends in \d pieces, 4 queries in one"):
+        with pytest.warns(
+            joma.JomaWarning, match=r"attention\.self: it attends in \d pieces, 4 queries in one"
+        ):
             w.step()
     model.set_attention_type("original_full")
     with joma.watch(model, every=1, gauges="entropy") as w:
         p = model(tokens, output_attentions=True).attentions[0]
-        assert w.step()["joma/entropy/layer_00"] == pytest.approx(float(entropy_of_probabilities(p).mean()), abs=2e-6)
+        assert w.step()["joma/entropy/layer_00"] == pytest.approx(
+            float(entropy_of_probabilities(p).mean()), abs=2e-6
+        )
 
 
 class Mixing(nn.Module):
@@ -433,7 +475,9 @@ def test_a_fused_output_that_changes_later_is_refused():
             q, k, v = self.qkv(x).view(*x.shape[:2], 3, H, -1).permute(2, 0, 3, 1, 4)
             output = F.scaled_dot_product_attention(q, k, v)
             with torch.no_grad():
-                output += self.gate * output.flip(1)  # in place: what was computed is not softmax(s)·V any more
+                output += self.gate * output.flip(
+                    1
+                )  # in place: what was computed is not softmax(s)·V any more
             return output
 
     model = Replaced()
@@ -471,7 +515,10 @@ def test_low_precision_is_not_mistaken_for_another_function(length, attend):
 
     model = Toy(attended)
     x = torch.randn(2, length, D, generator=torch.Generator().manual_seed(3))
-    with joma.watch(model, every=1, gauges="entropy") as w, torch.autocast("cpu", dtype=torch.bfloat16):
+    with (
+        joma.watch(model, every=1, gauges="entropy") as w,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
         model(x)
         w.step()
     heads = w.latest.values["entropy"][0].tolist()
@@ -496,7 +543,10 @@ def test_autocast_dropout_and_rotary_positions_are_checked_together():
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
 
     model = Toy(attended)
-    with joma.watch(model, every=1, gauges="entropy") as w, torch.autocast("cpu", dtype=torch.bfloat16):
+    with (
+        joma.watch(model, every=1, gauges="entropy") as w,
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
         model(states())
         w.step()
     heads = w.latest.values["entropy"][0].tolist()
@@ -514,7 +564,9 @@ def test_what_cannot_be_checked_is_refused(monkeypatch):
     model = Toy(dropped_sdpa)
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(states())
-        with pytest.warns(joma.JomaWarning, match=r"could not be compared .*no such kernel.*\[unchecked\]"):
+        with pytest.warns(
+            joma.JomaWarning, match=r"could not be compared .*no such kernel.*\[unchecked\]"
+        ):
             w.step()
 
 
@@ -542,5 +594,7 @@ def test_attention_over_channels_is_refused_by_name(length, kernel):
     x = torch.randn(B, length, D, generator=torch.Generator().manual_seed(3))
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(x)
-        with pytest.warns(joma.JomaWarning, match=r"attends over 4 channels.*not over tokens \[channels\]"):
+        with pytest.warns(
+            joma.JomaWarning, match=r"attends over 4 channels.*not over tokens \[channels\]"
+        ):
             w.step()

@@ -15,7 +15,9 @@ SETTINGS = {
     "intermediate_size": 40, "max_position_embeddings": 32, "num_key_value_heads": 2, "head_dim": 8,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
 }  # fmt: skip
-KEPT: list[torch.Tensor] = []  # attention (B, H, T, T) that the kernel computed, without a learned sink
+KEPT: list[
+    torch.Tensor
+] = []  # attention (B, H, T, T) that the kernel computed, without a learned sink
 
 
 def kernel(sees):
@@ -28,7 +30,10 @@ def kernel(sees):
         i, j = np.indices(s.shape[-2:])
         s = np.where(sees(i, j, settings.get("sliding_window")), s, -np.inf)
         if (sinks := settings.get("s_aux")) is not None:
-            s = np.concatenate([s, np.broadcast_to(sinks.detach().numpy()[:, None, None], (*s.shape[:3], 1))], axis=-1)
+            s = np.concatenate(
+                [s, np.broadcast_to(sinks.detach().numpy()[:, None, None], (*s.shape[:3], 1))],
+                axis=-1,
+            )
         p = np.exp(s - s.max(-1, keepdims=True))
         p = (p / p.sum(-1, keepdims=True))[..., : k.shape[2]]
         KEPT.append(torch.from_numpy(p))
@@ -67,7 +72,9 @@ def _registered():
 def build(name: str, kind: str = "Llama", **settings):
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SETTINGS, **settings)
-    model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation=name)
+    model = getattr(transformers, f"{kind}ForCausalLM")._from_config(
+        config, attn_implementation=name
+    )
     return sharpen(model).eval()
 
 
@@ -84,7 +91,9 @@ def test_a_kernel_is_measured_by_what_it_computes(name):
             KEPT.clear()
             model(tokens())
             values = list(w.step().values())
-            assert values == pytest.approx([float(entropy_of_probabilities(p).mean()) for p in KEPT], abs=2e-5)
+            assert values == pytest.approx(
+                [float(entropy_of_probabilities(p).mean()) for p in KEPT], abs=2e-5
+            )
 
 
 def test_a_function_that_calls_sdpa_is_seen_in_it():
@@ -93,7 +102,9 @@ def test_a_function_that_calls_sdpa_is_seen_in_it():
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(tokens())
         values = list(w.step().values())
-    assert values == pytest.approx([float(entropy_of_probabilities(p).mean()) for p in expected], abs=2e-5)
+    assert values == pytest.approx(
+        [float(entropy_of_probabilities(p).mean()) for p in expected], abs=2e-5
+    )
 
 
 def test_sliding_windows_and_learned_sinks_are_honoured():
@@ -110,13 +121,17 @@ def test_sliding_windows_and_learned_sinks_are_honoured():
     for n, keys in enumerate(KEPT):
         learned = 1 - keys.sum(-1, keepdim=True)
         p = torch.cat([keys, learned], dim=-1)
-        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(float(entropy_of_probabilities(p).mean()), abs=2e-5)
+        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(
+            float(entropy_of_probabilities(p).mean()), abs=2e-5
+        )
         sinks = (learned[..., 0] + keys[..., 0]).mean()
         assert metrics[f"joma/sink_mass/layer_0{n}"] == pytest.approx(float(sinks), abs=2e-5)
         rest = keys[..., 1:]
         left = rest / rest.sum(-1, keepdim=True).clamp(min=1e-300)
         nonsink = -torch.special.xlogy(left, left).sum(-1).mean()
-        assert metrics[f"joma/nonsink_entropy/layer_0{n}"] == pytest.approx(float(nonsink), abs=1e-4)
+        assert metrics[f"joma/nonsink_entropy/layer_0{n}"] == pytest.approx(
+            float(nonsink), abs=1e-4
+        )
 
 
 def test_what_no_mask_explains_is_refused_by_name():
@@ -124,5 +139,8 @@ def test_what_no_mask_explains_is_refused_by_name():
     expected = model(tokens()).logits
     with joma.watch(model, every=1, gauges="entropy") as w:
         assert torch.equal(model(tokens()).logits, expected)
-        with pytest.warns(joma.JomaWarning, match=r"attn_implementation='joma_odd' is not softmax.*causal, all keys"):
+        with pytest.warns(
+            joma.JomaWarning,
+            match=r"attn_implementation='joma_odd' is not softmax.*causal, all keys",
+        ):
             w.step()

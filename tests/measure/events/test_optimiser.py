@@ -39,7 +39,9 @@ def test_rates_and_clock_of_every_group_under_a_scheduler():
         step(model, optimizer)
         scheduler.step()  # after the step, as one does
     assert steps.rates == [0.25, 0.125]  # of the last step, not of the one to come
-    assert steps.tau == pytest.approx([0.5 + 0.5 + 0.25 + 0.25, 0.25 + 0.25 + 0.125 + 0.125], rel=1e-15)
+    assert steps.tau == pytest.approx(
+        [0.5 + 0.5 + 0.25 + 0.25, 0.25 + 0.25 + 0.125 + 0.125], rel=1e-15
+    )
     steps.leave()
     step(model, optimizer)
     assert steps.tau[0] == pytest.approx(1.5)
@@ -120,14 +122,18 @@ def test_training_is_bitwise_what_it_was():
 def test_what_is_no_optimiser_of_this_model_is_refused():
     model, other = encoder(), encoder()
     foreign = torch.optim.SGD(other.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"the SGD holds 12 parameters, and none of them is one of the model's 12"):
+    with pytest.raises(
+        ValueError, match=r"the SGD holds 12 parameters, and none of them is one of the model's 12"
+    ):
         joma.watch(model, optimizer=foreign)
     right = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="same SGD is given twice"):
         joma.watch(model, optimizer=[right, right])
     with pytest.raises(ValueError, match="none of them is one of"):
         joma.watch(model, optimizer=[right, foreign])
-    with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer or a list of them, got float"):
+    with pytest.raises(
+        TypeError, match=r"takes a torch.optim.Optimizer or a list of them, got float"
+    ):
         joma.watch(model, optimizer=0.1)
     with pytest.raises(ValueError, match="holds no optimiser"):
         joma.watch(model, optimizer=[])

@@ -128,7 +128,9 @@ def test_the_mask_that_is_applied_shows_padding(how, kernel, side):
     """No argument has a name that says anything."""
     real = SIDES[side]
     model = Model(HOW[how], kernel)
-    assert heads_of(model, states(), real) == pytest.approx(entropy_of(model.attend.truth, real).tolist(), abs=2e-5)
+    assert heads_of(model, states(), real) == pytest.approx(
+        entropy_of(model.attend.truth, real).tolist(), abs=2e-5
+    )
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -137,7 +139,9 @@ def test_padding_of_a_window_is_seen(kernel, side):
     """Every real query sees itself; what lies outside of one stretch of keys is padding."""
     real = SIDES[side]
     model = Model(lambda real: unmasked(window(real)), kernel)
-    assert heads_of(model, states(), real) == pytest.approx(entropy_of(model.attend.truth, real).tolist(), abs=2e-5)
+    assert heads_of(model, states(), real) == pytest.approx(
+        entropy_of(model.attend.truth, real).tolist(), abs=2e-5
+    )
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
@@ -153,11 +157,22 @@ def test_padding_of_a_window_is_seen(kernel, side):
         lambda _: torch.block_diag(torch.ones(6, 6), torch.ones(8, 8)).bool() & CAUSAL,
         lambda _: CAUSAL | (torch.arange(T) < 4),
     ],
-    ids=["none", "causal", "strictly causal", "all", "window", "documents", "causal documents", "prefix"],
+    ids=[
+        "none",
+        "causal",
+        "strictly causal",
+        "all",
+        "window",
+        "documents",
+        "causal documents",
+        "prefix",
+    ],
 )
 def test_what_is_no_padding_is_counted(how, kernel):
     model = Model(how, kernel)
-    assert heads_of(model, states()) == pytest.approx(entropy_of(model.attend.truth).tolist(), abs=2e-5)
+    assert heads_of(model, states()) == pytest.approx(
+        entropy_of(model.attend.truth).tolist(), abs=2e-5
+    )
 
 
 def test_strictly_causal_attention_counts_every_query_that_sees_a_key():
@@ -194,7 +209,9 @@ def test_top_k_attention(masked):
     inputs = (states(), RIGHT) if masked else (states(),)
     heads = heads_of(model, *inputs)
     assert bool((model.truth == -math.inf).all(dim=2).any()), "some key must be chosen by no query"
-    assert heads == pytest.approx(entropy_of(model.truth, RIGHT if masked else None).tolist(), abs=2e-5)
+    assert heads == pytest.approx(
+        entropy_of(model.truth, RIGHT if masked else None).tolist(), abs=2e-5
+    )
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -216,7 +233,9 @@ def test_multihead_attention_by_keyword(by_keyword, need_weights):
     model = Wrapped()
     x = states()
     p = model.attend(x, x, x, key_padding_mask=~RIGHT, average_attn_weights=False)[1]
-    assert heads_of(model, x) == pytest.approx(entropy_of_probabilities(p, RIGHT).tolist(), abs=2e-5)
+    assert heads_of(model, x) == pytest.approx(
+        entropy_of_probabilities(p, RIGHT).tolist(), abs=2e-5
+    )
 
 
 class Named(nn.Module):
@@ -242,12 +261,22 @@ class Named(nn.Module):
         (additive(RIGHT, -math.inf), lambda m: m[:, None, None]),
         (additive(RIGHT, -100.0), lambda m: m[:, None, None]),
     ],
-    ids=["integer", "boolean", "True at padding", "1 at padding", "additive", "minus infinity", "-100"],
+    ids=[
+        "integer",
+        "boolean",
+        "True at padding",
+        "1 at padding",
+        "additive",
+        "minus infinity",
+        "-100",
+    ],
 )
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_an_argument_is_read_as_the_mask_confirms(kernel, mask, to_mask):
     model = Named(to_mask, kernel)
-    assert heads_of(model, states(), mask) == pytest.approx(entropy_of(model.attend.truth, RIGHT).tolist(), abs=2e-5)
+    assert heads_of(model, states(), mask) == pytest.approx(
+        entropy_of(model.attend.truth, RIGHT).tolist(), abs=2e-5
+    )
 
 
 def test_padding_that_causal_attention_need_not_hide():
@@ -258,7 +287,9 @@ def test_padding_that_causal_attention_need_not_hide():
 
 
 @pytest.mark.parametrize("fill", [-math.inf, -1e9])
-def test_a_mask_of_queries_and_keys_is_not_taken_for_padding_if_there_are_as_many_samples_as_tokens(fill):
+def test_a_mask_of_queries_and_keys_is_not_taken_for_padding_if_there_are_as_many_samples_as_tokens(
+    fill,
+):
     model = Named(lambda m: m)
     x = states(8, 8)
     heads = heads_of(model, x, additive(torch.ones(8, 8, dtype=torch.bool).tril(), fill))
@@ -272,7 +303,8 @@ def test_an_argument_that_contradicts_the_mask_is_refused(kernel):
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(states(), LEFT.long()).sum().backward()
         with pytest.warns(
-            joma.JomaWarning, match=r"'attention_mask' \(3, 14\) of Named .*disagree .*\[padding-conflict\]"
+            joma.JomaWarning,
+            match=r"'attention_mask' \(3, 14\) of Named .*disagree .*\[padding-conflict\]",
         ):
             w.step()
 
@@ -283,7 +315,9 @@ class Decoder(nn.Module):
     def __init__(self, kernel: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList([nn.ModuleDict({"own": Attention(kernel), "cross": Attention(kernel)})])
+        self.layers = nn.ModuleList(
+            [nn.ModuleDict({"own": Attention(kernel), "cross": Attention(kernel)})]
+        )
         self.encoder = Attention(kernel)
 
     def forward(self, target, source, real_target, real_source):
@@ -298,17 +332,27 @@ class Decoder(nn.Module):
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("length", [11, T])
 @pytest.mark.parametrize("masked_source", [True, False])
-def test_queries_of_cross_attention_are_those_of_the_self_attention_before_it(masked_source, length, kernel):
+def test_queries_of_cross_attention_are_those_of_the_self_attention_before_it(
+    masked_source, length, kernel
+):
     model = Decoder(kernel)
-    source = torch.arange(length)[None] < torch.tensor([6, length, 8])[:, None] if masked_source else None
+    source = (
+        torch.arange(length)[None] < torch.tensor([6, length, 8])[:, None]
+        if masked_source
+        else None
+    )
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(states(), states(length=length, seed=2), RIGHT, source).sum().backward()
         w.step()
         found = dict(zip(w.layers, w.latest.values["entropy"].tolist(), strict=True))
     own, cross = model.layers[0]["own"], model.layers[0]["cross"]
     assert found["layers.0.own"] == pytest.approx(entropy_of(own.truth, RIGHT).tolist(), abs=2e-5)
-    assert found["layers.0.cross"] == pytest.approx(entropy_of(cross.truth, RIGHT).tolist(), abs=2e-5)
-    assert found["encoder"] == pytest.approx(entropy_of(model.encoder.truth, source).tolist(), abs=2e-5)
+    assert found["layers.0.cross"] == pytest.approx(
+        entropy_of(cross.truth, RIGHT).tolist(), abs=2e-5
+    )
+    assert found["encoder"] == pytest.approx(
+        entropy_of(model.encoder.truth, source).tolist(), abs=2e-5
+    )
 
 
 # padding=
@@ -323,7 +367,9 @@ class OneName(nn.Module):
         self.attend, self.applied = Inner(), applied
 
     def forward(self, x, mask):
-        return x + self.attend(x, mask=torch.where(mask | (not self.applied), 0.0, -1e3)[:, None, None])
+        return x + self.attend(
+            x, mask=torch.where(mask | (not self.applied), 0.0, -1e3)[:, None, None]
+        )
 
 
 class Inner(Attention):
@@ -345,8 +391,14 @@ def test_padding_is_a_name_a_mask_or_a_function(padding):
 @pytest.mark.parametrize(
     ("padding", "message"),
     [
-        ("maks", "padding='maks' was never applied: no module that ran has an argument of this name"),
-        (RIGHT[:2], r"was never applied: it must be a mask \(B, T\), 1 at real tokens; found \(2, 14\), for 3 samples"),
+        (
+            "maks",
+            "padding='maks' was never applied: no module that ran has an argument of this name",
+        ),
+        (
+            RIGHT[:2],
+            r"was never applied: it must be a mask \(B, T\), 1 at real tokens; found \(2, 14\), for 3 samples",
+        ),
         (lambda args, kwargs: args[1].T, r"was never applied: .*found \(14, 3\)"),
         ({"attend": "bias"}, "padding='bias' for 'attend' was never applied"),
     ],
@@ -371,12 +423,16 @@ def test_a_name_that_only_an_inner_module_uses_for_something_else_is_an_error():
     model = Outer()
     with joma.watch(model, every=1, gauges="entropy", live=False, padding="mask") as w:
         model(states()).sum().backward()
-        with pytest.raises(ValueError, match=r"padding='mask' was never applied: .*found \(3, 1, 1, 14\)"):
+        with pytest.raises(
+            ValueError, match=r"padding='mask' was never applied: .*found \(3, 1, 1, 14\)"
+        ):
             w.step()
 
 
 def test_padding_for_a_module_that_is_not_there_is_an_error_at_once():
-    with pytest.raises(ValueError, match="padding= names 'decoder', and no module of the model has that name"):
+    with pytest.raises(
+        ValueError, match="padding= names 'decoder', and no module of the model has that name"
+    ):
         joma.watch(OneName(), gauges="entropy", live=False, padding={"decoder": "mask"})
     with pytest.raises(TypeError, match="padding= must be the name of an argument"):
         joma.watch(OneName(), gauges="entropy", live=False, padding=3)
@@ -399,7 +455,11 @@ class TwoSides(nn.Module):
 def test_padding_per_side():
     model = TwoSides()
     with joma.watch(
-        model, every=1, gauges="entropy", live=False, padding={"source": "real_source", "target": "real_target"}
+        model,
+        every=1,
+        gauges="entropy",
+        live=False,
+        padding={"source": "real_source", "target": "real_target"},
     ) as w:
         model(states(), states(seed=2), RIGHT, LEFT).sum().backward()
         w.step()
@@ -443,7 +503,9 @@ class TwoTowers(nn.Module):
 @pytest.mark.parametrize("kind", [TwoTowers, ImageFirst])
 def test_a_text_mask_is_not_applied_to_an_image_with_as_many_tokens(kind):
     model = kind()
-    pixels = states(seed=2) if kind is TwoTowers else states(seed=2).transpose(1, 2).unflatten(2, (2, 7))
+    pixels = (
+        states(seed=2) if kind is TwoTowers else states(seed=2).transpose(1, 2).unflatten(2, (2, 7))
+    )
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(states(), pixels, RIGHT).sum().backward()
         w.step()
@@ -538,7 +600,9 @@ def test_numbers_of_positions_are_no_mask():
             q, k, v = self.qkv(x).unflatten(-1, (3, H, SIZE)).permute(2, 0, 3, 1, 4)
             k, v = (torch.cat([t, t.unflatten(2, (-1, 2)).mean(3)], dim=2) for t in (k, v))
             scores = q @ k.mT / math.sqrt(SIZE)
-            scores = scores.masked_fill(torch.arange(k.shape[2]) > torch.arange(T)[:, None] + 7, -math.inf)
+            scores = scores.masked_fill(
+                torch.arange(k.shape[2]) > torch.arange(T)[:, None] + 7, -math.inf
+            )
             self.truth = scores.detach()
             return scores.softmax(-1) @ v
 

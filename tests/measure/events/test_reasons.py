@@ -45,7 +45,9 @@ def test_every_code_is_used(reason):
 def has_code(call: ast.Call) -> bool:
     """True if a code, or a message that has one, is among the arguments of an exception."""
     text = ast.unparse(call)
-    return "Reason." in text or any(name in text for name in ("refusal", "no_attention(", "cannot_gather"))
+    return "Reason." in text or any(
+        name in text for name in ("refusal", "no_attention(", "cannot_gather")
+    )
 
 
 def test_every_refusal_of_a_model_has_a_code():

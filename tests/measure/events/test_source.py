@@ -81,7 +81,12 @@ def test_what_modules_write_to_the_residual_stream_can_be_observed():
     x = tokens()
     with Source(model, [observer]).listening():
         model(x)
-    assert list(observer.shares) == ["blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp"]
+    assert list(observer.shares) == [
+        "blocks.0.attn",
+        "blocks.0.mlp",
+        "blocks.1.attn",
+        "blocks.1.mlp",
+    ]
     with torch.no_grad():
         states = model.embed(x)
         expected = float(model.blocks[0].attn(model.blocks[0].ln1(states)).norm() / states.norm())
@@ -93,7 +98,9 @@ def test_attention_events_hold_the_attention_that_was_computed(how):
     model, observer = build(how), Everything(events.Attention)
     with Source(model, [observer]).listening(), torch.no_grad():
         model(tokens())
-    assert [type(event) for event in observer.events] == [events.DotProduct if how == "sdpa" else events.Scores] * 2
+    assert [type(event) for event in observer.events] == [
+        events.DotProduct if how == "sdpa" else events.Scores
+    ] * 2
     for event, block in zip(observer.events, model.blocks, strict=True):
         p = block.attn.last.softmax(dim=-1)  # (B, H, T, T)
         assert event.shape == p.shape[:3]
@@ -111,10 +118,15 @@ def test_attention_events_hold_the_attention_that_was_computed(how):
 def test_grouped_heads_masks_and_biases_have_the_rows_of_the_formula():
     class Grouped(nn.Module):
         def forward(self, q, k, v, mask):
-            return nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
+            return nn.functional.scaled_dot_product_attention(
+                q, k, v, mask, scale=0.3, enable_gqa=True
+            )
 
     generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 4, 6, 8, generator=generator), torch.randn(2, 2, 9, 8, generator=generator)
+    q, k = (
+        torch.randn(2, 4, 6, 8, generator=generator),
+        torch.randn(2, 2, 9, 8, generator=generator),
+    )
     boolean = torch.rand(2, 1, 6, 9, generator=generator) > 0.3
     boolean[..., 0] = True
     for mask in (boolean, torch.randn(6, 9, generator=generator)):
@@ -123,7 +135,9 @@ def test_grouped_heads_masks_and_biases_have_the_rows_of_the_formula():
             model(q, k, k, mask)
         (event,) = observer.events
         scores = 0.3 * q @ k.repeat_interleave(2, dim=1).mT
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        )
         torch.testing.assert_close(event.rows(1, torch.arange(6)), scores.softmax(dim=-1)[1])
 
 
@@ -134,7 +148,11 @@ def test_events_come_in_the_order_in_which_things_happen():
     with Source(model, [observer]).listening():
         output = model(x)
     seen = [(type(event).__name__, event.call.name) for event in observer.events]
-    inner = [kind for kind in seen if kind[1] in ("blocks.0.attn", "blocks.0.mlp.2") and kind[0] != "ModuleEnds"]
+    inner = [
+        kind
+        for kind in seen
+        if kind[1] in ("blocks.0.attn", "blocks.0.mlp.2") and kind[0] != "ModuleEnds"
+    ]
     assert inner == [
         ("ModuleBegins", "blocks.0.attn"), ("DotProduct", "blocks.0.attn"), ("BlockInput", "blocks.0.attn"),
         ("ModuleBegins", "blocks.0.mlp.2"), ("Hidden", "blocks.0.mlp.2"),
@@ -182,7 +200,10 @@ def test_an_observer_that_fails_is_a_problem_of_the_module_and_hurts_neither_mod
     source = Source(model, [Fails(), other])
     with source.listening():
         assert torch.equal(model(tokens()), expected)
-    assert set(source.problems) == {"HandWrittenGPT", *(name for name, _ in model.named_modules() if name)} - {"blocks"}
+    assert set(source.problems) == {
+        "HandWrittenGPT",
+        *(name for name, _ in model.named_modules() if name),
+    } - {"blocks"}
     assert all(isinstance(error, LookupError) for error in source.problems.values())
     assert len(other.largest) == 2
     with pytest.raises(ValueError, match="HandWrittenGPT: oh"):
@@ -249,8 +270,13 @@ def test_torch_func_over_a_watched_model_goes_on_and_the_reason_is_said_once(per
         block.attn.keep = False
     expected = gradient(parameters, x)
     with joma.watch(model, every=1) as w:
-        assert all(torch.equal(a, b) for a, b in zip(gradient(parameters, x).values(), expected.values(), strict=True))
-        with pytest.warns(UserWarning, match=r"HandWrittenGPT could not be measured.*torch\.func.*probe") as said:
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(gradient(parameters, x).values(), expected.values(), strict=True)
+        )
+        with pytest.warns(
+            UserWarning, match=r"HandWrittenGPT could not be measured.*torch\.func.*probe"
+        ) as said:
             assert all("stable_rank" in name for name in w.step())
         assert len(said) == 1
         gradient(parameters, x)
@@ -273,7 +299,9 @@ def test_attention_inside_of_vmap_is_left_out():
     class PerSample(nn.Module):
         def forward(self, x):
             y = nn.functional.scaled_dot_product_attention(x, x, x)
-            one = torch.func.vmap(lambda q: nn.functional.scaled_dot_product_attention(q[None], q[None], q[None])[0])
+            one = torch.func.vmap(
+                lambda q: nn.functional.scaled_dot_product_attention(q[None], q[None], q[None])[0]
+            )
             return y + one(x)
 
     model, observer = PerSample(), Everything(events.Attention)

@@ -34,7 +34,9 @@ def padding(batch: int) -> torch.Tensor:
 class Replica(nn.Module):
     """Projections of heads that differ much in sharpness, and a way to attend with them."""
 
-    def __init__(self, attend: Callable[..., torch.Tensor], keys: int = D, **layers: nn.Module) -> None:
+    def __init__(
+        self, attend: Callable[..., torch.Tensor], keys: int = D, **layers: nn.Module
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.q = nn.Linear(D, D)
@@ -76,7 +78,9 @@ def measured(model: nn.Module, *inputs: torch.Tensor, **options) -> list[list[fl
             model(*inputs).square().mean().backward()
             w.step()
             rows = w.frame().query("gauge == 'entropy' and step == @w.last_step")
-            results.append([part.sort_values("head")["value"].tolist() for _, part in rows.groupby("layer")])
+            results.append(
+                [part.sort_values("head")["value"].tolist() for _, part in rows.groupby("layer")]
+            )
     assert results[0] == results[1]
     return results[0]
 
@@ -113,7 +117,11 @@ def whisper(self, x, real=None):
     v = v.view(*v.shape[:2], H, -1).permute(0, 2, 1, 3)
     scores = (q @ k).float()
     self.keep(scores)
-    return (functional.softmax(scores, dim=-1).to(q.dtype) @ v).permute(0, 2, 1, 3).flatten(start_dim=2)
+    return (
+        (functional.softmax(scores, dim=-1).to(q.dtype) @ v)
+        .permute(0, 2, 1, 3)
+        .flatten(start_dim=2)
+    )
 
 
 def t5(self, x, real=None):
@@ -150,7 +158,9 @@ def relative_shift(x: torch.Tensor) -> torch.Tensor:
 
 def time_first(self, x):
     x = x.transpose(0, 1)  # (T, B, D)
-    q, k, v = (layer(x).unflatten(-1, (H, SIZE)) for layer in (self.q, self.k, self.v))  # (T, B, H, d)
+    q, k, v = (
+        layer(x).unflatten(-1, (H, SIZE)) for layer in (self.q, self.k, self.v)
+    )  # (T, B, H, d)
     positions = self.r(torch.linspace(-1, 1, T)[:, None] * torch.ones(D)).unflatten(-1, (H, SIZE))
     content = q + self.content_bias
     position = q + self.position_bias
@@ -230,7 +240,11 @@ def values_first_by_einsum(self, x, real=None):
     if real is not None:
         scores = scores.masked_fill(~real[:, None, None], -math.inf)
     self.keep(scores)
-    return torch.einsum("b h i j, b h d j -> b h i d", scores.softmax(dim=-1), v).transpose(1, 2).flatten(2)
+    return (
+        torch.einsum("b h i j, b h d j -> b h i d", scores.softmax(dim=-1), v)
+        .transpose(1, 2)
+        .flatten(2)
+    )
 
 
 def multi_query(self, x, real=None):
@@ -271,7 +285,11 @@ def fairseq(self, x, real=None):
     q, k, v = (t.contiguous().view(T, B * H, SIZE).transpose(0, 1) for t in (q, k, v))
     scores = torch.bmm(q, k.transpose(1, 2))
     if real is not None:
-        scores = scores.view(B, H, T, T).masked_fill(~real[:, None, None], float("-inf")).view(B * H, T, T)
+        scores = (
+            scores.view(B, H, T, T)
+            .masked_fill(~real[:, None, None], float("-inf"))
+            .view(B * H, T, T)
+        )
     self.keep(scores.view(B, H, T, T))
     p = functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores)
     return torch.bmm(p, v).transpose(0, 1).contiguous().view(T, B, D).transpose(0, 1)
@@ -281,19 +299,26 @@ def perceiver(self, x, real=None):
     """Learned latents attend to tokens; "b n (h d) -> (b h) n d"."""
     B = len(x)
     latents = self.latents.expand(B, -1, -1)
-    q, k, v = (split(layer(t)).flatten(0, 1) for layer, t in ((self.q, latents), (self.k, x), (self.v, x)))
+    q, k, v = (
+        split(layer(t)).flatten(0, 1) for layer, t in ((self.q, latents), (self.k, x), (self.v, x))
+    )
     scores = torch.einsum("b i d, b j d -> b i j", q, k) * SIZE**-0.5
     if real is not None:
         mask = real.repeat_interleave(H, dim=0)[:, None]
         scores.masked_fill_(~mask, -torch.finfo(scores.dtype).max)
     self.keep(scores.unflatten(0, (B, H)))
-    return join(torch.einsum("b i j, b j d -> b i d", scores.softmax(dim=-1), v).unflatten(0, (B, H)))
+    return join(
+        torch.einsum("b i j, b j d -> b i d", scores.softmax(dim=-1), v).unflatten(0, (B, H))
+    )
 
 
 def memory_key_values(self, x, real=None):
     """x-transformers: learned keys and values stand before those of the tokens."""
     q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-    k, v = (torch.cat([m.expand(len(x), -1, -1, -1), t], dim=-2) for m, t in ((self.memory, k), (self.memory, v)))
+    k, v = (
+        torch.cat([m.expand(len(x), -1, -1, -1), t], dim=-2)
+        for m, t in ((self.memory, k), (self.memory, v))
+    )
     scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * SIZE**-0.5
     if real is not None:
         mask = functional.pad(real, (3, 0), value=True)[:, None, None]
@@ -383,7 +408,9 @@ def pairs_disentangled(self, x, real=None):
     scores = torch.bmm(q, k.transpose(-1, -2) / math.sqrt(3 * SIZE))
     table = split(self.k(self.table.weight[None])).squeeze(0).repeat(B, 1, 1)  # (B·H, 2T, d)
     distance = (torch.arange(T)[:, None] - torch.arange(T) + T).expand(B * H, T, T)
-    scores = scores + torch.gather(torch.bmm(q, table.transpose(-1, -2)) / math.sqrt(3 * SIZE), -1, distance)
+    scores = scores + torch.gather(
+        torch.bmm(q, table.transpose(-1, -2)) / math.sqrt(3 * SIZE), -1, distance
+    )
     scores = scores.view(B, H, T, T)
     if real is not None:
         scores = scores.masked_fill(~real[:, None, None], torch.finfo(x.dtype).min)
@@ -398,7 +425,9 @@ def sinked(self, x, real=None):
     scores = q @ k.mT * SIZE**-0.5
     if real is not None:
         scores = scores + (~real)[:, None, None] * torch.finfo(x.dtype).min
-    scores = torch.cat([scores, torch.arange(4.0)[None, :, None, None].expand(len(x), -1, T, 1)], dim=-1)
+    scores = torch.cat(
+        [scores, torch.arange(4.0)[None, :, None, None].expand(len(x), -1, T, 1)], dim=-1
+    )
     scores = scores - scores.max(dim=-1, keepdim=True).values
     self.keep(scores)
     return join(functional.softmax(scores, dim=-1)[..., :-1] @ v)
@@ -559,7 +588,9 @@ class Image(nn.Module):
 @pytest.mark.parametrize("order", ["queries first", "keys first"])
 def test_channels_first(order, batch):
     model = Image(order)
-    (heads,) = measured(model, torch.randn(batch, 6, 3, 5, generator=torch.Generator().manual_seed(1)))
+    (heads,) = measured(
+        model, torch.randn(batch, 6, 3, 5, generator=torch.Generator().manual_seed(1))
+    )
     assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=1e-5)
 
 
@@ -583,7 +614,9 @@ class MaskedSoftmax(torch.autograd.Function):
 def own_softmax(self, x, real=None):
     q, k, v = (split(layer(x)).flatten(0, 1) for layer in (self.q, self.k, self.v))
     scores = torch.bmm(q, k.transpose(-1, -2)).unflatten(0, (len(x), H)) * SIZE**-0.5
-    mask = torch.ones(len(x), 1, T, T) if real is None else (real[:, None] & real[:, :, None])[:, None]
+    mask = (
+        torch.ones(len(x), 1, T, T) if real is None else (real[:, None] & real[:, :, None])[:, None]
+    )
     self.keep(scores.masked_fill(mask == 0, -1e30))
     p = MaskedSoftmax.apply(scores, mask)
     return join(torch.bmm(p.flatten(0, 1), v).unflatten(0, (len(x), H)))
@@ -625,7 +658,9 @@ def sparsemax(self, x):
 def retention(self, x):
     """RetNet: scores decay with the distance, and no softmax follows."""
     q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-    decay = 0.9 ** (torch.arange(T)[:, None] - torch.arange(T)).clamp(min=0) * torch.ones(T, T).tril()
+    decay = (
+        0.9 ** (torch.arange(T)[:, None] - torch.arange(T)).clamp(min=0) * torch.ones(T, T).tril()
+    )
     return join((q @ k.mT * decay) @ v)
 
 
@@ -695,7 +730,9 @@ def additive(self, x):
 def sliding_chunks(self, x):
     """Longformer: scores of overlapping chunks are rearranged so that each token has a row of its neighbours."""
     q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
-    padded_k, padded_v = (functional.pad(t, (0, 0, 2, 2)).unfold(2, 5, 1) for t in (k, v))  # (B, H, T, d, 5)
+    padded_k, padded_v = (
+        functional.pad(t, (0, 0, 2, 2)).unfold(2, 5, 1) for t in (k, v)
+    )  # (B, H, T, d, 5)
     chunks = (q.unflatten(2, (7, 2)) @ k.unflatten(2, (7, 2)).mT).flatten(3)  # (B, H, 7, 4)
     neighbours = (q[..., None] * padded_k).sum(dim=3)  # (B, H, T, 5)
     p = (neighbours + chunks.mean()).softmax(dim=-1)
@@ -760,7 +797,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("batch", [2])
-@pytest.mark.parametrize(("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_what_cannot_be_measured_is_refused_with_the_true_reason(attend, code, batch):
     model = Attention(attend, mix=parameter(H, H), weights=nn.Linear(D, 3 * H))
     text = reasons(model, states(batch))
@@ -768,7 +807,9 @@ def test_what_cannot_be_measured_is_refused_with_the_true_reason(attend, code, b
     assert "Attention" in text
 
 
-@pytest.mark.parametrize(("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("attend", "code"), REFUSED, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_a_layer_that_is_refused_does_not_hide_another_one(attend, code):
     refused = Attention(attend, mix=parameter(H, H), weights=nn.Linear(D, 3 * H))
     model = nn.Sequential(refused, Replica(hand_written))
@@ -861,11 +902,15 @@ def test_extra_keys_of_multihead_attention_are_no_padding(extra, needs_weights):
             self.attention = nn.MultiheadAttention(D, H, batch_first=True, **{extra: True})
 
         def forward(self, x, is_padding):
-            return self.attention(x, x, x, key_padding_mask=is_padding, need_weights=needs_weights)[0]
+            return self.attention(x, x, x, key_padding_mask=is_padding, need_weights=needs_weights)[
+                0
+            ]
 
     model = Model()
     real = padding(3)
-    _, p = model.attention(states(3), states(3), states(3), key_padding_mask=~real, average_attn_weights=False)
+    _, p = model.attention(
+        states(3), states(3), states(3), key_padding_mask=~real, average_attn_weights=False
+    )
     (heads,) = measured(model, states(3), ~real)
     assert heads == pytest.approx(entropy_of_probabilities(p, real).tolist(), abs=1e-5)
 
@@ -900,11 +945,19 @@ def layer_means(model: nn.Module, *inputs, **arguments) -> list[float]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of transformers
 def test_disentangled_attention_is_right():
     """DeBERTa: terms of positions, and padded queries whose weights are set to 0."""
-    model = public("DebertaV2", **SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
+    model = public(
+        "DebertaV2",
+        **SMALL,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        position_buckets=8,
+    )
     real = torch.arange(16) < torch.tensor([[16], [11]])
     attentions = model(tokens(), attention_mask=real.long(), output_attentions=True).attentions
     expected = [float(entropy_of_probabilities(p, real).mean()) for p in attentions]
-    assert layer_means(model, tokens(), attention_mask=real.long()) == pytest.approx(expected, abs=1e-5)
+    assert layer_means(model, tokens(), attention_mask=real.long()) == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of transformers
@@ -925,11 +978,25 @@ def test_blocks_of_tokens_are_right_though_the_last_one_is_padded():
     """LongT5 attends in blocks, which are averaged over like samples, and pads the last one."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "d_model": 24, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 2}
-    model = transformers.LongT5EncoderModel(transformers.LongT5Config(**sizes, local_radius=3)).eval()
+    sizes = {
+        "vocab_size": 61,
+        "d_model": 24,
+        "d_kv": 12,
+        "d_ff": 40,
+        "num_layers": 2,
+        "num_heads": 2,
+    }
+    model = transformers.LongT5EncoderModel(
+        transformers.LongT5Config(**sizes, local_radius=3)
+    ).eval()
     for length in (16, 14):
-        attentions = model(tokens(length), output_attentions=True).attentions  # (B, blocks, H, 4, 12)
-        rows = [torch.special.entr(p.detach().double()).sum(-1).transpose(1, 2).flatten(2) for p in attentions]
+        attentions = model(
+            tokens(length), output_attentions=True
+        ).attentions  # (B, blocks, H, 4, 12)
+        rows = [
+            torch.special.entr(p.detach().double()).sum(-1).transpose(1, 2).flatten(2)
+            for p in attentions
+        ]
         expected = [float(row[..., :length].mean()) for row in rows]
         assert layer_means(model, tokens(length)) == pytest.approx(expected, abs=1e-5)
 
@@ -950,6 +1017,11 @@ def test_public_models_are_refused_with_the_true_reason():
     linear_layers = ["linear_attention", "linear_attention"]
     sizes = {"num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 2, "block_size": 8}
     assert code_of(public("MiniMax", **SMALL, **sizes, layer_types=linear_layers)) == "linear"
-    assert code_of(public("Rwkv", vocab_size=61, context_length=32, hidden_size=24, num_hidden_layers=2)) == "unseen"
+    assert (
+        code_of(
+            public("Rwkv", vocab_size=61, context_length=32, hidden_size=24, num_hidden_layers=2)
+        )
+        == "unseen"
+    )
     sparse = {"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 1}
     assert code_of(public("BigBird", **SMALL, **sparse), 32) == "pieces"

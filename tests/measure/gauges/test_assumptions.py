@@ -89,7 +89,9 @@ def test_drift_is_the_share_that_moved():
     before = {"q": one, "k": zero}
     after = {"q": one, "k": torch.tensor([[200.0, 0.0], [200.0, 0.0]], dtype=torch.float64)}
     assert attention_drift(BlockMotion(before, before, states)) == 0
-    assert attention_drift(BlockMotion(before, after, states)) == pytest.approx(0.5)  # uniform → all on the first
+    assert attention_drift(BlockMotion(before, after, states)) == pytest.approx(
+        0.5
+    )  # uniform → all on the first
 
 
 def test_stationarity_of_gradients_that_turn_and_of_noise():
@@ -98,7 +100,9 @@ def test_stationarity_of_gradients_that_turn_and_of_noise():
     motion = BlockMotion({}, {}, earlier=g, halves=(2 * g, g))
     assert gradient_stationarity(motion) == pytest.approx(1.0)
     assert gradient_agreement(motion) == pytest.approx(1.0)
-    noisy = BlockMotion({}, {}, earlier=2 * g + noise[2] * math.sqrt(2), halves=(g + noise[0], g + noise[1]))
+    noisy = BlockMotion(
+        {}, {}, earlier=2 * g + noise[2] * math.sqrt(2), halves=(g + noise[0], g + noise[1])
+    )
     ceiling = 2 * gradient_agreement(noisy) / (1 + gradient_agreement(noisy))
     assert gradient_stationarity(noisy) == pytest.approx(ceiling, abs=0.05)  # Spearman and Brown
     assert cosine(g, torch.zeros_like(g)) is None
@@ -131,7 +135,13 @@ def test_a_watched_model_is_measured_and_the_run_ends_with_a_sentence(tmp_path):
     torch.manual_seed(0)
     model = Tiny()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    gauges = ["entropy", "gradient_stationarity", "gradient_agreement", "attention_drift", "eqn17_residual"]
+    gauges = [
+        "entropy",
+        "gradient_stationarity",
+        "gradient_agreement",
+        "attention_drift",
+        "eqn17_residual",
+    ]
     gauges.append("coherence")
     with joma.watch(model, tmp_path / "run", 4, gauges, optimizer=optimiser, live=False) as watched:
         train(watched, model, optimiser, 17)
@@ -149,7 +159,9 @@ def test_a_watched_model_is_measured_and_the_run_ends_with_a_sentence(tmp_path):
 
 def test_a_direction_that_noise_hides_is_neither_kept_nor_left():
     rows = [("gradient_stationarity", 0.1), ("gradient_agreement", 0.1), ("attention_drift", 0.01)]
-    table = pd.DataFrame([{"step": 10, "layer": 0, "gauge": name, "value": value} for name, value in rows])
+    table = pd.DataFrame(
+        [{"step": 10, "layer": 0, "gauge": name, "value": value} for name, value in rows]
+    )
     assert sentence(table) == (
         "1 of 1 premises of JoMA hold here (attention): whether mean gradients keep their direction cannot be told "
         "(noise alone would leave 0.18); 1.0 % of attention moves between measurements."
@@ -183,7 +195,9 @@ def test_what_a_checkpoint_keeps_is_what_the_next_measurement_needs(tmp_path):
 
 def test_a_model_without_blocks_is_refused():
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Linear(8, 8))
-    with pytest.raises(ValueError, match="every block needs queries, keys, values, an output and a lower MLP"):
+    with pytest.raises(
+        ValueError, match="every block needs queries, keys, values, an output and a lower MLP"
+    ):
         joma.watch(model, gauges=["eqn17_residual"])
 
 
@@ -211,7 +225,9 @@ SIZES = {
 def test_a_layer_with_rotary_positions_is_refused_with_the_reason():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    with pytest.warns(UserWarning, match=r"in 2 of 2 layers \(model\.layers\.0\.self_attn, .*rotary") as caught:
+    with pytest.warns(
+        UserWarning, match=r"in 2 of 2 layers \(model\.layers\.0\.self_attn, .*rotary"
+    ) as caught:
         table, applies = watched_model(model, lambda m: m(TOKENS, labels=TOKENS).loss)
     assert len(caught) == 1
     assert table[table.gauge.isin(["attention_drift", "eqn17_residual"])].value.isna().all()

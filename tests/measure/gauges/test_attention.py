@@ -53,7 +53,9 @@ MASKS = ("none", "causal", "bool", "padding", "rows", "minus_inf", "finfo_min", 
 def make_mask(kind, B, H, Tq, Tk, generator):
     if kind in ("none", "causal"):
         return None
-    if kind == "padding":  # some keys of each sequence, the same for all queries; at least one stays
+    if (
+        kind == "padding"
+    ):  # some keys of each sequence, the same for all queries; at least one stays
         keep = torch.rand(B, 1, 1, Tk, generator=generator) > 0.4
         keep[..., -1] = True
         return keep
@@ -138,7 +140,9 @@ def test_fused_and_chunked_paths_agree(monkeypatch):
             patch.setattr(attention, "has_kernel", lambda device: False)
             chunked = attention_stats(q, k, **arguments)
         for name in ("entropy", "logsumexp", "sink_mass"):
-            torch.testing.assert_close(getattr(fused, name), getattr(chunked, name), atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(
+                getattr(fused, name), getattr(chunked, name), atol=2e-5, rtol=2e-5
+            )
 
 
 def test_chunks_do_not_change_the_answer(monkeypatch):
@@ -177,14 +181,28 @@ def test_nonsink_entropy_is_the_entropy_of_what_is_left():
     stats = attention_stats_from_scores(s)
     p = torch.softmax(s.double(), -1)[..., 1:]
     p = p / p.sum(-1, keepdim=True)
-    torch.testing.assert_close(stats.nonsink_entropy.double(), -torch.special.xlogy(p, p).sum(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        stats.nonsink_entropy.double(), -torch.special.xlogy(p, p).sum(-1), atol=1e-5, rtol=0
+    )
     parked = torch.tensor([[[[60.0, 0.0, 0.0]]]])
     assert attention_stats_from_scores(parked).nonsink_entropy.item() == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("strength", [2.0, 8.0, 16.0, 40.0, 200.0])
 @pytest.mark.parametrize(
-    "path", ["all", "causal", "documents", "window", "bias", "softcap", "eager", "softmax", "half", "learned"]
+    "path",
+    [
+        "all",
+        "causal",
+        "documents",
+        "window",
+        "bias",
+        "softcap",
+        "eager",
+        "softmax",
+        "half",
+        "learned",
+    ],
 )
 def test_what_is_next_to_a_sink_has_all_its_digits(path, strength):
     """The first key of each document takes all but about exp(−strength) of the attention."""
@@ -208,7 +226,10 @@ def test_what_is_next_to_a_sink_has_all_its_digits(path, strength):
     if path in ("eager", "softmax", "half", "learned"):
         kind = torch.bfloat16 if path == "half" else torch.float32
         scores = torch.cat([s, sink], -1).to(kind)
-        given = {"learned": {"learned_sink": T}, "softmax": {"probabilities": scores.softmax(-1)}}.get(path, {})
+        given = {
+            "learned": {"learned_sink": T},
+            "softmax": {"probabilities": scores.softmax(-1)},
+        }.get(path, {})
         given |= {"probabilities": scores.softmax(-1)} if path == "half" else {}
         stats = attention_stats_from_scores(scores, **given)
         s = scores.double()[..., :T]
@@ -218,19 +239,25 @@ def test_what_is_next_to_a_sink_has_all_its_digits(path, strength):
     else:
         mask = keep if path != "bias" else bias.masked_fill(~keep, -math.inf)
         stats = attention_stats(q, k, mask)
-    rest = s.scatter(-1, start[:, None].expand(2, 3, T, 1), -math.inf).softmax(-1).nan_to_num()  # none: nothing is left
+    rest = (
+        s.scatter(-1, start[:, None].expand(2, 3, T, 1), -math.inf).softmax(-1).nan_to_num()
+    )  # none: nothing is left
     entropy = -torch.special.xlogy(rest, rest).sum(-1)
     torch.testing.assert_close(stats.nonsink_entropy.double(), entropy, atol=2e-5, rtol=0)
     on_sinks = p.gather(-1, start[:, None].expand(2, 3, T, 1))[..., 0] + p[..., T:].sum(-1)
     torch.testing.assert_close(stats.sink_mass.double(), on_sinks, atol=2e-5, rtol=0)
-    torch.testing.assert_close(stats.entropy.double(), torch.special.entr(p).sum(-1), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        stats.entropy.double(), torch.special.entr(p).sum(-1), atol=2e-5, rtol=0
+    )
 
 
 def test_left_padding_moves_the_sink_to_the_first_real_token():
     q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
     mask = torch.tensor([False, True, True, True])[None, None, None]
     _, _, _, mass, _ = brute_force(q, k, mask)
-    torch.testing.assert_close(attention_stats(q, k, mask).sink_mass.double(), mass, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        attention_stats(q, k, mask).sink_mass.double(), mass, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("probability", [False, True])
@@ -246,7 +273,8 @@ def test_from_scores_and_from_probabilities(probability):
 
 
 @pytest.mark.parametrize(
-    "shape", [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 2, 0, 4), (2, 2, 5, 4)), ((2, 2, 3, 4), (2, 2, 0, 4))]
+    "shape",
+    [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 2, 0, 4), (2, 2, 5, 4)), ((2, 2, 3, 4), (2, 2, 0, 4))],
 )
 def test_empty_inputs(shape):
     stats = attention_stats(torch.randn(shape[0]), torch.randn(shape[1]))
@@ -258,7 +286,9 @@ def test_empty_inputs(shape):
 def test_one_token_and_fewer_dimensions():
     assert attention_stats(torch.randn(1, 4), torch.randn(1, 4)).entropy.tolist() == [[[0.0]]]
     q, k = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
-    assert torch.equal(attention_stats(q, k).entropy[0], attention_stats(q[None], k[None]).entropy[0])
+    assert torch.equal(
+        attention_stats(q, k).entropy[0], attention_stats(q[None], k[None]).entropy[0]
+    )
 
 
 def test_mean_leaves_out_padding_and_blind_queries():
@@ -285,8 +315,18 @@ def test_no_gradient_and_no_change_of_the_inputs():
         ((1, 4, 3, 8), (1, 2, 3, 8), {}, "enable_gqa=True"),
         ((1, 4, 3, 8), (1, 3, 3, 8), {"enable_gqa": True}, "do not fit"),
         ((1, 4, 3, 8), (1, 4, 3, 7), {}, "same d"),
-        ((1, 4, 3, 8), (1, 4, 5, 8), {"attn_mask": torch.ones(3, 4, dtype=torch.bool)}, "does not broadcast"),
-        ((1, 4, 3, 8), (1, 4, 3, 8), {"attn_mask": torch.ones(3, 3), "is_causal": True}, "not both"),
+        (
+            (1, 4, 3, 8),
+            (1, 4, 5, 8),
+            {"attn_mask": torch.ones(3, 4, dtype=torch.bool)},
+            "does not broadcast",
+        ),
+        (
+            (1, 4, 3, 8),
+            (1, 4, 3, 8),
+            {"attn_mask": torch.ones(3, 3), "is_causal": True},
+            "not both",
+        ),
     ],
 )
 def test_bad_input(q, k, arguments, message):
@@ -294,7 +334,9 @@ def test_bad_input(q, k, arguments, message):
         attention_stats(torch.randn(q), torch.randn(k), **arguments)
 
 
-@pytest.mark.parametrize("path", ["causal", "bool", "float", "bias", "softcap", "large", "eager", "eager, no softmax"])
+@pytest.mark.parametrize(
+    "path", ["causal", "bool", "float", "bias", "softcap", "large", "eager", "eager, no softmax"]
+)
 def test_every_path_is_exact_to_1e_6_nats(path):
     """Against float64 by the definition, scores as float32 models have them; large: up to ± 150."""
     T, generator = 384, torch.Generator().manual_seed(5)
@@ -311,7 +353,10 @@ def test_every_path_is_exact_to_1e_6_nats(path):
     if path.startswith("eager"):
         scores = (q @ k.mT / 8).masked_fill(~keep, -math.inf)
         softmax = scores.softmax(-1) if path == "eager" else None
-        stats, expected = attention_stats_from_scores(scores, probabilities=softmax), statistics(scores.double())
+        stats, expected = (
+            attention_stats_from_scores(scores, probabilities=softmax),
+            statistics(scores.double()),
+        )
     else:
         stats = attention_stats(q, k, mask, causal, softcap=softcap)
         expected = brute_force(q, k, mask, causal, softcap=softcap)[1:]
@@ -342,9 +387,13 @@ def test_packed_documents_have_a_sink_each(how, causal):
     start = 0
     for length in LENGTHS:
         own = slice(start, start + length)
-        alone = attention_stats(q[:, :, own], k[:, :, own], mask[own, own] if how == "bias" else keep[own, own])
+        alone = attention_stats(
+            q[:, :, own], k[:, :, own], mask[own, own] if how == "bias" else keep[own, own]
+        )
         for name in ("entropy", "sink_mass", "nonsink_entropy"):
-            torch.testing.assert_close(getattr(stats, name)[..., own], getattr(alone, name), atol=2e-6, rtol=0)
+            torch.testing.assert_close(
+                getattr(stats, name)[..., own], getattr(alone, name), atol=2e-6, rtol=0
+            )
         start += length
 
 
@@ -370,7 +419,9 @@ def test_a_learned_sink_is_a_sink(column):
     stats = attention_stats_from_scores(scores, learned_sink=column)
     p = scores.double().softmax(-1)
     p_keys = p[..., 1:] if column == 0 else p[..., :-1]
-    torch.testing.assert_close(stats.sink_mass.double(), p[..., column] + p_keys[..., 0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        stats.sink_mass.double(), p[..., column] + p_keys[..., 0], atol=1e-6, rtol=0
+    )
     rest = p_keys[..., 1:] / p_keys[..., 1:].sum(-1, keepdim=True)
     torch.testing.assert_close(
         stats.nonsink_entropy.double(), -torch.special.xlogy(rest, rest).sum(-1), atol=1e-5, rtol=0
@@ -384,7 +435,9 @@ def test_packed_documents_by_their_bounds_are_those_of_the_block_diagonal_mask(c
     generator = torch.Generator().manual_seed(4)
     T = sum(LENGTHS)
     q, k = torch.randn(T, 4, 8, generator=generator), torch.randn(T, 2, 8, generator=generator)
-    bounds = torch.tensor([0, *LENGTHS, 0], dtype=torch.int32).cumsum(0)  # the last document is empty
+    bounds = torch.tensor([0, *LENGTHS, 0], dtype=torch.int32).cumsum(
+        0
+    )  # the last document is empty
     documents = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     keep = documents[:, None] == documents
     keep = keep.tril() if causal else keep
@@ -396,7 +449,10 @@ def test_packed_documents_by_their_bounds_are_those_of_the_block_diagonal_mask(c
     assert torch.equal(stats.visible, visible)
     masked = attention_stats(*four, keep, enable_gqa=True)
     torch.testing.assert_close(stats.sink_mass, masked.sink_mass, atol=2e-6, rtol=0)
-    for arguments, message in (({"attn_mask": keep}, "not both"), ({"cu_seqlens": bounds[:-2]}, "must rise from 0")):
+    for arguments, message in (
+        ({"attn_mask": keep}, "not both"),
+        ({"cu_seqlens": bounds[:-2]}, "must rise from 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             attention_stats(q, k, **{"cu_seqlens": bounds, "enable_gqa": True} | arguments)
 
@@ -413,7 +469,10 @@ def test_nested_tensors_are_packed_documents():
         expected = torch.cat([getattr(part, name) for part in alone], dim=-1)
         torch.testing.assert_close(getattr(stats, name), expected)
     shorter = torch.nested.nested_tensor(k[:2], layout=torch.jagged).transpose(1, 2)
-    for keys, message in ((nested[1].transpose(1, 2).values(), "must both be"), (shorter, "the same lengths")):
+    for keys, message in (
+        (nested[1].transpose(1, 2).values(), "must both be"),
+        (shorter, "the same lengths"),
+    ):
         with pytest.raises(ValueError, match=message):
             attention_stats(nested[0], keys, enable_gqa=True)
     with pytest.raises(ValueError, match="not both"):
@@ -455,8 +514,14 @@ def test_keys_after_the_last_causal_query_may_be_no_numbers():
     k = torch.randn(1, 2, 7, 8, generator=generator)
     expected = attention_stats(q, k, is_causal=True).entropy
     k[:, :, 4:] = math.nan
-    assert functional.scaled_dot_product_attention(q, k, torch.ones(1, 2, 7, 8), is_causal=True).isfinite().all()
-    assert torch.allclose(attention_stats(q, k, is_causal=True).entropy, expected, rtol=0, atol=1e-6)
+    assert (
+        functional.scaled_dot_product_attention(q, k, torch.ones(1, 2, 7, 8), is_causal=True)
+        .isfinite()
+        .all()
+    )
+    assert torch.allclose(
+        attention_stats(q, k, is_causal=True).entropy, expected, rtol=0, atol=1e-6
+    )
 
 
 def test_keys_that_are_no_numbers_show_where_they_are_masked():
@@ -465,5 +530,9 @@ def test_keys_that_are_no_numbers_show_where_they_are_masked():
     k = torch.ones(1, 1, 3, 4)
     k[:, :, 2] = math.nan
     keep = torch.tensor([True, True, False])
-    assert functional.scaled_dot_product_attention(q, k, torch.ones(1, 1, 3, 4), keep[None]).isnan().all()
+    assert (
+        functional.scaled_dot_product_attention(q, k, torch.ones(1, 1, 3, 4), keep[None])
+        .isnan()
+        .all()
+    )
     assert attention_stats(q, k, keep[None]).entropy.isnan().all()

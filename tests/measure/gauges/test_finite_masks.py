@@ -42,7 +42,9 @@ def bias(kind: str) -> torch.Tensor:
 
 def assert_same(first, second):
     for name in STATISTICS:
-        torch.testing.assert_close(getattr(first, name), getattr(second, name), atol=2e-6, rtol=0, equal_nan=True)
+        torch.testing.assert_close(
+            getattr(first, name), getattr(second, name), atol=2e-6, rtol=0, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("fill", FILLS)
@@ -51,7 +53,9 @@ def assert_same(first, second):
 def test_fused_statistics_do_not_depend_on_how_a_mask_is_written(kind, added, fill):
     q, k = queries_and_keys()
     hidden = hidden_keys(kind)
-    exact, finite = (bias(added).expand(B, H, T, T).masked_fill(hidden, low) for low in (-math.inf, fill))
+    exact, finite = (
+        bias(added).expand(B, H, T, T).masked_fill(hidden, low) for low in (-math.inf, fill)
+    )
     assert_same(joma.attention_stats(q, k, finite), joma.attention_stats(q, k, exact))
     received, expected = (logits_of(q, k, mask).received() for mask in (finite, exact))
     torch.testing.assert_close(received.seen_by, expected.seen_by)
@@ -87,4 +91,6 @@ def test_a_row_that_is_hidden_as_a_whole_by_minus_1e4_attends_as_if_it_were_not(
     mask[3] = -1e4
     plain, offset = joma.attention_stats(q, k), joma.attention_stats(q, k, mask)
     assert bool((offset.visible == T).all())
-    torch.testing.assert_close(offset.entropy, plain.entropy, atol=2e-3, rtol=0)  # −1e4 costs digits of the logits
+    torch.testing.assert_close(
+        offset.entropy, plain.entropy, atol=2e-3, rtol=0
+    )  # −1e4 costs digits of the logits

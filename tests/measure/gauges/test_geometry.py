@@ -25,7 +25,9 @@ def test_signed_mean_and_histogram_are_those_of_all_pairs():
     found, cosines = embedding_coherence(torch.from_numpy(x)), _cosines(x)
     assert found.signed_mean == pytest.approx(cosines.mean(), abs=1e-5)
     expected, _ = np.histogram(np.abs(cosines), bins=16, range=(0, 1))
-    assert np.abs(found.histogram(16).numpy() - expected).max() <= 2  # pairs at the edge of a bin, in float32
+    assert (
+        np.abs(found.histogram(16).numpy() - expected).max() <= 2
+    )  # pairs at the edge of a bin, in float32
     assert int(found.histogram(64).sum()) == 200 * 199 // 2
     with pytest.raises(ValueError, match="bins is 60"):
         found.histogram(60)
@@ -91,7 +93,10 @@ def test_geometry_of_a_model_is_that_of_the_states_its_blocks_are_given():
     net = _Net().train()
     tokens = torch.randint(0, 40, (6, 10))
     inputs = []
-    handles = [x.register_forward_pre_hook(lambda m, args: inputs.append(args[0].detach())) for x in net.layers]
+    handles = [
+        x.register_forward_pre_hook(lambda m, args: inputs.append(args[0].detach()))
+        for x in net.layers
+    ]
     net.eval()(tokens)
     for handle in handles:
         handle.remove()
@@ -99,15 +104,21 @@ def test_geometry_of_a_model_is_that_of_the_states_its_blocks_are_given():
     geometry = joma.embedding_geometry(net, tokens)
     assert net.training
     flat = tokens.flatten().tolist()
-    first = sorted(flat.index(token) for token in set(flat))  # the first place of each distinct token
+    first = sorted(
+        flat.index(token) for token in set(flat)
+    )  # the first place of each distinct token
     expected = [x.flatten(0, 1)[first].numpy() for x in inputs]
     assert len(geometry.layers) == 3
     table = geometry.frame().set_index(["kind", "layer"])
     for n, x in enumerate(expected):
         np.testing.assert_allclose(geometry.states[n], x, atol=1e-6)
         assert table["mean"]["raw", n] == pytest.approx(np.abs(_cosines(x)).mean(), abs=1e-5)
-        assert table["maximum"]["centred", n] == pytest.approx(np.abs(_cosines(x - x.mean(axis=0))).max(), abs=1e-5)
-        assert table["q90"]["raw", n] == pytest.approx(np.quantile(np.abs(_cosines(x)), 0.9), abs=5e-3)
+        assert table["maximum"]["centred", n] == pytest.approx(
+            np.abs(_cosines(x - x.mean(axis=0))).max(), abs=1e-5
+        )
+        assert table["q90"]["raw", n] == pytest.approx(
+            np.quantile(np.abs(_cosines(x)), 0.9), abs=5e-3
+        )
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in expected]
     brute = [[(a * b).sum(axis=1).mean() for b in unit] for a in unit]
     np.testing.assert_allclose(geometry.between(), brute, atol=1e-5)

@@ -50,7 +50,12 @@ def drawn(rng):
         keep = torch.rand(shape) < rng.choice([0.1, 0.5, 1.0])
         bias = torch.randn(shape) * rng.choice([1.0, 1000.0])
         lowest = rng.choice([-math.inf, torch.finfo(torch.float32).min])
-        masks = [None, keep, torch.zeros(shape).masked_fill(~keep, lowest), bias.masked_fill(~keep, lowest)]
+        masks = [
+            None,
+            keep,
+            torch.zeros(shape).masked_fill(~keep, lowest),
+            bias.masked_fill(~keep, lowest),
+        ]
         settings["attn_mask"] = rng.choice(masks)
     settings["softcap"] = rng.choice([None, None, 30.0])
     return q, k, settings
@@ -61,7 +66,9 @@ def check(bounds, s):
     exact = s.amax(dim=(-2, -1))
     assert bool(((bounds.lower <= exact) & (exact <= bounds.upper)).all()), (bounds, exact)
     seen = exact.isfinite()
-    assert bool(((bounds.upper - bounds.lower)[seen] <= 1e-3 * exact[seen].abs().clamp(min=1.0)).all())
+    assert bool(
+        ((bounds.upper - bounds.lower)[seen] <= 1e-3 * exact[seen].abs().clamp(min=1.0)).all()
+    )
     assert bool((bounds.value[~seen] == -math.inf).all())
 
 
@@ -107,18 +114,26 @@ def test_attention_received_against_brute_force(dtype):
         rows = rng.choice([None, torch.rand(q.shape[0], 1, q.shape[2]) < 0.7])
         s = brute_force(q, k, **settings)
         p = torch.where((s > -math.inf).any(dim=-1, keepdim=True), s.softmax(dim=-1), 0.0)
-        real = (torch.ones((), dtype=torch.float64) if rows is None else rows.double()).expand(s.shape[:3])
+        real = (torch.ones((), dtype=torch.float64) if rows is None else rows.double()).expand(
+            s.shape[:3]
+        )
         mass = (p * real[..., None]).sum(dim=2)
         seen = ((s > -math.inf) * real[..., None]).sum(dim=2)
         received = joma.attention_received(q, k, enable_gqa=True, rows=rows, **settings)
         torch.testing.assert_close(received.seen_by.double(), seen, atol=0, rtol=0)
-        torch.testing.assert_close(received.share.double(), mass / seen, atol=1e-4, rtol=0, equal_nan=True)
+        torch.testing.assert_close(
+            received.share.double(), mass / seen, atol=1e-4, rtol=0, equal_nan=True
+        )
         eager = EagerLogits(s).received(rows)
-        torch.testing.assert_close(eager.share.double(), mass / seen, atol=1e-4, rtol=0, equal_nan=True)
+        torch.testing.assert_close(
+            eager.share.double(), mass / seen, atol=1e-4, rtol=0, equal_nan=True
+        )
         logits = logits_of(q, k, enable_gqa=True, **settings)
         if settings["softcap"] is None and (logits.mask is None or not logits.mask.biased):
             weights = torch.where(logits._visible > 0, real.float(), 0.0)
-            torch.testing.assert_close(logits._received_fused(weights).double(), mass, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                logits._received_fused(weights).double(), mass, atol=1e-4, rtol=1e-4
+            )
             fused += 1
     assert fused > 20
 
@@ -146,14 +161,21 @@ def test_gauges_of_a_model(how):
     with joma.watch(model, gauges=("entropy", *chosen)) as w:
         for tokens in batches:
             model(tokens).sum().backward()
-            scores = torch.stack([block.attn.last for block in model.blocks]).double()  # (layers, B, H, T, T)
+            scores = torch.stack(
+                [block.attn.last for block in model.blocks]
+            ).double()  # (layers, B, H, T, T)
             tops.append(scores.amax(dim=(-2, -1)))
             seen = torch.arange(LENGTH, 0, -1)
             shares.append((scores.softmax(-1).sum(dim=-2) / seen)[..., : LENGTH // 2 + 1].amax(-1))
         metrics = w.step()
-    top, share = torch.cat(tops, dim=1).amax(dim=1), torch.cat(shares, dim=1)  # (layers, H), (layers, B, H)
+    top, share = (
+        torch.cat(tops, dim=1).amax(dim=1),
+        torch.cat(shares, dim=1),
+    )  # (layers, H), (layers, B, H)
     torch.testing.assert_close(w.latest.values["max_logit"], top, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(w.latest.values["largest_share"], share.mean(dim=1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        w.latest.values["largest_share"], share.mean(dim=1), atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(w.latest.values["sink_rate"], (share > 0.3).double().mean(dim=1))
     assert metrics["joma/max_logit/layer_01"] == pytest.approx(float(top[1].max()), rel=1e-5)
     if how == "sdpa":
@@ -177,7 +199,9 @@ def test_padding_sends_nothing():
     values = []
     for more in (0, 6):
         real = torch.arange(LENGTH + more).expand(2, -1) < LENGTH
-        with joma.watch(model, gauges=GAUGES[:3], padding=lambda args, kwargs, real=real: real) as w:
+        with joma.watch(
+            model, gauges=GAUGES[:3], padding=lambda args, kwargs, real=real: real
+        ) as w:
             model(torch.cat([tokens, torch.randint(VOCABULARY, (2, more))], dim=1)).sum().backward()
             w.step()
         values.append(w.latest.values)

@@ -68,7 +68,9 @@ def test_geometry_tells_outliers_and_cosines_with_and_without_them():
     assert table["mean"]["raw", 0] > 0.95  # one dimension decides
     rows = [n for n in range(300) if n % 30 and n != 42]
     inner = np.delete(net.embed.weight.detach().numpy()[rows], 5, axis=1)
-    assert table["mean"]["raw, no outliers", 0] == pytest.approx(np.abs(_cosines(inner)).mean(), abs=1e-5)
+    assert table["mean"]["raw, no outliers", 0] == pytest.approx(
+        np.abs(_cosines(inner)).mean(), abs=1e-5
+    )
     centre = np.abs(_cosines(inner - inner.mean(axis=0))).mean()
     assert table["mean"]["centred, no outliers", 0] == pytest.approx(centre, abs=1e-5)
     assert table["dimension"]["raw, no outliers", 0] == 31

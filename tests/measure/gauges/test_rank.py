@@ -16,7 +16,9 @@ def matrix(kind, m, n, seed=0):
     elif kind == "graded":
         w = w * torch.logspace(0, -8, n)
     elif kind == "spiked":
-        w = w + 3 * torch.outer(torch.randn(m, generator=generator), torch.randn(n, generator=generator))
+        w = w + 3 * torch.outer(
+            torch.randn(m, generator=generator), torch.randn(n, generator=generator)
+        )
     return w
 
 
@@ -28,7 +30,9 @@ def test_against_lapack(kind, shape):
     assert float(stable_rank(w)) == pytest.approx(float((sigma**2).sum() / sigma[0] ** 2), rel=1e-5)
     assert float(spectral_norm(w)) == pytest.approx(float(sigma[0]), rel=1e-5)
     p = sigma / sigma.sum()
-    assert float(effective_rank(w)) == pytest.approx(float(torch.special.entr(p).sum().exp()), rel=1e-6)
+    assert float(effective_rank(w)) == pytest.approx(
+        float(torch.special.entr(p).sum().exp()), rel=1e-6
+    )
 
 
 def test_two_equal_leading_singular_values():

@@ -31,7 +31,10 @@ def test_every_built_in_gauge_measures_what_it_is_registered_on():
         "gradient": (torch.randn(40, 10), ()),
         "update": (torch.randn(40, 10), ()),
         "change": (torch.randn(40, 10), ()),
-        "charge": (SimpleNamespace(**dict.fromkeys(("balance", "drift", "residual"), torch.zeros(3))), (3,)),
+        "charge": (
+            SimpleNamespace(**dict.fromkeys(("balance", "drift", "residual"), torch.zeros(3))),
+            (3,),
+        ),
         "block": (BlockMotion({}, {}), ()),
     }
     assert {"entropy", "sink_mass", "stable_rank", "coherence"} <= set(gauges())
@@ -84,7 +87,9 @@ def test_coherence_against_all_pairs(monkeypatch):
     i, j = result.pair
     pair = (rows.index(i), rows.index(j))
     assert abs(unit[pair[0]] @ unit[pair[1]]) == pytest.approx(cosines.max(), abs=1e-6)
-    assert result.sufficient_dimension == pytest.approx(8 * math.log(49) / cosines.max() ** 2, rel=1e-4)
+    assert result.sufficient_dimension == pytest.approx(
+        8 * math.log(49) / cosines.max() ** 2, rel=1e-4
+    )
     assert result.effective_number == pytest.approx(49**2 / ((unit @ unit.T) ** 2).sum(), rel=1e-5)
     largest = np.abs(unit @ unit.T - np.eye(49)).max(axis=1)
     for least in (0.3, 0.6, 0.8):
@@ -98,7 +103,10 @@ def test_effective_number_of_orthogonal_parallel_and_few_rows():
     assert embedding_coherence(torch.zeros(2, 3)).effective_number == 0
     assert correlated_share(torch.cat([torch.eye(4), -torch.eye(4)[:1]])) == pytest.approx(2 / 5)
     bad = torch.full((2, 2), math.nan)
-    assert all(math.isnan(measure(bad)) for measure in (correlated_neurons, effective_neurons, effective_vocabulary))
+    assert all(
+        math.isnan(measure(bad))
+        for measure in (correlated_neurons, effective_neurons, effective_vocabulary)
+    )
 
 
 def test_coherence_of_orthogonal_single_and_bad_rows():

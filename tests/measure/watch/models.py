@@ -15,7 +15,10 @@ def sharpen(model: nn.Module, factor: float = 6.0) -> nn.Module:
     """Attention of a fresh model is uniform, which tells little."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if any(word in name.lower() for word in ("attn", "attention", "in_proj", "qkv")) and parameter.dim() == 2:
+            if (
+                any(word in name.lower() for word in ("attn", "attention", "in_proj", "qkv"))
+                and parameter.dim() == 2
+            ):
                 parameter.mul_(factor)
     return model
 
@@ -49,7 +52,9 @@ class Block(nn.Module):
         super().__init__()
         self.attn = HandWrittenAttention(d, heads, how)
         self.ln1, self.ln2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.mlp = nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d), nn.Dropout(dropout)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln1(x))
@@ -58,7 +63,13 @@ class Block(nn.Module):
 
 class HandWrittenGPT(nn.Module):
     def __init__(
-        self, how: str = "sdpa", d: int = 16, heads: int = 2, layers: int = 2, hidden: int = 40, dropout: float = 0.0
+        self,
+        how: str = "sdpa",
+        d: int = 16,
+        heads: int = 2,
+        layers: int = 2,
+        hidden: int = 40,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, d)
@@ -107,5 +118,7 @@ def entropy_of(scores: torch.Tensor, real: torch.Tensor | None = None) -> torch.
 def entropy_of_probabilities(p: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
     p = p.detach().double()
     rows = -torch.special.xlogy(p, p).sum(-1)  # (B, H, Tq)
-    keep = torch.ones(rows.shape[0], rows.shape[2], dtype=torch.bool) if real is None else real.bool()
+    keep = (
+        torch.ones(rows.shape[0], rows.shape[2], dtype=torch.bool) if real is None else real.bool()
+    )
     return torch.stack([rows[:, h][keep].mean() for h in range(rows.shape[1])])

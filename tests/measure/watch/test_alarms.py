@@ -69,7 +69,9 @@ def test_a_loss_that_falls_from_its_own_spike_or_is_not_a_number_does_not_silenc
 
 
 def test_seven_of_eight_heads():
-    alerts = told(run([[0.6] * 8] * 30 + [[0.001] * 7 + [0.6]] * 40, [*np.linspace(4, 2, 30), *[2.1] * 40]))
+    alerts = told(
+        run([[0.6] * 8] * 30 + [[0.001] * 7 + [0.6]] * 40, [*np.linspace(4, 2, 30), *[2.1] * 40])
+    )
     assert [a.heads for a in alerts] == [tuple(range(7))]
 
 
@@ -123,15 +125,22 @@ def test_another_sequence_length_is_no_change_of_phase():
 
 
 def gauges(values, loss=2.0):
-    return [Reading(n, loss, [], {name: [[x]] for name, x in at.items()}) for n, at in enumerate(values, 1)]
+    return [
+        Reading(n, loss, [], {name: [[x]] for name, x in at.items()})
+        for n, at in enumerate(values, 1)
+    ]
 
 
 def test_logit_growth():
-    grown = [Reading(n, 2.0, [layer([0.6] * 2, logsumexp=[5.0, 4.0 * 1.2**n])]) for n in range(1, 40)]
+    grown = [
+        Reading(n, 2.0, [layer([0.6] * 2, logsumexp=[5.0, 4.0 * 1.2**n])]) for n in range(1, 40)
+    ]
     (alert,) = told(grown)
     assert (alert.kind, alert.heads, alert.gauge) == ("logit growth", (1,), "max_logsumexp")
     assert 4.0 * 1.2 ** (alert.step - 2) < 100 < alert.value
-    exact = [Reading(n, 2.0, [], {"max_logit": [[5.0, 60.0 if n < 10 else 130.0]]}) for n in range(1, 20)]
+    exact = [
+        Reading(n, 2.0, [], {"max_logit": [[5.0, 60.0 if n < 10 else 130.0]]}) for n in range(1, 20)
+    ]
     (alert,) = told(exact)
     assert (alert.heads, alert.step, alert.threshold) == ((1,), 11, 120.0)  # twice the first value
 
@@ -143,9 +152,14 @@ def of_logits(values):
 def test_logits_that_surge_are_told_below_a_hundred():
     calm = [5.0, 6.0] * 6
     (alert,) = of_logits([*calm, 8.0, 11.0, 14.0, 18.0, 22.0, 26.0])
-    assert (alert.step, alert.threshold) == (17, 15.0)  # the second above 2.5 · 6; past is what was six before or more
+    assert (alert.step, alert.threshold) == (
+        17,
+        15.0,
+    )  # the second above 2.5 · 6; past is what was six before or more
     assert of_logits([*calm, 20.0, *calm]) == []  # one odd batch
-    assert of_logits([*calm, *(6.0 * 1.05**n for n in range(30))]) == []  # growth that takes its time
+    assert (
+        of_logits([*calm, *(6.0 * 1.05**n for n in range(30))]) == []
+    )  # growth that takes its time
     assert of_logits([0.5] * 12 + [8.0, 12.0, 18.0, 20.0]) == []  # a head that begins
 
 
@@ -156,15 +170,22 @@ def test_a_leap_of_logits_is_told_at_once():
 
 
 def test_massive_activations():
-    (alert,) = told(gauges([{"massive_activation": x} for x in [20.0] * 5 + [3000.0, 20.0] + [2000.0] * 5]))
+    (alert,) = told(
+        gauges([{"massive_activation": x} for x in [20.0] * 5 + [3000.0, 20.0] + [2000.0] * 5])
+    )
     assert (alert.kind, alert.step, alert.level) == ("massive activation", 9, "notice")
 
 
 def test_rank_loss():
-    values = [{"stable_rank.q": 8.0, "hidden_rank": 1.0}] * 5 + [{"stable_rank.q": 1.01, "hidden_rank": 1.0}] * 20
+    values = [{"stable_rank.q": 8.0, "hidden_rank": 1.0}] * 5 + [
+        {"stable_rank.q": 1.01, "hidden_rank": 1.0}
+    ] * 20
     (alert,) = told(gauges(values))
     assert (alert.kind, alert.gauge, alert.step) == ("rank loss", "stable_rank.q", 5 + PATIENCE)
-    improving = [Reading(n, 3.0 - 0.01 * n, [], {k: [[x]] for k, x in at.items()}) for n, at in enumerate(values)]
+    improving = [
+        Reading(n, 3.0 - 0.01 * n, [], {k: [[x]] for k, x in at.items()})
+        for n, at in enumerate(values)
+    ]
     assert told(improving) == []
 
 
@@ -179,7 +200,9 @@ def test_update_spikes():
 
 def test_layers_that_never_begin():
     def at(n, others):
-        return Reading(n, max(5.0, 8.0 - 0.1 * n), [layer([0.0] * 2), layer([others] * 2), layer([1.0] * 2)])
+        return Reading(
+            n, max(5.0, 8.0 - 0.1 * n), [layer([0.0] * 2), layer([others] * 2), layer([1.0] * 2)]
+        )
 
     kinds = {(a.kind, a.layer) for a in told([at(n, 0.99) for n in range(1, 200)])}
     assert ("never begins", 0) in kinds
@@ -216,11 +239,16 @@ def test_alerts_reach_the_callback_the_folder_and_the_command_line(tmp_path):
         with joma.watch(model, tmp_path / "run", 1, "entropy", on_alert=on_alert) as w:
             train(model, w)
     said = [str(warning.message) for warning in record]
-    assert sum("on_alert raised RuntimeError: no network; training goes on" in text for text in said) == 1
+    assert (
+        sum("on_alert raised RuntimeError: no network; training goes on" in text for text in said)
+        == 1
+    )
     assert len(said) == 2
     assert heard == w.alerts
     assert [(a.kind, a.layer, a.heads) for a in heard] == [("collapse", 1, (0, 1))]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
+    ]
     assert rows == json.loads(json.dumps([alert.to_json() for alert in heard]))
     assert {*rows[0]} >= {"step", "layer", "heads", "kind", "value", "threshold", "what_to_do"}
     result = CliRunner().invoke(app, ["status", str(tmp_path / "run"), "--json"])
@@ -257,7 +285,9 @@ def test_a_resumed_run_has_the_alerts_of_an_unbroken_one(tmp_path):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="on_alert must be 'stop' or a function of an alert; got 'halt'"):
+    with pytest.raises(
+        TypeError, match="on_alert must be 'stop' or a function of an alert; got 'halt'"
+    ):
         joma.watch(HandWrittenGPT("sdpa"), on_alert="halt")
 
 
@@ -265,7 +295,10 @@ def test_an_unreduced_loss_is_refused():
     model = HandWrittenGPT("sdpa")
     with joma.watch(model, gauges="entropy") as w:
         model(torch.randint(VOCABULARY, (2, LENGTH)))
-        with pytest.raises(ValueError, match=r"the loss has shape \(2, 14\): give one number, for example loss.mean"):
+        with pytest.raises(
+            ValueError,
+            match=r"the loss has shape \(2, 14\): give one number, for example loss.mean",
+        ):
             w.step(loss=torch.zeros(2, LENGTH))
 
 

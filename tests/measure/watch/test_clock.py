@@ -94,7 +94,9 @@ def test_steps_told_in_larger_increments_count_all_of_them():
 def test_a_rate_that_is_told_late_gives_no_clock():
     with joma.watch(encoder(), every=1, gauges="stable_rank") as w:
         w.step()
-        with pytest.warns(UserWarning, match="τ is not known: the learning rate was not told before step 2"):
+        with pytest.warns(
+            UserWarning, match="τ is not known: the learning rate was not told before step 2"
+        ):
             w.step(lr=0.1)
         w.step(lr=0.1)
     assert w.rates == [0.1]
@@ -132,13 +134,19 @@ def test_a_resumed_watch_goes_on_with_its_clock(tmp_path, way):
         train(model, optimizer, w, 2, first=7, **told)
     assert w.tau == pytest.approx([harmonic(8)])
 
-    model, optimizer, w = begin(run=tmp_path / "run", resume=True)  # from the folder alone, after step 4
+    model, optimizer, w = begin(
+        run=tmp_path / "run", resume=True
+    )  # from the folder alone, after step 4
     with w:
         train(model, optimizer, w, 4, first=5, **told)
     assert w.tau == pytest.approx([harmonic(8)])
-    assert w.frame().groupby("step").tau.first().to_dict() == pytest.approx({1: 0.1, 4: harmonic(4), 8: harmonic(8)})
+    assert w.frame().groupby("step").tau.first().to_dict() == pytest.approx(
+        {1: 0.1, 4: harmonic(4), 8: harmonic(8)}
+    )
 
-    model, optimizer, w = begin(run=tmp_path / "run", resume=True)  # after step 6, at which nothing was recorded
+    model, optimizer, w = begin(
+        run=tmp_path / "run", resume=True
+    )  # after step 6, at which nothing was recorded
     with w, pytest.warns(UserWarning, match="τ is not known: "):
         train(model, optimizer, w, 2, first=7, **told)
     assert math.isnan(w.tau[0])

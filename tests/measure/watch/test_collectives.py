@@ -59,7 +59,9 @@ def train(way: str, watched: bool, processes: str, gathers: str) -> dict[str, ob
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", joma.JomaWarning)
         if watched:
-            w = joma.watch(model, every=1, gauges="entropy", processes=processes, live=False, **options)
+            w = joma.watch(
+                model, every=1, gauges="entropy", processes=processes, live=False, **options
+            )
         for step in range(STEPS):
             generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
             x = torch.randint(VOCABULARY, (3, LENGTH), generator=generator)
@@ -98,7 +100,9 @@ def run_two(way: str, which: str, gathers: str, folder: Path) -> list:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = (way, which, gathers, port, str(folder))
-    processes = mp.start_processes(work, args=arguments, nprocs=2, start_method="forkserver", join=False)
+    processes = mp.start_processes(
+        work, args=arguments, nprocs=2, start_method="forkserver", join=False
+    )
     end = time.monotonic() + LIMIT
     try:
         while not processes.join(timeout=5):
@@ -116,14 +120,21 @@ def _forked(fork_server):
 
 @pytest.mark.parametrize(
     ("way", "gathers"),
-    [("probe", "features"), ("compiled", "features"), ("probe", "objects"), ("probe", "before the embedding")],
+    [
+        ("probe", "features"),
+        ("compiled", "features"),
+        ("probe", "objects"),
+        ("probe", "before the embedding"),
+    ],
 )
 def test_an_extra_pass_of_one_process_stops_before_a_collective(way, gathers, tmp_path):
     results = run_two(way, "own", gathers, tmp_path)
     for plain, watched in results:
         assert watched["total"] == plain["total"]
     first = results[0][1]
-    layers = 0 if gathers == "before the embedding" else 2  # what came before the collective is measured
+    layers = (
+        0 if gathers == "before the embedding" else 2
+    )  # what came before the collective is measured
     assert [len(metrics) for metrics in first["metrics"]] == [layers] * STEPS
     (reason,) = first["problems"]
     assert "its forward pass calls c10d.all" in reason

@@ -97,7 +97,9 @@ def test_values_of_a_compiled_model():
         values = list(w.step().values())
     with torch.no_grad():
         model(tokens(0))
-    assert values == pytest.approx([float(entropy_of(b.attn.last).mean()) for b in model.blocks], abs=1e-5)
+    assert values == pytest.approx(
+        [float(entropy_of(b.attn.last).mean()) for b in model.blocks], abs=1e-5
+    )
     assert w.layers == ["inner.blocks.0.attn", "inner.blocks.1.attn"]
 
 

@@ -20,7 +20,15 @@ from joma._measure.gauges.rank import top_singular
 from joma._runs.alerts import read_alerts
 from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, sharpen
 
-GAUGES = ("entropy", "sink_mass", "max_logsumexp", "stable_rank", "spectral_norm", "effective_rank", "stable_rank.q")
+GAUGES = (
+    "entropy",
+    "sink_mass",
+    "max_logsumexp",
+    "stable_rank",
+    "spectral_norm",
+    "effective_rank",
+    "stable_rank.q",
+)
 STEPS = 3
 
 
@@ -88,7 +96,9 @@ def shards() -> dict[str, float]:
     for name, placement in (("rows", Shard(0)), ("columns", Shard(1)), ("whole", Replicate())):
         for turned in (False, True):
             matrix = w.T.contiguous() if turned else w
-            result[f"{name} {turned}"] = top_singular(distribute_tensor(matrix, mesh, [placement])).stable_rank
+            result[f"{name} {turned}"] = top_singular(
+                distribute_tensor(matrix, mesh, [placement])
+            ).stable_rank
     result["one row"] = top_singular(distribute_tensor(w[:1], mesh, [Shard(0)])).stable_rank
     result["zero"] = top_singular(distribute_tensor(0 * w, mesh, [Shard(0)])).stable_rank
     w[300, 3] = torch.nan
@@ -127,7 +137,9 @@ def test_two_processes_give_what_one_gives(kind, tmp_path):
 def test_stable_rank_of_shards(tmp_path):
     first, second = run_two("shards", tmp_path)
     torch.manual_seed(1)
-    sigma = torch.linalg.svdvals((torch.randn(301, 150) @ torch.diag(torch.linspace(2, 0.1, 150))).double())
+    sigma = torch.linalg.svdvals(
+        (torch.randn(301, 150) @ torch.diag(torch.linspace(2, 0.1, 150))).double()
+    )
     truth = float((sigma**2).sum() / sigma[0] ** 2)
     for result in (first, second):
         assert result.pop("zero") == 0.0
@@ -138,11 +150,18 @@ def test_stable_rank_of_shards(tmp_path):
 
 def alone(rank: int, folder: Path) -> dict[str, object]:
     """The first process watches, the other does not; then both do, each its own; and sharded parameters."""
-    model, part = nn.parallel.DistributedDataParallel(build()), slice(0, 3) if rank == 0 else slice(3, 5)
+    model, part = (
+        nn.parallel.DistributedDataParallel(build()),
+        slice(0, 3) if rank == 0 else slice(3, 5),
+    )
     gauges = ("entropy", "stable_rank")
     values = []
     for watches in (rank == 0, True):
-        w = joma.watch(model, run=folder / f"run{len(values)}", every=1, gauges=gauges) if watches else None
+        w = (
+            joma.watch(model, run=folder / f"run{len(values)}", every=1, gauges=gauges)
+            if watches
+            else None
+        )
         model(batch(1)[part]).sum().backward()
         values.append(w.step(loss=float(rank)) if w else {})
         if w:
@@ -174,7 +193,10 @@ def test_a_watch_in_one_process_waits_for_no_other(tmp_path):
     entropy = {name: value for name, value in expected[0].items() if "entropy" in name}
     assert first == [pytest.approx(expected[0], rel=1e-6)] * 2 + [pytest.approx(entropy, rel=1e-6)]
     assert second == [{}, pytest.approx(expected[1], rel=1e-6), {}]
-    losses = [joma.Run(tmp_path / name).frame("loss")["value"].item() for name in ("run0", "run1", "run1-rank1")]
+    losses = [
+        joma.Run(tmp_path / name).frame("loss")["value"].item()
+        for name in ("run0", "run1", "run1-rank1")
+    ]
     assert losses == [0.0, 0.0, 1.0]
 
 
@@ -196,20 +218,30 @@ def not_finite(rank: int, folder: Path) -> list[dict[str, object]]:
         with joma.watch(model, run=folder / "run", every=1, processes="all") as w:
             for step in range(1, 5):
                 x = batch(step)
-                loss = nn.functional.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+                loss = nn.functional.cross_entropy(
+                    model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()
+                )
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 w.step(loss=loss)
     phases = [phase.name for phase in w.phases]
-    return [{"alert": alert.to_json(), "phases": phases} for alert in w.alerts if alert.kind == "not finite"]
+    return [
+        {"alert": alert.to_json(), "phases": phases}
+        for alert in w.alerts
+        if alert.kind == "not finite"
+    ]
 
 
 def test_what_is_not_finite_in_another_process_is_one_alert_that_names_the_module(tmp_path):
     for results in run_two("not finite", tmp_path):
         (result,) = results
         alert = result["alert"]
-        assert (alert["step"], alert["gauge"], alert["module"]) == (2, "activations", "blocks.0.mlp.1")
+        assert (alert["step"], alert["gauge"], alert["module"]) == (
+            2,
+            "activations",
+            "blocks.0.mlp.1",
+        )
         assert result["phases"] == ["ended", "ended"]
     (written,) = read_alerts(tmp_path / "run")
     assert written["level"] == "critical"

@@ -61,7 +61,9 @@ def test_the_mask_of_multi_head_attention_shows_its_padding(training):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
     padding = torch.zeros(3, 9, dtype=torch.bool)
     padding[1, 6:] = True
-    explanation = joma.explain(model, {"src": torch.randn(3, 9, 16), "src_key_padding_mask": padding})
+    explanation = joma.explain(
+        model, {"src": torch.randn(3, 9, 16), "src_key_padding_mask": padding}
+    )
     assert len(rows_of(explanation)) == 2
     for row in rows_of(explanation):
         assert row.backend.startswith("multi-head forward")
@@ -76,7 +78,11 @@ def test_the_mask_of_multi_head_attention_shows_its_padding(training):
 def test_padded_queries_of_bert_are_counted(backend, side):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
     )
     model = transformers.BertModel._from_config(config, attn_implementation=backend)
     mask = torch.ones(3, LENGTH, dtype=torch.long)
@@ -106,8 +112,14 @@ class Grouped(nn.Module):
 
     def forward(self, x):
         q = self.q_proj(x).unflatten(-1, (6, 4)).transpose(1, 2)  # (B, 6, T, 4)
-        k, v = (map_(x).unflatten(-1, (2, 4)).transpose(1, 2) for map_ in (self.k_proj, self.v_proj))
-        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        k, v = (
+            map_(x).unflatten(-1, (2, 4)).transpose(1, 2) for map_ in (self.k_proj, self.v_proj)
+        )
+        return (
+            functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 def test_grouped_queries_have_the_heads_of_their_queries():
@@ -178,7 +190,11 @@ def test_heads_agree_with_a_watch_whose_own_table_is_the_same():
 def test_padded_queries_agree_with_the_number_that_a_watch_averages_over():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
     )
     model = transformers.BertModel(config)
     mask = torch.ones(3, LENGTH, dtype=torch.long)
@@ -285,7 +301,14 @@ def test_the_printed_table_fits_into_100_columns_and_groups_equal_layers():
     text = str(joma.explain(model, tokens()))
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) < 30
-    for word in ("12 attentions, 12 MLPs", "blocks.0.attn", "… blocks.11.attn", "12 modules", "sdpa", "blocks.0.mlp"):
+    for word in (
+        "12 attentions, 12 MLPs",
+        "blocks.0.attn",
+        "… blocks.11.attn",
+        "12 modules",
+        "sdpa",
+        "blocks.0.mlp",
+    ):
         assert word in text
     refused = str(joma.explain(Talking(), style_states(2)))
     assert "1 refused" in refused
@@ -305,7 +328,9 @@ def test_the_frame_has_one_column_per_fact_and_html_escapes():
 
 
 def test_a_model_without_attention_is_told_in_a_note():
-    explanation = joma.explain(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(2, 4))
+    explanation = joma.explain(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(2, 4)
+    )
     assert not rows_of(explanation)
     assert "no attention was seen" in explanation.notes[0]
 
@@ -356,9 +381,13 @@ def test_bad_input_is_one_sentence():
     model = HandWrittenGPT()
     with pytest.raises(TypeError, match=r"^joma.explain takes a torch.nn.Module, not int$"):
         joma.explain(3, tokens())
-    with pytest.raises(TypeError, match="batch must be a mapping, a sequence of arguments or a tensor, not int"):
+    with pytest.raises(
+        TypeError, match="batch must be a mapping, a sequence of arguments or a tensor, not int"
+    ):
         joma.explain(model, 3)
-    with pytest.raises(ValueError, match=r"the pass of the batch failed with TypeError: .*forward\(self, tokens\)"):
+    with pytest.raises(
+        ValueError, match=r"the pass of the batch failed with TypeError: .*forward\(self, tokens\)"
+    ):
         joma.explain(model, {"ids": tokens()})
     with pytest.raises(ValueError, match=r"batch: its ids are .* a vocabulary of 61"):
         joma.explain(model, tokens() + 100)

@@ -65,7 +65,12 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(
     ("family", "how"),  # Gemma 2 caps its scores: transformers has no sdpa path for it
-    [(family, how) for family in FAMILIES for how in ("sdpa", "eager") if (family, how) != ("gemma2", "sdpa")],
+    [
+        (family, how)
+        for family in FAMILIES
+        for how in ("sdpa", "eager")
+        if (family, how) != ("gemma2", "sdpa")
+    ],
 )
 def test_entropy_of_transformers(family, how, side):
     inputs = batch()
@@ -83,8 +88,14 @@ def test_entropy_of_transformers(family, how, side):
     for n, p in enumerate(truth):
         mine = frame[(frame.gauge == "entropy") & (frame.layer == n)].sort_values("head")["value"]
         expected = entropy_of_probabilities(p, real)
-        assert torch.allclose(torch.tensor(mine.to_numpy()), expected, atol=2e-5), (n, mine, expected)
-        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(float(expected.mean()), abs=2e-5)
+        assert torch.allclose(torch.tensor(mine.to_numpy()), expected, atol=2e-5), (
+            n,
+            mine,
+            expected,
+        )
+        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(
+            float(expected.mean()), abs=2e-5
+        )
         first = p.double()[torch.arange(3), :, :, real.int().argmax(1)]  # (B, H, Tq)
         sink = first.transpose(1, 2)[real].mean()
         assert metrics[f"joma/sink_mass/layer_0{n}"] == pytest.approx(float(sink), abs=2e-5)
@@ -92,12 +103,21 @@ def test_entropy_of_transformers(family, how, side):
 
 def test_multi_query_keys_that_all_heads_share():
     """Falcon gives sdpa one key head for all, without enable_gqa."""
-    settings = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = transformers.FalconConfig(**settings, multi_query=True, alibi=False, **NO_TOKENS)
     models = []
     for how in ("sdpa", "eager"):
         torch.manual_seed(0)
-        models.append(sharpen(transformers.FalconForCausalLM._from_config(config, attn_implementation=how)).eval())
+        models.append(
+            sharpen(
+                transformers.FalconForCausalLM._from_config(config, attn_implementation=how)
+            ).eval()
+        )
     tokens = batch()["input_ids"]
     with torch.no_grad():
         truth = models[1](tokens, output_attentions=True).attentions
@@ -105,7 +125,9 @@ def test_multi_query_keys_that_all_heads_share():
         with joma.watch(model, every=1, gauges="entropy") as w:
             model(tokens)
             values = list(w.step().values())
-        assert values == pytest.approx([float(entropy_of_probabilities(p).mean()) for p in truth], abs=2e-5)
+        assert values == pytest.approx(
+            [float(entropy_of_probabilities(p).mean()) for p in truth], abs=2e-5
+        )
 
 
 def test_learned_sinks_of_gpt_oss():
@@ -126,7 +148,9 @@ def test_learned_sinks_of_gpt_oss():
         keys = keys.detach().double()
         learned = 1 - keys.sum(-1, keepdim=True)
         p = torch.cat([keys, learned], dim=-1)
-        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(float(entropy_of_probabilities(p).mean()), abs=2e-5)
+        assert metrics[f"joma/entropy/layer_0{n}"] == pytest.approx(
+            float(entropy_of_probabilities(p).mean()), abs=2e-5
+        )
         sinks = float((learned[..., 0] + keys[..., 0]).mean())
         assert metrics[f"joma/sink_mass/layer_0{n}"] == pytest.approx(sinks, abs=2e-5)
 
@@ -142,7 +166,8 @@ def test_encoder_decoder(how):
     def model_of(how):
         torch.manual_seed(0)
         return sharpen(
-            transformers.T5ForConditionalGeneration._from_config(settings, attn_implementation=how), 2
+            transformers.T5ForConditionalGeneration._from_config(settings, attn_implementation=how),
+            2,
         ).eval()
 
     inputs = batch()
@@ -153,12 +178,20 @@ def test_encoder_decoder(how):
     with joma.watch(model, every=1, gauges=("entropy", "stable_rank")) as w:
         model(**inputs)
         w.step()
-        heads = w.frame().query("gauge == 'entropy'").pivot_table(index="layer", columns="head", values="value")
+        heads = (
+            w.frame()
+            .query("gauge == 'entropy'")
+            .pivot_table(index="layer", columns="head", values="value")
+        )
     real = inputs["attention_mask"].bool()
     expected = [entropy_of_probabilities(p, real) for p in truth.encoder_attentions]
-    expected += [entropy_of_probabilities(p) for p in (*truth.decoder_attentions, *truth.cross_attentions)]
+    expected += [
+        entropy_of_probabilities(p) for p in (*truth.decoder_attentions, *truth.cross_attentions)
+    ]
     assert torch.allclose(torch.tensor(heads.to_numpy()), torch.stack(expected), atol=3e-5)
-    kinds = ["SelfAttention"] * 4 + ["EncDecAttention"] * 2  # what a block has more than one of comes after all blocks
+    kinds = ["SelfAttention"] * 4 + [
+        "EncDecAttention"
+    ] * 2  # what a block has more than one of comes after all blocks
     assert [name.split(".")[-1] for name in w.layers] == kinds
     assert w.matrices["mlp_in"] == [
         *(f"encoder.block.{n}.layer.1.DenseReluDense.wi" for n in range(2)),
@@ -174,7 +207,12 @@ def test_hand_written(how):
     with joma.watch(model, every=1) as w:
         model(tokens).sum().backward()
         w.step(loss=1.0)
-    heads = w.frame().query("gauge == 'entropy'").pivot_table(index="layer", columns="head", values="value").to_numpy()
+    heads = (
+        w.frame()
+        .query("gauge == 'entropy'")
+        .pivot_table(index="layer", columns="head", values="value")
+        .to_numpy()
+    )
     expected = torch.stack([entropy_of(block.attn.last) for block in model.blocks])
     assert torch.allclose(torch.tensor(heads), expected, atol=1e-5)
     assert w.layers == ["blocks.0.attn", "blocks.1.attn"]
@@ -215,17 +253,27 @@ def test_transformer_encoder(training, dropout):
         seen.append(args[0])
 
     handles = [layer.self_attn.register_forward_hook(keep) for layer in model.layers]
-    with joma.watch(model, every=1, gauges=("entropy", "stable_rank")) as w, torch.set_grad_enabled(training):
+    with (
+        joma.watch(model, every=1, gauges=("entropy", "stable_rank")) as w,
+        torch.set_grad_enabled(training),
+    ):
         model(x, mask=causal, src_key_padding_mask=padded)
         w.step()
     for handle in handles:
         handle.remove()
     assert w.layers == ["layers.0.self_attn", "layers.1.self_attn"]
     assert w.matrices["mlp_in"] == ["layers.0.linear1", "layers.1.linear1"]
-    table = w.frame().query("gauge == 'entropy'").pivot_table(index="layer", columns="head", values="value").to_numpy()
+    table = (
+        w.frame()
+        .query("gauge == 'entropy'")
+        .pivot_table(index="layer", columns="head", values="value")
+        .to_numpy()
+    )
     for n, layer in enumerate(model.layers):
         attention = layer.self_attn
-        q, k, _ = nn.functional.linear(seen[n], attention.in_proj_weight, attention.in_proj_bias).chunk(3, dim=-1)
+        q, k, _ = nn.functional.linear(
+            seen[n], attention.in_proj_weight, attention.in_proj_bias
+        ).chunk(3, dim=-1)
         q, k = (t.detach().double().unflatten(-1, (4, 4)).transpose(1, 2) for t in (q, k))
         scores = (q @ k.mT / 2).masked_fill(causal | padded[:, None, None], -torch.inf)
         assert torch.allclose(torch.tensor(table[n]), entropy_of(scores, ~padded), atol=2e-5)
@@ -244,7 +292,10 @@ def test_multihead_attention_with_weights_and_without_batch():
             attention(x[:, 0], x[:, 0], x[:, 0], need_weights=need)
             w.step()
         heads = (
-            w.frame().query("gauge == 'entropy'").pivot_table(index="step", columns="head", values="value").to_numpy()
+            w.frame()
+            .query("gauge == 'entropy'")
+            .pivot_table(index="step", columns="head", values="value")
+            .to_numpy()
         )
         expected = entropy_of_probabilities(p)
         assert torch.allclose(torch.tensor(heads[:2]), expected.expand(2, 4), atol=1e-5)
@@ -278,12 +329,18 @@ def test_lower_mlp_matrices(family):
 def test_projections_and_their_products(family):
     """Split out of fused matrices; W_Q W_Kᵀ a head by its definition."""
     model = build(family, "eager")
-    gauges = [f"{g}.{part}" for g in ("stable_rank", "spectral_norm", "effective_rank") for part in "qkvo"]
+    gauges = [
+        f"{g}.{part}" for g in ("stable_rank", "spectral_norm", "effective_rank") for part in "qkvo"
+    ]
     with joma.watch(model, gauges=[*gauges, "stable_rank.qk", "spectral_norm.qk"]) as w:
         w.step()
     frame = w.frame()
     q, k = brute_force_projections(family, model)
-    heads = frame[(frame.gauge == "spectral_norm.qk") & (frame.layer == 0)].sort_values("head")["value"].to_numpy()
+    heads = (
+        frame[(frame.gauge == "spectral_norm.qk") & (frame.layer == 0)]
+        .sort_values("head")["value"]
+        .to_numpy()
+    )
     for h in range(4):
         product = q[h].T @ k[h * len(k) // 4]
         assert heads[h] == pytest.approx(float(torch.linalg.matrix_norm(product, 2)), rel=1e-5)
@@ -312,11 +369,15 @@ def brute_force_projections(family, model):
         "bert": lambda: model.bert.encoder.layer[0].attention.self,
     }[family]()
     names = ("query", "key") if family == "bert" else ("q_proj", "k_proj")
-    return tuple(getattr(attention, name).weight.detach().double().unflatten(0, (-1, size)) for name in names)
+    return tuple(
+        getattr(attention, name).weight.detach().double().unflatten(0, (-1, size)) for name in names
+    )
 
 
 def test_experts_are_an_axis():
-    settings = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=3, **NO_TOKENS)
+    settings = transformers.MixtralConfig(
+        **SMALL, num_key_value_heads=2, num_local_experts=3, **NO_TOKENS
+    )
     model = transformers.MixtralForCausalLM._from_config(settings, attn_implementation="sdpa")
     with joma.watch(model, gauges="stable_rank") as w:
         w.step()
@@ -326,4 +387,6 @@ def test_experts_are_an_axis():
     table = w.frame()
     value = table.query("gauge == 'stable_rank' and layer == 1 and expert == 2")["value"].item()
     assert value == pytest.approx(float((sigma**2).sum() / sigma[0] ** 2), rel=1e-6)
-    assert set(table["module"]) == {f"model.layers.{n}.mlp.experts.gate_up_proj[*]" for n in range(2)}
+    assert set(table["module"]) == {
+        f"model.layers.{n}.mlp.experts.gate_up_proj[*]" for n in range(2)
+    }

@@ -39,7 +39,9 @@ def in_a_terminal(tmp_path, script):
     screen, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))  # rows, columns
     environment = os.environ | {"TERM": "xterm"}
-    child = subprocess.Popen([sys.executable, file], stdout=subprocess.DEVNULL, stderr=terminal, env=environment)
+    child = subprocess.Popen(
+        [sys.executable, file], stdout=subprocess.DEVNULL, stderr=terminal, env=environment
+    )
     os.close(terminal)
     sent = b""
     while True:

@@ -78,7 +78,9 @@ def test_a_full_disk_loses_measurements_and_says_which(tmp_path, disk):
     assert Run(tmp_path / "run").info["missing"] == [
         {"first": 3, "last": 6, "measurements": 4, "reason": "No space left on device"}
     ]  # as soon as there is room
-    with pytest.warns(joma.JomaWarning, match=r"lacks 4 measurements of steps 3 to 6 \(No space left on device\)$"):
+    with pytest.warns(
+        joma.JomaWarning, match=r"lacks 4 measurements of steps 3 to 6 \(No space left on device\)$"
+    ):
         w.close()
     assert steps_of(tmp_path / "run") == [1, 2, 7, 8]
     assert Run(tmp_path / "run").done
@@ -94,7 +96,9 @@ def test_what_is_small_waits_for_room(tmp_path, disk):
         train(w, [None] * 2)
     disk["on"] = False
     train(w, [None])
-    kept = [json.loads(line)[0] for line in (tmp_path / "run/phases.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line)[0] for line in (tmp_path / "run/phases.jsonl").read_text().splitlines()
+    ]
     assert kept == [1, 2, 3, 4]
     with pytest.warns(joma.JomaWarning):
         w.close()
@@ -129,7 +133,10 @@ def test_status_and_page_name_what_is_missing(tmp_path, disk):
     with pytest.warns(joma.JomaWarning):
         w.close()
     phrase = "3 measurements of steps 2 to 4 (No space left on device)"
-    assert f"not written: {phrase}" in CliRunner().invoke(app, ["status", str(tmp_path / "run")]).stdout
+    assert (
+        f"not written: {phrase}"
+        in CliRunner().invoke(app, ["status", str(tmp_path / "run")]).stdout
+    )
     assert phrase in Path(joma.report([tmp_path / "run"], out=tmp_path / "page.html")).read_text()
 
 
@@ -178,7 +185,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_in_a_sentence(tmp_path, m
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refused)
-    with pytest.raises(RunError, match=r"cannot write a run to .*mine: Read-only file system; give run= a folder"):
+    with pytest.raises(
+        RunError, match=r"cannot write a run to .*mine: Read-only file system; give run= a folder"
+    ):
         joma.watch(model, run=tmp_path / "mine")
     monkeypatch.undo()
     joma.watch(model, run=tmp_path / "mine").close()  # the model is as it was
@@ -187,13 +196,18 @@ def test_a_folder_that_cannot_be_written_to_is_refused_in_a_sentence(tmp_path, m
 @pytest.mark.parametrize("make", [lambda run: joma.watch(HandWrittenGPT("sdpa"), run=run),
                                   lambda run: Deferred(run, None, None, {})])  # fmt: skip
 def test_a_run_that_is_no_path_is_refused(make):
-    with pytest.raises(TypeError, match=r"run must be the path of a folder to write.*got 3 of type int"):
+    with pytest.raises(
+        TypeError, match=r"run must be the path of a folder to write.*got 3 of type int"
+    ):
         make(3)
 
 
 @pytest.mark.parametrize("resume", [True, "auto"])
 def test_overwrite_and_resume_contradict_each_other(tmp_path, resume):
-    with pytest.raises(ValueError, match=f"overwrite=True replaces .* resume={resume!r} goes on .*: give one of them"):
+    with pytest.raises(
+        ValueError,
+        match=f"overwrite=True replaces .* resume={resume!r} goes on .*: give one of them",
+    ):
         joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", overwrite=True, resume=resume)
     with pytest.raises(ValueError, match="give one of them"):
         Deferred(tmp_path / "run", None, None, {"overwrite": True, "resume": resume})
@@ -229,7 +243,8 @@ def test_ids_of_another_vocabulary_are_refused_before_training(tmp_path, kind, w
     probe[1, 2] = wrong
     bound = f"{wrong} to" if wrong < 0 else f"to {wrong}"
     with pytest.raises(
-        ValueError, match=rf"probe: its ids are .*{bound}.*a vocabulary of {VOCABULARY} \(ids 0 to 60\)"
+        ValueError,
+        match=rf"probe: its ids are .*{bound}.*a vocabulary of {VOCABULARY} \(ids 0 to 60\)",
     ):
         joma.watch(kind("sdpa"), run=tmp_path / "run", probe=probe)
     assert not (tmp_path / "run").exists()
@@ -239,7 +254,9 @@ def test_ids_that_the_model_can_use_are_not_refused():
     model = Hashed("sdpa", dropout=0.5).train()
     state = torch.get_rng_state()
     with joma.watch(model, probe=1000 + tokens(), every=1, gauges="entropy") as w:
-        assert torch.equal(torch.get_rng_state(), state)  # the check draws nothing, and leaves the modes
+        assert torch.equal(
+            torch.get_rng_state(), state
+        )  # the check draws nothing, and leaves the modes
         assert all(module.training for module in model.modules())
         assert w.step()
 
@@ -248,9 +265,14 @@ def test_a_probe_that_fails_in_training_is_a_warning():
     model = HandWrittenGPT("sdpa")
     with joma.watch(model, probe={"no_such_argument": tokens()}, every=1) as w:
         model(tokens())
-        with pytest.warns(joma.JomaWarning, match="the pass of the probe failed with TypeError: .*no_such_argument"):
+        with pytest.warns(
+            joma.JomaWarning,
+            match="the pass of the probe failed with TypeError: .*no_such_argument",
+        ):
             metrics = w.step(loss=1.0)
-        assert metrics.keys() == {f"joma/stable_rank/layer_0{n}" for n in range(2)}  # of weights, without a pass
+        assert metrics.keys() == {
+            f"joma/stable_rank/layer_0{n}" for n in range(2)
+        }  # of weights, without a pass
         assert w.step(loss=1.0)  # said once
 
 
@@ -288,7 +310,9 @@ def test_a_state_that_is_loaded_takes_the_run_back_to_its_step(tmp_path):
         table = w.frame().query("gauge == 'loss'")
         assert table.step.tolist() == [1, 2, 3, 4, 5]
         assert table.tau.tolist() == [0.5, 1.0, 1.5, 1.75, 2.0]
-    kept = [json.loads(line)[0] for line in (tmp_path / "run/phases.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line)[0] for line in (tmp_path / "run/phases.jsonl").read_text().splitlines()
+    ]
     assert kept == [1, 2, 3, 4, 5]
 
 
@@ -325,7 +349,9 @@ def test_auto_goes_on_with_a_run_that_did_not_come_to_its_end(tmp_path, end):
     if end == "killed":
         killed(tmp_path / "run", [1, 2])
     else:
-        w = joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", every=1, resume="auto")  # there is none yet
+        w = joma.watch(
+            HandWrittenGPT("sdpa"), run=tmp_path / "run", every=1, resume="auto"
+        )  # there is none yet
         train(w, [1, 2])
         w.close(end)
     with joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", every=1, resume="auto") as w:
@@ -348,13 +374,19 @@ def test_auto_goes_on_where_the_run_was_begun_on_another_machine(tmp_path):
 def test_auto_starts_a_new_run_where_the_old_one_is_done_or_another(tmp_path):
     with joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", every=1, resume="auto") as w:
         train(w, [1])
-    with pytest.warns(joma.JomaWarning, match=r"run-2\. resume='auto' did not go on with .*run, since it came to its"):
+    with pytest.warns(
+        joma.JomaWarning,
+        match=r"run-2\. resume='auto' did not go on with .*run, since it came to its",
+    ):
         killed(tmp_path / "run", [1], resume="auto")
     with joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", every=1, resume="auto") as w:
         assert w.path == tmp_path / "run-2"  # the newest of this name was killed
         train(w, [None])
         w.close("interrupted")
-    with pytest.warns(joma.JomaWarning, match=r"run-3\. .* its config is another one: every: 1 in the run, 2 asked"):
+    with pytest.warns(
+        joma.JomaWarning,
+        match=r"run-3\. .* its config is another one: every: 1 in the run, 2 asked",
+    ):
         w = joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", every=2, resume="auto")
     w.close()
     assert steps_of(tmp_path / "run") == [1]

@@ -69,7 +69,10 @@ def test_runs_that_were_measured_in_different_ways_are_not_compared_silently(tmp
     sentence = f"These runs were not measured alike (a: {TRAINING}; b: {PROBE})"
     page = joma.report([a.path, b.path], tmp_path / "page.html").read_text()
     assert sentence in page
-    assert "These runs were not measured alike" not in joma.report([a.path, c.path], tmp_path / "same.html").read_text()
+    assert (
+        "These runs were not measured alike"
+        not in joma.report([a.path, c.path], tmp_path / "same.html").read_text()
+    )
     assert any("not measured alike" in caveat for caveat in caveats([a, b], 1e-5, 10, 1))
     assert not any("not measured alike" in caveat for caveat in caveats([a, c], 1e-5, 10, 1))
 

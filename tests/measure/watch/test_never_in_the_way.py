@@ -136,9 +136,13 @@ def test_a_compiled_function_in_the_model_stays_compiled(fullgraph, every):
         models.append(model)
     plain, watched = models
     assert len(watched.frames) == len(plain.frames) == 1
-    assert watched.runs == plain.runs == [0] * 12  # two calls in each of six steps, without any mode around them
+    assert (
+        watched.runs == plain.runs == [0] * 12
+    )  # two calls in each of six steps, without any mode around them
     assert_same_bits(watched, plain)
-    assert [len(m) for m in metrics] == [2 if step in (1, *range(every, 7, every)) else 0 for step in range(1, 7)]
+    assert [len(m) for m in metrics] == [
+        2 if step in (1, *range(every, 7, every)) else 0 for step in range(1, 7)
+    ]
 
 
 def test_numbers_next_to_a_compiled_function_are_right():
@@ -150,7 +154,9 @@ def test_numbers_next_to_a_compiled_function_are_right():
         values = list(w.step().values())
     with torch.no_grad():
         model(x)
-    assert values == pytest.approx([float(entropy_of(b.attn.last).mean()) for b in model.blocks], abs=1e-5)
+    assert values == pytest.approx(
+        [float(entropy_of(b.attn.last).mean()) for b in model.blocks], abs=1e-5
+    )
 
 
 def test_a_compiled_function_that_raises_leaves_the_measurement_in_order():
@@ -197,7 +203,9 @@ def test_a_model_that_is_compiled_later_keeps_its_layers(how, when):
             loss.backward()
             if watched:
                 metrics.append(w.step())
-                assert list(metrics[-1].values()) == pytest.approx(expected_entropy(model, tokens(step)), abs=1e-5)
+                assert list(metrics[-1].values()) == pytest.approx(
+                    expected_entropy(model, tokens(step)), abs=1e-5
+                )
             optimizer.step()
             optimizer.zero_grad()
         models.append(model)
@@ -245,7 +253,9 @@ def test_tracing_while_a_measured_step_is_awaited():
         torch.jit.trace(model, (tokens(1),))
         assert not w._passes.tally.seen  # not counted
         loss_of(model, tokens(0)).backward()
-        assert list(w.step().values()) == pytest.approx(expected_entropy(model, tokens(0)), abs=1e-5)
+        assert list(w.step().values()) == pytest.approx(
+            expected_entropy(model, tokens(0)), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -255,7 +265,9 @@ def test_export_while_a_measured_step_is_awaited(strict):
         exported = torch.export.export(model, (tokens(1),), strict=strict).module()
         assert not w._passes.tally.seen
         loss_of(model, tokens(0)).backward()
-        assert list(w.step().values()) == pytest.approx(expected_entropy(model, tokens(0)), abs=1e-5)
+        assert list(w.step().values()) == pytest.approx(
+            expected_entropy(model, tokens(0)), abs=1e-5
+        )
     assert torch.allclose(exported(tokens(1)), model(tokens(1)), atol=1e-6)
 
 
@@ -327,13 +339,17 @@ def test_a_patch_of_another_library_survives(first_to_come, first_to_leave):
             patch.remove()
             assert torch.equal(model(tokens()), plain)
             assert patch.count == 2 * calls
-            with pytest.warns(joma.JomaWarning, match=r"another library has put back nn\.Module\.__call__"):
+            with pytest.warns(
+                joma.JomaWarning, match=r"another library has put back nn\.Module\.__call__"
+            ):
                 w.step()
             model(tokens())
             assert len(w.step()) == 2  # from the next measured step on
             w.close()
         assert torch.equal(model(tokens()), plain)
-        with joma.watch(model, every=1, gauges="entropy") as again:  # whatever is left of the first one is harmless
+        with joma.watch(
+            model, every=1, gauges="entropy"
+        ) as again:  # whatever is left of the first one is harmless
             model(tokens())
             assert len(again.step()) == 2
         assert nn.Module.__call__ is CALL
@@ -431,7 +447,14 @@ def test_a_pass_that_is_made_once_more_changes_nothing(way):
                 assert len(w.step()) == 2
         if watched:
             w.close()
-        state = (model.calls, model.history, model.array.tolist(), float(model.last_mean), float(model.fresh), log)
+        state = (
+            model.calls,
+            model.history,
+            model.array.tolist(),
+            float(model.last_mean),
+            float(model.fresh),
+            log,
+        )
         draws = (random.random(), np.random.rand(), float(torch.rand(())))
         results.append((model, losses, state, draws))
     plain, watched = results
@@ -484,7 +507,10 @@ def test_evaluation_in_another_thread_is_left_out(grad):
     with torch.no_grad():
         expected = model(tokens(7))
     model.blocks[0].ln1.forward = meanwhile
-    with joma.watch(model, every=1, gauges="entropy") as w, warnings.catch_warnings(record=True) as caught:
+    with (
+        joma.watch(model, every=1, gauges="entropy") as w,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         for _ in range(2):
             outputs.clear()

@@ -12,7 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 import joma
 from joma._measure.watch.measurement import Measurement
-from tests.measure.watch.models import LENGTH, VOCABULARY, Block, HandWrittenGPT, entropy_of, sharpen
+from tests.measure.watch.models import (
+    LENGTH,
+    VOCABULARY,
+    Block,
+    HandWrittenGPT,
+    entropy_of,
+    sharpen,
+)
 
 
 def tokens(seed: int = 0, batch: int = 3) -> torch.Tensor:
@@ -74,11 +81,18 @@ def test_blocks_that_a_script_calls_under_a_reentrant_checkpoint_are_measured():
         for _ in range(2):
             checkpoint(model.block, model.first(x), use_reentrant=True).square().mean().backward()
             values = list(w.step().values())
-            assert values == pytest.approx([float(entropy_of(model.block.attn.last).mean())], abs=1e-5)
-        with torch.no_grad(), warnings.catch_warnings():  # validation under the same function is none of training
+            assert values == pytest.approx(
+                [float(entropy_of(model.block.attn.last).mean())], abs=1e-5
+            )
+        with (
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):  # validation under the same function is none of training
             warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
             checkpoint(model.block, model.first(x), use_reentrant=True)
-        with pytest.warns(joma.JomaWarning, match="are no training, and are not measured: 2 without gradients"):
+        with pytest.warns(
+            joma.JomaWarning, match="are no training, and are not measured: 2 without gradients"
+        ):
             w.step()
     assert len(w.problems) == 1
 
@@ -88,7 +102,9 @@ class Quantised(torch.Tensor):
 
     @staticmethod
     def __new__(cls, plain):
-        return torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype, requires_grad=False)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, plain.shape, dtype=plain.dtype, requires_grad=False
+        )
 
     def __init__(self, plain):
         self.scale = plain.abs().max() / 127
@@ -151,7 +167,11 @@ def test_an_exception_anywhere_in_a_measurement_is_one_warning(part, monkeypatch
         with pytest.warns(joma.JomaWarning, match="on purpose") as said:
             train(w, 3)
         assert len(said) == 1
-        assert [problem for problem in w.problems if "RuntimeError: on purpose; training goes on" in problem]
+        assert [
+            problem
+            for problem in w.problems
+            if "RuntimeError: on purpose; training goes on" in problem
+        ]
         monkeypatch.undo()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -232,7 +252,9 @@ class Cached(HandWrittenGPT):
                 x = block(x)
                 continue
             attn = block.attn
-            q, k, v = attn.qkv(block.ln1(x)).view(*x.shape[:2], 3, attn.heads, -1).permute(2, 0, 3, 1, 4)
+            q, k, v = (
+                attn.qkv(block.ln1(x)).view(*x.shape[:2], 3, attn.heads, -1).permute(2, 0, 3, 1, 4)
+            )
             cache.append((k, v))
             k, v = (torch.cat(parts, dim=2) for parts in zip(*cache, strict=True))
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=x.shape[1] > 1)
@@ -263,14 +285,18 @@ def measured_passes(w: joma.types.Watch, monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])
-def test_generation_before_the_first_training_step_is_not_measured_token_by_token(with_optimizer, monkeypatch):
+def test_generation_before_the_first_training_step_is_not_measured_token_by_token(
+    with_optimizer, monkeypatch
+):
     torch.manual_seed(0)
     model = sharpen(Cached(), 3)
     options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)} if with_optimizer else {}
     with joma.watch(model, every=1, gauges="entropy", **options) as w:
         count = measured_passes(w, monkeypatch)
         model.generate(tokens(), 20)
-        assert count[0] == (0 if with_optimizer else 2)  # the prompt, and one token that shows what this is
+        assert count[0] == (
+            0 if with_optimizer else 2
+        )  # the prompt, and one token that shows what this is
         (metrics,) = train(w, 1)
         assert [metrics[f"joma/entropy/layer_0{n}"] for n in range(2)] == pytest.approx(
             expected_entropy(model), abs=1e-5
@@ -312,7 +338,9 @@ def test_passes_in_eval_mode_are_left_out_and_reported_if_no_gradients_are_compu
         model(tokens(2))
         model.train()
         model(tokens(0))
-        with pytest.warns(joma.JomaWarning, match="2 passes in eval mode since the last step.. are not measured"):
+        with pytest.warns(
+            joma.JomaWarning, match="2 passes in eval mode since the last step.. are not measured"
+        ):
             assert w.step() == expected
 
 

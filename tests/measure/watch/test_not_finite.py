@@ -182,7 +182,9 @@ def test_what_was_not_measured_has_no_row_and_is_null_in_the_file(tmp_path):
     assert np.isfinite(table.value).all()
     entropy = table[(table.gauge == "entropy") & (table.layer == 1)]
     assert sorted(set(entropy.step)) == [1, 3, 5]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     second = next(line for line in lines if line["step"] == 2 and line["gauge"] == "entropy")
     assert second["value"][1] == [None] * len(second["value"][0])
     assert watch.alerts == []
@@ -191,7 +193,9 @@ def test_what_was_not_measured_has_no_row_and_is_null_in_the_file(tmp_path):
 def test_null_and_nan_come_back_apart(tmp_path):
     from joma._runs.writer import RunWriter
 
-    with RunWriter.create(tmp_path / "run", kind="watch", config={}, axes={"g": ["layer", "head"]}) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="watch", config={}, axes={"g": ["layer", "head"]}
+    ) as writer:
         writer.write(1, {"g": [[1.0, None], [math.nan, math.inf]]})
     table = Run(tmp_path / "run").frame()
     assert list(zip(table.layer, table["head"], strict=True)) == [(0, 0), (1, 0), (1, 1)]
@@ -224,7 +228,9 @@ def test_the_alert_of_a_block_lists_its_heads_and_reads_well():
     alerts = []
     for step in range(1, 60):
         spread = [0.6] * 4 if step < 20 else [2.806e-32, 0.001, 0.002, 0.6]
-        alerts += alarms.update(Reading(step, 2.0, [LayerReading(1.0, 2.6, spread, [0.1] * 4, [5.0] * 4)]), ["a"])
+        alerts += alarms.update(
+            Reading(step, 2.0, [LayerReading(1.0, 2.6, spread, [0.1] * 4, [5.0] * 4)]), ["a"]
+        )
     (alert,) = alerts
     assert alert.heads == (0, 1, 2)
     assert "e-" not in str(alert)

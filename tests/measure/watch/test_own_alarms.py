@@ -60,7 +60,9 @@ def train(watch, losses):
 def test_an_alarm_of_a_user_reaches_callback_folder_and_watch(tmp_path):
     register_high_loss()
     heard = []
-    with joma.watch(HandWrittenGPT(), tmp_path / "run", 1, "entropy", on_alert=heard.append) as watch:
+    with joma.watch(
+        HandWrittenGPT(), tmp_path / "run", 1, "entropy", on_alert=heard.append
+    ) as watch:
         train(watch, [2.0, 4.0, 4.0, 4.5, 4.0, 2.0, 4.0, 4.0, 4.0])
     assert [(alert.kind, alert.step, alert.value, alert.level) for alert in heard] == [
         ("high loss", 4, 4.5, "warning"),
@@ -69,7 +71,9 @@ def test_an_alarm_of_a_user_reaches_callback_folder_and_watch(tmp_path):
     assert watch.alerts == heard
     assert str(heard[0]) == "high loss: loss is 4.5 (threshold 3)"
     rows = read_alerts(tmp_path / "run")
-    assert [(row["kind"], row["what_to_do"]) for row in rows] == [("high loss", "look at the data")] * 2
+    assert [(row["kind"], row["what_to_do"]) for row in rows] == [
+        ("high loss", "look at the data")
+    ] * 2
 
 
 @pytest.mark.filterwarnings("ignore:joma.watch")
@@ -110,7 +114,10 @@ def test_an_alarm_that_raises_is_reported_once_and_the_others_go_on():
         with joma.watch(HandWrittenGPT(), None, 1, "entropy") as watch:
             train(watch, [2.0, 2.0, float("nan")])
     messages = [str(warning.message) for warning in record]
-    assert messages[0] == "joma.watch: step 1: the alarm 'high loss' raised KeyError: 'spread'; training goes on"
+    assert (
+        messages[0]
+        == "joma.watch: step 1: the alarm 'high loss' raised KeyError: 'spread'; training goes on"
+    )
     assert sum("high loss" in message for message in messages) == 1
     assert [alert.kind for alert in watch.alerts] == ["not finite"]
 
@@ -134,7 +141,9 @@ def test_an_alarm_gets_the_gauges_that_it_names():
         train(watch, [2.0])
     entropy = watch.latest.values["entropy"]  # (layers, heads)
     assert [(value.gauge, value.layer, value.head) for value in seen] == [
-        ("entropy", layer, head) for layer in range(entropy.shape[0]) for head in range(entropy.shape[1])
+        ("entropy", layer, head)
+        for layer in range(entropy.shape[0])
+        for head in range(entropy.shape[1])
     ]
     assert [value.value for value in seen] == entropy.flatten().tolist()
 
@@ -168,12 +177,32 @@ def without_dataclass():
     ("register", "error", "message"),
     [
         (lambda: joma.alarm(print), TypeError, "must be a subclass of joma.Alarm; got"),
-        (lambda: joma.alarm(without_dataclass()), TypeError, "PlainAlarm is not a dataclass: put @dataclass below"),
-        (lambda: joma.alarm(without_observe()), TypeError, "NoRuleAlarm cannot be created without arguments"),
-        (lambda: register_high_loss(kind="collapse"), ValueError, "there is an alarm 'collapse' already"),
-        (lambda: register_high_loss(level="red"), ValueError, "must be one of notice, warning, critical; got 'red'"),
+        (
+            lambda: joma.alarm(without_dataclass()),
+            TypeError,
+            "PlainAlarm is not a dataclass: put @dataclass below",
+        ),
+        (
+            lambda: joma.alarm(without_observe()),
+            TypeError,
+            "NoRuleAlarm cannot be created without arguments",
+        ),
+        (
+            lambda: register_high_loss(kind="collapse"),
+            ValueError,
+            "there is an alarm 'collapse' already",
+        ),
+        (
+            lambda: register_high_loss(level="red"),
+            ValueError,
+            "must be one of notice, warning, critical; got 'red'",
+        ),
         (lambda: register_high_loss(what_to_do=None), ValueError, "needs a text what_to_do"),
-        (lambda: register_high_loss(gauges="entropy"), ValueError, r"must be a tuple: \('entropy',\)"),
+        (
+            lambda: register_high_loss(gauges="entropy"),
+            ValueError,
+            r"must be a tuple: \('entropy',\)",
+        ),
     ],
 )
 def test_an_alarm_that_cannot_work_is_refused_when_it_is_registered(register, error, message):
@@ -194,7 +223,9 @@ def test_every_threshold_has_a_comment_and_every_memory_can_be_stored(alarm):
     source = inspect.getsource(alarm)
     for argument in fields(alarm):
         if argument.init:
-            assert re.search(rf"^    {argument.name}: \w+ = .+  # \w", source, flags=re.M), argument.name
+            assert re.search(rf"^    {argument.name}: \w+ = .+  # \w", source, flags=re.M), (
+                argument.name
+            )
     rule = alarm()
     layer = LayerReading(1.0, 2.6, [0.01, 0.6], [0.1, 0.2], [5.0, 6.0])
     gauges = {"stable_rank": [[8.0, 1.0]], "update_ratio": [[1e-3]], "massive_activation": [[20.0]]}

@@ -11,7 +11,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import joma
 from joma._measure.watch.patterns import PatternKeeper
-from joma._runs.patterns import PATTERNS, Pattern, Patterns, as_bytes, chosen, read_patterns, write_patterns
+from joma._runs.patterns import (
+    PATTERNS,
+    Pattern,
+    Patterns,
+    as_bytes,
+    chosen,
+    read_patterns,
+    write_patterns,
+)
 
 T, D = 7, 8
 
@@ -31,7 +39,13 @@ class Attention(nn.Module):
     def pattern(self):
         """Of the first sequence, mean over heads."""
         (q, k), later = self.last, torch.ones(T, T, dtype=torch.bool).triu(1)
-        return (q[0] @ k[0].mT / math.sqrt(D // 2)).masked_fill(later, -math.inf).softmax(-1).mean(0).numpy()
+        return (
+            (q[0] @ k[0].mT / math.sqrt(D // 2))
+            .masked_fill(later, -math.inf)
+            .softmax(-1)
+            .mean(0)
+            .numpy()
+        )
 
 
 class Tiny(nn.Module):
@@ -79,7 +93,9 @@ def test_the_patterns_are_the_means_over_heads_of_the_probes_first_sequence(tmp_
     top = table[table.layer == 1].groupby("step").value.mean()
     assert {pattern.step for pattern in stored.kept} == {1, int(top.idxmin()), 4}
     assert all(pattern.entropy == pytest.approx(top[pattern.step]) for pattern in stored.kept)
-    assert joma.Run(tmp_path / "run").info["uniform"] == pytest.approx([math.lgamma(T + 1) / T] * 2, abs=1e-5)
+    assert joma.Run(tmp_path / "run").info["uniform"] == pytest.approx(
+        [math.lgamma(T + 1) / T] * 2, abs=1e-5
+    )
 
 
 def test_keeping_three_as_they_come_keeps_the_first_the_lowest_and_the_last():
@@ -99,7 +115,9 @@ def test_a_weight_is_read_back_to_within_its_stated_error():
     assert (np.abs(back - p) <= np.sqrt(p) / 255 + 1 / 510**2).all()
 
 
-def test_training_is_bitwise_what_it_was_and_a_failing_pattern_is_said_once(tmp_path, monkeypatch, recwarn):
+def test_training_is_bitwise_what_it_was_and_a_failing_pattern_is_said_once(
+    tmp_path, monkeypatch, recwarn
+):
     probe = torch.randn(1, T, D)
     plain = train(None, 3, probe, patterns=False).state_dict()
     watched = train(tmp_path / "a", 3, probe).state_dict()
@@ -126,7 +144,9 @@ def test_a_resumed_run_has_the_patterns_of_an_unbroken_one(tmp_path):
     model = train(tmp_path / "parts", 3, probe)
     torch.manual_seed(0)
     train(tmp_path / "parts", 3, probe, resume=True, first=4, model=model)
-    whole, parts = (json.loads((tmp_path / name / PATTERNS).read_text()) for name in ("whole", "parts"))
+    whole, parts = (
+        json.loads((tmp_path / name / PATTERNS).read_text()) for name in ("whole", "parts")
+    )
     assert whole == parts
 
 

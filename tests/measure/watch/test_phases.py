@@ -50,7 +50,9 @@ def test_phases_are_printed_in_words_with_the_step_that_they_began_at():
     assert "deque" not in shown
     assert "Phase(name='bouncing'" in repr(Phases([phase]))  # for those who look inside
     assert Phase.restored(phase.state()).since == phase.since
-    old = {key: value for key, value in phase.state().items() if key != "since"}  # of an earlier version
+    old = {
+        key: value for key, value in phase.state().items() if key != "since"
+    }  # of an earlier version
     assert Phase.restored(old).name == "bouncing"
 
 
@@ -69,7 +71,9 @@ def test_noise_does_not_make_it_flicker(seed):
 
 
 def test_a_second_dip():
-    told, phase = story([*np.linspace(2.5, 1.5, 15), *np.linspace(1.5, 2.0, 15), *np.linspace(2.0, 1.2, 15)])
+    told, phase = story(
+        [*np.linspace(2.5, 1.5, 15), *np.linspace(1.5, 2.0, 15), *np.linspace(2.0, 1.2, 15)]
+    )
     assert told == ["dense", "sparsifying", "bouncing", "sparsifying"]
     assert phase.trough == pytest.approx(1.2, abs=0.1)
 
@@ -80,7 +84,9 @@ def test_collapse_needs_low_entropy_and_a_loss_that_does_not_fall():
     stuck = [*np.linspace(6.0, 5.0, 20), *[5.0] * (n - 20)]
     told, _ = story(entropies, stuck, nonsink=entropies)
     assert told == ["dense", "sparsifying", "collapsed"]
-    healthy = list(np.linspace(6.0, 3.0, n))  # layer 1 of some healthy runs rests at 0.04 nats for epochs
+    healthy = list(
+        np.linspace(6.0, 3.0, n)
+    )  # layer 1 of some healthy runs rests at 0.04 nats for epochs
     told, _ = story(entropies, healthy, nonsink=entropies)
     assert "collapsed" not in told
     sink = [1.0] * n  # what is not on the sink is spread out
@@ -109,7 +115,10 @@ def test_a_collapsed_layer_alarms_once_and_names_the_cause():
     with torch.no_grad():  # enormous logits in the second layer only
         model.blocks[1].attn.qkv.weight.mul_(300)
     tokens = torch.randint(VOCABULARY, (4, LENGTH))
-    with joma.watch(model, every=1, gauges="entropy") as w, warnings.catch_warnings(record=True) as record:
+    with (
+        joma.watch(model, every=1, gauges="entropy") as w,
+        warnings.catch_warnings(record=True) as record,
+    ):
         warnings.simplefilter("always")
         for _ in range(3 * PATIENCE):
             model(tokens)
@@ -153,11 +162,19 @@ def test_a_resumed_run_tells_the_phases_that_an_unbroken_one_tells(tmp_path):
         block.weight0 = block.attn.qkv.weight.detach().clone()
     sharpness = [1, 1, 1, 4, 12, 16, 14, 6, 3, 2, 1]
     states = []
-    for name, parts in (("unbroken", [range(1, 11)]), ("resumed", [range(1, 7), range(5, 8), range(8, 11)])):
+    for name, parts in (
+        ("unbroken", [range(1, 11)]),
+        ("resumed", [range(1, 7), range(5, 8), range(8, 11)]),
+    ):
         for part in parts:
-            with joma.watch(model, run=tmp_path / name, every=1, gauges="entropy", resume=True) as w:
+            with joma.watch(
+                model, run=tmp_path / name, every=1, gauges="entropy", resume=True
+            ) as w:
                 if part.start == 8:
-                    assert [len(phase._recent) for phase in w.phases] == [3, 3]  # before the first step
+                    assert [len(phase._recent) for phase in w.phases] == [
+                        3,
+                        3,
+                    ]  # before the first step
                 measured(part, w, model, sharpness)
             with (tmp_path / name / "phases.jsonl").open("a") as stream:
                 stream.write("[11, [[0.")

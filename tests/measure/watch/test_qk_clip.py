@@ -39,7 +39,9 @@ def train(rate, clip, steps=80):
     watch = joma.watch(model, every=1, gauges=("entropy", "max_logit"))
     for _ in range(steps):
         tokens = torch.randint(VOCABULARY, (16, 3)).repeat(1, 8)
-        loss = functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss = functional.cross_entropy(
+            model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -53,7 +55,10 @@ def train(rate, clip, steps=80):
 @pytest.mark.filterwarnings("ignore:.*(logit growth|collapse):UserWarning")
 def test_qk_clip_keeps_a_model_healthy_at_a_rate_at_which_it_otherwise_collapses():
     recipe = {}
-    exec(re.search(r'title="qk_clip.py"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)[1], recipe)
+    exec(
+        re.search(r'title="qk_clip.py"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)[1],
+        recipe,
+    )
     alerts, entropy, stuck = train(0.3, None)
     assert {"logit growth", "collapse"} <= {alert.kind for alert in alerts}
     assert entropy < 0.05

@@ -17,7 +17,9 @@ def random_layer(generator, heads, possible=2.6):
     spread[generator.random(heads) < 0.1] = math.nan
     sink[generator.random(heads) < 0.1] = math.nan
     logsumexp = np.float32(generator.uniform(3, 30, heads)).astype(float)
-    return LayerReading(generator.uniform(0, 3), possible, spread.tolist(), sink.tolist(), logsumexp.tolist())
+    return LayerReading(
+        generator.uniform(0, 3), possible, spread.tolist(), sink.tolist(), logsumexp.tolist()
+    )
 
 
 def random_reading(generator, step, widths):
@@ -48,7 +50,9 @@ def test_rules_come_to_the_same_state_and_alerts_by_what_is_kept(widths, seed):
     assert json.dumps(live.state()) == json.dumps(replayed.state())
 
 
-@pytest.mark.parametrize("values", [[1.5, math.nan], [math.inf, -math.inf], [0.1, 1e300], [1e-310, 2.0], [-0.0]])
+@pytest.mark.parametrize(
+    "values", [[1.5, math.nan], [math.inf, -math.inf], [0.1, 1e300], [1e-310, 2.0], [-0.0]]
+)
 def test_numbers_are_kept_to_the_bit(values):
     layer = LayerReading(values[0], 2.6, [LOW / 2] * len(values), [0.1] * len(values), values)
     finding = Finding("not finite", 0, None, "loss", math.nan, None, later=("x",))
@@ -56,7 +60,10 @@ def test_numbers_are_kept_to_the_bit(values):
     again = kept(reading)
     assert np.array(again.layers[0].logsumexp).tobytes() == np.array(values).tobytes()
     assert np.array(again.layers[0].entropy).tobytes() == np.array(values[0]).tobytes()
-    assert np.array(again.gauges["gradient_norm"]).tobytes() == np.array([[value] for value in values]).tobytes()
+    assert (
+        np.array(again.gauges["gradient_norm"]).tobytes()
+        == np.array([[value] for value in values]).tobytes()
+    )
     assert (again.step, again.loss, again.findings[0].later) == (7, None, ("x",))
 
 
@@ -71,7 +78,9 @@ def test_a_thousand_heads_take_less_than_eight_bytes_each():
     for _ in range(32):
         logsumexp = np.float32(generator.uniform(3, 30, 32)).astype(float).tolist()
         layers.append(LayerReading(generator.uniform(0, 3), 2.6, [0.9] * 32, [0.1] * 32, logsumexp))
-    reading = Reading(1, 2.5, layers, {"stable_rank": [[generator.uniform(1, 50)] for _ in range(32)]})
+    reading = Reading(
+        1, 2.5, layers, {"stable_rank": [[generator.uniform(1, 50)] for _ in range(32)]}
+    )
     assert len(json.dumps(reading.to_json())) < 8 * 1024
 
 

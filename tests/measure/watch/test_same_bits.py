@@ -43,7 +43,11 @@ def train_in_processes(kind: str, watched: bool) -> dict[str, torch.Tensor]:
         fully_shard(model)
     torch.manual_seed(7 + dist.get_rank())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    w = joma.watch(model, every=1, processes="all", optimizer=optimizer, live=False) if watched else None
+    w = (
+        joma.watch(model, every=1, processes="all", optimizer=optimizer, live=False)
+        if watched
+        else None
+    )
     for step in range(STEPS):
         x = batch(2 * step + dist.get_rank())
         loss_of(model(x), x).backward()
@@ -53,7 +57,10 @@ def train_in_processes(kind: str, watched: bool) -> dict[str, torch.Tensor]:
             assert w.step()
     if w is not None:
         w.close()
-    return {name: getattr(p, "full_tensor", lambda p=p: p)().detach() for name, p in model.named_parameters()}
+    return {
+        name: getattr(p, "full_tensor", lambda p=p: p)().detach()
+        for name, p in model.named_parameters()
+    }
 
 
 def work(rank: int, kind: str, port: int, folder: str) -> None:
@@ -101,7 +108,9 @@ def train_and_generate(watched: bool) -> tuple[nn.Module, list[list[int]], int]:
     w = joma.watch(model, every=1, gauges="entropy", live=False) if watched else None
     for step in range(STEPS):
         model.eval()
-        text = model.generate(batch(step)[:1, :4], do_sample=True, max_new_tokens=12, min_new_tokens=12)
+        text = model.generate(
+            batch(step)[:1, :4], do_sample=True, max_new_tokens=12, min_new_tokens=12
+        )
         texts.append(text[0].tolist())
         model.train()
         x = batch(step)

@@ -39,7 +39,11 @@ def test_estimates_are_unbiased_and_the_error_is_their_spread(padded):
             w.step()
         table = w.frame()
     values, errors = (
-        torch.tensor(table[table.gauge == g].pivot_table(index="step", columns="head", values="value").to_numpy())
+        torch.tensor(
+            table[table.gauge == g]
+            .pivot_table(index="step", columns="head", values="value")
+            .to_numpy()
+        )
         for g in ("entropy", "entropy_error")
     )
     spread = values.std(dim=0)
@@ -59,7 +63,8 @@ def test_with_as_many_queries_as_there_are_it_is_exact():
 
 
 @pytest.mark.parametrize(
-    ("queries", "gauges", "message"), [(1, "entropy", "at least 2; got 1"), (8, "max_logsumexp", "all queries")]
+    ("queries", "gauges", "message"),
+    [(1, "entropy", "at least 2; got 1"), (8, "max_logsumexp", "all queries")],
 )
 def test_bad_input(queries, gauges, message):
     with pytest.raises(ValueError, match=message):

@@ -38,7 +38,11 @@ def measured(every, steps):
         (10, range(5, 41, 5), [5, 10, 20, 30, 40]),
         (10, range(4, 41, 4), [4, 12, 20, 32, 40]),
         (10, range(50, 201, 50), [50, 100, 150, 200]),
-        (10, [1, 2, 3, 13, 14, 15, 16], [1, 14]),  # 10 was passed unexpectedly: made up for in the next step
+        (
+            10,
+            [1, 2, 3, 13, 14, 15, 16],
+            [1, 14],
+        ),  # 10 was passed unexpectedly: made up for in the next step
         (10, [501, 502, 510, 511], [501, 511]),
         (10, [501, *range(502, 511)], [501, 510]),
         (3, [0, 1, 2, 3], [0, 1, 3]),
@@ -76,14 +80,23 @@ def test_each_gauge_has_its_own_schedule(tmp_path):
     torch.manual_seed(0)
     model = HandWrittenGPT("sdpa")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    gauges = {"entropy": 4, "sink_mass": 2, "stable_rank": 3, "update_ratio": None, "coherence": 5, "charge.qk": 7}
+    gauges = {
+        "entropy": 4,
+        "sink_mass": 2,
+        "stable_rank": 3,
+        "update_ratio": None,
+        "coherence": 5,
+        "charge.qk": 7,
+    }
     with joma.watch(model, tmp_path / "run", 6, gauges, optimizer=optimizer) as w:
         for step in range(1, 13):
             train_step(model, optimizer)
             metrics = w.step()
             told = {name.split("/")[1] for name in metrics} - {"tau"}
             periods = {name: period or 6 for name, period in gauges.items()}
-            assert told == {name for name, period in periods.items() if step == 1 or step % period == 0}
+            assert told == {
+                name for name, period in periods.items() if step == 1 or step % period == 0
+            }
             assert set(w.latest.values) == told or not told
     steps = {gauge: sorted(set(rows.step)) for gauge, rows in w.frame().groupby("gauge")}
     assert {name: steps[name] for name in gauges} == {
@@ -118,7 +131,11 @@ def test_gauges_that_are_not_due_are_neither_measured_nor_listened_for():
 
 def test_the_same_numbers_whatever_the_others_schedules_are():
     frames = []
-    for gauges in (("entropy", "stable_rank"), {"entropy": 1, "stable_rank": 2}, {"entropy": 3, "stable_rank": 1}):
+    for gauges in (
+        ("entropy", "stable_rank"),
+        {"entropy": 1, "stable_rank": 2},
+        {"entropy": 3, "stable_rank": 1},
+    ):
         torch.manual_seed(0)
         model = HandWrittenGPT("sdpa")
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -129,7 +146,11 @@ def test_the_same_numbers_whatever_the_others_schedules_are():
         frames.append(w.frame())
     whole = frames[0].set_index(["gauge", "step", "layer", "head"]).value
     for frame in frames[1:]:
-        frame = frame[frame.gauge.isin(["entropy", "stable_rank"])].set_index(["gauge", "step", "layer", "head"]).value
+        frame = (
+            frame[frame.gauge.isin(["entropy", "stable_rank"])]
+            .set_index(["gauge", "step", "layer", "head"])
+            .value
+        )
         both = frame.to_frame("some").join(whole.rename("all"))
         # a warm start is older where a matrix is measured less often
         assert (both.some - both["all"]).abs().max() < 1e-5 * both["all"].abs().max()
@@ -139,7 +160,11 @@ def test_the_same_numbers_whatever_the_others_schedules_are():
     ("every", "gauges", "message"),
     [
         (None, {"entropi": 10}, "unknown gauge 'entropi'. Did you mean 'entropy'"),
-        (None, {"entropy": 0}, r"gauges\['entropy'\]: every must be a positive number of steps.* got 0"),
+        (
+            None,
+            {"entropy": 0},
+            r"gauges\['entropy'\]: every must be a positive number of steps.* got 0",
+        ),
         (None, {"entropy": 2.5}, "got 2.5"),
         (None, {"entropy": True}, "got True"),
         (None, {"entropy": "lg"}, "got 'lg'"),
@@ -163,9 +188,15 @@ def test_a_logger_is_told_the_largest_head_of_a_maximum():
     with joma.watch(model, gauges=("max_logsumexp", "entropy", "spectral_norm.qk")) as w:
         train_step(model)
         metrics = w.step()
-    for gauge, one in (("max_logsumexp", torch.max), ("spectral_norm.qk", torch.max), ("entropy", torch.mean)):
+    for gauge, one in (
+        ("max_logsumexp", torch.max),
+        ("spectral_norm.qk", torch.max),
+        ("entropy", torch.mean),
+    ):
         for layer in range(2):
             heads = w.latest.values[gauge][layer]
             assert len(heads) > 1
-            assert metrics[f"joma/{gauge}/layer_0{layer}"] == pytest.approx(float(one(heads)), rel=1e-12)
+            assert metrics[f"joma/{gauge}/layer_0{layer}"] == pytest.approx(
+                float(one(heads)), rel=1e-12
+            )
     assert joma.Run(w._record.writer.path).info["largest"] == ["max_logsumexp", "spectral_norm.qk"]

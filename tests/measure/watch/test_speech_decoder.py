@@ -223,11 +223,15 @@ def test_entropies_with_a_cache_are_those_of_brute_force_token_by_token(style):
 
 @pytest.mark.parametrize("style", ["sdpa", "manual"])
 @pytest.mark.parametrize("positions", [math.nan, math.inf, 1e30])
-def test_a_parameter_that_was_never_initialised_makes_the_decoder_nan_and_the_encoder_not(style, positions):
+def test_a_parameter_that_was_never_initialised_makes_the_decoder_nan_and_the_encoder_not(
+    style, positions
+):
     """Memory that nobody has written to may hold zeros in one trial and this in another."""
     model = make(style, positions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they are not finite is said, but that is another test
+        warnings.simplefilter(
+            "ignore"
+        )  # that they are not finite is said, but that is another test
         with joma.watch(model, every=1, gauges="entropy") as watch:
             logits = model(*batch())
             watch.step()

@@ -9,10 +9,24 @@ import torch
 from torch import nn
 
 import joma
-from joma._measure.gauges.stream import Routing, Stream, active_neurons, dead_neurons, massive_activation, router_load
+from joma._measure.gauges.stream import (
+    Routing,
+    Stream,
+    active_neurons,
+    dead_neurons,
+    massive_activation,
+    router_load,
+)
 from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT
 
-GAUGES = ("stream_rms", "massive_activation", "attention_share", "mlp_share", "active_neurons", "dead_neurons")
+GAUGES = (
+    "stream_rms",
+    "massive_activation",
+    "attention_share",
+    "mlp_share",
+    "active_neurons",
+    "dead_neurons",
+)
 
 
 def rms(x):
@@ -54,10 +68,15 @@ def test_stream_and_neurons_of_all_real_tokens(padded):
         expected = {
             "stream_rms": sum(map(rms, states)) / 2,
             "massive_activation": max(float(x.abs().max() / x.abs().median()) for x in states),
-            "attention_share": sum(rms(a) / rms(x) for a, x in zip(attention, states, strict=True)) / 2,
+            "attention_share": sum(rms(a) / rms(x) for a, x in zip(attention, states, strict=True))
+            / 2,
             "mlp_share": sum(rms(m) / rms(x) for m, x in zip(mlp, states, strict=True)) / 2,
-            "active_neurons": sum(float((h.abs() > 0.1 * rms(h)).double().mean()) for h in hidden) / 2,
-            "dead_neurons": sum(float((h.abs() <= 0.1 * rms(h)).all(0).double().mean()) for h in hidden) / 2,
+            "active_neurons": sum(float((h.abs() > 0.1 * rms(h)).double().mean()) for h in hidden)
+            / 2,
+            "dead_neurons": sum(
+                float((h.abs() <= 0.1 * rms(h)).all(0).double().mean()) for h in hidden
+            )
+            / 2,
         }
         for gauge, value in expected.items():
             assert metrics[f"joma/{gauge}/layer_0{n}"] == pytest.approx(value, rel=1e-5), gauge
@@ -125,13 +144,17 @@ class Mixture(nn.Module):
         super().__init__()
         self.gate = Router(d, experts, k)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d)) for _ in range(experts)
+            nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d))
+            for _ in range(experts)
         )
 
     def forward(self, x):
         self.last, scores, chosen = self.gate(x)
         flat = x.flatten(0, -2)
-        y = sum((scores * (chosen == n)).sum(-1, keepdim=True) * expert(flat) for n, expert in enumerate(self.experts))
+        y = sum(
+            (scores * (chosen == n)).sum(-1, keepdim=True) * expert(flat)
+            for n, expert in enumerate(self.experts)
+        )
         self.chosen = chosen
         return y.view_as(x)
 
@@ -150,9 +173,13 @@ def test_routers_and_experts():
         entropy = float(-(p * p.log()).sum(-1).mean()) / math.log(5)
         assert metrics[f"joma/router_entropy/layer_0{n}"] == pytest.approx(entropy, rel=1e-6)
         load = torch.bincount(block.mlp.chosen.flatten(), minlength=5)
-        assert metrics[f"joma/router_load/layer_0{n}"] == pytest.approx(5 * float(load.max()) / (2 * 2 * LENGTH))
+        assert metrics[f"joma/router_load/layer_0{n}"] == pytest.approx(
+            5 * float(load.max()) / (2 * 2 * LENGTH)
+        )
         assert metrics[f"joma/mlp_share/layer_0{n}"] > 0
-    with pytest.raises(ValueError, match="router_load is measured on routers of experts, and none were found"):
+    with pytest.raises(
+        ValueError, match="router_load is measured on routers of experts, and none were found"
+    ):
         joma.watch(HandWrittenGPT("sdpa"), gauges="router_load")
 
 
@@ -179,7 +206,9 @@ def test_training_is_bitwise_the_same_with_every_gauge():
         w = joma.watch(model, every=1, gauges=everything, optimizer=optimizer) if watched else None
         for step in range(6):
             optimizer.zero_grad()
-            tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(step))
+            tokens = torch.randint(
+                VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(step)
+            )
             loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()
             optimizer.step()

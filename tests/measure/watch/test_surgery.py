@@ -54,7 +54,9 @@ def test_a_replaced_matrix_is_the_one_that_is_measured(model, tmp_path):
         new = nn.Linear(D, 40)
         new.weight.data = torch.outer(torch.randn(40), torch.randn(D))
         model.blocks[1].mlp[0] = new
-        with pytest.warns(UserWarning, match=r"step 2: the model was changed \(replaced: blocks.1.mlp.0\)"):
+        with pytest.warns(
+            UserWarning, match=r"step 2: the model was changed \(replaced: blocks.1.mlp.0\)"
+        ):
             step(model, w)
         values = w.latest.values["stable_rank"].numpy()
         assert values[1] == pytest.approx(1.0)
@@ -94,14 +96,20 @@ def test_replaced_attention_is_seen_with_its_own_heads_and_number(model, tmp_pat
             assert table[n][: len(expected)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_block_that_is_removed_leaves_its_number_empty_and_the_others_keep_theirs(model, tmp_path):
+def test_a_block_that_is_removed_leaves_its_number_empty_and_the_others_keep_theirs(
+    model, tmp_path
+):
     kept = [model.blocks[0], model.blocks[2]]
     with joma.watch(model, tmp_path / "run", every=1, live=False) as w:
         step(model, w)
         del model.blocks[1]
         with pytest.warns(UserWarning, match=r"removed: blocks.2"):
             metrics = step(model, w)
-        assert w.layers == ["blocks.0.attn", "blocks.1.attn (removed before step 2)", "blocks.1.attn"]
+        assert w.layers == [
+            "blocks.0.attn",
+            "blocks.1.attn (removed before step 2)",
+            "blocks.1.attn",
+        ]
         for number, block in zip((0, 2), kept, strict=True):
             expected = sum(entropy(block.attn.last)) / 2
             assert metrics[f"joma/entropy/layer_0{number}"] == pytest.approx(expected, abs=1e-5)
@@ -121,7 +129,9 @@ def test_a_block_that_is_added_gets_a_number_of_its_own(model, tmp_path):
         assert changed(w)[0]["changes"][0] == "added: blocks.3"
         expected = sum(entropy(model.blocks[3].attn.last)) / 2
         assert metrics["joma/entropy/layer_03"] == pytest.approx(expected, abs=1e-5)
-        assert metrics["joma/stable_rank/layer_03"] == pytest.approx(stable_rank(model.blocks[3].mlp[0].weight))
+        assert metrics["joma/stable_rank/layer_03"] == pytest.approx(
+            stable_rank(model.blocks[3].mlp[0].weight)
+        )
         info = json.loads((w.path / "run.json").read_text())
         assert info["matrices"] == {"mlp_in": [f"blocks.{n}.mlp.0" for n in range(4)]}
 
@@ -130,20 +140,29 @@ def test_lora_injected_into_the_live_model_is_measured(model, tmp_path):
     peft = pytest.importorskip("peft")
     with joma.watch(model, tmp_path / "run", every=1, live=False) as w:
         step(model, w)
-        config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["mlp.0"], init_lora_weights=False)
+        config = peft.LoraConfig(
+            r=2, lora_alpha=3, target_modules=["mlp.0"], init_lora_weights=False
+        )
         peft.inject_adapter_in_model(config, model)
         with pytest.warns(UserWarning, match="the model was changed"):
             step(model, w)
         for n, block in enumerate(model.blocks):
             layer = block.mlp[0]
-            acts = layer.base_layer.weight + 1.5 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-            assert w.latest.values["stable_rank"].numpy()[n] == pytest.approx(stable_rank(acts), rel=1e-4)
+            acts = (
+                layer.base_layer.weight
+                + 1.5 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+            )
+            assert w.latest.values["stable_rank"].numpy()[n] == pytest.approx(
+                stable_rank(acts), rel=1e-4
+            )
 
 
 def test_an_mlp_that_is_taken_out_is_not_measured_any_more(model, tmp_path):
     gauges = "entropy,stable_rank,update_ratio"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with joma.watch(model, tmp_path / "run", every=1, gauges=gauges, optimizer=optimizer, live=False) as w:
+    with joma.watch(
+        model, tmp_path / "run", every=1, gauges=gauges, optimizer=optimizer, live=False
+    ) as w:
         model(tokens()).square().mean().backward()
         optimizer.step()
         w.step()
@@ -159,7 +178,10 @@ def test_an_mlp_that_is_taken_out_is_not_measured_any_more(model, tmp_path):
 
 
 def test_the_matrices_are_logged_once_and_stored_in_the_run(model, tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "joma"), joma.watch(model, tmp_path / "run", every=1, live=False) as w:
+    with (
+        caplog.at_level(logging.INFO, "joma"),
+        joma.watch(model, tmp_path / "run", every=1, live=False) as w,
+    ):
         step(model, w)
         step(model, w)
     assert [record.getMessage() for record in caplog.records if record.name == "joma"] == [
@@ -235,10 +257,14 @@ def test_maps_with_attention_between_them_are_no_mlp_though_nothing_names_them()
     model = nn.Sequential(Unnamed(False), nn.Identity())
     with joma.watch(model, every=1, live=False) as w:
         model(x).sum().backward()
-        with pytest.warns(UserWarning, match=r"0.one.a is not the lower matrix of an MLP: in 0.one, attention"):
+        with pytest.warns(
+            UserWarning, match=r"0.one.a is not the lower matrix of an MLP: in 0.one, attention"
+        ):
             metrics = w.step()
         assert w.matrices == {"mlp_in": []}
         assert not [name for name in metrics if "stable_rank" in name]
     with joma.watch(model, every=1, mlp=["0.two.c"], live=False) as w:
         model(x).sum().backward()
-        assert w.step()["joma/stable_rank/layer_00"] == pytest.approx(stable_rank(model[0].two.c.weight), rel=1e-5)
+        assert w.step()["joma/stable_rank/layer_00"] == pytest.approx(
+            stable_rank(model[0].two.c.weight), rel=1e-5
+        )

@@ -36,7 +36,10 @@ def line_of(function, words):
 
 def test_a_warning_of_a_measurement_points_to_the_users_step():
     model = HandWrittenGPT("sdpa")
-    with joma.watch(model, every=1, gauges="entropy") as w, warnings.catch_warnings(record=True) as recorded:
+    with (
+        joma.watch(model, every=1, gauges="entropy") as w,
+        warnings.catch_warnings(record=True) as recorded,
+    ):
         warnings.simplefilter("always")
         idle_step(w)
     (warning,) = recorded
@@ -92,7 +95,9 @@ def test_a_script_sees_the_sentence_at_its_own_line_unless_it_filters_the_catego
     script.write_text(speak)
     loud = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert loud.stderr.splitlines()[0] == f"{script}:2: JomaWarning: joma: hear me"
-    script.write_text(f"import warnings\nimport joma\nwarnings.simplefilter('ignore', joma.JomaWarning)\n{speak}")
+    script.write_text(
+        f"import warnings\nimport joma\nwarnings.simplefilter('ignore', joma.JomaWarning)\n{speak}"
+    )
     quiet = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
 

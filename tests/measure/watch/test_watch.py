@@ -52,10 +52,16 @@ class Checkpointed(HandWrittenGPT):
         return self.head(x)
 
 
-def train(model: nn.Module, watched: bool, steps: int = 4, accumulate: int = 2, autocast: bool = False):
+def train(
+    model: nn.Module, watched: bool, steps: int = 4, accumulate: int = 2, autocast: bool = False
+):
     torch.manual_seed(7)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    w = joma.watch(model, every=1, gauges=("entropy", "stable_rank", "coherence")) if watched else None
+    w = (
+        joma.watch(model, every=1, gauges=("entropy", "stable_rank", "coherence"))
+        if watched
+        else None
+    )
     with w or contextlib.nullcontext():
         for step in range(steps):
             for micro in range(accumulate):
@@ -76,7 +82,9 @@ def test_training_is_bitwise_the_same(kind, autocast):
     torch.manual_seed(0)
     if kind == "encoder":
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
-        model = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, VOCABULARY))
+        model = nn.Sequential(
+            nn.Embedding(VOCABULARY, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, VOCABULARY)
+        )
     elif kind in ("checkpoint", "reentrant"):
         model = Checkpointed("sdpa", dropout=0.2)
         model.reentrant = kind == "reentrant"
@@ -86,7 +94,10 @@ def test_training_is_bitwise_the_same(kind, autocast):
     w, gradients, state = train(model, True, autocast=autocast)
     _, expected, expected_state = train(other, False, autocast=autocast)
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
     assert torch.equal(state, expected_state)
     assert len(w.layers) == 2  # neither micro-batches nor recomputation add layers
     assert len(w.frame().query("gauge == 'entropy' and step == 1")) == 4
@@ -111,9 +122,13 @@ def test_recomputation_is_not_counted(reentrant):
     model.reentrant = reentrant
     with joma.watch(model, every=1, gauges="entropy") as w:
         loss = loss_of(model, tokens())
-        counted = {key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()}
+        counted = {
+            key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()
+        }
         loss.backward()
-        assert {key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()} == counted
+        assert {
+            key: float(sums.count["entropy"].sum()) for key, sums in w._passes.tally.seen.items()
+        } == counted
         w.step()
 
 
@@ -159,13 +174,18 @@ def test_metrics_and_frame(tmp_path):
     assert all(isinstance(value, float) for value in metrics.values())
     frame = w.frame()
     assert list(frame.columns)[:6] == ["step", "tau", "layer", "head", "gauge", "value"]
-    assert frame.groupby("step").tau.unique().explode().tolist() == pytest.approx([0.1, 0.2])  # the last rate goes on
+    assert frame.groupby("step").tau.unique().explode().tolist() == pytest.approx(
+        [0.1, 0.2]
+    )  # the last rate goes on
     heads = frame.query("step == 1 and gauge == 'entropy' and layer == 2")
     assert len(heads) == 2
     assert heads["value"].mean() == pytest.approx(metrics["joma/entropy/layer_02"])
     assert set(heads["module"]) == {"blocks.2.attn"}
     assert frame.query("gauge == 'loss'")["value"].tolist() == [2.5, 2.0]
-    assert frame.query("gauge == 'lr'")["value"].tolist() == [0.1, 0.1]  # also where it was not given: it goes on
+    assert frame.query("gauge == 'lr'")["value"].tolist() == [
+        0.1,
+        0.1,
+    ]  # also where it was not given: it goes on
     again = joma.Run(tmp_path / "run")
     assert again.done
     assert again.info["kind"] == "watch"
@@ -183,7 +203,11 @@ def test_probe_is_comparable_over_time_and_leaves_no_trace():
         second = w.step()
     assert first == second  # the weights did not move; the batch that passed does not matter
     assert [m.training for m in model.modules()] == modes
-    expected = [float(entropy_of(b.attn.last).mean()) for b in model.eval().blocks if model(probe) is not None]
+    expected = [
+        float(entropy_of(b.attn.last).mean())
+        for b in model.eval().blocks
+        if model(probe) is not None
+    ]
     assert list(second.values()) == pytest.approx(expected, abs=1e-5)
 
 
@@ -265,11 +289,17 @@ def test_an_exception_in_the_model_leaves_nothing_behind(kind):
 
 def large_tensors() -> list[torch.Tensor]:
     gc.collect()
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and thing.dim() >= 3]
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.Tensor) and thing.dim() >= 3
+    ]
 
 
 def test_no_tensor_is_kept_after_a_step():
-    others = [weakref.ref(tensor) for tensor in large_tensors()]  # of earlier tests, which may go meanwhile
+    others = [
+        weakref.ref(tensor) for tensor in large_tensors()
+    ]  # of earlier tests, which may go meanwhile
 
     def own_tensors() -> int:
         tensors = large_tensors()
@@ -306,7 +336,9 @@ def test_a_module_without_attention():
             self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
 
         def forward(self, x):
-            return torch.softmax(self.b(self.a(x)), -1)  # a softmax, but not over a product of two activations
+            return torch.softmax(
+                self.b(self.a(x)), -1
+            )  # a softmax, but not over a product of two activations
 
     model = Custom()
     with joma.watch(model, every=1) as w:
@@ -401,7 +433,8 @@ def test_a_second_run_of_the_same_name_is_given_a_number_and_loses_nothing(tmp_p
     assert train() == "runs/mine"
     first = Path("runs/mine/run.json").read_bytes()
     with pytest.warns(
-        joma.JomaWarning, match=r"^joma.watch: runs/mine holds a run already \(done.* goes to runs/mine-2\."
+        joma.JomaWarning,
+        match=r"^joma.watch: runs/mine holds a run already \(done.* goes to runs/mine-2\.",
     ):
         assert train() == "runs/mine-2"
     Path("runs/mine-3").mkdir()
@@ -486,7 +519,9 @@ def test_a_kernel_that_was_not_seen_is_named():
 
     with joma.watch(Opaque(), every=1, gauges="entropy") as w:
         w.model(torch.randn(2, 3, 4))
-        with pytest.warns(joma.JomaWarning, match=r"attn_implementation='flash_attention_2'.*'sdpa'"):
+        with pytest.warns(
+            joma.JomaWarning, match=r"attn_implementation='flash_attention_2'.*'sdpa'"
+        ):
             w.step()
 
 
@@ -530,7 +565,9 @@ def test_attention_that_ran_unseen_is_named():
     model.blocks.append(SecretAttention())
     with joma.watch(model, every=1) as w:
         model(0 * tokens())
-        with pytest.warns(UserWarning, match=r"blocks.2 \(SecretAttention\) ran, but no attention was seen"):
+        with pytest.warns(
+            UserWarning, match=r"blocks.2 \(SecretAttention\) ran, but no attention was seen"
+        ):
             w.step()
 
 
@@ -549,7 +586,9 @@ def test_named_matrices_and_a_gauge_of_ones_own():
 
     try:
         model = HandWrittenGPT("sdpa")
-        with joma.watch(model, every=1, gauges=("largest_weight", "last_query"), mlp=r"blocks\.\d\.mlp\.2") as w:
+        with joma.watch(
+            model, every=1, gauges=("largest_weight", "last_query"), mlp=r"blocks\.\d\.mlp\.2"
+        ) as w:
             model(tokens())
             metrics = w.step()
         assert w.matrices == {"mlp_in": ["blocks.0.mlp.2", "blocks.1.mlp.2"]}

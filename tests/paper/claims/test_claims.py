@@ -29,7 +29,10 @@ EXPECTED = {
         CORRECTED,
     ): "T1.softmax T1.softmax_hypothesis T2.invariant T2.softmax_remark L1 L2 L4 L5 E56 "
     "E56.sufficiency E57.inverse E58 A4.superposition T3.form T3.remainder E6 T4.threshold L9 E103 T5.rho0 E8",
-    (UNSAID, UNDER): "A1.layerwise L1.positive L3 E59.range A4.sides S4.shift S4.cooccurrence S4.nonlinear_bounce "
+    (
+        UNSAID,
+        UNDER,
+    ): "A1.layerwise L1.positive L3 E59.range A4.sides S4.shift S4.cooccurrence S4.nonlinear_bounce "
     "S4.rank_nodes CDAG.T1 CDAG.recursion",
     (
         EXTENSION,
@@ -89,9 +92,18 @@ def test_the_check_rejects_the_claims_mutants_and_accepts_what_says_the_same(id)
 
 def test_a_mutant_that_gets_through_is_seen():
     def lax(variant):
-        return 5.0 if variant == "control" else abs(variant.factor("x") - 1) / 100 + variant.has("worse")
+        return (
+            5.0
+            if variant == "control"
+            else abs(variant.factor("x") - 1) / 100 + variant.has("worse")
+        )
 
-    fields = {"check": lax, "terms": ("x",), "mutants": {"worse": "by 1"}, "equivalent": {"−x": "no reason"}}
+    fields = {
+        "check": lax,
+        "terms": ("x",),
+        "mutants": {"worse": "by 1"},
+        "equivalent": {"−x": "no reason"},
+    }
     made = Claim("X", "nowhere", "?", 1e-3, "?", "?", **fields)
     assert {r.mutant: (r.rejected, r.ok) for r in mutate(made)} == {
         "x × 1.01": (False, False),
@@ -122,9 +134,17 @@ def test_the_errata_are_three_lists_and_hold_no_claim_of_another_kind():
         "Extensions of ours",
     ]
     assert [part.count("### ") for part in (wrong, unsaid, ours)] == [1, 1, 1]
-    assert all(f"`{ids[name]}`" in part for name, part in zip(ids, (wrong, unsaid, ours), strict=False))
+    assert all(
+        f"`{ids[name]}`" in part for name, part in zip(ids, (wrong, unsaid, ours), strict=False)
+    )
     (claim,) = registry.get(["E103"])
-    for part in (claim.source, claim.paper_formula, claim.corrected_formula, claim.derivation, "`joma claims E103`"):
+    for part in (
+        claim.source,
+        claim.paper_formula,
+        claim.corrected_formula,
+        claim.derivation,
+        "`joma claims E103`",
+    ):
         assert part in wrong
 
 
@@ -149,10 +169,25 @@ def made_up(values, tolerance=1.0, **fields):
     [
         ({"printed": 0.5, "control": 2}, {}, "holds", 0.5),
         ({"printed": 3, "control": 2}, {}, "fails", 3),
-        ({"printed": 3, "corrected": 0.1, "control": 2}, {"correction": "c"}, "holds as corrected", 0.1),
+        (
+            {"printed": 3, "corrected": 0.1, "control": 2},
+            {"correction": "c"},
+            "holds as corrected",
+            0.1,
+        ),
         ({"printed": 3, "corrected": 9, "control": 2}, {"correction": "c"}, "fails", 3),
-        ({"printed": 3, "condition": 0.2, "control": 2}, {"condition": "c"}, "holds under a condition", 0.2),
-        ({"printed": 3, "reference": 0, "control": 2}, {"correction": "c", "reference": "r"}, "fails", 3),
+        (
+            {"printed": 3, "condition": 0.2, "control": 2},
+            {"condition": "c"},
+            "holds under a condition",
+            0.2,
+        ),
+        (
+            {"printed": 3, "reference": 0, "control": 2},
+            {"correction": "c", "reference": "r"},
+            "fails",
+            3,
+        ),
     ],
 )
 def test_the_rule_that_makes_verdicts(values, fields, verdict, value):
@@ -167,7 +202,8 @@ def test_a_control_that_is_accepted_is_not_ok():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"printed": math.nan, "control": 2}, {"control": 2}, {"printed": 0.1, "control": math.nan}]
+    "bad",
+    [{"printed": math.nan, "control": 2}, {"control": 2}, {"printed": 0.1, "control": math.nan}],
 )
 def test_a_check_that_cannot_measure_is_an_error_and_never_a_verdict(bad):
     result = check(made_up(bad))
@@ -190,7 +226,12 @@ def test_a_check_that_had_nothing_to_check_is_an_error(empty):
 
 def test_the_largest_error_of_all_cases_counts():
     result = check(made_up({"printed": [0.1, 0.9, 0.4], "control": [0.0, 2.0]}))
-    assert (result.verdict, result.value, result.cases, result.control_value) == (Verdict.HOLDS, 0.9, 3, 2.0)
+    assert (result.verdict, result.value, result.cases, result.control_value) == (
+        Verdict.HOLDS,
+        0.9,
+        3,
+        2.0,
+    )
     assert check(made_up({"printed": [0.1, math.nan], "control": 2})).verdict is Verdict.ERROR
 
 
@@ -238,6 +279,11 @@ def test_packages_bring_claims_by_an_entry_point(tmp_path, monkeypatch):
 
 
 def test_groups_and_near_misses():
-    assert [c.id for c in registry.get(["T2"])] == ["T2.invariant", "T2.winner", "T2.saliency", "T2.softmax_remark"]
+    assert [c.id for c in registry.get(["T2"])] == [
+        "T2.invariant",
+        "T2.winner",
+        "T2.saliency",
+        "T2.softmax_remark",
+    ]
     with pytest.raises(ValueError, match=r"Did you mean 'T2.invariant'"):
         registry.get(["T2.invariance"])

@@ -16,7 +16,9 @@ def written(value):
     """A setting as one types it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, dict) or (isinstance(value, (list, tuple)) and (not value or isinstance(value[0], list))):
+    if isinstance(value, dict) or (
+        isinstance(value, (list, tuple)) and (not value or isinstance(value[0], list))
+    ):
         return json.dumps(value)
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
@@ -27,7 +29,9 @@ def test_every_setting_of_every_preset_can_be_typed(id):
     for preset in PRESETS:
         for key, value in experiment.settings[preset].items():
             as_read = json.loads(json.dumps(value))  # lists, no tuples
-            assert choose(experiment.settings, preset, [f"{key}={written(value)}"]) == {key: as_read}, (preset, key)
+            assert choose(experiment.settings, preset, [f"{key}={written(value)}"]) == {
+                key: as_read
+            }, (preset, key)
 
 
 def test_an_exhibit_with_other_settings_is_otherwise_the_same():
@@ -42,13 +46,19 @@ def test_an_exhibit_with_other_settings_is_otherwise_the_same():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["stebs=7"], r"unknown setting 'stebs'. Did you mean 'steps'.* Known: data, vocabulary, layers"),
+        (
+            ["stebs=7"],
+            r"unknown setting 'stebs'. Did you mean 'steps'.* Known: data, vocabulary, layers",
+        ),
         (["steps"], r"'steps' is not key=value. Keys: data, vocabulary, layers"),
         (["every=1.5"], r"every must be a whole number, got '1.5'"),
         (["every="], r"every must be a whole number, got ''"),
         (["lr=fast"], r"lr must be a number, got 'fast'"),
         (["lr=nan"], r"lr must be a number, got 'nan'"),
-        (["layers=1,two"], r"layers must be a list with commas, each item a whole number, got '1,two'"),
+        (
+            ["layers=1,two"],
+            r"layers must be a list with commas, each item a whole number, got '1,two'",
+        ),
         (["vocabulary=all"], r"vocabulary must be a whole number or none, got 'all'"),
         (["steps=1", "steps=2"], "steps is given twice"),
     ],
@@ -72,7 +82,10 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert settings == {"t_end": 20.0, "times": 21}
     assert "fig3" in (tmp_path / "report.html").read_text()
     assert command(monkeypatch, "fig3", out) == 2  # the folder has other settings
-    assert "holds another run (fig3, preset quick, t_end 20.0, times 21, seed 0)" in capsys.readouterr().err
+    assert (
+        "holds another run (fig3, preset quick, t_end 20.0, times 21, seed 0)"
+        in capsys.readouterr().err
+    )
     assert command(monkeypatch, "fig3", "--set", "time=3", out) == 2
     assert "unknown setting 'time'" in capsys.readouterr().err
     assert command(monkeypatch, "fig2", "fig3", "--set", "times=21", out) == 2
@@ -85,5 +98,7 @@ def test_a_preset_without_its_data_says_where_it_looked_and_what_to_do(tmp_path,
 
     monkeypatch.delenv("JOMA_DATA", raising=False)
     monkeypatch.setattr("joma._data.corpora.fetch", unreachable)
-    with pytest.raises(ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*set JOMA_DATA"):
+    with pytest.raises(
+        ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*set JOMA_DATA"
+    ):
         reproduce(exhibits()["saliency"], out=tmp_path, preset="laptop")

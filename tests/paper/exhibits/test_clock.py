@@ -23,7 +23,9 @@ def made(folder, power=1.0, toy=False):
     """Curves of two seeds per rate, as functions of lr^power · step; the fastest rate of Adam collapses half-way."""
     settings = SETTINGS | ({"data": "pydoc"} if toy else {})
     axes = {"entropy": ["layer"], "stable_rank": ["layer"]}
-    with RunWriter.create(folder, kind="exhibit", config={"settings": settings}, axes=axes) as writer:
+    with RunWriter.create(
+        folder, kind="exhibit", config={"settings": settings}, axes=axes
+    ) as writer:
         for kind, rates in settings["rates"].items():
             beta = 0.9 if kind == "momentum" else 0.0
             end = settings["tau"][kind]
@@ -36,7 +38,11 @@ def made(folder, power=1.0, toy=False):
                         value = float(entropy(share)) + (0.05 if seed else -0.05)
                         if kind == "adam" and rate == 8e-3 and tau > 0.3:
                             value = 0.0
-                        values = {"entropy": [value], "stable_rank": [20 * value], "valid_loss": value + 3}
+                        values = {
+                            "entropy": [value],
+                            "stable_rank": [20 * value],
+                            "valid_loss": value + 3,
+                        }
                         columns = {"optimiser": "adam" if kind == "adam" else "sgd", "momentum": beta, "layers": 1,
                                    "lr": rate * (1 - beta), "seed": seed, "tau": tau * (1 - beta)}  # fmt: skip
                         writer.write(step, values, **columns)
@@ -52,14 +58,18 @@ def test_curves_on_the_clock_hold_and_the_fastest_is_told_to_leave(tmp_path):
     assert adam["between rates"] == pytest.approx(0.1 / np.sqrt(2), rel=0.05)
     assert adam["exponent"] == pytest.approx(1, abs=0.05)
     assert "leaves it at τ = 0.3" in adam["fastest"]
-    sgd = judgement.numbers["sgd, 1 layer, entropy, layer 0"]  # with momentum: only if τ counts it ten-fold
+    sgd = judgement.numbers[
+        "sgd, 1 layer, entropy, layer 0"
+    ]  # with momentum: only if τ counts it ten-fold
     assert sgd["ratio"] < 1.1
 
 
 def test_curves_of_equal_steps_fail(tmp_path):
     judgement = clock.judge(made(tmp_path / "run", power=0.0))
     assert judgement.verdict is Verdict.FAILS
-    assert judgement.numbers["adam, 1 layer, entropy, layer 0"]["exponent"] == pytest.approx(0, abs=0.05)
+    assert judgement.numbers["adam, 1 layer, entropy, layer 0"]["exponent"] == pytest.approx(
+        0, abs=0.05
+    )
 
 
 def test_a_toy_decides_nothing(tmp_path):

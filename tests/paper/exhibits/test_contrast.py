@@ -10,7 +10,12 @@ from joma._show import plots
 from joma.paper.exhibits import assumptions, contrast, hierarchy
 from joma.paper.exhibits._noisy import noisy_story, noisy_table, trend
 
-LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {"vocabulary": 60, "steps": 3, "every": 1, "seeds": 1}
+LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {
+    "vocabulary": 60,
+    "steps": 3,
+    "every": 1,
+    "seeds": 1,
+}
 LANGUAGE |= {"data": "pydoc", "valid_windows": 1}
 TINY = {
     "contrast": {
@@ -21,8 +26,24 @@ TINY = {
         "targets_end": [0.3, 0.5],
         "language": LANGUAGE,
     },
-    "hierarchy": {"seeds": 2, "rho": 0.9, "layers": [2], "width": 8, "steps": 4, "every": 2, "lr": 1e-2},
-    "assumptions": {"data": "pydoc", "vocabulary": 60, "steps": 9, "every": 2, "lr": 1e-3, "layers": 2, "width": 16},
+    "hierarchy": {
+        "seeds": 2,
+        "rho": 0.9,
+        "layers": [2],
+        "width": 8,
+        "steps": 4,
+        "every": 2,
+        "lr": 1e-2,
+    },
+    "assumptions": {
+        "data": "pydoc",
+        "vocabulary": 60,
+        "steps": 9,
+        "every": 2,
+        "lr": 1e-3,
+        "layers": 2,
+        "width": 16,
+    },
 }
 MODULES = {"contrast": contrast, "hierarchy": hierarchy, "assumptions": assumptions}
 
@@ -36,7 +57,9 @@ def _cache(tmp_path_factory, monkeypatch):
 def test_run_drawn_and_judged(id, tmp_path):
     module = MODULES[id]
     config = {"settings": TINY[id]}
-    with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=module.EXPERIMENT.axes) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="exhibit", config=config, axes=module.EXPERIMENT.axes
+    ) as writer:
         module.run(writer, TINY[id], 0, lambda share, what: None)
     run = Run(tmp_path / "run")
     found = module.judge(run)
@@ -53,9 +76,16 @@ def contrasted(folder, bounced):
             for activation in contrast.ACTIVATIONS:
                 for s in range(20):
                     did = float(s < bounced(kind, activation))
-                    values = {f"{g}_{w}": did for g in ("entropy", "rank") for w in ("dipped", "bounced")}
+                    values = {
+                        f"{g}_{w}": did for g in ("entropy", "rank") for w in ("dipped", "bounced")
+                    }
                     writer.write(
-                        0, values, kind=kind, activation=activation, attention=("exp", "softmax")[s % 2], draw=s
+                        0,
+                        values,
+                        kind=kind,
+                        activation=activation,
+                        attention=("exp", "softmax")[s % 2],
+                        draw=s,
                     )
         for step, value in enumerate([2.0] * 3 + [1.0] * 5 + [1.5] * 5):
             writer.write(step, {"entropy": value}, activation="relu", seed=0)
@@ -67,7 +97,10 @@ def contrasted(folder, bounced):
     [
         (lambda kind, activation: 0 if activation == "linear" else 18, "holds"),
         (lambda kind, activation: 18 if kind == "targets 32" else 0, "holds under a condition"),
-        (lambda kind, activation: 18 if kind != "targets 32" else 0, "fails"),  # linear nodes bounce as often
+        (
+            lambda kind, activation: 18 if kind != "targets 32" else 0,
+            "fails",
+        ),  # linear nodes bounce as often
         (lambda kind, activation: 0, "fails"),
     ],
 )
@@ -85,7 +118,11 @@ def levels(folder, early, late, permuted=None):
                 times = (early, late) if tree == "tree" else (permuted, permuted)
                 for step in range(0, 101, 10):
                     first, second = (float(t is not None and step >= t) for t in times)
-                    row = {"attention_siblings_0": 1 + first, "attention_cousins_1": 1 + second, "competition_0": -0.5}
+                    row = {
+                        "attention_siblings_0": 1 + first,
+                        "attention_cousins_1": 1 + second,
+                        "competition_0": -0.5,
+                    }
                     row |= {"attention_others_0": 1.0, "attention_others_1": 1.0, "accuracy": 0.9}
                     row |= {"ncorr_beta": first, "ncorr_alpha": second}
                     writer.write(step, row, shape="deep", layers=2, draw=draw, tree=tree)
@@ -124,11 +161,18 @@ def test_halfway_is_the_first_step_beyond_the_middle():
     ],
 )
 def test_the_judge_of_the_assumptions(tmp_path, cosines, agreement, verdict):
-    with RunWriter.create(tmp_path / "run", kind="exhibit", config={"settings": {"data": "wikitext-2"}}) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="exhibit", config={"settings": {"data": "wikitext-2"}}
+    ) as writer:
         for model in assumptions.MODELS:
             for step in (10, 20):
-                values = {"gradient_stationarity": cosines.get(model, 0.1), "gradient_agreement": agreement}
-                writer.write(step, {**values, "attention_drift": 0.1, "eqn17_residual": 0.9}, model=model)
+                values = {
+                    "gradient_stationarity": cosines.get(model, 0.1),
+                    "gradient_agreement": agreement,
+                }
+                writer.write(
+                    step, {**values, "attention_drift": 0.1, "eqn17_residual": 0.9}, model=model
+                )
     found = assumptions.judge(Run(tmp_path / "run"))
     assert found.verdict == verdict
     assert not found.numbers["gpt"]["Eqn. 17"]["holds"]
@@ -142,10 +186,20 @@ def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
             noise = 0.01 * np.array([1, -1]) * (-1) ** draw
             for N_ch, N0, level in ((2, 10, 0.9), (3, 20, 0.8)):
                 labels = {"C": 20, "N_ch": N_ch, "N0": N0, "N1": N0 + 10, "draw": draw}
-                writer.write(1, {"ncorr": level + noise * (N_ch - 2)}, state="trained", lr=1e-4, **labels)
-                for state, value in (("trained", 0.7 - 0.1 * N_ch), ("untrained", 0.2), ("permuted", 0.0)):
+                writer.write(
+                    1, {"ncorr": level + noise * (N_ch - 2)}, state="trained", lr=1e-4, **labels
+                )
+                for state, value in (
+                    ("trained", 0.7 - 0.1 * N_ch),
+                    ("untrained", 0.2),
+                    ("permuted", 0.0),
+                ):
                     writer.write(
-                        1, {"noisy_ncorr": np.full(2, value) + noise * (N_ch - 2)}, state=state, rho=0.9, **labels
+                        1,
+                        {"noisy_ncorr": np.full(2, value) + noise * (N_ch - 2)},
+                        state=state,
+                        rho=0.9,
+                        **labels,
                     )
     text, numbers = trend(Run(tmp_path / "run"))
     assert "goes down" in text
@@ -155,6 +209,7 @@ def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
     assert "0.45 trained, 0.20 untrained, 0.00 permuted" in text
     assert numbers["change"][0] == pytest.approx(-0.1)
     assert "with complexity it goes down: -0.100" in text
-    assert "| ρ=0.9 C=20 N_ch=3 (20, 30) | 0.40 ± 0.01 | 0.20 ± 0.01 | 0.00 ± 0.01 |" in noisy_table(
-        Run(tmp_path / "run")
+    assert (
+        "| ρ=0.9 C=20 N_ch=3 (20, 30) | 0.40 ± 0.01 | 0.20 ± 0.01 | 0.00 ± 0.01 |"
+        in noisy_table(Run(tmp_path / "run"))
     )

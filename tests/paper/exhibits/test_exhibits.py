@@ -11,7 +11,20 @@ from scipy.special import lambertw
 
 from joma import Run
 from joma._runs import RunError, RunWriter
-from joma.paper.exhibits import EXHIBITS, PRESETS, cdag, fig2, fig3, fig4, fig5, fig9, folding, get, reproduce, table1
+from joma.paper.exhibits import (
+    EXHIBITS,
+    PRESETS,
+    cdag,
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    fig9,
+    folding,
+    get,
+    reproduce,
+    table1,
+)
 from joma.paper.labs.association import association_time
 
 EXPECTED = {
@@ -30,7 +43,10 @@ EXPECTED = {
 def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("exhibits")
     with pytest.MonkeyPatch.context() as patch:
-        small = {"columns": 2, "noisy": {"rho": [0.9], "seeds": 1, "steps": 2}}  # its columns are alike
+        small = {
+            "columns": 2,
+            "noisy": {"rho": [0.9], "seeds": 1, "steps": 2},
+        }  # its columns are alike
         patch.setitem(table1.SETTINGS, "quick", {**table1.SETTINGS["quick"], **small})
         return {exhibit.id: reproduce(exhibit, out=out) for exhibit in get(EXPECTED)}
 
@@ -44,7 +60,10 @@ def test_quick_preset(made, id):
     assert len(re.findall(r"<path", svg)) > 20
     assert "NaN" not in svg
     assert Run(outcome.path).done
-    assert json.loads((outcome.path / "verdict.json").read_text())["summary"] == outcome.verdict.summary
+    assert (
+        json.loads((outcome.path / "verdict.json").read_text())["summary"]
+        == outcome.verdict.summary
+    )
 
 
 @pytest.mark.parametrize("id", EXPECTED)
@@ -78,23 +97,41 @@ def doctored(path, tmp_path, axes, change, copies=1):
             extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}
             writer.write(row["step"], {row["gauge"]: change(row)}, **extra)
             for copy in range(1, copies):
-                writer.write(row["step"], {row["gauge"]: change(row)}, **extra | {"draw": row["draw"] + 2 * copy})
+                writer.write(
+                    row["step"],
+                    {row["gauge"]: change(row)},
+                    **extra | {"draw": row["draw"] + 2 * copy},
+                )
     return Run(tmp_path / "doctored")
 
 
 def test_the_judges_reject_what_they_should(made, tmp_path):
-    low = doctored(made["fig2"].path, tmp_path / "a", fig2.AXES, lambda r: 0.5 if r["gauge"] == "nc" else r["value"])
+    low = doctored(
+        made["fig2"].path,
+        tmp_path / "a",
+        fig2.AXES,
+        lambda r: 0.5 if r["gauge"] == "nc" else r["value"],
+    )
     assert fig2.judge(low).verdict == "fails"
     parts = doctored(
-        made["fig2"].path, tmp_path / "parts", fig2.AXES, lambda r: 0.5 if r["gauge"] in ("nc1", "nc2") else r["value"]
+        made["fig2"].path,
+        tmp_path / "parts",
+        fig2.AXES,
+        lambda r: 0.5 if r["gauge"] in ("nc1", "nc2") else r["value"],
     )
     assert fig2.judge(parts).verdict == "holds"
     flat = doctored(
-        made["fig4"].path, tmp_path / "b", fig4.AXES, lambda r: 2.0 if r["gauge"] == "entropy" else r["value"]
+        made["fig4"].path,
+        tmp_path / "b",
+        fig4.AXES,
+        lambda r: 2.0 if r["gauge"] == "entropy" else r["value"],
     )
     assert fig4.judge(flat).verdict == "fails"
     apart = doctored(
-        made["folding"].path, tmp_path / "c", folding.AXES, lambda r: 1e-3 if r["gauge"] == "difference" else r["value"]
+        made["folding"].path,
+        tmp_path / "c",
+        folding.AXES,
+        lambda r: 1e-3 if r["gauge"] == "difference" else r["value"],
     )
     assert folding.judge(apart).verdict == "fails"
     even = doctored(
@@ -129,7 +166,9 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
     """Trained networks are above both baselines by ``gains`` (s = 0 and 1), give or take the noise of a seed."""
     settings = {**table1.SETTINGS["laptop"], "columns": 2, **settings}
     rng = np.random.default_rng(0)
-    with RunWriter.create(tmp_path, kind="exhibit", config={"settings": settings}, axes=table1.AXES) as writer:
+    with RunWriter.create(
+        tmp_path, kind="exhibit", config={"settings": settings}, axes=table1.AXES
+    ) as writer:
         for column in list(table1.TABLE1)[:2]:
             paper = np.array([mean for mean, _ in table1.TABLE1[column]])
             labels = dict(zip(("C", "N_ch", "N0", "N1"), column, strict=True)) | {"lr": 1e-4}
@@ -145,7 +184,9 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
     found = table1.judge(Run(tmp_path))
     assert found.verdict == verdict
     assert bool(found.would_decide) == (verdict == "not decided here")
-    mean, low, high = found.numbers["lr 0.0001"]["trained − baseline at s = 1, with its 95 % interval"]["untrained"]
+    mean, low, high = found.numbers["lr 0.0001"][
+        "trained − baseline at s = 1, with its 95 % interval"
+    ]["untrained"]
     assert mean == pytest.approx(gains[1])
     assert low < gains[1] < high
     assert (low > 0) == (gains[1] > 0)
@@ -155,10 +196,14 @@ def changed(made, tmp_path, name, gauge, change):
     """The verdict on fig5 or cdag when ``change(row, array)`` stands in for the values of one gauge."""
 
     def one(row):
-        return change(row, np.array(row["value"])).tolist() if row["gauge"] == gauge else row["value"]
+        return (
+            change(row, np.array(row["value"])).tolist() if row["gauge"] == gauge else row["value"]
+        )
 
     module = {"fig5": fig5, "cdag": cdag}[name]
-    copies = 5 if name == "cdag" else 1  # of its two draws: with fewer than six the order is not decided
+    copies = (
+        5 if name == "cdag" else 1
+    )  # of its two draws: with fewer than six the order is not decided
     return module.judge(doctored(made[name].path, tmp_path, module.AXES, one, copies))
 
 
@@ -240,13 +285,20 @@ def test_the_judge_of_graphs_names_the_levels(made, tmp_path, missing):
             return 0
         return change(row, np.array(row["value"])).tolist() if change else row["value"]
 
-    ceiling = {row["draw"]: row["value"] for row in Run(made["cdag"].path).rows() if row["gauge"] == "ceiling"}
+    ceiling = {
+        row["draw"]: row["value"]
+        for row in Run(made["cdag"].path).rows()
+        if row["gauge"] == "ceiling"
+    }
     few = cdag.judge(doctored(made["cdag"].path, tmp_path / "few", cdag.AXES, one))
     assert few.verdict == "not decided here"
     assert "draws" in few.would_decide
     verdict = cdag.judge(doctored(made["cdag"].path, tmp_path / "many", cdag.AXES, one, copies=5))
     good = [level for level, row in verdict.numbers["tanh"]["levels"].items() if row["good"]]
-    assert good == {None: ["90%", "95%", "97%"], "order": ["90%", "97%"], "held": ["90%", "95%"]}[missing]
+    assert (
+        good
+        == {None: ["90%", "95%", "97%"], "order": ["90%", "97%"], "held": ["90%", "95%"]}[missing]
+    )
     assert verdict.verdict == ("holds under a condition" if missing else "holds")
     assert f"means {' or '.join(good)} of" in verdict.summary
 
@@ -268,7 +320,9 @@ def test_association_times_are_those_of_an_ode_solver():
 
 
 def test_dips_reads_depth_and_rebound():
-    entropy = pd.DataFrame({"step": range(4), "case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]})
+    entropy = pd.DataFrame(
+        {"step": range(4), "case": "c", "draw": 0, "t": [0, 1, 2, 3], "value": [2.0, 1.5, 0.5, 1.0]}
+    )
     (row,) = fig4.dips(entropy).to_dict("records")
     assert (row["start"], row["depth"], row["rebound"]) == (2.0, 1.5, 0.5)
 

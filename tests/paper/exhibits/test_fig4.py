@@ -16,7 +16,9 @@ MU = np.array([0.5, 1.0, 1.5])
 @pytest.mark.parametrize("target", [MU, MU * np.exp(MU**2 / 2)])
 def test_the_joint_path_is_that_of_a_block_with_its_attention(target):
     t, v = joint_path(target, end=5.0)
-    path = JointFlow(orthogonal_regression(target), "exp", "linear").integrate(5.0, times=np.array([0.0, *t[::20]]))
+    path = JointFlow(orthogonal_regression(target), "exp", "linear").integrate(
+        5.0, times=np.array([0.0, *t[::20]])
+    )
     np.testing.assert_allclose(path.v[1:, :, 0], v[::20], atol=1e-6)
 
 
@@ -53,10 +55,19 @@ def test_the_judge_tells_m_and_follows_the_term_and_the_curves(rows, tmp_path):
     made = fig4.judge(changed(rows, tmp_path / "made", lambda r: r["value"]))
     assert made.verdict == "holds under a condition"
     assert made.measured.startswith("M = 10: ")
-    assert made.numbers["rebound by ε"]["joint"][0.16] > 0.5 * made.numbers["rebound by ε"]["joint"][1.0]
-    assert all(made.numbers["joint"][name] >= made.numbers["eqn6"][name] for name in ("depth", "rebound"))
-    shift = changed(rows, tmp_path / "shift", lambda r: 1.0 if r["gauge"] == "rebound" else r["value"])
+    assert (
+        made.numbers["rebound by ε"]["joint"][0.16]
+        > 0.5 * made.numbers["rebound by ε"]["joint"][1.0]
+    )
+    assert all(
+        made.numbers["joint"][name] >= made.numbers["eqn6"][name] for name in ("depth", "rebound")
+    )
+    shift = changed(
+        rows, tmp_path / "shift", lambda r: 1.0 if r["gauge"] == "rebound" else r["value"]
+    )
     assert fig4.judge(shift).verdict == "holds"
     joint = {"gauge": "entropy", "case": "joint"}
-    flat = changed(rows, tmp_path / "flat", lambda r: 2.0 if joint.items() <= r.items() else r["value"])
+    flat = changed(
+        rows, tmp_path / "flat", lambda r: 2.0 if joint.items() <= r.items() else r["value"]
+    )
     assert fig4.judge(flat).verdict == "fails"

@@ -27,7 +27,11 @@ def scanned(path, values, digests=None, status="ok"):
             row = dict(gauges)
             if "entropy" in row:
                 row["entropy"] = [[value - 0.5, value + 0.5] for value in row["entropy"]]
-            facts = {"status": status, "note": "why", "digest": (digests or {}).get(step, f"weights of {step}")}
+            facts = {
+                "status": status,
+                "note": "why",
+                "digest": (digests or {}).get(step, f"weights of {step}"),
+            }
             writer.write(step, {**row, "bytes_read": 1}, checkpoint=f"step{step}", **facts)
     return Scan(path)
 
@@ -44,15 +48,26 @@ def rising(steps, gauges=("stable_rank", "entropy")):
         (FLAT, BOUNCE, "holds under a condition"),
         (DROP, DROP, "fails"),
         (DROP, FLAT, "fails"),
-        (DROP, FLAT + 30 * (np.arange(len(STEPS)) == 7), "fails"),  # one odd checkpoint is no bounce
+        (
+            DROP,
+            FLAT + 30 * (np.arange(len(STEPS)) == 7),
+            "fails",
+        ),  # one odd checkpoint is no bounce
     ],
 )
 def test_judge(bottom, top, verdict, tmp_path):
-    values = {step: {"stable_rank": [bottom[n], 70.0, top[n]], "entropy": [2.0] * 3} for n, step in enumerate(STEPS)}
-    final = {0: {"stable_rank": [1.0, 2.0, 3.0], "entropy": [1.0, 1.0, 1.0]}}  # one checkpoint: not judged
+    values = {
+        step: {"stable_rank": [bottom[n], 70.0, top[n]], "entropy": [2.0] * 3}
+        for n, step in enumerate(STEPS)
+    }
+    final = {
+        0: {"stable_rank": [1.0, 2.0, 3.0], "entropy": [1.0, 1.0, 1.0]}
+    }  # one checkpoint: not judged
     scans = {"m": scanned(tmp_path / "m", values), "final": scanned(tmp_path / "final", final)}
     config = {"settings": {"models": {"m": None, "final": "main"}}}
-    with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES
+    ) as writer:
         for model, scan in scans.items():
             writer.refer(Run(scan.path), list(fig7.GAUGES), model=model)
     run = Run(tmp_path / "run")
@@ -66,9 +81,15 @@ def test_judge(bottom, top, verdict, tmp_path):
     ("layers", "verdict"),
     [
         ([DROP, DROP, FLAT, FLAT, BOUNCE, BOUNCE], "holds"),
-        ([DROP, FLAT, FLAT, FLAT, BOUNCE, BOUNCE], "holds under a condition"),  # one of two is not most of them
+        (
+            [DROP, FLAT, FLAT, FLAT, BOUNCE, BOUNCE],
+            "holds under a condition",
+        ),  # one of two is not most of them
         ([DROP, DROP, FLAT, FLAT, DROP, BOUNCE], "fails"),
-        ([DROP, DROP, BOUNCE, FLAT, DROP, BOUNCE, BOUNCE, FLAT, BOUNCE], "holds"),  # two of three are
+        (
+            [DROP, DROP, BOUNCE, FLAT, DROP, BOUNCE, BOUNCE, FLAT, BOUNCE],
+            "holds",
+        ),  # two of three are
     ],
 )
 def test_groups_of_layers_are_judged(layers, verdict, tmp_path):
@@ -81,7 +102,10 @@ def test_groups_of_layers_are_judged(layers, verdict, tmp_path):
 
 
 def test_a_small_model_of_ours_decides_nothing_about_pretrained_ones(tmp_path):
-    values = {step: {"stable_rank": [DROP[n], BOUNCE[n]], "entropy": [2.0] * 2} for n, step in enumerate(STEPS)}
+    values = {
+        step: {"stable_rank": [DROP[n], BOUNCE[n]], "entropy": [2.0] * 2}
+        for n, step in enumerate(STEPS)
+    }
     scan = scanned(tmp_path / "m", values)
     for models, verdict in (([fig7.OWN], "not decided here"), ([fig7.OWN, "m"], "holds")):
         folder = tmp_path / str(len(models))
@@ -97,7 +121,16 @@ def test_a_small_model_of_ours_decides_nothing_about_pretrained_ones(tmp_path):
 def test_end_to_end_from_files(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
-    small = {"vocabulary": 300, "layers": 2, "d": 16, "heads": 2, "batch": 2, "length": 16, "steps": 9, "warmup": 2}
+    small = {
+        "vocabulary": 300,
+        "layers": 2,
+        "d": 16,
+        "heads": 2,
+        "batch": 2,
+        "length": 16,
+        "steps": 9,
+        "warmup": 2,
+    }
     settings = {**fig7.SETTINGS["quick"], "series": small, "tokens": 128, "length": 16}
     monkeypatch.setitem(fig7.SETTINGS, "quick", settings)
     outcome = reproduce(get(["fig7"])[0], out=tmp_path / "out")
@@ -109,7 +142,9 @@ def test_end_to_end_from_files(tmp_path, monkeypatch):
 
     for step in (0, 9):
         state = load_file(folder / f"step-{step}/model.safetensors")
-        sigma = np.linalg.svd(state["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"].numpy(), compute_uv=False)
+        sigma = np.linalg.svd(
+            state["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"].numpy(), compute_uv=False
+        )
         value = frame[(frame.step == step) & (frame.layer == 1)].value.item()
         assert value == pytest.approx((sigma**2).sum() / sigma[0] ** 2, rel=1e-4)
     scans = list((tmp_path / "out/fig7-runs").iterdir())
@@ -121,22 +156,31 @@ def exhibit(tmp_path, monkeypatch, scan):
     monkeypatch.setattr("joma._checkpoints.scan.scan", lambda *args, **options: scan)
     settings = {"models": {"m": "all"}, "data": "pydoc", "tokens": 8, "length": 4}
     config = {"settings": settings}
-    with RunWriter.create(tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="exhibit", config=config, axes=fig7.AXES
+    ) as writer:
         fig7.run(writer, settings, 0, lambda share, what: None)
     return Run(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("revisions", "chosen"), [("pythia", None), ("main", None), ("log:40", "log:40")])
-def test_models_are_taken_from_a_folder_of_models_if_it_has_them(tmp_path, monkeypatch, revisions, chosen):
+@pytest.mark.parametrize(
+    ("revisions", "chosen"), [("pythia", None), ("main", None), ("log:40", "log:40")]
+)
+def test_models_are_taken_from_a_folder_of_models_if_it_has_them(
+    tmp_path, monkeypatch, revisions, chosen
+):
     (tmp_path / "models/pythia-70m/step0").mkdir(parents=True)
     monkeypatch.setenv("JOMA_MODELS", str(tmp_path / "models"))
     result, asked = scanned(tmp_path / "scan", rising([0, 1, 2])), []
     monkeypatch.setattr(
-        "joma._checkpoints.scan.scan", lambda source, *_, **options: asked.append((source, options)) or result
+        "joma._checkpoints.scan.scan",
+        lambda source, *_, **options: asked.append((source, options)) or result,
     )
     models = {"EleutherAI/pythia-70m": revisions, "EleutherAI/pythia-1.4b": revisions}
     settings = {"models": models, "data": "pydoc", "tokens": 8, "length": 4}
-    with RunWriter.create(tmp_path / "run", kind="exhibit", config={"settings": settings}) as writer:
+    with RunWriter.create(
+        tmp_path / "run", kind="exhibit", config={"settings": settings}
+    ) as writer:
         fig7.run(writer, settings, 0, lambda share, what: None)
     here, hub = ((source, options["revisions"]) for source, options in asked)
     assert here == (str(tmp_path / "models/pythia-70m"), chosen)
@@ -145,7 +189,9 @@ def test_models_are_taken_from_a_folder_of_models_if_it_has_them(tmp_path, monke
 
 def test_checkpoints_with_the_weights_of_another_step_are_left_out_and_told(tmp_path, monkeypatch):
     digests = dict.fromkeys([1, 4, 8], "final weights")  # two branches serve the final weights
-    run = exhibit(tmp_path, monkeypatch, scanned(tmp_path / "scan", rising([0, 1, 2, 4, 6, 8]), digests))
+    run = exhibit(
+        tmp_path, monkeypatch, scanned(tmp_path / "scan", rising([0, 1, 2, 4, 6, 8]), digests)
+    )
     assert sorted(set(fig7.table(run)[0].step)) == [0, 2, 6, 8]
     assert "step1, step4 of m" in fig7.judge(run).summary
 
@@ -171,4 +217,11 @@ def test_a_checkpoint_that_was_measured_twice_counts_once(tmp_path, monkeypatch)
     frame, _ = fig7.table(exhibit(tmp_path, monkeypatch, scan))
     ranks = frame[(frame.gauge == "stable_rank") & (frame.step == 1)].set_index("layer").value
     assert ranks.to_dict() == {0: 7.0, 1: 8.0}
-    assert frame[frame.gauge == "entropy"].value.tolist() == [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]  # means over both heads
+    assert frame[frame.gauge == "entropy"].value.tolist() == [
+        1.0,
+        2.0,
+        2.0,
+        3.0,
+        3.0,
+        4.0,
+    ]  # means over both heads

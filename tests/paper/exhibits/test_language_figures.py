@@ -43,7 +43,9 @@ def shape(*corners: float) -> np.ndarray:
     ],
 )
 def test_what_a_curve_did(values, pattern):
-    found = describe(STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)), ENTROPY)
+    found = describe(
+        STEPS, values + 0.005 * np.random.default_rng(0).standard_normal(len(values)), ENTROPY
+    )
     assert found.pattern == pattern
     if pattern == "dip and bounce":
         assert found.depth == pytest.approx(0.92, abs=0.03)
@@ -61,10 +63,14 @@ def made_up(path, settings, curves, losses):
                 values = {
                     "entropy": [line[n] for line in lines],
                     "stable_rank": [30 * line[n] for line in lines],
-                    "phase": [PHASES.index("collapsed" if line[n] < 0.2 else "dense") for line in lines],
+                    "phase": [
+                        PHASES.index("collapsed" if line[n] < 0.2 else "dense") for line in lines
+                    ],
                     "valid_loss": losses[layers, lr],
                 }
-                writer.write(int(step), values, data=data, layers=layers, lr=lr, seed=0, status="done")
+                writer.write(
+                    int(step), values, data=data, layers=layers, lr=lr, seed=0, status="done"
+                )
     return Run(path)
 
 
@@ -76,7 +82,12 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
     [
         (LOW, GOOD, GOOD, "holds"),
         (GOOD, LOW, GOOD, "holds under a condition"),  # the bottom layer is not suppressed
-        (GOOD - 0.05, GOOD, GOOD, "holds under a condition"),  # below the top one, but by less than the margin
+        (
+            GOOD - 0.05,
+            GOOD,
+            GOOD,
+            "holds under a condition",
+        ),  # below the top one, but by less than the margin
         (LOW, DIP, GOOD, "holds under a condition"),
         (LOW, DIP, DIP, "fails"),
     ],
@@ -84,17 +95,24 @@ GOOD, LOW, DIP = shape(2.53, 1.61, 1.87), shape(2.5, 1.0, 1.2), shape(2.6, 0.1)
 def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
     settings = {"vocabulary": None, "valid_windows": 0, "layers": [1, 2], "lr": 1e-3, "seeds": 1}
     curves = {(1, 1e-3): [single], (2, 1e-3): [bottom, top]}
-    wiki = made_up(tmp_path / "run", settings | {"data": ["wikitext-2"]}, curves, dict.fromkeys(curves, 5.0))
+    wiki = made_up(
+        tmp_path / "run", settings | {"data": ["wikitext-2"]}, curves, dict.fromkeys(curves, 5.0)
+    )
     assert fig6.judge(wiki).verdict == verdict
-    toy = made_up(tmp_path / "toy", settings | {"data": ["pydoc"]}, curves, dict.fromkeys(curves, 5.0))
+    toy = made_up(
+        tmp_path / "toy", settings | {"data": ["pydoc"]}, curves, dict.fromkeys(curves, 5.0)
+    )
     said = fig6.judge(toy)
     assert said.verdict == "not decided here"
     assert "WikiText" in said.would_decide
     # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
-    assert f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers" in said.summary
-    assert [c["pattern"] for c in said.numbers["pydoc"]["entropy"].values()].count("collapse") == sum(
-        line is DIP for line in (bottom, top, single)
+    assert (
+        f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers"
+        in said.summary
     )
+    assert [c["pattern"] for c in said.numbers["pydoc"]["entropy"].values()].count(
+        "collapse"
+    ) == sum(line is DIP for line in (bottom, top, single))
 
 
 def test_figure_6_at_the_papers_scale_has_the_papers_losses_of_both_corpora_beside_ours(tmp_path):
@@ -104,14 +122,19 @@ def test_figure_6_at_the_papers_scale_has_the_papers_losses_of_both_corpora_besi
     said = fig6.judge(run)
     assert said.verdict == "holds"
     drawn = json.dumps(fig6.draw(run).to_dict())
-    for data, losses in (("wikitext-2", (5.357, 5.255)), ("wikitext-103", (5.047, 4.912))):  # Figure 6's captions
+    for data, losses in (
+        ("wikitext-2", (5.357, 5.255)),
+        ("wikitext-103", (5.047, 4.912)),
+    ):  # Figure 6's captions
         assert f"{data}: loss {losses[0]} (1), {losses[1]} (2)" in said.paper
         assert f"{data}, 1 layer: validation loss 5.500 (paper {losses[0]})" in drawn
         assert f"{data}, 2 layers: validation loss 5.250 (paper {losses[1]})" in drawn
 
 
 def test_exhibits_have_one_thread_and_their_settings_say_so():
-    assert {preset["threads"] for module in (fig6, fig8) for preset in module.SETTINGS.values()} == {1}
+    assert {
+        preset["threads"] for module in (fig6, fig8) for preset in module.SETTINGS.values()
+    } == {1}
 
 
 @pytest.mark.parametrize(
@@ -120,16 +143,27 @@ def test_exhibits_have_one_thread_and_their_settings_say_so():
         ((6.0, 5.0, 7.0), DIP, "holds"),
         ((4.9, 5.0, 7.0), DIP, "fails"),
         ((6.0, 5.0, 4.0), DIP, "fails"),
-        ((6.0, 5.0, 7.0), shape(2.6, 1.0), "holds under a condition"),  # sparse, but no collapse at the largest rate
+        (
+            (6.0, 5.0, 7.0),
+            shape(2.6, 1.0),
+            "holds under a condition",
+        ),  # sparse, but no collapse at the largest rate
     ],
 )
 def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
     rates = (1e-4, 1e-3, 1e-2)
     settings = {"data": "wikitext-2", "vocabulary": None, "layers": [1], "lr": list(rates)}
-    curves = dict(zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [last]), strict=True))
+    curves = dict(
+        zip(((1, lr) for lr in rates), ([shape(2.6, 2.59, 2.6)], [GOOD], [last]), strict=True)
+    )
     run = made_up(tmp_path / "run", settings, curves, dict(zip(curves, losses, strict=True)))
     assert fig8.judge(run).verdict == verdict
-    toy = made_up(tmp_path / "toy", settings | {"data": "pydoc"}, curves, dict(zip(curves, losses, strict=True)))
+    toy = made_up(
+        tmp_path / "toy",
+        settings | {"data": "pydoc"},
+        curves,
+        dict(zip(curves, losses, strict=True)),
+    )
     said = fig8.judge(toy)
     assert said.verdict == "not decided here"
     assert "WikiText" in said.would_decide
@@ -138,7 +172,12 @@ def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
 def test_figure_8_judges_every_depth(tmp_path):
     """One depth as the paper says, at the other nothing collapses."""
     settings = {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2], "lr": [1e-3, 1e-2]}
-    curves = {(1, 1e-3): [GOOD], (1, 1e-2): [DIP], (2, 1e-3): [LOW, GOOD], (2, 1e-2): [LOW, shape(2.5, 1.2)]}
+    curves = {
+        (1, 1e-3): [GOOD],
+        (1, 1e-2): [DIP],
+        (2, 1e-3): [LOW, GOOD],
+        (2, 1e-2): [LOW, shape(2.5, 1.2)],
+    }
     losses = {(1, 1e-3): 5.0, (1, 1e-2): 6.0, (2, 1e-3): 4.5, (2, 1e-2): 5.5}
     run = made_up(tmp_path / "run", settings, curves, losses)
     said = fig8.judge(run)
@@ -182,7 +221,9 @@ def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_pa
             raise RuntimeError("not now")
 
         monkeypatch.setattr("joma._train.language.train", train)
-        writer = RunWriter.create(tmp_path / f"exhibit-{len(list(tmp_path.iterdir()))}", kind="exhibit", config={})
+        writer = RunWriter.create(
+            tmp_path / f"exhibit-{len(list(tmp_path.iterdir()))}", kind="exhibit", config={}
+        )
         with pytest.raises(RuntimeError, match="not now"), writer:
             train_all(writer, runs, settings, 0, lambda share, what: None)
         return taken[0]
@@ -220,7 +261,9 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
 
     (runs / "notes").mkdir()
     monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": steps[6], "vocabulary": 150})
-    other = reproduce(get([name])[0], "laptop", out=tmp_path, force=True)  # not taken from the other preset
+    other = reproduce(
+        get([name])[0], "laptop", out=tmp_path, force=True
+    )  # not taken from the other preset
     assert Run(other.path).frame("loss").step.max() == 6
     assert not any(path.exists() for path in made)  # force makes the runs again, too
     assert (runs / "notes").exists()  # what is no run stays
@@ -247,5 +290,8 @@ def test_exhibits_share_a_run_and_come_back_to_one_that_another_trains(tmp_path,
         members.append([path.name for path in Run(tmp_path / name).members])
     assert calls[:3] == [1e-3, 1e-4, 1e-3]  # the one in use was come back to
     assert members[0] == members[1]
-    assert ["lr=0.001" in member for member in members[0]] == [True, False]  # in the order that was asked for
+    assert ["lr=0.001" in member for member in members[0]] == [
+        True,
+        False,
+    ]  # in the order that was asked for
     assert len(list((tmp_path / "language-runs").iterdir())) == 2

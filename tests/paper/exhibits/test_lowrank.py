@@ -28,7 +28,9 @@ def made(folder, gradient, weight, data="wikitext-2"):
         "update_rank": weight,
         "entropy": fall(3.0, 1.0, 150, 2),
     }
-    with RunWriter.create(folder / "run", kind="exhibit", config={"settings": settings}, axes=axes) as writer:
+    with RunWriter.create(
+        folder / "run", kind="exhibit", config={"settings": settings}, axes=axes
+    ) as writer:
         for n, step in enumerate(STEPS):
             values = {gauge: np.array([curve[n]]) for gauge, curve in curves.items()}
             writer.write(int(step), values, data=data, layers=1, lr=1e-3, seed=0)
@@ -36,7 +38,9 @@ def made(folder, gradient, weight, data="wikitext-2"):
 
 
 def test_half_of_the_fall_is_told_after_the_peak():
-    values = np.concatenate([np.linspace(2, 10, 10), np.linspace(10, 1, 11)])  # it starts low, and peaks at step 180
+    values = np.concatenate(
+        [np.linspace(2, 10, 10), np.linspace(10, 1, 11)]
+    )  # it starts low, and peaks at step 180
     frame = pd.DataFrame({"step": STEPS, "value": values})
     middle = lowrank.half_way(frame, describe(STEPS, values, RANK))
     assert 260 <= middle <= 320
@@ -49,7 +53,11 @@ def test_half_of_the_fall_is_told_after_the_peak():
     [
         (fall(20, 2, 80), fall(20, 10, 200), "holds"),
         (fall(20, 2, 250), fall(20, 10, 100), "holds under a condition"),  # lower, but later
-        (fall(20, 9, 80), fall(20, 10, 200), "holds under a condition"),  # earlier, but hardly lower
+        (
+            fall(20, 9, 80),
+            fall(20, 10, 200),
+            "holds under a condition",
+        ),  # earlier, but hardly lower
         (fall(20, 9, 250), fall(20, 10, 100), "fails"),
     ],
 )
@@ -58,7 +66,10 @@ def test_lower_and_earlier_are_judged_by_themselves(gradient, weight, verdict, t
     judgement = lowrank.judge(run)
     assert str(judgement.verdict) == verdict
     (tmp_path / "toy").mkdir()
-    assert lowrank.judge(made(tmp_path / "toy", gradient, weight, "pydoc")).verdict == "not decided here"
+    assert (
+        lowrank.judge(made(tmp_path / "toy", gradient, weight, "pydoc")).verdict
+        == "not decided here"
+    )
     assert "dip and bounce" in judgement.summary
     assert set(get(["lowrank"])[0].experiment.settings) == set(PRESETS)
     plots.save(lowrank.draw(run), tmp_path)

@@ -24,7 +24,10 @@ def test_an_exhibit_has_a_message_for_every_verdict_that_its_judge_names(id):
 
 def test_what_is_not_decided_is_a_question_and_what_has_no_message_its_title_and_verdict():
     (fig8,) = get(["fig8"])
-    assert message(fig8, Verdict.UNDECIDED) == "Not decided here: is the best run the one that dips and bounces?"
+    assert (
+        message(fig8, Verdict.UNDECIDED)
+        == "Not decided here: is the best run the one that dips and bounces?"
+    )
     assert message(fig8, Verdict.ERROR) == "Not made: Figure 8: learning rates"
     mine = Exhibit("mine", "My own", "s")
     assert message(mine, Verdict.UNDER) == "My own: holds under a condition"
@@ -32,6 +35,10 @@ def test_what_is_not_decided_is_a_question_and_what_has_no_message_its_title_and
 
 
 def test_the_guide_explains_the_verdicts_in_the_words_of_the_page():
-    rows = dict(re.findall(r"^\| ([a-z; ]+) \| ([^|]+) \|$", (ROOT / "docs/reading.md").read_text(), flags=re.M))
+    rows = dict(
+        re.findall(
+            r"^\| ([a-z; ]+) \| ([^|]+) \|$", (ROOT / "docs/reading.md").read_text(), flags=re.M
+        )
+    )
     assert {str(verdict): verdict.meaning for verdict in Verdict}.items() <= rows.items()
     assert Verdict("holds under") is Verdict.UNDER  # as files from before have it

@@ -37,7 +37,9 @@ def test_a_record_of_another_format_is_refused(tmp_path):
     (tmp_path / "fig3.json").write_text(json.dumps(stored))
     assert [record.exhibit for record in records(tmp_path)] == ["fig3"]
     (tmp_path / "fig3.json").write_text(json.dumps({**stored, "format": FORMAT + 1}))
-    with pytest.raises(ValueError, match=r"fig3\.json has the data format 2, and this version of joma reads 1"):
+    with pytest.raises(
+        ValueError, match=r"fig3\.json has the data format 2, and this version of joma reads 1"
+    ):
         list(records(tmp_path))
 
 
@@ -52,13 +54,19 @@ def test_what_was_never_recorded_is_none():
 
 def test_records_hold_no_paths_of_a_machine():
     for file in FOLDER.glob("*.json"):
-        assert not re.search(r"(^|[\s=\"'])[/~]", json.loads(file.read_text())["command"]), file.name
+        assert not re.search(r"(^|[\s=\"'])[/~]", json.loads(file.read_text())["command"]), (
+            file.name
+        )
 
 
 def test_the_recorded_verdict_of_figure_10_is_what_its_rule_makes_of_its_numbers():
     said = recorded("fig10").judgement
     assert [verdict_of(numbers) for numbers in said.numbers.values()] == [said.verdict]
-    assert (said.rule, said.would_decide, said.revised) == (fig10.RULE, fig10.WOULD_DECIDE, fig10.REVISED)
+    assert (said.rule, said.would_decide, said.revised) == (
+        fig10.RULE,
+        fig10.WOULD_DECIDE,
+        fig10.REVISED,
+    )
     (numbers,) = said.numbers.values()
     assert numbers["merged neurons found"] < 0.5
     assert said.verdict == "not decided here"

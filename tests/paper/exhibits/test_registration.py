@@ -33,7 +33,9 @@ VERBS = {"run": run, "draw": draw, "judge": judge}
 
 @pytest.fixture
 def answer():
-    yield joma.exhibit("answer", "The answer", "It is 42.", **VERBS, settings={p: {"answer": 42} for p in PRESETS})
+    yield joma.exhibit(
+        "answer", "The answer", "It is 42.", **VERBS, settings={p: {"answer": 42} for p in PRESETS}
+    )
     remove("answer")
 
 
@@ -59,7 +61,9 @@ def test_functions_that_no_module_holds_are_run_anew_each_time(tmp_path):
     names = {"Judgement": Judgement, "Verdict": Verdict}
     code = "def run(writer, settings, seed, progress): writer.write(0, {'a': 1.0})\n"
     exec(code + "def judge(run): return Judgement(Verdict.HOLDS, 'rule', 'done')", names)
-    made = joma.exhibit("made", "Made", "It runs.", run=names["run"], draw=draw, judge=names["judge"])
+    made = joma.exhibit(
+        "made", "Made", "It runs.", run=names["run"], draw=draw, judge=names["judge"]
+    )
     try:
         assert [reproduce(made, out=tmp_path).fresh for _ in range(2)] == [True, True]
     finally:
@@ -90,11 +94,15 @@ def test_every_exhibit_of_joma_keeps_the_contract(id):
 
 def test_exhibits_leave_drawing_to_the_panels():
     package = Path(joma.__file__).parent
-    imports = {path.parent.name for path in package.rglob("*.py") if "import altair" in path.read_text()}
+    imports = {
+        path.parent.name for path in package.rglob("*.py") if "import altair" in path.read_text()
+    }
     assert imports == {"plots"}
 
 
 def test_the_list_of_exhibits_loads_no_large_library():
-    heavy = "[name for name in ('numpy', 'scipy', 'pandas', 'torch', 'altair') if name in sys.modules]"
+    heavy = (
+        "[name for name in ('numpy', 'scipy', 'pandas', 'torch', 'altair') if name in sys.modules]"
+    )
     code = f"import sys, joma; joma.exhibits(); assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -45,12 +45,16 @@ class Fake(Exhibit):
 
         if self.id == "broken":
             raise ZeroDivisionError("no <number>\nbut details")
-        writer.write(0, {"threads": torch.get_num_threads(), "omp": int(os.environ["OMP_NUM_THREADS"])})
+        writer.write(
+            0, {"threads": torch.get_num_threads(), "omp": int(os.environ["OMP_NUM_THREADS"])}
+        )
         progress(0.5, "half")
         if self.id == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         x = torch.randn(200, 200, generator=torch.Generator().manual_seed(seed))
-        writer.write(1, {"value": float((x @ x).sum()), "blas": float((x.numpy() @ x.numpy()).sum())})
+        writer.write(
+            1, {"value": float((x @ x).sum()), "blas": float((x.numpy() @ x.numpy()).sum())}
+        )
 
 
 def draw(run):
@@ -73,7 +77,12 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
     exhibits = fakes("broken", "killed", "good", "fine")
     ended = []
     found = Runner(exhibits, out=tmp_path, jobs=2, finished=ended.append).run()
-    assert [outcome.exhibit.id for outcome in found.outcomes] == ["broken", "killed", "good", "fine"]
+    assert [outcome.exhibit.id for outcome in found.outcomes] == [
+        "broken",
+        "killed",
+        "good",
+        "fine",
+    ]
     assert {entry.id for entry in ended} == {"broken", "killed", "good", "fine"}
     assert not found.ok
     broken, killed, good, fine = found.outcomes
@@ -84,7 +93,9 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
     page = write_report(tmp_path, exhibits, None, preset="quick", seed=0).read_text()
     assert "no &lt;number&gt;" in page
     assert "SIGKILL" in page
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []  # the killed one's staging folder
+    assert [
+        p.name for p in tmp_path.iterdir() if p.name.startswith(".")
+    ] == []  # the killed one's staging folder
     rows = {row["gauge"]: row["value"] for row in Run(good.path).rows()}
     assert rows["threads"] == rows["omp"] == 1
 
@@ -101,7 +112,11 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
 def test_on_ray(ray_cluster, tmp_path):
     shown = []
     found = Runner(
-        get(["fig3"]), out=tmp_path, engine="ray", jobs=1, show=lambda entries, left: shown.append(entries[0].state)
+        get(["fig3"]),
+        out=tmp_path,
+        engine="ray",
+        jobs=1,
+        show=lambda entries, left: shown.append(entries[0].state),
     ).run()
     assert found.ok
     assert found.outcomes[0].verdict.verdict == "holds"
@@ -133,14 +148,19 @@ def test_a_missing_ray_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fault", ["a file", "no room", "read-only", "almost full"])
 def test_a_bad_folder_is_refused_before_any_work(which, fault, tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "_make", lambda *args: pytest.fail("work was begun"))
-    folder, message = tmp_path / "there", {"a file": "Not a directory", "no room": "No space left on device"}.get(fault)
+    folder, message = (
+        tmp_path / "there",
+        {"a file": "Not a directory", "no room": "No space left on device"}.get(fault),
+    )
     if fault == "a file":
         (tmp_path / "file").touch()
         folder = tmp_path / "file" / "there"
     elif fault == "almost full":
         usage, message = shutil.disk_usage(tmp_path), "3 MB are free"
         low = usage._replace(free=3_000_000)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: low if folder in (path, *path.parents) else usage)
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path: low if folder in (path, *path.parents) else usage
+        )
     else:
         number = errno.ENOSPC if fault == "no room" else errno.EROFS
         message = os.strerror(number)
@@ -152,7 +172,11 @@ def test_a_bad_folder_is_refused_before_any_work(which, fault, tmp_path, monkeyp
             return real(self, *args, **kwargs)
 
         monkeypatch.setattr(type(tmp_path), "open", refuse)
-    places = {"out": folder} if which == "out" else {"out": tmp_path / "out", "report": folder / "report.html"}
+    places = (
+        {"out": folder}
+        if which == "out"
+        else {"out": tmp_path / "out", "report": folder / "report.html"}
+    )
     with pytest.raises(RunError, match=f"cannot write to {folder}: {message}.*another --{which}"):
         Runner(fakes("good"), **places).run()
 
@@ -204,13 +228,16 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
         asked.update(vars(self))
         broken = Outcome(self.exhibits[0], self.out, None, 0.0, error="ValueError: no")
         return Reproduction(
-            [broken], [registry.check(Claim(id="A", check=lambda variant: variant == "control", **CLAIM))]
+            [broken],
+            [registry.check(Claim(id="A", check=lambda variant: variant == "control", **CLAIM))],
         )
 
     monkeypatch.setattr(Runner, "run", run)
     out = tmp_path / "[a]"  # would be a style, were it markup
     out.mkdir()
-    monkeypatch.setattr(sys, "argv", ["joma", "reproduce", "--out", str(out), "--jobs", "3", "--seed", "2"])
+    monkeypatch.setattr(
+        sys, "argv", ["joma", "reproduce", "--out", str(out), "--jobs", "3", "--seed", "2"]
+    )
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1  # one was not made
@@ -229,11 +256,15 @@ def entry(id, expected, state="waiting", share=0.0, started=0.0, seconds=0.0, wh
 
 
 def test_time_left():
-    assert time_left([entry("a", 10), entry("b", 6), entry("c", 5)], 2, 0.0) == 11  # b and c share a worker
+    assert (
+        time_left([entry("a", 10), entry("b", 6), entry("c", 5)], 2, 0.0) == 11
+    )  # b and c share a worker
     assert time_left([entry("a", 10), entry("b", 6), entry("c", 5)], 1, 0.0) == 21
     assert time_left([entry("a", 10, "running")], 1, 4.0) == 6
     assert time_left([entry("a", 10, "running")], 1, 40.0) == 0
-    assert time_left([entry("a", 10, "done", seconds=20), entry("b", 5)], 1, 0.0) == 10  # this machine is half as fast
+    assert (
+        time_left([entry("a", 10, "done", seconds=20), entry("b", 5)], 1, 0.0) == 10
+    )  # this machine is half as fast
     assert time_left([entry("a", 8, "running", share=0.5)], 1, 4.0) == 4  # just as expected
     assert (
         time_left([entry("a", 8, "running", share=0.5)], 1, 40.0) == 30
@@ -264,7 +295,9 @@ def reproduction():
 
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_the_last_table_is_readable_at_any_width(width):
-    text = printed(width, lambda console: reproduce_command._print(console, reproduction()), no_color=True)
+    text = printed(
+        width, lambda console: reproduce_command._print(console, reproduction()), no_color=True
+    )
     assert "\x1b" not in text
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
@@ -284,7 +317,9 @@ def test_the_live_table_has_one_line_per_entry(width):
         entry("parameterised", 5, "running", 0.43),
         entry("fig9", 5, "done", seconds=3, what="words " * 40),
     ]
-    text = printed(width, lambda console: console.print(reproduce_command.live_table(entries, 75.0, 9.0)))
+    text = printed(
+        width, lambda console: console.print(reproduce_command.live_table(entries, 75.0, 9.0))
+    )
     lines = text.splitlines()
     assert len(lines) == len(entries) + 2
     assert max(map(len, lines)) <= width

@@ -14,7 +14,9 @@ from joma.paper.exhibits.index import EXHIBITS
 NONSENSE = ["0", "-1", "", "[]", "{}", "abc", "nan", "none", "1e30", str(10**12)]
 # where such a value makes sense all the same: settings -> values
 SENSE = {
-    ("valid_windows", "valid_every", "angles", "clock.steps", "embeddings.steps", "fig8.tau"): {"0"},
+    ("valid_windows", "valid_every", "angles", "clock.steps", "embeddings.steps", "fig8.tau"): {
+        "0"
+    },
     ("vocabulary",): {"none"},
     ("series",): {"{}"},  # as usual
     ("saliency.queries",): {"0", "-1", "abc", "nan", "none", "1e30", str(10**12)},  # words
@@ -55,7 +57,13 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(id):
 
 def leaves(value, path=()):
     """The places of all values in a mapping, in the lists in it too."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     if not items:
         yield path
     for key, below in items:
@@ -79,7 +87,11 @@ MAPPINGS = {
 
 def test_these_are_the_exhibits_with_mappings():
     presets = {id: exhibits()[id].experiment.settings["quick"] for id in OWN}
-    found = {id for id, settings in presets.items() if any(isinstance(value, dict) for value in settings.values())}
+    found = {
+        id
+        for id, settings in presets.items()
+        if any(isinstance(value, dict) for value in settings.values())
+    }
     assert found == set(MAPPINGS)
 
 
@@ -104,7 +116,9 @@ def test_so_is_every_entry_of_a_mapping(id, key):
     assert f"--set: {key}" in refusal(id, preset, f"{key}={json.dumps({**value, 'nonsense': 1})}")
     if key not in ("series", "models"):
         rest = dict(list(value.items())[1:])
-        assert "must be a JSON object with the keys" in refusal(id, preset, f"{key}={json.dumps(rest)}")
+        assert "must be a JSON object with the keys" in refusal(
+            id, preset, f"{key}={json.dumps(rest)}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,10 +131,18 @@ def test_so_is_every_entry_of_a_mapping(id, key):
         ),
         ("table1", "columns=13", "at most 12, got 13"),
         ("table1", "lr=1e-3,1e-3", "lr must be a list of different values"),
-        ("fig6", "layers=1,0", r"layers must be .* of at least 1 and at most 100, got 0.*\(in \[1, 0\]\)"),
+        (
+            "fig6",
+            "layers=1,0",
+            r"layers must be .* of at least 1 and at most 100, got 0.*\(in \[1, 0\]\)",
+        ),
         ("cdag", "rho=1", "rho must be a number above 0 and below 1, got 1.0"),
         ("contrast", "targets_end=5", "targets_end must be a list of two values"),
-        ("contrast", "inputs=smoth", "inputs must be one of smooth, random, uneven|one of random, uneven, smooth"),
+        (
+            "contrast",
+            "inputs=smoth",
+            "inputs must be one of smooth, random, uneven|one of random, uneven, smooth",
+        ),
         ("saliency", "text=wikitext", "text: unknown corpus 'wikitext'"),
         ("fig7", "models={}", "models must be a JSON object with at least one entry"),
     ],
@@ -172,7 +194,8 @@ def test_an_error_that_comes_later_names_the_settings(monkeypatch, tmp_path):
 
     object.__setattr__(changed.declared, "run", broken)
     with pytest.raises(
-        ValueError, match=r"fig3 could not be made with times=5 \(KeyError: 'lr'\): choose values nearer"
+        ValueError,
+        match=r"fig3 could not be made with times=5 \(KeyError: 'lr'\): choose values nearer",
     ):
         reproduce(changed, out=tmp_path)
     assert list(tmp_path.iterdir()) == []

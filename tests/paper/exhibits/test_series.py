@@ -18,7 +18,16 @@ from joma._runs import Run, RunWriter
 from joma.paper.exhibits import EXHIBITS, _series, _texts, embeddings, fig10, reproduce
 
 pytest.importorskip("transformers")
-TINY = {"vocabulary": 300, "layers": 2, "d": 16, "heads": 2, "batch": 4, "length": 16, "steps": 5, "warmup": 2}
+TINY = {
+    "vocabulary": 300,
+    "layers": 2,
+    "d": 16,
+    "heads": 2,
+    "batch": 4,
+    "length": 16,
+    "steps": 5,
+    "warmup": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +103,10 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tiny, cache, monke
     monkeypatch.setattr(_series, "SAVE_EVERY", 2)
     settings = {**TINY, "steps": 12}
     unbroken = _series.series(settings, 7, lambda share, what: None)
-    kept = {step: load_file(path / "model.safetensors") for step, path in _series.checkpoints(unbroken).items()}
+    kept = {
+        step: load_file(path / "model.safetensors")
+        for step, path in _series.checkpoints(unbroken).items()
+    }
     kept_losses = _series.losses(unbroken)
     shutil.rmtree(unbroken)
 
@@ -146,15 +158,23 @@ def test_embeddings_measures_every_checkpoint(made):
 def test_figure_10_counts_every_neuron_of_both_states(made):
     frame = Run(made["fig10"].path).frame("patterns")
     assert frame.groupby(["state", "layer"]).size().eq(64).all()
-    assert (made["fig10"].path / "superpose-small-GPT-NeoX.html").read_text().startswith("<!doctype html>")
-    assert json.loads((made["fig10"].path / "examples.json").read_text())["models"]["small GPT-NeoX"]["neurons"]
+    assert (
+        (made["fig10"].path / "superpose-small-GPT-NeoX.html")
+        .read_text()
+        .startswith("<!doctype html>")
+    )
+    assert json.loads((made["fig10"].path / "examples.json").read_text())["models"][
+        "small GPT-NeoX"
+    ]["neurons"]
 
 
 def peaks(net, tokens):
     """The largest activation of each hidden neuron, by layer, at places that see eight tokens."""
     found = []
     hooks = [
-        layer.mlp.dense_4h_to_h.register_forward_pre_hook(lambda module, given: found.append(given[0][0, 7:].amax(0)))
+        layer.mlp.dense_4h_to_h.register_forward_pre_hook(
+            lambda module, given: found.append(given[0][0, 7:].amax(0))
+        )
         for layer in net.layers
     ]
     with torch.no_grad():
@@ -197,7 +217,13 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     [
         (0.2, 0.0, 0.05, 0.9, "holds"),
         (0.2, 0.0, 0.05, 0.5, "holds"),
-        (0.2, 0.0, 0.05, 0.49, "not decided here"),  # a search that misses most merged neurons shows neither
+        (
+            0.2,
+            0.0,
+            0.05,
+            0.49,
+            "not decided here",
+        ),  # a search that misses most merged neurons shows neither
         (0.05, 0.0, 0.1, 0.9, "not decided here"),  # dealt contexts have more
         (0.05, 0.05, 0.01, 0.9, "not decided here"),  # as many before training
         (0.0, 0.0, 0.01, 0.9, "fails"),
@@ -211,7 +237,9 @@ def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
         for state, share in (("trained", trained), ("untrained", untrained)):
             counts = np.where(np.arange(100) < 100 * share, 2.0, np.arange(100) % 2)
             counts[-1] = np.nan if state == "trained" else 0.0  # not tried
-            writer.write(0, {"patterns": np.ones(100), "passed": counts}, model="m", state=state, layer=0)
+            writer.write(
+                0, {"patterns": np.ones(100), "passed": counts}, model="m", state=state, layer=0
+            )
         chances, pairs = by_chance + np.array([-0.01, 0.0, 0.01]), np.diag([4, 3, 2, 1]) + 1
         controls = {"chance": chances, "fired_by_both": pairs, "power": power, "pairs": 200}
         writer.write(0, controls, model="m", state="trained")
@@ -252,7 +280,9 @@ def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):
     import joma
 
     found = joma.superpose(
-        _series.checkpoints(tiny.path)[5], np.random.default_rng(0).integers(0, 300, 3000), length=32
+        _series.checkpoints(tiny.path)[5],
+        np.random.default_rng(0).integers(0, 300, 3000),
+        length=32,
     )
     shares = found.chance(3, 0)
     assert len(shares) == 3
@@ -262,5 +292,11 @@ def test_contexts_dealt_out_at_random_are_those_of_the_layer(made, tiny):
 def test_public_models_are_looked_for_in_a_folder_first(tmp_path, monkeypatch):
     monkeypatch.setenv("JOMA_MODELS", str(tmp_path))
     (tmp_path / "pythia-70m" / "step1000").mkdir(parents=True)
-    assert _series.located("EleutherAI/pythia-70m", "step1000") == (str(tmp_path / "pythia-70m" / "step1000"), None)
-    assert _series.located("EleutherAI/pythia-70m", "step2000") == ("EleutherAI/pythia-70m", "step2000")
+    assert _series.located("EleutherAI/pythia-70m", "step1000") == (
+        str(tmp_path / "pythia-70m" / "step1000"),
+        None,
+    )
+    assert _series.located("EleutherAI/pythia-70m", "step2000") == (
+        "EleutherAI/pythia-70m",
+        "step2000",
+    )

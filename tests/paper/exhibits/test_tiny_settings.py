@@ -26,10 +26,24 @@ from joma.paper.labs.coherence import tilted
 from joma.theory.tasks import random_gradients
 
 TINY = {
-    "orthogonality": {"M": 6, "seeds": 2, "d": [4, 16, 48, 96, 192], "tokens": [4, 8], "fixed_d": 64},
+    "orthogonality": {
+        "M": 6,
+        "seeds": 2,
+        "d": [4, 16, 48, 96, 192],
+        "tokens": [4, 8],
+        "fixed_d": 64,
+    },
     "parameterised": {"seeds": 2, "half": 3, "classes": 6, "d": 8, "times": 201},
     "saliency": {"text": "pydoc", "queries": ["is", "of"], "window": 8, "min_count": 20},
-    "realtext": {"text": "pydoc", "V": 60, "K": 8, "window": 8, "steps": 300, "batch": 64, "queries": 10},
+    "realtext": {
+        "text": "pydoc",
+        "V": 60,
+        "K": 8,
+        "window": 8,
+        "steps": 300,
+        "batch": 64,
+        "queries": 10,
+    },
     "foretold": {
         "tasks": 2,
         "text": "pydoc",
@@ -43,12 +57,40 @@ TINY = {
     },
     "frozen": {"draws": 3, "tokens": 4, "nodes": 2, "ratios": [10, 100, 1000], "t_softmax": 2.0},
     "twoqueries": {"seeds": 1, "angles": [0.0, 0.3]},
-    "width": {"text": "pydoc", "V": 30, "widths": [2, 8], "window": 4, "batch": 8, "steps": 40, "seeds": 2},
-    "block": {"text": "pydoc", "V": 40, "K": 4, "window": 6, "batch": 8, "SGD": 20, "other": 10, "seeds": 1, "pace": 1},
+    "width": {
+        "text": "pydoc",
+        "V": 30,
+        "widths": [2, 8],
+        "window": 4,
+        "batch": 8,
+        "steps": 40,
+        "seeds": 2,
+    },
+    "block": {
+        "text": "pydoc",
+        "V": 40,
+        "K": 4,
+        "window": 6,
+        "batch": 8,
+        "SGD": 20,
+        "other": 10,
+        "seeds": 1,
+        "pace": 1,
+    },
 }
 MODULES = {
     m.__name__.rsplit(".", 1)[1]: m
-    for m in (orthogonality, parameterised, saliency, realtext, foretold, frozen, twoqueries, width, block)
+    for m in (
+        orthogonality,
+        parameterised,
+        saliency,
+        realtext,
+        foretold,
+        frozen,
+        twoqueries,
+        width,
+        block,
+    )
 }
 
 
@@ -57,7 +99,9 @@ def made(tmp_path_factory):
     out = {}
     for id, module in MODULES.items():
         folder = tmp_path_factory.mktemp(id)
-        with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes) as writer:
+        with RunWriter.create(
+            folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes
+        ) as writer:
             module.run(writer, TINY[id], 0, lambda share, what: None)
         out[id] = Run(folder / "run")
     return out
@@ -77,7 +121,9 @@ def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
 
 
 def doctored(run, module, folder, change):
-    with RunWriter.create(folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes) as writer:
+    with RunWriter.create(
+        folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes
+    ) as writer:
         for row in run.rows():
             extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}
             writer.write(row["step"], {row["gauge"]: change(row)}, **extra)
@@ -92,7 +138,10 @@ def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_p
     table = orthogonality.table(made["orthogonality"])
     assert (table.drift > 100 * table.control).all()
     broken = doctored(
-        made["orthogonality"], orthogonality, tmp_path, lambda r: 1e-3 if r["gauge"] == "control" else r["value"]
+        made["orthogonality"],
+        orthogonality,
+        tmp_path,
+        lambda r: 1e-3 if r["gauge"] == "control" else r["value"],
     )
     assert orthogonality.judge(broken).verdict == "fails"
     (tmp_path / "steeper").mkdir()
@@ -100,7 +149,9 @@ def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_p
         made["orthogonality"], orthogonality, tmp_path / "steeper",
         lambda r: r["value"] * r["d"] ** -0.5 if (r["gauge"], r["sweep"]) == ("drift", "dimension") else r["value"],
     )  # fmt: skip
-    assert orthogonality.judge(steeper).verdict == "fails"  # like 1/d, where the law is like its root
+    assert (
+        orthogonality.judge(steeper).verdict == "fails"
+    )  # like 1/d, where the law is like its root
 
 
 def test_the_frozen_limit_is_what_a_stepper_finds_and_its_judge_can_say_no(made, tmp_path):
@@ -114,20 +165,29 @@ def test_the_frozen_limit_is_what_a_stepper_finds_and_its_judge_can_say_no(made,
         return np.exp(z) * (v0 * pull).sum(axis=1)
 
     path = solve_ivp(speed, (0, end), z0, rtol=1e-11, atol=1e-12).y[:, -1]
-    np.testing.assert_allclose(frozen.closed_logits(task, v0, z0, np.array([end]))[0], path, atol=1e-7)
+    np.testing.assert_allclose(
+        frozen.closed_logits(task, v0, z0, np.array([end]))[0], path, atol=1e-7
+    )
     assert frozen.judge(made["frozen"]).verdict != "fails"
-    broken = doctored(made["frozen"], frozen, tmp_path, lambda r: 1.0 if r["gauge"] == "drift" else r["value"])
+    broken = doctored(
+        made["frozen"], frozen, tmp_path, lambda r: 1.0 if r["gauge"] == "drift" else r["value"]
+    )
     assert frozen.judge(broken).verdict == "fails"
 
 
 def test_one_node_for_two_queries_as_stated_and_judged(made, tmp_path):
     found = twoqueries.judge(made["twoqueries"])
     assert found.verdict == "holds under a condition"
-    assert found.numbers["exp, cosine 0.3, with the residual connection"]["apart"] > 0.01  # no longer told apart
+    assert (
+        found.numbers["exp, cosine 0.3, with the residual connection"]["apart"] > 0.01
+    )  # no longer told apart
     for n, (gauge, value) in enumerate({"apart": 1e-3, "separated": 0.9, "xi": 0.1}.items()):
         folder = tmp_path / str(n)
         change = lambda r, gauge=gauge, value=value: value if r["gauge"] == gauge else r["value"]  # noqa: E731
-        assert twoqueries.judge(doctored(made["twoqueries"], twoqueries, folder, change)).verdict == "fails"
+        assert (
+            twoqueries.judge(doctored(made["twoqueries"], twoqueries, folder, change)).verdict
+            == "fails"
+        )
 
 
 def test_widths_are_told_by_their_losses(tmp_path):
@@ -137,7 +197,9 @@ def test_widths_are_told_by_their_losses(tmp_path):
                 for draw in range(3):
                     for step in range(10, 401, 10):
                         loss = max(end, 5.0 - step * nodes / 400) + 0.001 * draw
-                        writer.write(step, {"loss": loss}, width=nodes, residual=residual, draw=draw)
+                        writer.write(
+                            step, {"loss": loss}, width=nodes, residual=residual, draw=draw
+                        )
     found = width.judge(Run(tmp_path / "run"))
     numbers = found.numbers["without"]
     assert found.verdict == "not decided here"
@@ -151,7 +213,9 @@ def test_exponent_finds_a_power_law_and_its_uncertainty():
     rng = np.random.default_rng(0)
     x = np.tile([1.0, 2.0, 4.0, 8.0], 20)
     draw = np.repeat(np.arange(20), 4)
-    y = 3 * x**-0.5 * np.exp(0.2 * rng.standard_normal(80) + rng.standard_normal(20)[draw])  # draws differ in height
+    y = (
+        3 * x**-0.5 * np.exp(0.2 * rng.standard_normal(80) + rng.standard_normal(20)[draw])
+    )  # draws differ in height
     slope, low, high = exponent(pd.DataFrame({"draw": draw, "x": x, "drift": y}), "x")
     assert low < -0.5 < high
     assert high - low < 0.15
@@ -177,7 +241,10 @@ def test_parameterised_breaks_where_it_should_and_nowhere_else(made, tmp_path):
     for start, gap in zip(first["start"], first["gap"], strict=True):
         assert start is None or start > 5 * gap
     broken = doctored(
-        made["parameterised"], parameterised, tmp_path, lambda r: 1e-3 if r["gauge"] == "exact" else r["value"]
+        made["parameterised"],
+        parameterised,
+        tmp_path,
+        lambda r: 1e-3 if r["gauge"] == "exact" else r["value"],
     )
     assert parameterised.judge(broken).verdict == "fails"
 
@@ -203,14 +270,24 @@ def test_realtext_follows_the_law_and_learns(made, tmp_path):
         assert numbers["loss_end"] < numbers["loss_start"]
         assert numbers["nc"] > numbers["nc_other"]
     off = doctored(
-        made["realtext"], realtext, tmp_path / "a", lambda r: 1e-6 if r["gauge"] == "law_error" else r["value"]
+        made["realtext"],
+        realtext,
+        tmp_path / "a",
+        lambda r: 1e-6 if r["gauge"] == "law_error" else r["value"],
     )
     assert realtext.judge(off).verdict == "fails"
-    blind = doctored(made["realtext"], realtext, tmp_path / "b", lambda r: 0.0 if r["gauge"] == "nc" else r["value"])
+    blind = doctored(
+        made["realtext"],
+        realtext,
+        tmp_path / "b",
+        lambda r: 0.0 if r["gauge"] == "nc" else r["value"],
+    )
     assert realtext.judge(blind).verdict == "holds under a condition"
 
 
-def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_not_choose(made, tmp_path):
+def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_not_choose(
+    made, tmp_path
+):
     run = made["foretold"]
     judgement = foretold.judge(run)
     assert judgement.numbers["error"] <= 1e-6
@@ -225,7 +302,9 @@ def test_foretold_is_exact_and_its_judge_names_the_winner_on_queries_that_did_no
     assert str(foretold.judge(doctored(run, foretold, tmp_path / "far", far)).verdict) == "fails"
 
     def perfect(row):
-        return {"fit": 0.9, "fit_relative": 0.8, "saliency": 0.5, "frequency": 0.4}.get(row["gauge"], row["value"])
+        return {"fit": 0.9, "fit_relative": 0.8, "saliency": 0.5, "frequency": 0.4}.get(
+            row["gauge"], row["value"]
+        )
 
     best = foretold.judge(doctored(run, foretold, tmp_path / "perfect", perfect))
     assert (best.numbers["winner"], best.numbers["fit"]) == ("foretold", "fit")
@@ -245,5 +324,7 @@ def test_block_is_exact_where_it_should_be_and_its_judge_sees_where_it_is_not(ma
     assert "text, linear, one pattern, momentum" in exact
     assert not any(case.endswith(("Adam", "untold")) for case in exact)
     assert "text, softmax, one pattern, SGD" not in exact
-    off = doctored(made["block"], block, tmp_path, lambda r: 1e-8 if r["gauge"] == "gap" else r["value"])
+    off = doctored(
+        made["block"], block, tmp_path, lambda r: 1e-8 if r["gauge"] == "gap" else r["value"]
+    )
     assert block.judge(off).verdict == "fails"

@@ -22,7 +22,9 @@ def test_each_flow_is_that_of_the_integrator(kind, attention, activation):
         starts.append(small_start(task, rng, 0.3))
         tasks.append(with_gradients(task, kind, activation, rng, 8.0))
     all_of_them = integrate_all(tasks, starts, times, attention=attention, activation=activation)
-    path = JointFlow(tasks[1], attention, activation).integrate(8.0, *starts[1], times=times, rtol=1e-8, atol=1e-10)
+    path = JointFlow(tasks[1], attention, activation).integrate(
+        8.0, *starts[1], times=times, rtol=1e-8, atol=1e-10
+    )
     assert path.done
     np.testing.assert_allclose(all_of_them.v[:, 1], path.v, atol=5e-3)
     np.testing.assert_allclose(all_of_them.z[:, 1], path.z, atol=5e-3)
@@ -57,11 +59,19 @@ def test_the_same_seed_has_the_same_inputs_under_all_kinds_of_gradients(name):
 
 
 def test_stable_rank_of_known_matrices():
-    np.testing.assert_allclose(stable_rank(np.stack([np.eye(3), np.diag([2.0, 1.0, 0.0])])), [3.0, 1.25])
+    np.testing.assert_allclose(
+        stable_rank(np.stack([np.eye(3), np.diag([2.0, 1.0, 0.0])])), [3.0, 1.25]
+    )
 
 
 def test_tasks_that_differ_in_shape_are_refused():
     rng = np.random.default_rng(0)
     tasks = [inputs("random", rng, 4), inputs("random", rng, 6)]
     with pytest.raises(ValueError, match="2 tasks of 2 kinds"):
-        integrate_all(tasks, [small_start(t, rng) for t in tasks], late_times(1.0), attention="exp", activation="relu")
+        integrate_all(
+            tasks,
+            [small_start(t, rng) for t in tasks],
+            late_times(1.0),
+            attention="exp",
+            activation="relu",
+        )

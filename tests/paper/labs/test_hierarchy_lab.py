@@ -14,11 +14,19 @@ from joma import Run
 from joma._runs import RunWriter
 from joma.paper.exhibits import EXHIBITS, reproduce, table1
 from joma.paper.labs.distinct import distinct_logits, distinct_positions, find_distinct
-from joma.paper.labs.hierarchy import HierarchyTransformer, Training, distinct_loss, plain_loss, train
+from joma.paper.labs.hierarchy import (
+    HierarchyTransformer,
+    Training,
+    distinct_loss,
+    plain_loss,
+    train,
+)
 from joma.paper.labs.hierarchy_data import Hierarchy, make_hierarchy
 from joma.paper.labs.ncorr import best_correlation, maximal_activations, measure_ncorr
 
-COLUMNS = [(N0, N1, N_ch, C) for C in (20, 50) for N_ch in (2, 3) for N0, N1 in ((10, 20), (20, 30))]
+COLUMNS = [
+    (N0, N1, N_ch, C) for C in (20, 50) for N_ch in (2, 3) for N0, N1 in ((10, 20), (20, 30))
+]
 
 
 # data
@@ -118,14 +126,23 @@ def torch_modules(model, x):
     h = model.embed(x)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=h.dtype)
     for block in model.blocks:
-        layer = torch.nn.TransformerEncoderLayer(d, 1, len(block.lower.bias), dropout=0.0, batch_first=True).to(h.dtype)
+        layer = torch.nn.TransformerEncoderLayer(
+            d, 1, len(block.lower.bias), dropout=0.0, batch_first=True
+        ).to(h.dtype)
         weights = {
-            "self_attn.in_proj_weight": torch.cat([block.query.weight, block.key.weight, block.value.weight]),
+            "self_attn.in_proj_weight": torch.cat(
+                [block.query.weight, block.key.weight, block.value.weight]
+            ),
             "self_attn.in_proj_bias": torch.zeros(3 * d, dtype=h.dtype),
             "self_attn.out_proj.weight": torch.eye(d, dtype=h.dtype),
             "self_attn.out_proj.bias": torch.zeros(d, dtype=h.dtype),
         }
-        for theirs, ours in {"linear1": "lower", "linear2": "upper", "norm1": "norm1", "norm2": "norm2"}.items():
+        for theirs, ours in {
+            "linear1": "lower",
+            "linear2": "upper",
+            "norm1": "norm1",
+            "norm2": "norm2",
+        }.items():
             module = getattr(block, ours)
             weights |= {f"{theirs}.weight": module.weight, f"{theirs}.bias": module.bias}
         h = torch.func.functional_call(layer, weights, (h,), {"src_mask": mask, "is_causal": True})
@@ -153,7 +170,9 @@ def setting(column, d, layers=3, dtype=torch.float64, seed=0, **more):
 @pytest.mark.parametrize("column", [(10, 20, 2, 20), (20, 30, 3, 50)])
 def test_shortcut_gradients_equal_those_of_torch_modules(column, layers):
     data, model, labels = setting(column, d=16, layers=layers)
-    truth = torch.nn.functional.cross_entropy(torch_modules(model, torch.from_numpy(data.distinct().x)[labels]), labels)
+    truth = torch.nn.functional.cross_entropy(
+        torch_modules(model, torch.from_numpy(data.distinct().x)[labels]), labels
+    )
     loss = distinct_loss(model, find_distinct(data), labels)
     assert float(loss.detach()) == pytest.approx(float(truth.detach()), rel=1e-12)
     assert gap(gradients(model, loss), gradients(model, truth)) < 1e-10
@@ -164,7 +183,9 @@ def test_shortcut_gradients_equal_the_plain_ones_to_1e_5_in_single_precision(col
     data, model, labels = setting(column, d, dtype=torch.float32)
     x = torch.from_numpy(data.sample(labels.numpy()).x)
     plain = gradients(model, plain_loss(model, x, labels))
-    short = gradients(model, distinct_loss(model, find_distinct(data).to("cpu", torch.float32), labels))
+    short = gradients(
+        model, distinct_loss(model, find_distinct(data).to("cpu", torch.float32), labels)
+    )
     assert gap(short, plain) < 1e-5
 
 
@@ -196,7 +217,9 @@ def test_any_padded_sequences(sets, spare):
     distinct = distinct_positions(x, pad=7)
     assert len(distinct.last) == len(np.unique(x, axis=0))
     with torch.no_grad():
-        torch.testing.assert_close(distinct_logits(model, distinct)[distinct.sequence], model(torch.from_numpy(x)))
+        torch.testing.assert_close(
+            distinct_logits(model, distinct)[distinct.sequence], model(torch.from_numpy(x))
+        )
 
 
 def test_rows_that_the_shortcut_cannot_take_are_refused():
@@ -210,7 +233,11 @@ def test_rows_that_the_shortcut_cannot_take_are_refused():
 
 
 def test_classes_with_the_same_tokens_share_a_row_and_keep_their_labels():
-    owns = (np.eye(4, dtype=bool)[:, :3], np.ones((2, 4), dtype=bool), np.array([[1, 0], [0, 1]], dtype=bool))
+    owns = (
+        np.eye(4, dtype=bool)[:, :3],
+        np.ones((2, 4), dtype=bool),
+        np.array([[1, 0], [0, 1]], dtype=bool),
+    )
     data = Hierarchy(owns, T=5, rho=1.0)
     distinct = find_distinct(data)
     assert len(distinct.last) == 1
@@ -218,7 +245,9 @@ def test_classes_with_the_same_tokens_share_a_row_and_keep_their_labels():
     model = HierarchyTransformer(data.M, 2, d=8, hidden=8).double()
     labels = torch.tensor([0, 1, 1])
     truth = plain_loss(model, torch.from_numpy(data.sample(labels.numpy()).x), labels)
-    assert float(distinct_loss(model, distinct, labels).detach()) == pytest.approx(float(truth.detach()), rel=1e-12)
+    assert float(distinct_loss(model, distinct, labels).detach()) == pytest.approx(
+        float(truth.detach()), rel=1e-12
+    )
 
 
 def test_both_methods_train_alike():
@@ -309,7 +338,9 @@ def test_ncorr_is_the_mean_over_varying_latents(rho):
         samples = data.distinct()
         for s in (0, 1):
             a = maximal_activations(model, samples.x)[s]
-            assert measured.value[s] == pytest.approx(np.nanmean(brute_force(samples.latents[s], a)))
+            assert measured.value[s] == pytest.approx(
+                np.nanmean(brute_force(samples.latents[s], a))
+            )
     assert (measured.value > measured.permuted).all()
     assert (measured.permuted_draws < 0.2).all()  # 1,280 copies make any null look small
 
@@ -335,7 +366,9 @@ def test_ncorr_refuses_what_it_cannot_compare():
 def small(tmp_path_factory):
     patch, noisy = pytest.MonkeyPatch(), {"rho": [0.9], "seeds": 1, "steps": 2}
     patch.setitem(
-        table1.SETTINGS, "quick", {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3], "noisy": noisy}
+        table1.SETTINGS,
+        "quick",
+        {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3], "noisy": noisy},
     )
     yield reproduce(EXHIBITS["table1"], out=tmp_path_factory.mktemp("table1"))
     patch.undo()
@@ -350,7 +383,11 @@ def test_tables_show_the_means_of_the_run_beside_the_papers_numbers(small):
     column = 2 + len(table1.STATES)
     assert cells[column] == "0.80 ± 0.05"
     assert cells[column + 1] == f"{part.mean():.2f} ± {part.std():.2f}"
-    assert row.replace("±", r"\pm").count(r"\pm") == latex.splitlines()[7].count(r"\pm") == 2 * (1 + len(table1.STATES))
+    assert (
+        row.replace("±", r"\pm").count(r"\pm")
+        == latex.splitlines()[7].count(r"\pm")
+        == 2 * (1 + len(table1.STATES))
+    )
     assert "d 16 (paper 1024)" in markdown
 
 
@@ -359,10 +396,17 @@ def test_tables_show_the_means_of_the_run_beside_the_papers_numbers(small):
     [((0.9, 0.9), "holds"), ((0.5, 0.9), "holds under a condition"), ((0.5, 0.5), "fails")],
 )
 def test_the_judge_asks_for_more_than_both_baselines(small, tmp_path, trained, verdict):
-    config = Run(small.path).info["config"] | {"settings": {**table1.SETTINGS["paper"], "lr": [1e-4]}}  # can decide
-    values = dict.fromkeys(table1.STATES, (0.4, 0.4)) | {"trained": trained, "untrained": (0.6, 0.6)}
+    config = Run(small.path).info["config"] | {
+        "settings": {**table1.SETTINGS["paper"], "lr": [1e-4]}
+    }  # can decide
+    values = dict.fromkeys(table1.STATES, (0.4, 0.4)) | {
+        "trained": trained,
+        "untrained": (0.6, 0.6),
+    }
     where = {"lr": 1e-4, "C": 20, "N_ch": 2, "N0": 10, "N1": 20}
-    with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
+    with RunWriter.create(
+        tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES
+    ) as writer:
         for draw in range(3):
             for state, value in values.items():
                 shift = 0.01 * draw * (state == "trained")
@@ -370,7 +414,9 @@ def test_the_judge_asks_for_more_than_both_baselines(small, tmp_path, trained, v
             writer.write(0, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, **where)
     judgement = table1.judge(Run(tmp_path / "made-up"))
     assert judgement.verdict == verdict
-    agree = abs(trained[1] + 0.01 - 0.81) <= 2 * math.hypot(0.05, 0.01)  # the paper's value, told apart from the claim
+    agree = abs(trained[1] + 0.01 - 0.81) <= 2 * math.hypot(
+        0.05, 0.01
+    )  # the paper's value, told apart from the claim
     assert judgement.numbers["lr 0.0001"]["the paper's value at s = 1"] == agree
 
 
@@ -379,19 +425,35 @@ def test_each_learning_rate_has_its_rows_and_its_label(small, tmp_path):
     config = Run(small.path).info["config"]
     config["settings"] = {**table1.SETTINGS["paper"], "lr": [1e-5, 1e-4]}
     column = {"C": 20, "N_ch": 2, "N0": 10, "N1": 20}
-    with RunWriter.create(tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES) as writer:
+    with RunWriter.create(
+        tmp_path / "made-up", kind="exhibit", config=config, axes=table1.AXES
+    ) as writer:
         for lr, trained in ((1e-5, 0.5), (1e-4, 0.9)):
             for draw in range(3):
-                values = dict.fromkeys(table1.STATES, 0.4) | {"trained": trained + 0.01 * draw, "untrained": 0.6}
+                values = dict.fromkeys(table1.STATES, 0.4) | {
+                    "trained": trained + 0.01 * draw,
+                    "untrained": 0.6,
+                }
                 for state, value in values.items():
-                    writer.write(0, {"ncorr": [value, value]}, state=state, draw=draw, lr=lr, **column)
-                writer.write(0, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, lr=lr, **column)
+                    writer.write(
+                        0, {"ncorr": [value, value]}, state=state, draw=draw, lr=lr, **column
+                    )
+                writer.write(
+                    0, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, lr=lr, **column
+                )
     run = Run(tmp_path / "made-up")
     judgement = table1.judge(run)
     assert judgement.verdict == "holds"
     assert judgement.numbers["lr 1e-05"]["passed at s = 0"] == 0
     assert judgement.numbers["lr 0.0001"]["passed at s = 0"] == 1
     markdown = table1.tables(run)["table.md"]
-    for label, value in (("1e-05 as printed", "0.51 ± 0.01"), ("0.0001 as in the authors' script", "0.91 ± 0.01")):
-        (row,) = [line for line in markdown.splitlines() if line.startswith(f"| C=20 N_ch=2 (10, 20), lr {label} |")]
+    for label, value in (
+        ("1e-05 as printed", "0.51 ± 0.01"),
+        ("0.0001 as in the authors' script", "0.91 ± 0.01"),
+    ):
+        (row,) = [
+            line
+            for line in markdown.splitlines()
+            if line.startswith(f"| C=20 N_ch=2 (10, 20), lr {label} |")
+        ]
         assert value in row

@@ -20,7 +20,10 @@ def test_a_step_is_the_gradient_step_of_autograd(attention):
     block.z += 0.3 * rng.standard_normal(block.z.shape)
     block.xi += 0.1 * rng.standard_normal(block.xi.shape)
     batch = small_batch(rng)
-    leaf = {n: torch.tensor(getattr(block, n).copy(), requires_grad=True) for n in ("v", "xi", "z", "W", "c")}
+    leaf = {
+        n: torch.tensor(getattr(block, n).copy(), requires_grad=True)
+        for n in ("v", "xi", "z", "W", "c")
+    }
     outputs = []
     for query, context in zip(batch.query, batch.context, strict=True):
         x = torch.tensor(np.bincount(context[context >= 0], minlength=7) / (context >= 0).sum())
@@ -34,7 +37,9 @@ def test_a_step_is_the_gradient_step_of_autograd(attention):
     assert block.step(batch) == pytest.approx(loss.item(), abs=1e-12)
     for name, tensor in leaf.items():
         rate = 0.8 if name == "z" else 0.3
-        np.testing.assert_allclose(getattr(block, name), before[name] - rate * tensor.grad.numpy(), atol=1e-13)
+        np.testing.assert_allclose(
+            getattr(block, name), before[name] - rate * tensor.grad.numpy(), atol=1e-13
+        )
 
 
 def test_parts_of_all_queries_add_up_to_the_motion_of_v():
@@ -42,7 +47,9 @@ def test_parts_of_all_queries_add_up_to_the_motion_of_v():
     block = TextBlock("softmax", 7, 5, rng, lr=0.3, attention_lr=0.8)
     for _ in range(20):
         block.step(small_batch(rng))
-    np.testing.assert_allclose(block.part.reshape(7, 7, 5).sum(axis=0), block.v - block.v0, atol=1e-13)
+    np.testing.assert_allclose(
+        block.part.reshape(7, 7, 5).sum(axis=0), block.v - block.v0, atol=1e-13
+    )
 
 
 def test_places_keep_known_words_only():

@@ -17,14 +17,18 @@ TINY = {"latents": 2, "children": 2, "classes": 3, "width": 16, "steps": 4, "eve
 
 
 def test_kinship_is_that_of_the_tree():
-    kin = Kinship.of(make_tree({**DEFAULTS, "latents": 2, "children": 2}))  # tokens 0 1 | 2 3 || 4 5 | 6 7
+    kin = Kinship.of(
+        make_tree({**DEFAULTS, "latents": 2, "children": 2})
+    )  # tokens 0 1 | 2 3 || 4 5 | 6 7
     assert kin.siblings[0].nonzero()[0].tolist() == [1]
     assert kin.cousins[0].nonzero()[0].tolist() == [2, 3]
     assert kin.others[0].nonzero()[0].tolist() == [4, 5, 6, 7]
     assert not kin.siblings.diagonal().any()
     shallow = Kinship.of(make_tree({**DEFAULTS, "depth": 2, "latents": 2, "children": 2}))
     assert not shallow.cousins.any()
-    moved = Kinship.of(make_tree({**DEFAULTS, "latents": 2, "children": 2}), np.array([0, 2, 1, 3, 4, 5, 6, 7]))
+    moved = Kinship.of(
+        make_tree({**DEFAULTS, "latents": 2, "children": 2}), np.array([0, 2, 1, 3, 4, 5, 6, 7])
+    )
     assert moved.siblings[0].nonzero()[0].tolist() == [2]
 
 
@@ -62,7 +66,9 @@ def test_held_out_ncorr_sees_no_luck_and_finds_what_is_there():
 @pytest.mark.parametrize(("depth", "layers"), [(3, 2), (2, 1), (3, 3)])
 def test_what_is_measured_on_the_way(depth, layers):
     rows = list(follow(TreeSettings(**TINY, depth=depth, layers=layers)))
-    assert [(step, tree) for step, tree, _ in rows] == [(s, t) for s in (0, 2, 4) for t in ("tree", "permuted")]
+    assert [(step, tree) for step, tree, _ in rows] == [
+        (s, t) for s in (0, 2, 4) for t in ("tree", "permuted")
+    ]
     first = rows[0][2]
     assert len(first["attention_siblings"]) == layers
     assert ("ncorr_alpha" in first) == ("attention_cousins" in first) == (depth == 3)
@@ -71,7 +77,9 @@ def test_what_is_measured_on_the_way(depth, layers):
 
 def test_the_command_writes_a_run(tmp_path):
     words = [f"--{name}={value}" for name, value in TINY.items()]
-    done = CliRunner().invoke(app, ["train", "hierarchy", "--rho", "0.8", *words, "--out", str(tmp_path / "run")])
+    done = CliRunner().invoke(
+        app, ["train", "hierarchy", "--rho", "0.8", *words, "--out", str(tmp_path / "run")]
+    )
     assert done.exit_code == 0, done.output
     assert "attention_siblings" in done.output
     run = Run(tmp_path / "run")

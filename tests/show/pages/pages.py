@@ -35,15 +35,24 @@ def paper_page(folder):
 def watch_run(path, name, level=0.0, kind="watch", steps=(1, 2, 4, 8), layers=2, lr=None):
     """A run whose entropy is ``level`` + step + 10 × layer; with a learning rate, it has τ."""
     config = {"model": "Tiny", "parameters": 123, "gauges": ["entropy"], "level": level}
-    with RunWriter.create(path, kind=kind, config=config, axes={"entropy": ["layer", "head"]}, name=name) as writer:
+    with RunWriter.create(
+        path, kind=kind, config=config, axes={"entropy": ["layer", "head"]}, name=name
+    ) as writer:
         writer.note(layers={"entropy": [f"h.{n}" for n in range(layers)]})
         for step in steps:
             entropy = np.full((layers, 2), level + step) + 10.0 * np.arange(layers)[:, None]
-            writer.write(step, {"entropy": entropy, "loss": 1.0 / step}, **({} if lr is None else {"tau": lr * step}))
+            writer.write(
+                step,
+                {"entropy": entropy, "loss": 1.0 / step},
+                **({} if lr is None else {"tau": lr * step}),
+            )
     return path
 
 
 def runs_page(folder):
     """Two runs over each other, one with a hostile name."""
-    runs = [watch_run(folder / "a", HOSTILE, lr=0.5), watch_run(folder / "b", "plain", 0.5, lr=0.25)]
+    runs = [
+        watch_run(folder / "a", HOSTILE, lr=0.5),
+        watch_run(folder / "b", "plain", 0.5, lr=0.25),
+    ]
     return report(runs, folder / "runs.html")

@@ -18,7 +18,10 @@ def series(folder, count=8):
     a, b = torch.randn(2, 100, 8, generator=torch.Generator().manual_seed(0))
     for n in range(count):
         (folder / f"step-{n}").mkdir(parents=True)
-        save_file({"a.weight": a + 0.01 * n, "b.weight": b + 0.02 * n}, folder / f"step-{n}/model.safetensors")
+        save_file(
+            {"a.weight": a + 0.01 * n, "b.weight": b + 0.02 * n},
+            folder / f"step-{n}/model.safetensors",
+        )
     return folder
 
 

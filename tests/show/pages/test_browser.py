@@ -9,7 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.page import STROKES, WORDS, cut, missed_links, pages, pale_curves, pale_words, printed, show
+from benchmarks.page import (
+    STROKES,
+    WORDS,
+    cut,
+    missed_links,
+    pages,
+    pale_curves,
+    pale_words,
+    printed,
+    show,
+)
 from benchmarks.report import PAINTED, browser, check, errors, opened, until
 
 from joma import Run
@@ -45,13 +55,19 @@ def test_every_figure_is_drawn_without_errors(driver, paper, scheme):
     assert all(colours > 10 and marks > 0 for _, colours, marks in painted), painted
     assert driver.execute_script("return document.documentElement.dataset.theme") == scheme
     assert errors(driver) == []
-    print(f"\nall figures drawn after {driver.execute_script('return joma.drawn') / 1000:.2f} s ({scheme})")
+    print(
+        f"\nall figures drawn after {driver.execute_script('return joma.drawn') / 1000:.2f} s ({scheme})"
+    )
 
 
 def test_nothing_leaves_the_page(driver, paper):
     show(driver, paper)
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    asked = [
+        m["params"]["request"]["url"]
+        for m in messages
+        if m["method"] == "Network.requestWillBeSent"
+    ]
     assert asked, "the log of the browser is empty"
     assert not [url for url in asked if not url.startswith(ALLOWED)]
     blocked = driver.execute_async_script(
@@ -63,10 +79,15 @@ def test_nothing_leaves_the_page(driver, paper):
 
 def test_the_button_changes_the_theme_and_the_figures(driver, paper):
     show(driver, paper)
-    before = driver.execute_script("return joma.views.get('fig4-chart')._renderer._bgcolor") or "none"
+    before = (
+        driver.execute_script("return joma.views.get('fig4-chart')._renderer._bgcolor") or "none"
+    )
     driver.execute_script("document.getElementById('theme').click()")
     until(driver, "document.documentElement.dataset.drawn === 'dark'")
-    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(15, 20, 25)"
+    assert (
+        driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        == "rgb(15, 20, 25)"
+    )
     ink = driver.execute_script("""const found = [];
       const visit = (item) => { for (const m of item.items || []) {
         if (m.role === 'axis-label') found.push(m.items[0].fill);
@@ -100,7 +121,9 @@ def test_a_narrow_screen_does_not_scroll_sideways(driver, paper, runs):
 
 def test_headings_landmarks_and_names(driver, paper):
     show(driver, paper)
-    levels = driver.execute_script("return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
+    levels = driver.execute_script(
+        "return [...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])"
+    )
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(below <= above + 1 for above, below in itertools.pairwise(levels))
@@ -122,13 +145,12 @@ def test_headings_landmarks_and_names(driver, paper):
 def test_the_claims_can_be_filtered(driver, paper):
     show(driver, paper)
     claims = results()
-    shown = (
-        "return [...document.querySelectorAll('#claims tbody tr:not([hidden]) th')].map(e => e.firstChild.textContent)"
-    )
+    shown = "return [...document.querySelectorAll('#claims tbody tr:not([hidden]) th')].map(e => e.firstChild.textContent)"
     assert driver.execute_script(shown) == [r.id for r in claims]
     for n, verdict in enumerate(VERDICTS):
         driver.execute_script(
-            "document.querySelector(`#claims button[data-verdict='${arguments[0]}']`).click()", verdict
+            "document.querySelector(`#claims button[data-verdict='${arguments[0]}']`).click()",
+            verdict,
         )
         assert driver.execute_script(shown) == [r.id for r in claims[n::5]]
     driver.execute_script("document.querySelector(`#claims button[data-verdict='']`).click()")
@@ -160,7 +182,9 @@ def test_formulas_are_laid_out(driver, paper):
 def test_the_explorer_solves_equation_6(driver, paper):
     show(driver, paper)
     mu, t = [-2.0, 0.05, 0.7, 1.0, 2.5, 4.0, 5.4], [0.0, 1e-3, 0.1, 0.3, 0.41, 0.8, 1.3, 2.5]
-    v = np.array(driver.execute_script("return jomaExplorer.bounce(arguments[0], arguments[1])", mu, t))
+    v = np.array(
+        driver.execute_script("return jomaExplorer.bounce(arguments[0], arguments[1])", mu, t)
+    )
     exact = solve_bounce(mu, t)
     np.testing.assert_allclose(v, exact.v, atol=1e-6)
     entropy = driver.execute_script("return arguments[0].map(jomaExplorer.entropy)", v.tolist())
@@ -176,8 +200,13 @@ def test_the_explorer_moves(driver, paper):
         shown = float(driver.execute_script(slide, "x-time", k))
         assert shown == pytest.approx(solve_bounce(mu, [2.5 * k / 500]).entropy()[0], abs=1e-3)
     assert float(driver.execute_script(slide, "x-spread", 0)) == pytest.approx(np.log(10), abs=1e-3)
-    driver.execute_script("document.getElementById('x-time').value = 0; document.getElementById('x-play').click()")
-    until(driver, "jomaExplorer.state.k > 5 && document.getElementById('x-play').textContent === 'Pause'")
+    driver.execute_script(
+        "document.getElementById('x-time').value = 0; document.getElementById('x-play').click()"
+    )
+    until(
+        driver,
+        "jomaExplorer.state.k > 5 && document.getElementById('x-play').textContent === 'Pause'",
+    )
     driver.execute_script("document.getElementById('x-play').click()")
     assert driver.execute_script("return document.getElementById('x-play').textContent") == "Play"
     assert errors(driver) == []
@@ -185,13 +214,31 @@ def test_the_explorer_moves(driver, paper):
 
 def test_the_explorer_tells_dip_and_bounce_by_the_one_rule(driver, paper):
     show(driver, paper)
-    story, times = "return jomaExplorer.story(arguments[0])", driver.execute_script("return jomaExplorer.times")
-    curves = [solve_bounce(np.linspace(2.5 - s, 2.5 + s, 10), times).entropy() for s in (0.0, 0.05, 0.1, 0.3, 1.5, 2.4)]
-    curves += [np.linspace(2.0, 0.5, len(times)), np.linspace(2.0, 1.81, len(times))]  # fall to the end
+    story, times = (
+        "return jomaExplorer.story(arguments[0])",
+        driver.execute_script("return jomaExplorer.times"),
+    )
+    curves = [
+        solve_bounce(np.linspace(2.5 - s, 2.5 + s, 10), times).entropy()
+        for s in (0.0, 0.05, 0.1, 0.3, 1.5, 2.4)
+    ]
+    curves += [
+        np.linspace(2.0, 0.5, len(times)),
+        np.linspace(2.0, 1.81, len(times)),
+    ]  # fall to the end
     patterns = set()
     for entropy in curves:
-        said, curve = driver.execute_script(story, entropy.tolist()), describe(times, entropy, EXACT)
-        pattern = "flat" if "less than a dip" in said else "dip" if "does not bounce" in said else "dip and bounce"
+        said, curve = (
+            driver.execute_script(story, entropy.tolist()),
+            describe(times, entropy, EXACT),
+        )
+        pattern = (
+            "flat"
+            if "less than a dip" in said
+            else "dip"
+            if "does not bounce" in said
+            else "dip and bounce"
+        )
         assert pattern == curve.pattern
         assert not curve.dipped or float(re.search(r"at t = ([\d.]+)", said)[1]) == pytest.approx(
             curve.trough_step, abs=0.006
@@ -214,7 +261,8 @@ ITEM = """const found = [];
 def point(driver, chart, across=0.8, down=0.4):
     """Move the pointer to a place of a figure; the place."""
     driver.execute_script(
-        "document.getElementById(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", chart
+        "document.getElementById(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})",
+        chart,
     )
     x, y = driver.execute_script(
         "const r = document.querySelector('#' + arguments[0] + ' canvas').getBoundingClientRect();"
@@ -274,7 +322,9 @@ def test_what_is_switched_off_stays_off_when_the_figure_is_drawn_again(driver, p
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     until(driver, "joma.drawn > 0")
     still_off()
-    driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[2].click()")  # and can be turned on
+    driver.execute_script(
+        "document.querySelectorAll('[data-switch=fig3-chart]')[2].click()"
+    )  # and can be turned on
     until(driver, f"{PRESSED} === 'true,true,true,true'")
     assert driver.execute_script(LINES) == [1, 1, 1, 1]
     driver.execute_script("document.querySelectorAll('[data-switch=fig3-chart]')[0].click()")
@@ -290,8 +340,14 @@ def test_a_chosen_layer_stays_chosen_when_the_figure_is_drawn_again(driver, runs
     until(driver, "joma.views.get('comparison-chart').signal('layer_shown') === 'layer 1'")
     driver.execute_script("document.getElementById('theme').click()")
     until(driver, "document.documentElement.dataset.drawn === 'dark'")
-    assert driver.execute_script("return joma.views.get('comparison-chart').signal('layer_shown')") == "layer 1"
-    assert driver.execute_script("return document.querySelector('#comparison select').value") == "layer 1"
+    assert (
+        driver.execute_script("return joma.views.get('comparison-chart').signal('layer_shown')")
+        == "layer 1"
+    )
+    assert (
+        driver.execute_script("return document.querySelector('#comparison select').value")
+        == "layer 1"
+    )
     assert errors(driver) == []
 
 
@@ -317,9 +373,13 @@ def test_hovering_shows_all_curves_at_that_step_and_ctrl_scroll_zooms(driver, pa
     low, high = until(driver, f"joma.views.get('fig3-chart').signal({zoom})")
     assert before is None
     assert 0 < high - low < 2000  # of 2,000 batches
-    driver.execute_script("document.getElementById('theme').click()")  # drawn again, and still there
+    driver.execute_script(
+        "document.getElementById('theme').click()"
+    )  # drawn again, and still there
     until(driver, "document.documentElement.dataset.drawn === 'dark'")
-    assert driver.execute_script(f"return joma.views.get('fig3-chart').signal({zoom})") == pytest.approx([low, high])
+    assert driver.execute_script(
+        f"return joma.views.get('fig3-chart').signal({zoom})"
+    ) == pytest.approx([low, high])
     assert errors(driver) == []
 
 
@@ -344,8 +404,13 @@ def test_runs_are_drawn_over_each_other_and_hostile_names_are_text(driver, runs)
     painted = driver.execute_script(PAINTED)
     assert len(painted) == 3
     assert all(colours > 5 and marks > 0 for _, colours, marks in painted), painted
-    assert driver.execute_script("return [...document.images].filter(i => !i.dataset.picture).length") == 0
-    headings = driver.execute_script("return [...document.querySelectorAll('h2')].map(h => h.textContent)")
+    assert (
+        driver.execute_script("return [...document.images].filter(i => !i.dataset.picture).length")
+        == 0
+    )
+    headings = driver.execute_script(
+        "return [...document.querySelectorAll('h2')].map(h => h.textContent)"
+    )
     assert HOSTILE in headings
     values = "return joma.views.get('comparison-chart').data(Object.keys(joma.views.get('comparison-chart').getState({data: () => true}).data)[0]).length"
     assert driver.execute_script(values) > 0
@@ -369,7 +434,9 @@ def test_a_figure_is_switched_between_steps_and_the_clock(driver, runs):
     assert driver.execute_script(title) == ["step"]
     for clock, shown in (("tau", "τ, sum of learning rates"), ("step", "step")):
         driver.execute_script("joma.old = joma.views.get('comparison-chart')")
-        driver.execute_script(f"document.querySelector('[data-over=comparison-chart][data-clock={clock}]').click()")
+        driver.execute_script(
+            f"document.querySelector('[data-over=comparison-chart][data-clock={clock}]').click()"
+        )
         until(driver, "joma.views.get('comparison-chart') !== joma.old")
         assert driver.execute_script(title) == [shown]
         assert driver.execute_script(pressed) == f"{clock}1"
@@ -381,7 +448,9 @@ def test_findings_are_the_first_that_is_seen(driver, paper, width):
     show(driver, paper, width)
     bottom = "return document.querySelector('.findings dd:nth-of-type(2)').getBoundingClientRect().bottom"
     assert driver.execute_script(bottom) <= 900
-    order = driver.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
+    order = driver.execute_script(
+        "return [...document.querySelectorAll('main > section')].map(s => s.id)"
+    )
     assert order[:3] == ["findings", "explorer", "fig3"]
 
 
@@ -415,28 +484,48 @@ def test_curves_can_be_seen_and_verdicts_told_apart(driver, paper, scheme):
 
 
 # what readers without one kind of cone see of linear light (Machado, Oliveira and Fernandes, 2009)
-PROTAN = np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]])
-DEUTAN = np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]])
+PROTAN = np.array(
+    [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ]
+)
+DEUTAN = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+)
 
 
 def lab(seen, colour):
     """CIE L*a*b* (D65) of an sRGB colour as it is seen."""
     channel = np.array(colour[:3]) / 255
-    linear = seen @ np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    linear = seen @ np.where(
+        channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4
+    )
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
     x, y, z = np.cbrt(np.clip(to_xyz @ linear, 0, None) / [0.95047, 1.0, 1.08883])
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def test_on_paper_figures_are_their_pictures_and_nothing_is_wider_than_the_page(driver, paper):
     show(driver, paper, scheme="dark")
-    assert 2 <= pages(printed(driver)) <= 11  # two exhibits and all claims: thirty exhibits stay below thirty pages
+    assert (
+        2 <= pages(printed(driver)) <= 11
+    )  # two exhibits and all claims: thirty exhibits stay below thirty pages
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                            {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False})  # fmt: skip
     sizes = """return [...document.querySelectorAll('figure .picture')].map(i => [i.complete && i.naturalWidth > 0,
       i.getBoundingClientRect().width, i.parentElement.querySelector('.chart').getBoundingClientRect().height])"""
-    assert all(there and 100 < width <= 703 and canvas == 0 for there, width, canvas in driver.execute_script(sizes))
+    assert all(
+        there and 100 < width <= 703 and canvas == 0
+        for there, width, canvas in driver.execute_script(sizes)
+    )
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 703
-    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        == "rgb(255, 255, 255)"
+    )
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -17,7 +17,9 @@ from joma.cli import main
 
 
 def begin(path, steps):
-    writer = RunWriter.create(path, kind="watch", config={"model": "Tiny"}, axes={"entropy": ["layer", "head"]})
+    writer = RunWriter.create(
+        path, kind="watch", config={"model": "Tiny"}, axes={"entropy": ["layer", "head"]}
+    )
     for step in range(1, steps + 1):
         measure(writer, step)
     return writer
@@ -87,7 +89,9 @@ def test_a_page_is_not_made_more_often_than_asked_for(training, monkeypatch):
 def test_nothing_is_written_to_the_folder_of_the_training(training):
     files = {name: os.stat(training.path / name).st_mtime_ns for name in os.listdir(training.path)}
     LivePage([training.path], every=0).current()
-    assert {name: os.stat(training.path / name).st_mtime_ns for name in os.listdir(training.path)} == files
+    assert {
+        name: os.stat(training.path / name).st_mtime_ns for name in os.listdir(training.path)
+    } == files
 
 
 def test_a_run_that_disappears_leaves_the_last_page(training):
@@ -143,7 +147,9 @@ def test_ports_and_options_that_cannot_be_are_said(training, monkeypatch, capsys
             (["--live", "--out", "x.html"], "--live serves a page and writes none"),
             (["--port", 80], "--port 80 is for --live"),
         ):
-            monkeypatch.setattr("sys.argv", ["joma", "report", str(training.path), *map(str, options)])
+            monkeypatch.setattr(
+                "sys.argv", ["joma", "report", str(training.path), *map(str, options)]
+            )
             with pytest.raises(SystemExit) as end:
                 main()
             assert end.value.code == 2
@@ -156,7 +162,9 @@ def test_the_browser_takes_changes_over_where_the_reader_is(training, server, br
         server.page._every = 0.2
         driver.get(server.url)
         until(driver, "window.joma && joma.drawn")
-        driver.execute_script("window.same = true; document.querySelector('main').style.minHeight = '4000px'")
+        driver.execute_script(
+            "window.same = true; document.querySelector('main').style.minHeight = '4000px'"
+        )
         driver.execute_script(
             "document.querySelector('section details').open = true; scrollTo({top: 300, behavior: 'instant'})"
         )

@@ -27,10 +27,15 @@ DIP = 2.5 - np.exp(-(((STEPS - 15) / 5) ** 2))  # down to 1.5 at step 15, and ba
 def dipping_run(path, lr, curves, valid=None, alerts=()):
     """A training whose layers' entropies are the curves, at a constant learning rate."""
     axes = {"entropy": ["layer", "head"], "phase": ["layer"]}
-    with RunWriter.create(path, kind="train", config={"lr": lr, "layers": len(curves)}, axes=axes, seed=0) as writer:
+    with RunWriter.create(
+        path, kind="train", config={"lr": lr, "layers": len(curves)}, axes=axes, seed=0
+    ) as writer:
         writer.note(phases=PHASES)
         for n, step in enumerate(STEPS):
-            row = {"entropy": [[curve[n] - 0.1, curve[n] + 0.1] for curve in curves], "phase": [2] * len(curves)}
+            row = {
+                "entropy": [[curve[n] - 0.1, curve[n] + 0.1] for curve in curves],
+                "phase": [2] * len(curves),
+            }
             row |= {"loss": 3.0 - 0.01 * step, "valid_loss": valid[n] if valid is not None else 4.0}
             writer.write(step, row, tau=lr * step)
     (path / "alerts.jsonl").write_text("".join(json.dumps(alert) + "\n" for alert in alerts))
@@ -45,11 +50,16 @@ def alert(level, step=7):
 
 def test_the_outcome_of_a_run_is_what_its_rows_say(tmp_path):
     valid = 5.0 + (STEPS - 12) ** 2 / 100
-    run = dipping_run(tmp_path / "a", 0.5, [DIP, np.full(40, 2.5)], valid, [alert("notice"), alert("critical")])
+    run = dipping_run(
+        tmp_path / "a", 0.5, [DIP, np.full(40, 2.5)], valid, [alert("notice"), alert("critical")]
+    )
     now = outcome(run)
     assert (now.step, now.loss, now.valid_loss, now.valid_step) == (40, pytest.approx(2.6), 5.0, 12)
     assert now.phases == ["bouncing", "bouncing"]
-    assert now.curves["entropy"] == {0: describe(STEPS, DIP, ENTROPY), 1: describe(STEPS, np.full(40, 2.5), ENTROPY)}
+    assert now.curves["entropy"] == {
+        0: describe(STEPS, DIP, ENTROPY),
+        1: describe(STEPS, np.full(40, 2.5), ENTROPY),
+    }
     assert now.clock[15] == 7.5
     assert worst(now) == "critical"
     assert numbers(now)["phases"] == "0–1: bouncing"
@@ -58,9 +68,15 @@ def test_the_outcome_of_a_run_is_what_its_rows_say(tmp_path):
 
 
 def test_a_layer_that_only_one_run_has_leaves_the_others_cell_empty(tmp_path):
-    a, b = (dipping_run(tmp_path / name, 0.5, curves) for name, curves in (("a", [DIP, DIP]), ("b", [DIP])))
+    a, b = (
+        dipping_run(tmp_path / name, 0.5, curves)
+        for name, curves in (("a", [DIP, DIP]), ("b", [DIP]))
+    )
     (table,) = by_layer([outcome(a), outcome(b)])
-    assert [[cell is not None for cell in row] for row in table.rows.values()] == [[True, True], [True, False]]
+    assert [[cell is not None for cell in row] for row in table.rows.values()] == [
+        [True, True],
+        [True, False],
+    ]
     curve, tau = table.rows[0][0]
     assert curve.pattern == "dip and bounce"
     assert tau == 0.5 * curve.trough_step

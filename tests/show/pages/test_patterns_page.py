@@ -21,7 +21,10 @@ def causal(T, sharpness, layers):
 
 
 def some(T=5, layers=2, words=None):
-    kept = [Pattern(step, entropy, causal(T, s, layers)) for step, entropy, s in ((1, 1.4, 0), (8, 0.2, 3), (90, 1, 1))]
+    kept = [
+        Pattern(step, entropy, causal(T, s, layers))
+        for step, entropy, s in ((1, 1.4, 0), (8, 0.2, 3), (90, 1, 1))
+    ]
     return Patterns({n: f"h.{n}" for n in range(layers)}, words, kept)
 
 
@@ -29,7 +32,11 @@ def test_cells_are_what_was_recorded_and_unseen_keys_have_none():
     patterns = some(words=["the", "'cat'", 'said "no"', "é", "\\"])
     spec = json.loads(specification(draw(patterns)))
     panels = [panel for line in spec["vconcat"] for panel in line["hconcat"]]
-    titles = [f"layer {n}, {name}" for n in (0, 1) for name in ("start (step 1)", "sparsest (step 8)", "end (step 90)")]
+    titles = [
+        f"layer {n}, {name}"
+        for n in (0, 1)
+        for name in ("start (step 1)", "sparsest (step 8)", "end (step 90)")
+    ]
     assert [panel["title"] for panel in panels] == titles
     for number, panel in enumerate(panels):
         rows = pd.DataFrame(spec["datasets"][panel["data"]["name"]])

@@ -30,7 +30,11 @@ def write_run(path, steps, layers=3, matrices=None, phases=None, loss=True, stat
     writer = RunWriter.create(path, kind="watch", config=config, axes=axes)
     blocks = [f"h.{n}.attn" for n in range(layers)]
     writer.note(
-        layers={"entropy": blocks, "stable_rank": [f"h.{n}.mlp" for n in range(matrices)], "phase": blocks},
+        layers={
+            "entropy": blocks,
+            "stable_rank": [f"h.{n}.mlp" for n in range(matrices)],
+            "phase": blocks,
+        },
         phases=PHASES,
     )
     for s in steps:
@@ -66,7 +70,11 @@ def test_on_the_clock_curves_stand_at_the_sums_of_learning_rates(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     rates = [0.5, 0.25, 0.125, 0.0625]
     with joma.watch(
-        model, tmp_path / "run", every=1, gauges=("stable_rank", "stable_rank.q"), optimizer=optimizer
+        model,
+        tmp_path / "run",
+        every=1,
+        gauges=("stable_rank", "stable_rank.q"),
+        optimizer=optimizer,
     ) as w:
         for rate in rates:
             optimizer.param_groups[0]["lr"] = rate
@@ -93,12 +101,17 @@ def test_lines_are_means_over_heads_with_the_names_of_modules(tmp_path):
     assert rows.value.tolist() == [s + 10 * layer + 0.5 for layer in range(3) for s in (1, 2, 3)]
     assert rows.module.unique().tolist() == ["h.0.attn", "h.1.attn", "h.2.attn"]
     assert {t["field"] for t in lines["encoding"]["tooltip"]} == {"layer", "module", "step"}
-    assert drawn["stable rank"][0]["rows"].module.unique().tolist() == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
+    assert drawn["stable rank"][0]["rows"].module.unique().tolist() == [
+        "h.0.mlp",
+        "h.1.mlp",
+        "h.2.mlp",
+    ]
     assert drawn["loss"][0]["rows"].value.tolist() == [1.0, 1 / 2, 1 / 3]
 
 
 @pytest.mark.parametrize(
-    ("steps", "kind"), [([1, 50, 100], "linear"), ([1, 50, 101], "log"), ([5, 600], "log"), ([0, 999], "linear")]
+    ("steps", "kind"),
+    [([1, 50, 100], "linear"), ([1, 50, 101], "log"), ([5, 600], "log"), ([0, 999], "linear")],
 )
 def test_steps_over_more_than_two_decades_are_on_a_log_axis(tmp_path, steps, kind):
     run = write_run(tmp_path / "run", steps, loss=False)
@@ -107,10 +120,18 @@ def test_steps_over_more_than_two_decades_are_on_a_log_axis(tmp_path, steps, kin
 
 
 def test_a_mark_stands_where_a_phase_begins_on_the_line_of_its_layer(tmp_path):
-    run = write_run(tmp_path / "run", range(1, 8), phases=lambda s: [0, int(s >= 3) + int(s >= 6), 3 * (s >= 5)])
+    run = write_run(
+        tmp_path / "run", range(1, 8), phases=lambda s: [0, int(s >= 3) + int(s >= 6), 3 * (s >= 5)]
+    )
     _, marks = panels(figure.draw(run))["attention entropy (nats)"]
-    found = sorted(marks["rows"][["step", "layer", "phase", "value"]].itertuples(index=False, name=None))
-    assert found == [(3, 1, "sparsifying", 13.5), (5, 2, "collapsed", 25.5), (6, 1, "bouncing", 16.5)]
+    found = sorted(
+        marks["rows"][["step", "layer", "phase", "value"]].itertuples(index=False, name=None)
+    )
+    assert found == [
+        (3, 1, "sparsifying", 13.5),
+        (5, 2, "collapsed", 25.5),
+        (6, 1, "bouncing", 16.5),
+    ]
     scale = marks["encoding"]["shape"]["scale"]
     assert scale["domain"] == ["sparsifying", "bouncing", "collapsed"]
     assert len(set(scale["range"])) == 3
@@ -123,7 +144,10 @@ def test_without_a_change_of_phase_there_are_no_marks(tmp_path):
 
 def test_a_layer_has_one_colour_in_all_gauges_however_many_layers_they_have(tmp_path):
     drawn = panels(figure.draw(write_run(tmp_path / "run", [1, 2], layers=3, matrices=5)))
-    colours = [drawn[title][0]["encoding"]["color"] for title in ("attention entropy (nats)", "stable rank")]
+    colours = [
+        drawn[title][0]["encoding"]["color"]
+        for title in ("attention entropy (nats)", "stable rank")
+    ]
     assert colours[0] == colours[1]
     assert colours[0]["type"] == "ordinal"
     assert colours[0]["scale"]["domain"] == [0, 1, 2, 3, 4]
@@ -136,12 +160,19 @@ def test_entropy_starts_at_zero_and_uniform_attention_is_drawn_where_it_is_known
     assert figure.uniform_levels({"kind": "watch", "config": {"length": 35}}) == {}
     levels = figure.uniform_levels({"kind": "train", "config": {"length": 35}})
     assert levels["entropy"] == pytest.approx(np.log(np.arange(1, 36)).mean())  # ln(T!)/T
-    assert figure.uniform_levels({"kind": "watch", "config": {}, "uniform": [2.0, None, 2.0]})["entropy"] == 2.0
+    assert (
+        figure.uniform_levels({"kind": "watch", "config": {}, "uniform": [2.0, None, 2.0]})[
+            "entropy"
+        ]
+        == 2.0
+    )
     assert figure.uniform_levels({"kind": "watch", "config": {}, "uniform": [2.0, 1.0]}) == {}
 
 
 def test_a_long_run_of_a_deep_model_is_thinned_but_keeps_its_ends_and_its_marks(tmp_path):
-    run = write_run(tmp_path / "run", range(1, 602), layers=40, phases=lambda s: [int(s >= 378)] * 40)
+    run = write_run(
+        tmp_path / "run", range(1, 602), layers=40, phases=lambda s: [int(s >= 378)] * 40
+    )
     lines, marks = panels(figure.draw(run))["attention entropy (nats)"]
     steps = np.sort(lines["rows"].step.unique())
     assert (steps[0], steps[-1]) == (1, 601)
@@ -182,7 +213,9 @@ def test_a_watched_training_is_drawn_and_hovering_names_its_layers(tmp_path):
     done = CliRunner().invoke(app, ["plot", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     svg = (tmp_path / "run/figure.svg").read_text()
-    assert set(re.findall("<title>(.*?)</title>", svg)) >= {f"layer {n}: layers.{n}.self_attn" for n in (0, 1)}
+    assert set(re.findall("<title>(.*?)</title>", svg)) >= {
+        f"layer {n}: layers.{n}.self_attn" for n in (0, 1)
+    }
     assert (tmp_path / "run/figure.png").read_bytes().startswith(b"\x89PNG")
     assert Run(tmp_path / "run").done
 
@@ -192,7 +225,9 @@ def test_a_run_under_way_killed_or_failed_can_be_drawn_and_says_so(tmp_path):
         run = write_run(tmp_path / name, [1, 2], status=status)
         title = figure.draw(run).to_dict()["title"]
         assert title["text"] == name
-        assert ("killed" if status == "running" else status) in title["subtitle"]  # its writer is gone
+        assert ("killed" if status == "running" else status) in title[
+            "subtitle"
+        ]  # its writer is gone
         assert "12.3k parameters" in title["subtitle"]
     writer = RunWriter.resume(tmp_path / "a", Run(tmp_path / "a").info["config"])
     assert figure.draw(Run(tmp_path / "a")).to_dict()["title"]["subtitle"].endswith("running")
@@ -214,7 +249,9 @@ def test_runs_that_cannot_be_drawn_are_refused_by_name_and_nothing_is_written(tm
     with pytest.raises(RunError, match=r"empty has no measurements yet \(status: done\)"):
         plot(tmp_path / "empty", out)
     RunWriter.create(tmp_path / "other", kind="other", config={}).finish()
-    with pytest.raises(RunError, match="kind 'other'; joma plot draws watch, train, scan, audit, simulate, exhibit"):
+    with pytest.raises(
+        RunError, match="kind 'other'; joma plot draws watch, train, scan, audit, simulate, exhibit"
+    ):
         plot(tmp_path / "other", out)
     with RunWriter.create(tmp_path / "bare", kind="watch", config={}) as writer:
         writer.write(1, {"lr": 0.1})
@@ -247,4 +284,6 @@ def test_the_numbers_as_a_table_beside_the_picture(tmp_path):
     write_run(path, [1, 2, 3])
     done = CliRunner().invoke(app, ["plot", str(path), "--csv", str(tmp_path / "numbers.csv")])
     assert done.exit_code == 0, done.output
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "numbers.csv"), Run(path).frame(), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "numbers.csv"), Run(path).frame(), check_dtype=False
+    )

@@ -85,8 +85,14 @@ def unpacked(page, id):
 
 
 def test_every_formula_of_every_claim_becomes_mathml():
-    texts = [getattr(c, name) or "" for c in claims() for name in ("paper_formula", "corrected_formula", "derivation")]
-    formulas = [a or b for text in texts for a, b in re.findall(r"\$\$(.+?)\$\$|\$(.+?)\$", text, re.S)]
+    texts = [
+        getattr(c, name) or ""
+        for c in claims()
+        for name in ("paper_formula", "corrected_formula", "derivation")
+    ]
+    formulas = [
+        a or b for text in texts for a, b in re.findall(r"\$\$(.+?)\$\$|\$(.+?)\$", text, re.S)
+    ]
     assert len(formulas) > 100
     for latex in formulas:
         result = formula(latex)
@@ -138,7 +144,9 @@ def test_hostile_names_stay_text(page):
     assert not tags.wrong
     assert not tags.open
     assert not [attributes for tag, attributes in tags.tags if "onerror" in attributes]
-    assert all("data-picture" in attributes for tag, attributes in tags.tags if tag == "img")  # and no other images
+    assert all(
+        "data-picture" in attributes for tag, attributes in tags.tags if tag == "img"
+    )  # and no other images
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in page
 
 
@@ -148,7 +156,9 @@ def test_the_page_refers_to_nothing_outside(page):
         for name in ("src", "href"):
             address = attributes.get(name, "")
             assert not re.match(r"(https?:)?//", address), (tag, address)
-    policy = next(a["content"] for t, a in tags.tags if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for t, a in tags.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert "default-src 'none'" in policy
 
 
@@ -160,7 +170,10 @@ def test_embedded_files_are_the_run(page, runs):
 
 def test_the_page_tells_what_each_layer_did_and_by_which_rule(page, tmp_path):
     assert "What each layer did" in page
-    assert "<dt>attention entropy (nats), layer 1</dt><dd>12.50 → 12.50 (step 1) → 14.50: flat</dd>" in page
+    assert (
+        "<dt>attention entropy (nats), layer 1</dt><dd>12.50 → 12.50 (step 1) → 14.50: flat</dd>"
+        in page
+    )
     assert f"<dd>{ENTROPY.smoothed()}{ENTROPY}</dd>" in page
     axes = {"entropy": ["layer"], "phase": ["layer"]}
     with RunWriter.create(tmp_path / "run", kind="train", config={}, axes=axes) as w:
@@ -172,7 +185,9 @@ def test_the_page_tells_what_each_layer_did_and_by_which_rule(page, tmp_path):
     assert "2.00: flat</dd>" in text
 
 
-def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missing(tmp_path, monkeypatch):
+def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missing(
+    tmp_path, monkeypatch
+):
     exhibit = get(["fig3"])[0]
     folder = reproduce(exhibit, out=tmp_path).path
     member = watch_run(tmp_path / "fig3-runs", "member")
@@ -190,7 +205,11 @@ def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missi
 
 def test_runs_over_each_other_show_the_mean_of_heads_and_layers(runs):
     specified = json.loads(specification(compare({"a": Run(runs[0]), "b": Run(runs[1])})))
-    panel = next(p for p in specified["concat"] if p["encoding"]["y"]["title"].startswith("attention entropy"))
+    panel = next(
+        p
+        for p in specified["concat"]
+        if p["encoding"]["y"]["title"].startswith("attention entropy")
+    )
     rows = pd.DataFrame(specified["datasets"][panel["data"]["name"]])
     for run, level in (("a", 0.0), ("b", 0.5)):
         for which, base in ((MEAN, 5.0), ("layer 0", 0.0), ("layer 1", 10.0)):
@@ -220,7 +239,10 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(tmp_path, runs, monk
     assert result.exit_code == 0, result.output
     assert out.stat().st_size < 15e6
     (tmp_path / "file").write_text("x")
-    for arguments in ([str(tmp_path), "--out", str(out)], [str(runs[1]), "--out", str(tmp_path / "file/page.html")]):
+    for arguments in (
+        [str(tmp_path), "--out", str(out)],
+        [str(runs[1]), "--out", str(tmp_path / "file/page.html")],
+    ):
         monkeypatch.setattr("sys.argv", ["joma", "report", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
@@ -237,19 +259,26 @@ def copies(runs, folder):
     return [Path(shutil.copytree(run, folder / run.name)) for run in runs]
 
 
-def test_the_page_of_a_run_is_in_its_folder_and_no_other_page_is_replaced(tmp_path, runs, monkeypatch, capsys):
+def test_the_page_of_a_run_is_in_its_folder_and_no_other_page_is_replaced(
+    tmp_path, runs, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     a, b = copies(runs, tmp_path / "runs")
     (tmp_path / "report.html").write_text("the paper")  # of `make reproduce`
     for run in ("runs/a", "runs/b", "runs/a"):  # the last time it replaces its own page
         assert joma(monkeypatch, "report", run) == 0
         assert f"report: {run}/report.html" in capsys.readouterr().out
-    assert (shows(a / "report.html"), shows(b / "report.html")) == (Run(a).info["name"], Run(b).info["name"])
+    assert (shows(a / "report.html"), shows(b / "report.html")) == (
+        Run(a).info["name"],
+        Run(b).info["name"],
+    )
     assert (tmp_path / "report.html").read_text() == "the paper"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "runs"]
 
 
-def test_the_page_of_several_runs_has_their_names_and_a_page_of_its_own(tmp_path, runs, monkeypatch, capsys):
+def test_the_page_of_several_runs_has_their_names_and_a_page_of_its_own(
+    tmp_path, runs, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     copies(runs, tmp_path / "old")
     copies(runs, tmp_path / "new")
@@ -290,7 +319,9 @@ def test_the_page_of_the_paper_is_not_replaced_by_one_of_its_runs(made):
     assert first == made / "report.html"
     assert report(made) == first
     text = first.read_text()
-    with pytest.raises(RunError, match=r"report\.html is there already, and is no page of the same runs"):
+    with pytest.raises(
+        RunError, match=r"report\.html is there already, and is no page of the same runs"
+    ):
         report(made, title="mine")
     assert first.read_text() == text
 
@@ -341,15 +372,21 @@ def ids(page):
 def test_runs_of_one_exhibit_and_of_awkward_names_have_ids_of_their_own(tmp_path, fig3):
     for name in ("one", "two"):
         shutil.copytree(fig3, tmp_path / name / "fig3")
-    paths = [watch_run(tmp_path / f"run{n}", name) for n, name in enumerate(["a", "a-title", "claims", "summary", "a"])]
-    text = report([tmp_path / "one/fig3", tmp_path / "two/fig3", *paths], tmp_path / "page.html").read_text()
+    paths = [
+        watch_run(tmp_path / f"run{n}", name)
+        for n, name in enumerate(["a", "a-title", "claims", "summary", "a"])
+    ]
+    text = report(
+        [tmp_path / "one/fig3", tmp_path / "two/fig3", *paths], tmp_path / "page.html"
+    ).read_text()
     found = ids(text)
     assert len(found) == len(set(found))
     headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert len(headings) == len(set(headings))
-    assert {f"A few components keep growing while most saturate ({name}/fig3)" for name in ("one", "two")} <= set(
-        headings
-    )
+    assert {
+        f"A few components keep growing while most saturate ({name}/fig3)"
+        for name in ("one", "two")
+    } <= set(headings)
     links = re.findall(r'<li><span[^>]*></span><a href="#([^"]*)"', text)
     assert set(links) <= set(found)
     assert len(links) == 9  # runs, over each other, and each
@@ -383,7 +420,9 @@ def test_of_many_runs_there_is_one_figure_and_links(tmp_path, monkeypatch):
 def test_many_runs_have_colours_of_their_own(tmp_path):
     runs = {f"r{n}": Run(watch_run(tmp_path / str(n), f"r{n}", n, steps=(1, 2))) for n in range(9)}
     svg = vl_convert.vegalite_to_svg(specification(compare(runs)))
-    strokes = re.findall(r'run: (r\d);[^>]* aria-roledescription="line mark"[^>]* stroke="([^"]+)"', svg)
+    strokes = re.findall(
+        r'run: (r\d);[^>]* aria-roledescription="line mark"[^>]* stroke="([^"]+)"', svg
+    )
     assert {run for run, _ in strokes} == set(runs)
     assert len({colour for _, colour in strokes}) == len(set(strokes)) == 9
 
@@ -400,7 +439,9 @@ def test_a_comparison_of_very_much_is_thinned(tmp_path, monkeypatch):
     monkeypatch.setattr("joma._show.plots.compare.MOST", 1000)
     fewer = rows()
     assert 500 < len(fewer) <= 1000
-    assert fewer.groupby(["run", "which"]).step.agg(["min", "max"]).drop_duplicates().to_numpy().tolist() == [[1, 300]]
+    assert fewer.groupby(["run", "which"]).step.agg(
+        ["min", "max"]
+    ).drop_duplicates().to_numpy().tolist() == [[1, 300]]
     monkeypatch.setattr("joma._show.plots.compare.MOST", 150)
     assert set(rows().which) == {MEAN}
 
@@ -419,8 +460,12 @@ def test_what_has_no_room_is_left_out_or_linked(tmp_path, monkeypatch, room):
 
 
 def test_everything_that_can_be_embedded_stays_under_15_mb(page):
-    embedded = sum(map(len, re.findall(r'<script type="text/plain" id="(?!vega")[^>]*>([^<]*)<', page)))
-    assert len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6  # and the claims take less than half a megabyte
+    embedded = sum(
+        map(len, re.findall(r'<script type="text/plain" id="(?!vega")[^>]*>([^<]*)<', page))
+    )
+    assert (
+        len(page.encode()) - embedded + MOST_OF_ALL < 14.5e6
+    )  # and the claims take less than half a megabyte
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +493,9 @@ def test_a_folder_that_reproduce_wrote_becomes_its_page_again(made):
     found = Runner(get(["fig3"]), out=made, claims=True).run()
     assert [result.ok for result in found.claims] == [True, False, False]
     text = report([made], made / "again.html").read_text()
-    rows = dict(re.findall(r'<tr data-verdict="([^"]*)" data-group="([^"]*)">', text.replace("\n", "")))
+    rows = dict(
+        re.findall(r'<tr data-verdict="([^"]*)" data-group="([^"]*)">', text.replace("\n", ""))
+    )
     assert re.findall(r'<th scope="row">(T\d)<', text) == ["T1", "T2", "T3"], rows
     assert "inf, rejected" in text
     assert "NOT REJECTED" in text
@@ -470,7 +517,9 @@ def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monke
     def broken(*_):
         raise ValueError("no <luck>")
 
-    monkeypatch.setattr("joma.paper.exhibits.fig3.EXPERIMENT", replace(get(["fig3"])[0].experiment, run=broken))
+    monkeypatch.setattr(
+        "joma.paper.exhibits.fig3.EXPERIMENT", replace(get(["fig3"])[0].experiment, run=broken)
+    )
     assert joma(monkeypatch, "reproduce", "fig3", "--out", made, "--force") == 1
     assert joma(monkeypatch, "report", made, "--out", made / "again.html") == 0
     for name in ("report.html", "again.html"):
@@ -530,7 +579,9 @@ def test_interaction_is_added_to_a_copy_with_names_that_are_used_once():
                for about in curves.values())  # fmt: skip
     assert [vars(s)["values"] for s in series] == [[0, 1]]  # the colour scale is shared by all
     lines = [unit for unit in units(live) if unit["mark"]["type"] == "line"]
-    assert all(unit["encoding"]["opacity"]["condition"]["param"] == series[0].name for unit in lines)
+    assert all(
+        unit["encoding"]["opacity"]["condition"]["param"] == series[0].name for unit in lines
+    )
 
 
 def test_independent_colours_have_switches_of_their_own():
@@ -540,16 +591,25 @@ def test_independent_colours_have_switches_of_their_own():
     assert len(interactive(drawn)[1]) == 2
 
 
-def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(tmp_path, monkeypatch):
+def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("joma.paper.recorded.recorded", lambda id: None)
     exhibit = get(["fig3"])[0]
     outcome = reproduce(exhibit, out=tmp_path)
-    said = {"verdict": "not decided here", "would_decide": "a <larger> model", "revised": "it was judged"}
+    said = {
+        "verdict": "not decided here",
+        "would_decide": "a <larger> model",
+        "revised": "it was judged",
+    }
     stored = json.loads((outcome.path / "verdict.json").read_text())
     (outcome.path / "verdict.json").write_text(json.dumps(stored | said))
     text = write_report(tmp_path, [exhibit], None, preset="quick", seed=0).read_text()
     assert "What would decide it: a &lt;larger&gt; model." in text
-    assert f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">' in text
+    assert (
+        f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">'
+        in text
+    )
     assert "Not decided here: Figure 3: growth of the components</h2>" in text
     assert '1 of 1 exhibit of this run is inconclusive: <a href="#fig3">Figure 3</a>' in text
     assert "Changed after a look at results: it was judged." in text
@@ -571,7 +631,9 @@ def with_verdict(exhibit, here, longer=None, **more):
     record = None
     if longer is not None:
         would_decide = "more" if longer is Verdict.UNDECIDED else ""
-        judgement = replace(recorded(exhibit.id).judgement, verdict=longer, would_decide=would_decide)
+        judgement = replace(
+            recorded(exhibit.id).judgement, verdict=longer, would_decide=would_decide
+        )
         record = replace(recorded(exhibit.id), judgement=judgement)
     return Shown(exhibit, exhibit.id, here, record, **more)
 
@@ -582,16 +644,23 @@ def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
     checked = results()  # the verdicts take turns
     papers = [r.verdict for r in checked if r.claim.kind is not Kind.EXTENSION]
     ours = [r.verdict for r in checked if r.claim.kind is Kind.EXTENSION]
-    text = findings([Shown(odd, "fig3", Verdict.HOLDS), Shown(fig9, "fig9", Verdict.FAILS)], checked, None)
+    text = findings(
+        [Shown(odd, "fig3", Verdict.HOLDS), Shown(fig9, "fig9", Verdict.FAILS)], checked, None
+    )
     said = plain(text)
     hold = papers.count(Verdict.HOLDS)
     assert f"The paper's: {hold} claims and 1 exhibit of this run hold: It <grows>: holds." in said
     assert f"Ours: {ours.count(Verdict.HOLDS)} claims hold:" in said
     fails = papers.count(Verdict.FAILS)
-    assert f"The paper's: {fails} claims and 1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}." in said
+    assert (
+        f"The paper's: {fails} claims and 1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}."
+        in said
+    )
     assert text.count('class="mark ') == len(checked) + 2
     alone = plain(findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None))
-    assert f"1 exhibit of this run holds under a condition: {message(fig9, Verdict.UNDER)}." in alone
+    assert (
+        f"1 exhibit of this run holds under a condition: {message(fig9, Verdict.UNDER)}." in alone
+    )
     assert "Nothing on this page holds as stated." in alone
     assert "Nothing that was tested fails." in alone
     assert "The claims were not checked." in alone
@@ -615,16 +684,26 @@ def test_this_run_and_the_longer_runs_are_counted_apart():
     table = re.search(r'<table class="tally">(.*?)</table>', text, flags=re.S)[1]
     rows = [re.findall(r'<td class="n">(\d+|–)</td>', row) for row in table.split("<tr")[1:]]
     # claims, this run, longer runs: of the paper and beyond it
-    assert [row for row in rows if row] == [["–", "–", "1", "–", "1", "–"], ["–", "–", "2", "–", "1", "–"]]
+    assert [row for row in rows if row] == [
+        ["–", "–", "1", "–", "1", "–"],
+        ["–", "–", "2", "–", "1", "–"],
+    ]
 
 
 def test_the_papers_statements_are_counted_apart_from_ours():
     fig9, sinks = get(["fig9", "sinks"])
-    text = findings([Shown(fig9, "fig9", Verdict.FAILS), Shown(sinks, "sinks", Verdict.FAILS)], results(), None)
+    text = findings(
+        [Shown(fig9, "fig9", Verdict.FAILS), Shown(sinks, "sinks", Verdict.FAILS)], results(), None
+    )
     said = plain(text)
     assert f"1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}." in said
-    assert f"1 exhibit of this run fail: {message(sinks, Verdict.FAILS)}." in said.partition("Does not hold")[2]
-    assert text.count(' beyond"') == sum(r.claim.kind is Kind.EXTENSION for r in results()) + 1  # marks: sinks is ours
+    assert (
+        f"1 exhibit of this run fail: {message(sinks, Verdict.FAILS)}."
+        in said.partition("Does not hold")[2]
+    )
+    assert (
+        text.count(' beyond"') == sum(r.claim.kind is Kind.EXTENSION for r in results()) + 1
+    )  # marks: sinks is ours
     assert Verdict.HOLDS.meaning == "as stated"  # of ours as well as of the paper's
 
 
@@ -633,7 +712,9 @@ def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
     assert beyond == {
         "parameterised", "realtext", "softmax", "optimisers", "foretold", "clock", "sinks", "lowrank"
     }  # fmt: skip
-    mine = replace(EXHIBITS["fig3"], id="mine", declared=EXHIBITS["fig3"].experiment)  # as a user registers one
+    mine = replace(
+        EXHIBITS["fig3"], id="mine", declared=EXHIBITS["fig3"].experiment
+    )  # as a user registers one
     assert not mine.is_from_paper
     assert with_settings(EXHIBITS["fig3"], "quick", ["times=20"]).is_from_paper
 
@@ -641,15 +722,23 @@ def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
 def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
     fig3, sinks = get(["fig3", "sinks"])
     smollm2 = MODELS["smollm2"].about
-    shown = [with_verdict(fig3, Verdict.HOLDS, Verdict.HOLDS), with_verdict(sinks, Verdict.UNDECIDED, Verdict.FAILS)]
+    shown = [
+        with_verdict(fig3, Verdict.HOLDS, Verdict.HOLDS),
+        with_verdict(sinks, Verdict.UNDECIDED, Verdict.FAILS),
+    ]
     said = plain(findings(shown, None, None))
     assert f"1 verdict rests on one model, {smollm2}: Sparse attention, or a sink? (fails)." in said
     assert f"{message(sinks, Verdict.FAILS)} (one model)" in said
     assert "rests on one model" not in plain(findings(shown[:1], None, None))
-    alone = with_verdict(sinks, Verdict.FAILS, short=False, settings={"model": "smollm2"})  # this run's own
+    alone = with_verdict(
+        sinks, Verdict.FAILS, short=False, settings={"model": "smollm2"}
+    )  # this run's own
     assert alone.model == smollm2
     assert (
-        with_verdict(sinks, Verdict.FAILS, short=False, settings={"models": {"smollm2": None, "m": None}}).model == ""
+        with_verdict(
+            sinks, Verdict.FAILS, short=False, settings={"models": {"smollm2": None, "m": None}}
+        ).model
+        == ""
     )
 
 
@@ -668,7 +757,9 @@ def test_a_longer_run_counts_more_than_a_short_one_and_neither_is_hidden(tmp_pat
     assert 'this run comes to another verdict in <a href="#fig2">Figure 2</a>' in text
     assert "another verdict" not in findings([replace(one, here=Verdict.FAILS)], None, None)
     assert replace(one, short=False).verdict is Verdict.HOLDS  # a run as long counts itself
-    assert replace(one, here=Verdict.ERROR).verdict is Verdict.ERROR  # a record does not hide that nothing was made
+    assert (
+        replace(one, here=Verdict.ERROR).verdict is Verdict.ERROR
+    )  # a record does not hide that nothing was made
 
 
 def test_the_section_of_an_exhibit_is_headed_by_the_longer_run(made):
@@ -691,7 +782,9 @@ def test_one_sentence_of_a_summary_is_its_conclusion_or_its_first_clauses():
 
 def test_pictures_and_figures_on_the_page_have_as_many_digits_as_a_screen_shows():
     data = pd.DataFrame({"x": [0, 1], "y": [1 / 3, 200_000.0], "step": [123_456_789, 2]})
-    drawn = json.loads(specification(alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", detail="step:N")))
+    drawn = json.loads(
+        specification(alt.Chart(data).mark_line().encode(x="x:Q", y="y:Q", detail="step:N"))
+    )
     (rows,) = interactive(drawn)[0]["datasets"].values()
     assert [row["y"] for row in rows] == [0.33333, 200_000.0]
     assert rows[0]["step"] == 123_456_789

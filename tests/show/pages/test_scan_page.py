@@ -11,7 +11,9 @@ from .pages import HOSTILE
 def scan_run(path, checkpoints):
     """A scan of these: (step, name, status, note, digest); the stable rank of layer l at step s is s + l."""
     axes = {"stable_rank": ["layer"]}
-    with RunWriter.create(path, kind="scan", config={"model": "m", "gauges": ["stable_rank"]}, axes=axes) as writer:
+    with RunWriter.create(
+        path, kind="scan", config={"model": "m", "gauges": ["stable_rank"]}, axes=axes
+    ) as writer:
         writer.note(layers={"stable_rank": ["h.0", "h.1"]})
         for step, name, status, note, digest in checkpoints:
             measured = {} if status == "failed" else {"stable_rank": [step, step + 1.0]}
@@ -33,7 +35,10 @@ def test_every_checkpoint_is_told_with_its_numbers_its_note_and_its_copies(tmp_p
     ]  # fmt: skip
     assert HOSTILE not in text
     assert "cut &lt;off&gt;" in text
-    assert "4 checkpoints: 2 measured, 1 in part, 1 failed. 2 of them have the weights of another one." in text
+    assert (
+        "4 checkpoints: 2 measured, 1 in part, 1 failed. 2 of them have the weights of another one."
+        in text
+    )
     assert 'badge fair">done</span> of 4 checkpoints 1 failed' in text
     assert text.count('class="chart"') == 1
 

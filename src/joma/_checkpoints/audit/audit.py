@@ -146,15 +146,23 @@ def audit(
         raise ValueError(f"{name} has one checkpoint only: an audit compares those of a series")
     checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
     say = report or _silent
-    total, stamps = len(checkpoints), stamps_of(checkpoints) if run is not None else [""] * len(checkpoints)
+    total, stamps = (
+        len(checkpoints),
+        stamps_of(checkpoints) if run is not None else [""] * len(checkpoints),
+    )
     config = {"source": harmless(name.rstrip("/")), "level": level}
     folder = None if run is None else Path(run)
     if folder is not None and not overwrite:
         folder = place_for(folder, "audit", config)
-    with Gathered.open(folder, config, checkpoints, stamps, retry=retry, overwrite=overwrite) as gathered:
+    with Gathered.open(
+        folder, config, checkpoints, stamps, retry=retry, overwrite=overwrite
+    ) as gathered:
         done = len(gathered.series)
         share = allowance(
-            checkpoints[done:], partial(transfer_of, level=Level(level)), limit, partial(say, done, total)
+            checkpoints[done:],
+            partial(transfer_of, level=Level(level)),
+            limit,
+            partial(say, done, total),
         )
         for n in range(done, total):
             say(n, total, checkpoints[n].name)

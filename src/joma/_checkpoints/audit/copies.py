@@ -21,7 +21,10 @@ def same_weights(points: dict[str, dict[str, Any]]) -> dict[str, str]:
         if row["digest"]:
             groups.setdefault(row["digest"], []).append(name)
     return {
-        name: ", ".join(n for n in names if n != name) for names in groups.values() if len(names) > 1 for name in names
+        name: ", ".join(n for n in names if n != name)
+        for names in groups.values()
+        if len(names) > 1
+        for name in names
     }
 
 

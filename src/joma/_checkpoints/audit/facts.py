@@ -72,7 +72,9 @@ class Facts:
     tensors: dict[str, TensorFact] = field(default_factory=dict)
     trained: int | None = None  # by the trainer's own state
     problem: str = ""  # why it could not be read
-    change: dict[str, float] = field(default_factory=dict)  # tensor -> relative change since the checkpoint before
+    change: dict[str, float] = field(
+        default_factory=dict
+    )  # tensor -> relative change since the checkpoint before
     change2: dict[str, float] = field(default_factory=dict)  # since the one before that
     transferred: int = 0
 
@@ -174,13 +176,17 @@ def _hashed(file: Path) -> FileFact:
 
 def _expected(tensors: Tensors, level: Level) -> dict[str, Entry | None]:
     """What will be read: tensors in the order of the files, with the slice of each, None for all of it."""
-    names = sorted(tensors.names, key=lambda name: (tensors.shards([name]), tensors.entry(name).offset))
+    names = sorted(
+        tensors.names, key=lambda name: (tensors.shards([name]), tensors.entry(name).offset)
+    )
     views = {name: _slice(tensors.entry(name)) if level is Level.SLICES else None for name in names}
     tensors.expect(views.items())
     return views
 
 
-def _tensors(tensors: Tensors, level: Level) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
+def _tensors(
+    tensors: Tensors, level: Level
+) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
     for name, view in _expected(tensors, level).items():
         entry = tensors.entry(name)
         digest, bad, sample = hashlib.sha256(), 0, []
@@ -192,7 +198,9 @@ def _tensors(tensors: Tensors, level: Level) -> Iterator[tuple[str, tuple[Tensor
             if flat.dtype.is_floating_point:
                 numbers = flat.float() if flat.dtype.itemsize < 4 else flat
                 bad += int((~numbers.isfinite()).sum())
-                sample.append((numbers[-place % every :: every] if level is Level.FULL else numbers).float())
+                sample.append(
+                    (numbers[-place % every :: every] if level is Level.FULL else numbers).float()
+                )
             place += flat.numel()
         seen = torch.cat(sample) if sample else None
         fact = TensorFact(

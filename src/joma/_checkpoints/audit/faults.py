@@ -62,10 +62,14 @@ class Fault:
     @classmethod
     def from_json(cls, fault: Mapping[str, Any]) -> Fault:
         """Return the fault that `as_json` gave."""
-        return cls(fault["kind"], tuple(fault["checkpoints"]), fault["text"], tuple(fault["tensors"]))
+        return cls(
+            fault["kind"], tuple(fault["checkpoints"]), fault["text"], tuple(fault["tensors"])
+        )
 
 
-def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tuple[list[Fault], tuple[str, ...]]:
+def find_faults(
+    series: Sequence[Facts], sketches: Sequence[Samples] = ()
+) -> tuple[list[Fault], tuple[str, ...]]:
     """All faults of a series in the order of its steps, and what cannot be told of its order.
 
     ``sketches`` are those of the checkpoints that could be read.
@@ -76,12 +80,16 @@ def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tu
         faults += rule(readable)
     identical = _identical(readable)
     same_files = list(_copied_files(readable, identical))
-    faults += [Fault("identical", group, f"{_some(group)} have the same weights") for group in identical]
+    faults += [
+        Fault("identical", group, f"{_some(group)} have the same weights") for group in identical
+    ]
     faults += same_files
     faults += _copied_tensors(readable, identical, same_files)
     faults += _repeated(readable)
     apart = Distances(readable, sketches) if sketches and len(readable) <= MOST else None
-    copies = [n for n, facts in enumerate(readable) if any(facts.name in group for group in identical)]
+    copies = [
+        n for n, facts in enumerate(readable) if any(facts.name in group for group in identical)
+    ]
     order = judge_order(readable, apart, copies)
     for kind, pairs in (("exchanged", order.exchanged), ("late", order.late)):
         faults += [Fault(kind, tuple(readable[n].name for n in pair), text) for pair, text in pairs]
@@ -93,7 +101,9 @@ def find_faults(series: Sequence[Facts], sketches: Sequence[Samples] = ()) -> tu
         return readable if apart is None else arranged(readable, kept, apart)
 
     found = misfits(without(()), None if apart is None else without)
-    faults += [Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in found]
+    faults += [
+        Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in found
+    ]
     return faults, order.unknown
 
 
@@ -103,7 +113,10 @@ def _sizes(series: Sequence[Facts]) -> Iterator[Fault]:
         of = [facts for facts in series if file in facts.files]
         usual = median(facts.files[file].size for facts in of)
         for facts in of:
-            size, known = facts.files[file].size, any(tensor.dtype for tensor in facts.tensors.values())
+            size, known = (
+                facts.files[file].size,
+                any(tensor.dtype for tensor in facts.tensors.values()),
+            )
             if not known and abs(size - usual) > 0.01 * usual + 4096:
                 text = f"{file} has {size:,} bytes, where {usual:,.0f} are usual"
                 yield Fault("size", (facts.name,), text)
@@ -116,9 +129,15 @@ def _names(series: Sequence[Facts]) -> Iterator[Fault]:
     usual = {name for name, n in count.items() if 2 * n > len(known)}
     for facts in known:
         missing, extra = sorted(usual - facts.tensors.keys()), sorted(facts.tensors.keys() - usual)
-        words = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has besides", extra)) if names]
+        words = [
+            f"{what} {_some(names)}"
+            for what, names in (("lacks", missing), ("has besides", extra))
+            if names
+        ]
         if words:
-            yield Fault("tensors", (facts.name,), f"{facts.name} {' and '.join(words)}", (*missing, *extra))
+            yield Fault(
+                "tensors", (facts.name,), f"{facts.name} {' and '.join(words)}", (*missing, *extra)
+            )
 
 
 def _types(series: Sequence[Facts]) -> Iterator[Fault]:
@@ -141,9 +160,7 @@ def _not_finite(series: Sequence[Facts]) -> Iterator[Fault]:
     for facts in series:
         if bad := [name for name, tensor in facts.tensors.items() if tensor.not_finite]:
             count = facts.tensors[bad[0]].not_finite
-            text = (
-                f"{bad[0]} has {count:,} number{'s' * (count > 1)} that {'are' if count > 1 else 'is'} NaN or infinite"
-            )
+            text = f"{bad[0]} has {count:,} number{'s' * (count > 1)} that {'are' if count > 1 else 'is'} NaN or infinite"
             yield Fault("not finite", (facts.name,), text + _more(bad), tuple(bad))
 
 
@@ -152,12 +169,18 @@ def _states(series: Sequence[Facts]) -> Iterator[Fault]:
     for facts in series:
         named = step_of(facts.name)
         if facts.trained is not None and named is not None and named != facts.trained:
-            yield Fault("state", (facts.name,), f"its name says step {named:,}, trainer_state.json {facts.trained:,}")
+            yield Fault(
+                "state",
+                (facts.name,),
+                f"its name says step {named:,}, trainer_state.json {facts.trained:,}",
+            )
 
 
 def _signature(facts: Facts) -> tuple[tuple[str, str], ...]:
     """What a checkpoint's weights are known by: their tensors where these were read, else their files."""
-    tensors = sorted((name, tensor.digest) for name, tensor in facts.tensors.items() if tensor.digest)
+    tensors = sorted(
+        (name, tensor.digest) for name, tensor in facts.tensors.items() if tensor.digest
+    )
     return tuple(tensors or sorted((name, file.digest) for name, file in facts.files.items()))
 
 
@@ -171,7 +194,11 @@ def _copied_files(series: Sequence[Facts], identical: Sequence[tuple[str, ...]])
         of = [(facts.name, facts.files[file].digest) for facts in series if file in facts.files]
         for group in _alike(of) if len({digest for _, digest in of}) > 1 else []:
             if not any(set(group) <= set(same) for same in identical):
-                yield Fault("copied", group, f"{file} is the same in {_some(group)}, and other files are not")
+                yield Fault(
+                    "copied",
+                    group,
+                    f"{file} is the same in {_some(group)}, and other files are not",
+                )
 
 
 def _copied_tensors(
@@ -182,16 +209,30 @@ def _copied_tensors(
     copied: dict[tuple[str, ...], list[str]] = {}
     for name in sorted({name for facts in series for name in facts.tensors}):
         of = [(facts.name, facts.tensors[name]) for facts in series if name in facts.tensors]
-        of = [(checkpoint, tensor) for checkpoint, tensor in of if tensor.digest and math.prod(tensor.shape) >= _LEAST]
+        of = [
+            (checkpoint, tensor)
+            for checkpoint, tensor in of
+            if tensor.digest and math.prod(tensor.shape) >= _LEAST
+        ]
         for group in _alike((checkpoint, tensor.digest) for checkpoint, tensor in of):
             places = [order[checkpoint] for checkpoint in group]
-            moved = any(places[0] < order[checkpoint] < places[-1] and checkpoint not in group for checkpoint, _ in of)
+            moved = any(
+                places[0] < order[checkpoint] < places[-1] and checkpoint not in group
+                for checkpoint, _ in of
+            )
             known = any(set(group) <= set(same) for same in identical)
-            if moved and not known and not any(set(group) <= set(fault.checkpoints) for fault in files):
+            if (
+                moved
+                and not known
+                and not any(set(group) <= set(fault.checkpoints) for fault in files)
+            ):
                 copied.setdefault(group, []).append(name)
     for group, names in copied.items():
         yield Fault(
-            "copied", group, f"{names[0]} is the same in {_some(group)}, not between{_more(names)}", tuple(names)
+            "copied",
+            group,
+            f"{names[0]} is the same in {_some(group)}, not between{_more(names)}",
+            tuple(names),
         )
 
 

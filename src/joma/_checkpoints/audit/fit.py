@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 from joma._checkpoints.audit.facts import Facts
 
 _FAR = 6.0  # robust standard deviations
-_STEP, _SHARD, _TENSOR, _END = math.log(1.6), math.log(2.5), math.log(4.0), math.log(8.0)  # and at least so much more
+_STEP, _SHARD, _TENSOR, _END = (
+    math.log(1.6),
+    math.log(2.5),
+    math.log(4.0),
+    math.log(8.0),
+)  # and at least so much more
 _JITTER = math.log(2.1)  # more is no training, whatever the other checkpoints do
 FEWEST = 4  # checkpoints: of fewer it cannot be said what is usual
 LEAST = 256  # numbers: of smaller tensors nothing can be said
@@ -63,7 +68,9 @@ def misfits(
         usual = middle(detour, 0)
         wrong = _outliers(usual, _STEP, _JITTER)
     found += [_step(series, n, usual) for n in _places(wrong)]
-    rest = np.where(wrong, np.nan, detour - usual)  # what a file or a matrix has more than the checkpoint
+    rest = np.where(
+        wrong, np.nan, detour - usual
+    )  # what a file or a matrix has more than the checkpoint
     by_file = _by_file(series, names)
     for file, rows in by_file.items():
         excess = middle(rest[rows], 0)
@@ -83,8 +90,11 @@ def _largest(series: Sequence[Facts], names: list[str]) -> float:
 
 
 def _step(series: Sequence[Facts], n: int, usual: NDArray[np.float64]) -> Misfit:
-    text = f"{series[n].name} does not lie between {series[n - 1].name} and {series[n + 1].name}: " + (
-        f"the detour over it is {math.exp(usual[n]):.3g}, {math.exp(np.nanmedian(usual)):.3g} is usual"
+    text = (
+        f"{series[n].name} does not lie between {series[n - 1].name} and {series[n + 1].name}: "
+        + (
+            f"the detour over it is {math.exp(usual[n]):.3g}, {math.exp(np.nanmedian(usual)):.3g} is usual"
+        )
     )
     return Misfit(series[n].name, text)
 
@@ -98,7 +108,9 @@ def matrices(series: Sequence[Facts]) -> list[str]:
     """The tensors that the rule is about: matrices that move."""
     shapes = {name: tensor.shape for facts in series for name, tensor in facts.tensors.items()}
     moving = {name for facts in series for name, change in facts.change.items() if change > 0}
-    return sorted(name for name in moving if len(shapes[name]) > 1 and math.prod(shapes[name]) >= LEAST)
+    return sorted(
+        name for name in moving if len(shapes[name]) > 1 and math.prod(shapes[name]) >= LEAST
+    )
 
 
 def _table(series: Sequence[Facts], names: list[str], which: str) -> NDArray[np.float64]:
@@ -120,7 +132,9 @@ def middle(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     return np.where(np.isnan(values).all(axis=axis), np.nan, np.nanmedian(filled, axis=axis))
 
 
-def _outliers(values: NDArray[np.float64], least: float, limit: float = math.inf) -> NDArray[np.bool_]:
+def _outliers(
+    values: NDArray[np.float64], least: float, limit: float = math.inf
+) -> NDArray[np.bool_]:
     """Values far above the others by their median and median deviation, or by ``least`` and above ``limit``."""
     known = values[~np.isnan(values)]
     if known.size < 2:
@@ -144,7 +158,9 @@ def _by_file(series: Sequence[Facts], names: list[str]) -> dict[str, list[int]]:
     return places if len(places) > 1 else {}
 
 
-def _ends(series: Sequence[Facts], names: list[str], by_file: dict[str, list[int]], known: set[str]) -> list[Misfit]:
+def _ends(
+    series: Sequence[Facts], names: list[str], by_file: dict[str, list[int]], known: set[str]
+) -> list[Misfit]:
     """A shard of the first or the last checkpoint whose change is out of proportion to that of the others."""
     with np.errstate(all="ignore"):
         change = np.log(_table(series, names, "change"))
@@ -158,9 +174,9 @@ def _ends(series: Sequence[Facts], names: list[str], by_file: dict[str, list[int
         for file, rows in by_file.items():
             excess = middle(rest[rows], 0)
             if _outliers(excess, _END)[gap]:
-                text = (
-                    f"{file} of {series[end].name} does not fit: it differs from that of {series[neighbour].name} by "
+                text = f"{file} of {series[end].name} does not fit: it differs from that of {series[neighbour].name} by "
+                text += (
+                    f"{math.exp(excess[gap]):.3g} × what the change of the others makes one expect"
                 )
-                text += f"{math.exp(excess[gap]):.3g} × what the change of the others makes one expect"
                 found.append(Misfit(series[end].name, text, tuple(names[row] for row in rows)))
     return found

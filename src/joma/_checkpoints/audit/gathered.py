@@ -64,7 +64,11 @@ class Gathered:
             writer.leave()
             overwrite = True
         packages = ("joma", "torch", "huggingface_hub")
-        return cls(RunWriter.create(run, kind="audit", config=config, packages=packages, overwrite=overwrite))
+        return cls(
+            RunWriter.create(
+                run, kind="audit", config=config, packages=packages, overwrite=overwrite
+            )
+        )
 
     def _load(self, checkpoints: Sequence[Checkpoint], stamps: Sequence[str], retry: bool) -> bool:
         """Take what is there; False if it is not the beginning of this series, as it is now."""
@@ -74,7 +78,10 @@ class Gathered:
         if [(row["checkpoint"], row["step"], row["stamp"]) for row in rows] != now[: len(rows)]:
             return False
         try:
-            self.series = [_facts(json.loads((folder / f"{n}.json").read_text("utf-8"))) for n in range(len(rows))]
+            self.series = [
+                _facts(json.loads((folder / f"{n}.json").read_text("utf-8")))
+                for n in range(len(rows))
+            ]
             readable = [n for n, facts in enumerate(self.series) if not facts.problem]
             self.sketches = [_read(folder / f"{n}.sketch") for n in readable]
             self._recent = [(n, _read(folder / f"{n}.samples")) for n in readable[-2:]]
@@ -114,7 +121,9 @@ class Gathered:
         if faults:
             concerned = {name for fault in faults for name in fault.checkpoints}
             count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-            self._writer.finish("done", f"{count} in {len(concerned)} of {len(self.series)} checkpoints")
+            self._writer.finish(
+                "done", f"{count} in {len(concerned)} of {len(self.series)} checkpoints"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +136,9 @@ class Gathered:
 def read_series(run: Path) -> list[Facts]:
     """Return the facts of each checkpoint in the folder of an audit, as far as it has come."""
     count = sum(1 for _ in Run(run).rows())
-    return [_facts(json.loads((run / _FOLDER / f"{n}.json").read_text("utf-8"))) for n in range(count)]
+    return [
+        _facts(json.loads((run / _FOLDER / f"{n}.json").read_text("utf-8"))) for n in range(count)
+    ]
 
 
 def stamps_of(checkpoints: Sequence[Checkpoint]) -> list[str]:
@@ -137,18 +148,27 @@ def stamps_of(checkpoints: Sequence[Checkpoint]) -> list[str]:
     stamps = []
     for checkpoint in checkpoints:
         if (revision := checkpoint.revision()) is not None:
-            stamps.append(revision.commit() or commits[revision.repo].get(checkpoint.name, checkpoint.name))
+            stamps.append(
+                revision.commit() or commits[revision.repo].get(checkpoint.name, checkpoint.name)
+            )
             continue
         path = Path(str(checkpoint.path))
         files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-        told = [(file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [os.stat(file)]]
+        told = [
+            (file.name, stat.st_size, stat.st_mtime_ns)
+            for file in files
+            for stat in [os.stat(file)]
+        ]
         stamps.append(hashlib.sha256(json.dumps(told).encode()).hexdigest())
     return stamps
 
 
 def _facts(row: dict[str, Any]) -> Facts:
     files = {name: FileFact(**file) for name, file in row.pop("files").items()}
-    tensors = {name: TensorFact(**{**t, "shape": tuple(t["shape"])}) for name, t in row.pop("tensors").items()}
+    tensors = {
+        name: TensorFact(**{**t, "shape": tuple(t["shape"])})
+        for name, t in row.pop("tensors").items()
+    }
     return Facts(**row, files=files, tensors=tensors)
 
 

@@ -28,8 +28,12 @@ from joma._checkpoints.audit.facts import Facts
 from joma._checkpoints.audit.fit import FEWEST, matrices
 from joma._checkpoints.audit.sketch import MOST, Distances
 
-_SAVED = math.log(1.05)  # an exchange that saves more is a fault; one that costs less cannot be judged
-_JITTER = 1.55  # the detour from which on weights jitter more than they move: it is √2 of a random walk
+_SAVED = math.log(
+    1.05
+)  # an exchange that saves more is a fault; one that costs less cannot be judged
+_JITTER = (
+    1.55  # the detour from which on weights jitter more than they move: it is √2 of a random walk
+)
 _BESIDE = 1.8  # the detour over one of the two in its new place: it is 2 of a stranger beside another stranger
 _NO_WAY = 2.1  # a detour that no training makes
 _STRANGE = 3.0  # what is so much further from its new neighbours than they are from each other does not belong there
@@ -53,7 +57,9 @@ class Order:
     unknown: tuple[str, ...] = ()
 
 
-def judge_order(series: Sequence[Facts], apart: Distances | None, copies: Iterable[int] = ()) -> Order:
+def judge_order(
+    series: Sequence[Facts], apart: Distances | None, copies: Iterable[int] = ()
+) -> Order:
     """The order of the readable checkpoints of a series.
 
     Arguments:
@@ -66,14 +72,18 @@ def judge_order(series: Sequence[Facts], apart: Distances | None, copies: Iterab
     late, told = _direction(series)
     unknown = [] if told else [_BACKWARDS]
     if apart is None:
-        unknown.append(f"whether checkpoints are exchanged: that is judged of up to {MOST:,}, here are {len(series):,}")
+        unknown.append(
+            f"whether checkpoints are exchanged: that is judged of up to {MOST:,}, here are {len(series):,}"
+        )
         return Order((), tuple(late), tuple(unknown))
     places = [n for n in range(len(series)) if n not in set(copies)]
     exchanged, open_pairs = _exchanged(apart, places) if len(places) >= FEWEST else ([], [])
     sentences = []
     for i, j, saved in exchanged:
         text = f"{series[i].name} and {series[j].name} seem to be exchanged: the way past them is "
-        sentences.append(((i, j), text + f"{math.expm1(saved):.0%} longer than the other way round"))
+        sentences.append(
+            ((i, j), text + f"{math.expm1(saved):.0%} longer than the other way round")
+        )
     if open_pairs:
         i, j = open_pairs[0]
         more = f", and of {len(open_pairs) - 1} more pairs" if len(open_pairs) > 1 else ""
@@ -82,7 +92,9 @@ def judge_order(series: Sequence[Facts], apart: Distances | None, copies: Iterab
     return Order(tuple(sentences), tuple(late), tuple(unknown))
 
 
-def _exchanged(apart: Distances, places: list[int]) -> tuple[list[tuple[int, int, float]], list[Pair]]:
+def _exchanged(
+    apart: Distances, places: list[int]
+) -> tuple[list[tuple[int, int, float]], list[Pair]]:
     """Pairs of places that are exchanged, with what that saves, the most first; and pairs that cannot be told."""
     order, found = list(places), list[tuple[int, int, float]]()
     while True:
@@ -92,7 +104,9 @@ def _exchanged(apart: Distances, places: list[int]) -> tuple[list[tuple[int, int
         best = next((pair for pair in shorter if _is_fault(now, pair, order, places)), None)
         if best is None:
             unsure = [*shorter, *_pairs(np.abs(saved) <= _SAVED)]
-            return found, [(order[i], order[j]) for i, j in unsure if np.nanmax(_detours(now, i, j)) < _NO_WAY]
+            return found, [
+                (order[i], order[j]) for i, j in unsure if np.nanmax(_detours(now, i, j)) < _NO_WAY
+            ]
         i, j = best
         found.append((places[i], places[j], float(saved[i, j])))
         order[i], order[j] = order[j], order[i]
@@ -153,7 +167,11 @@ def arranged(series: Sequence[Facts], order: Sequence[int], apart: Distances) ->
         return {name: float(change) for name, change in changes if math.isfinite(change)}
 
     return [
-        replace(series[now], change=since(place, 1, series[now].change), change2=since(place, 2, series[now].change2))
+        replace(
+            series[now],
+            change=since(place, 1, series[now].change),
+            change2=since(place, 2, series[now].change2),
+        )
         for place, now in enumerate(order)
     ]
 
@@ -163,7 +181,9 @@ def _direction(series: Sequence[Facts]) -> tuple[list[tuple[Pair, str]], bool]:
     everywhere = set.intersection(*(set(facts.tensors) for facts in series))
     large = {name for name in everywhere if math.prod(series[0].tensors[name].shape) >= _LEAST}
     constant = [{name for name in large if facts.tensors[name].constant} for facts in series]
-    start = {n for n in large if 0 < sum(n in names for names in constant) < len(series)}  # at first, not for ever
+    start = {
+        n for n in large if 0 < sum(n in names for names in constant) < len(series)
+    }  # at first, not for ever
     vectors = [name for name in large if len(series[0].tensors[name].shape) == 1]
     if 2 * len(start) < len(vectors):  # a few that have become constant are no initialisation
         start = set()

@@ -27,9 +27,18 @@ MOST = 1000  # checkpoints of which all pairs are compared
 
 def sketch(facts: Facts, samples: Samples) -> Samples:
     """Up to so many numbers of up to so many matrices, evenly over what was read; the same ones of each checkpoint."""
-    of = [n for n in samples if len(facts.tensors[n].shape) > 1 and math.prod(facts.tensors[n].shape) >= LEAST]
-    chosen = sorted(of, key=lambda name: hashlib.sha256(name.encode()).digest())[:_MATRICES]  # whatever else there is
-    return {name: samples[name][:: -(-len(samples[name]) // _NUMBERS)].clone() for name in sorted(chosen)}
+    of = [
+        n
+        for n in samples
+        if len(facts.tensors[n].shape) > 1 and math.prod(facts.tensors[n].shape) >= LEAST
+    ]
+    chosen = sorted(of, key=lambda name: hashlib.sha256(name.encode()).digest())[
+        :_MATRICES
+    ]  # whatever else there is
+    return {
+        name: samples[name][:: -(-len(samples[name]) // _NUMBERS)].clone()
+        for name in sorted(chosen)
+    }
 
 
 class Distances:
@@ -55,7 +64,9 @@ class Distances:
             for back, changes in ((1, facts.change), (2, facts.change2)):
                 for row, name in enumerate(self.names):
                     if name in changes:
-                        self._apart[row, n, n - back] = self._apart[row, n - back, n] = changes[name]
+                        self._apart[row, n, n - back] = self._apart[row, n - back, n] = changes[
+                            name
+                        ]
 
     def __call__(self, a: int, b: int) -> NDArray[np.float64]:
         """Between the checkpoints at two places: (matrices,)."""
@@ -83,7 +94,9 @@ class Distances:
         last = len(order) - 1
         here = order[place]
         beside = [order[n] for n in (place - 1, place + 1) if 0 <= n <= last]
-        a, b = beside if len(beside) == 2 else (beside[0], order[2] if place == 0 else order[last - 2])
+        a, b = (
+            beside if len(beside) == 2 else (beside[0], order[2] if place == 0 else order[last - 2])
+        )
         with np.errstate(all="ignore"):
             ratio = np.min([self(here, neighbour) for neighbour in beside], axis=0) / self(a, b)
         return float(middle(np.where(np.isfinite(ratio), ratio, np.nan), 0))
@@ -99,7 +112,9 @@ class Distances:
         saved, size = np.full((2, count, count), np.nan)
         for i in range(count - 1):
             pairs = [self._exchange(i, j) for j in range(i + 1, count)]
-            given, other = (np.stack(ways, axis=1) for ways in zip(*pairs, strict=True))  # (matrices, others)
+            given, other = (
+                np.stack(ways, axis=1) for ways in zip(*pairs, strict=True)
+            )  # (matrices, others)
             with np.errstate(all="ignore"):
                 ratio = np.where(self._apart[:, i, i + 1 :] > 0, np.log(given / other), np.nan)
             ratio[~np.isfinite(ratio)] = np.nan
@@ -128,7 +143,9 @@ def _pairs(vectors: Sequence[Tensor | None]) -> NDArray[np.float64]:
     lengths = Counter(len(vector) for vector in vectors if vector is not None)
     length = lengths.most_common(1)[0][0]
     nothing = torch.full((length,), math.nan)
-    stack = torch.stack([v if v is not None and len(v) == length else nothing for v in vectors]).double()
+    stack = torch.stack(
+        [v if v is not None and len(v) == length else nothing for v in vectors]
+    ).double()
     norms = stack.norm(dim=1)
     size = (norms[:, None] + norms) / 2
     change = torch.cdist(stack, stack, compute_mode="donot_use_mm_for_euclid_dist")

@@ -147,7 +147,10 @@ class Anatomy:
 
 
 def side_of(
-    projection: Projection, anatomy_names: dict[int, str], view: Callable[[Tensor], Tensor], weight: float
+    projection: Projection,
+    anatomy_names: dict[int, str],
+    view: Callable[[Tensor], Tensor],
+    weight: float,
 ) -> Side:
     """A side that sees a projection's weight through ``view`` of its (outputs, inputs) rows."""
     rows = projection.rows
@@ -205,7 +208,11 @@ def anatomy(model: nn.Module, placement: Placement | None = None) -> Anatomy:
         if post
         else (last[0] if len(last) == 1 else None)
     )
-    readers = [p for name in after if (p := _linear(name, modules[name])) is not None and p.shape[1] == width]
+    readers = [
+        p
+        for name in after
+        if (p := _linear(name, modules[name])) is not None and p.shape[1] == width
+    ]
     head = readers[0] if len(readers) == 1 or (post and readers) else None
     return Anatomy(
         blocks=tuple(blocks),
@@ -214,11 +221,15 @@ def anatomy(model: nn.Module, placement: Placement | None = None) -> Anatomy:
         final_norm=final,
         head=head,
         tied=frozenset(tied),
-        padding=any(isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules.values()),
+        padding=any(
+            isinstance(m, nn.Embedding) and m.padding_idx is not None for m in modules.values()
+        ),
         dropout=_drops(modules),
         names=names,
         capped=any(
-            _config(m, key) for m in modules.values() for key in ("final_logit_softcapping", "attn_logit_softcapping")
+            _config(m, key)
+            for m in modules.values()
+            for key in ("final_logit_softcapping", "attn_logit_softcapping")
         ),
     )
 
@@ -254,7 +265,10 @@ def _attentions(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[Att
             key_heads=heads[1],
             rotary=rotary,
             halves=halves,
-            normed=any(re.search("norm", type(m).__name__, re.IGNORECASE) for m in list(module.modules())[1:]),
+            normed=any(
+                re.search("norm", type(m).__name__, re.IGNORECASE)
+                for m in list(module.modules())[1:]
+            ),
         )
 
 
@@ -273,7 +287,13 @@ def _part(name: str, module: nn.Module, part: str) -> Projection | None:
         tensor = split_fused(module, part, tensor.T if turned else tensor)
         return tensor.reshape(-1, tensor.shape[-1])
 
-    return Projection(f"{name}.{part}", weight, bias, rows, lambda t: split_fused(module, part, t[:, None]).reshape(-1))
+    return Projection(
+        f"{name}.{part}",
+        weight,
+        bias,
+        rows,
+        lambda t: split_fused(module, part, t[:, None]).reshape(-1),
+    )
 
 
 def _linear(name: str, module: nn.Module) -> Projection | None:
@@ -282,7 +302,11 @@ def _linear(name: str, module: nn.Module) -> Projection | None:
     turned = is_conv1d(module)
     bias = cast("Tensor | None", getattr(module, "bias", None))
     return Projection(
-        name, cast(Tensor, module.weight), bias, (lambda t: t.T) if turned else (lambda t: t), lambda t: t
+        name,
+        cast(Tensor, module.weight),
+        bias,
+        (lambda t: t.T) if turned else (lambda t: t),
+        lambda t: t,
     )
 
 
@@ -306,7 +330,9 @@ def _rotary(modules: dict[str, nn.Module], module: nn.Module, size: int) -> tupl
 
 def _mlp(scope: str, modules: dict[str, nn.Module], attention: Attention) -> MLP | None:
     """The MLP of a block: the widest A (d → h) with a later B (h → d), and a second A if it is gated."""
-    of_attention = {id(p.weight) for p in (attention.q, attention.k, attention.v, attention.o) if p is not None}
+    of_attention = {
+        id(p.weight) for p in (attention.q, attention.k, attention.v, attention.o) if p is not None
+    }
     linears = [
         p
         for name, module in modules.items()
@@ -327,7 +353,9 @@ def _mlp(scope: str, modules: dict[str, nn.Module], attention: Attention) -> MLP
     hidden = upper.shape[1]
     parent = first.name.rpartition(".")[0]
     lower = tuple(
-        p for p in linears if p.shape == first.shape and p.name.rpartition(".")[0] == parent and p is not upper
+        p
+        for p in linears
+        if p.shape == first.shape and p.name.rpartition(".")[0] == parent and p is not upper
     )
     if first.shape[0] == 2 * hidden:  # gate and factor in one matrix, the gate first
         rows, bias_rows = first.rows, first.bias_rows
@@ -351,7 +379,9 @@ def _mlp(scope: str, modules: dict[str, nn.Module], attention: Attention) -> MLP
 def _degree(modules: dict[str, nn.Module], parent: str) -> int | None:
     """p if the activation has φ(2a) = 2^p φ(a), None if not or if none is found; by trying it out."""
     owner = modules[parent]
-    candidates: list[Any] = [getattr(owner, key) for key in _ACTIVATIONS if callable(getattr(owner, key, None))]
+    candidates: list[Any] = [
+        getattr(owner, key) for key in _ACTIVATIONS if callable(getattr(owner, key, None))
+    ]
     pattern = re.compile("relu|gelu|silu|activation|tanh|sigmoid|mish", re.IGNORECASE)
     candidates += [module for module in owner.children() if pattern.search(type(module).__name__)]
     if not candidates:
@@ -359,7 +389,9 @@ def _degree(modules: dict[str, nn.Module], parent: str) -> int | None:
     a = torch.tensor([-1.7, -0.6, -0.1, 0.2, 0.9, 2.3], dtype=torch.float64)
     with torch.no_grad():
         once, twice = candidates[0](a), candidates[0](2 * a)
-    return next((p for p in (1, 2, 3) if torch.allclose(twice, 2**p * once, rtol=1e-12, atol=0)), None)
+    return next(
+        (p for p in (1, 2, 3) if torch.allclose(twice, 2**p * once, rtol=1e-12, atol=0)), None
+    )
 
 
 # -- normalisations, embeddings, facts ----------------------------------------------------------------------
@@ -383,7 +415,11 @@ def _norm(name: str, module: nn.Module) -> Norm | None:
         y, shifted = module(x), module(x + 3.0)
         centres = bool(torch.allclose(y, shifted, rtol=1e-3, atol=1e-3))
         scale = y / (x / x.float().pow(2).mean(-1, keepdim=True).sqrt().to(x))
-        offset = 0.0 if centres or torch.allclose(scale[0], weight.to(scale), rtol=1e-2, atol=1e-3) else 1.0
+        offset = (
+            0.0
+            if centres or torch.allclose(scale[0], weight.to(scale), rtol=1e-2, atol=1e-3)
+            else 1.0
+        )
     return Norm(name, module, centres, offset)
 
 
@@ -405,7 +441,9 @@ def _scope(name: str) -> str:
     return ".".join(parts[: numbers[-1] + 1]) if numbers else ".".join(parts[:-1])
 
 
-def _around(modules: dict[str, nn.Module], in_block: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def _around(
+    modules: dict[str, nn.Module], in_block: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
     """The names of modules before and after the blocks, in the order of definition."""
     names = list(modules)
     places = [n for n, name in enumerate(names) if name.startswith(in_block)] if in_block else []
@@ -416,7 +454,9 @@ def _around(modules: dict[str, nn.Module], in_block: tuple[str, ...]) -> tuple[l
     return before, after
 
 
-def _written(modules: dict[str, nn.Module], before: list[str], width: int) -> Iterator[tuple[str, Tensor, int]]:
+def _written(
+    modules: dict[str, nn.Module], before: list[str], width: int
+) -> Iterator[tuple[str, Tensor, int]]:
     """Parameters that write to the stream before the first block, each with the axis of the stream."""
     for name in before:
         module = modules[name]
@@ -434,10 +474,18 @@ def _written(modules: dict[str, nn.Module], before: list[str], width: int) -> It
 def _drops(modules: dict[str, nn.Module]) -> bool:
     """Whether anything but attention weights is dropped."""
     for name, module in modules.items():
-        if isinstance(module, nn.Dropout) and module.p > 0 and not re.search("att", name.rpartition(".")[2], re.I):
+        if (
+            isinstance(module, nn.Dropout)
+            and module.p > 0
+            and not re.search("att", name.rpartition(".")[2], re.I)
+        ):
             return True
         p = getattr(module, "dropout", None)
-        if isinstance(p, float) and p > 0 and not re.search("att", type(module).__name__, re.IGNORECASE):
+        if (
+            isinstance(p, float)
+            and p > 0
+            and not re.search("att", type(module).__name__, re.IGNORECASE)
+        ):
             return True
     return False
 
@@ -447,4 +495,6 @@ def _config(module: nn.Module, key: str) -> Any:
 
 
 def _name_of(modules: dict[str, nn.Module], wanted: nn.Module) -> str:
-    return next((name for name, module in modules.items() if module is wanted), type(wanted).__name__)
+    return next(
+        (name for name, module in modules.items() if module is wanted), type(wanted).__name__
+    )

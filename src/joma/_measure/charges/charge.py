@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from joma._measure.charges.anatomy import Norm
 
 Form = Literal["matrix", "rows", "linear"]
-Read = Callable[[Tensor], Tensor | None]  # from a parameter to what is looked at: itself, its gradient, its step
+Read = Callable[
+    [Tensor], Tensor | None
+]  # from a parameter to what is looked at: itself, its gradient, its step
 
 
 def itself(parameter: Tensor) -> Tensor:
@@ -67,7 +69,9 @@ class Side:
     def of(self, read: Read) -> Tensor:
         """The view of a gradient or step of this parameter; zeros where it has none."""
         tensor = read(self.parameter)
-        return self._read(self.parameter if tensor is None else tensor) * (0.0 if tensor is None else 1.0)
+        return self._read(self.parameter if tensor is None else tensor) * (
+            0.0 if tensor is None else 1.0
+        )
 
     def _read(self, tensor: Tensor) -> Tensor:
         tensor = whole(tensor.detach())
@@ -85,7 +89,9 @@ class Charge:
     form: Form = "rows"
     sides: tuple[Side, ...] = ()
     layer: int | None = None
-    scale_by: tuple[Side, ...] = ()  # of a linear charge: what its gradient is compared with, if not itself
+    scale_by: tuple[
+        Side, ...
+    ] = ()  # of a linear charge: what its gradient is compared with, if not itself
     norms: tuple[Norm, ...] = ()  # of a charge up to ε: the normalisations whose ε it is
 
     @property
@@ -103,7 +109,9 @@ class Charge:
         """Q(θ)."""
         if self.form == "linear":
             return _total([side.weight * side.weights() for side in self.sides])
-        return _total([_product(side, side.weights(), side.weights(), self.form) for side in self.sides])
+        return _total(
+            [_product(side, side.weights(), side.weights(), self.form) for side in self.sides]
+        )
 
     def sums(self, read: Read = itself) -> tuple[Tensor, Tensor]:
         """(P, N) with Q = P − N: the sides that count positive and those that count negative, in double precision.
@@ -113,29 +121,40 @@ class Charge:
         signed: dict[bool, list[Tensor]] = {True: [], False: []}
         for side in self.sides:
             x = widened(side.weights(read))
-            signed[side.weight > 0].append(_product(side, x, x, self.form) * (1 if side.weight > 0 else -1))
+            signed[side.weight > 0].append(
+                _product(side, x, x, self.form) * (1 if side.weight > 0 else -1)
+            )
         some = (signed[True] or signed[False])[0]
         heads = some.shape[0] if some.dim() == (3 if self.form == "matrix" else 2) else 1
-        plus, minus = (_total(signed[sign]) if signed[sign] else torch.zeros_like(some) for sign in (True, False))
+        plus, minus = (
+            _total(signed[sign]) if signed[sign] else torch.zeros_like(some)
+            for sign in (True, False)
+        )
         return plus.reshape(heads, -1), minus.reshape(heads, -1)
 
     def size(self) -> Tensor:
         """Σ |w| ‖X‖² over the sides, per leading index: what Q is small or large against."""
         if self.form == "linear":
             return _total([abs(side.weight) * side.weights().abs() for side in self.sides])
-        return _total([abs(side.weight) * _norms(side.weights(), self.form) ** 2 for side in self.sides])
+        return _total(
+            [abs(side.weight) * _norms(side.weights(), self.form) ** 2 for side in self.sides]
+        )
 
     def bilinear(self, read: Read) -> Tensor:
         """B(θ, d) of a gradient or step d."""
         if self.form == "linear":
             return _total([side.weight * side.of(read) for side in self.sides])
-        return _total([_product(side, side.weights(), side.of(read), self.form) for side in self.sides])
+        return _total(
+            [_product(side, side.weights(), side.of(read), self.form) for side in self.sides]
+        )
 
     def square(self, read: Read) -> Tensor:
         """B(d, d) of a gradient or step d; zero for a linear charge."""
         if self.form == "linear":
             return torch.zeros(())
-        return _total([_product(side, side.of(read), side.of(read), self.form) for side in self.sides])
+        return _total(
+            [_product(side, side.of(read), side.of(read), self.form) for side in self.sides]
+        )
 
     def residual(self, read: Read, right_side: float = 0.0, against: Read | None = None) -> Tensor:
         """|B(θ, g)| relative to Σ |w| ‖X‖‖G‖, per head: zero to rounding for a healthy gradient g.
@@ -152,7 +171,9 @@ class Charge:
         heads = self.form == "matrix" or b.dim() > 1
         scale = _total(
             [
-                abs(side.weight) * _norms(side.weights(), "matrix") * _norms(side.of(against), "matrix")
+                abs(side.weight)
+                * _norms(side.weights(), "matrix")
+                * _norms(side.of(against), "matrix")
                 for side in self.sides
             ]
         )

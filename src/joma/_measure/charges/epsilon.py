@@ -27,15 +27,22 @@ class EpsilonTerm:
 
     def __init__(self, charges: Iterable[Charge]) -> None:
         self._norms = {id(norm.module): norm for charge in charges for norm in charge.norms}
-        self._terms = dict.fromkeys(self._norms, (0.0, 0.0))  # Σ share·c and Σ share·|c| per normalisation
+        self._terms = dict.fromkeys(
+            self._norms, (0.0, 0.0)
+        )  # Σ share·c and Σ share·|c| per normalisation
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
-        self._handles = [norm.module.register_forward_hook(self._hook(norm)) for norm in self._norms.values()]
+        self._handles = [
+            norm.module.register_forward_hook(self._hook(norm)) for norm in self._norms.values()
+        ]
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for handle in self._handles:
             handle.remove()
@@ -57,11 +64,16 @@ class EpsilonTerm:
             x = x - x.mean(dim=-1, keepdim=True) if norm.centres else x
             shifted = x.square().mean(dim=-1) + norm.eps
             scaled = (norm.weight.detach().double() + norm.offset) * x / shifted.sqrt()[..., None]
-            output.register_hook(lambda g: self._add(norm, norm.eps / shifted, (g.double() * scaled).sum(dim=-1)))
+            output.register_hook(
+                lambda g: self._add(norm, norm.eps / shifted, (g.double() * scaled).sum(dim=-1))
+            )
 
         return forward
 
     def _add(self, norm: Norm, share: Tensor, c: Tensor) -> None:
         term, bound = self._terms[id(norm.module)]
         with torch.no_grad():
-            self._terms[id(norm.module)] = term + float((share * c).sum()), bound + float((share * c.abs()).sum())
+            self._terms[id(norm.module)] = (
+                term + float((share * c).sum()),
+                bound + float((share * c.abs()).sum()),
+            )

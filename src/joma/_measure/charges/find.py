@@ -18,14 +18,21 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from joma._measure.charges.anatomy import Anatomy, Block, Norm, Placement, Projection, anatomy, bias_side, side_of
+from joma._measure.charges.anatomy import (
+    Anatomy,
+    Block,
+    Norm,
+    Placement,
+    Projection,
+    anatomy,
+    bias_side,
+    side_of,
+)
 from joma._measure.charges.charge import Charge, Form, Side, Status
 
 View = Callable[[Tensor], Tensor]
 
-_UNPLACED = (
-    "whether normalisation comes before or after its sublayer is not known of this model; say norm='pre' or norm='post'"
-)
+_UNPLACED = "whether normalisation comes before or after its sublayer is not known of this model; say norm='pre' or norm='post'"
 
 
 def find(model: nn.Module, norm: Placement | None = None) -> list[Charge]:
@@ -43,7 +50,11 @@ def find(model: nn.Module, norm: Placement | None = None) -> list[Charge]:
 
 def _unless_frozen(charge: Charge) -> Charge:
     frozen = [side.name for side in charge.sides if not side.parameter.requires_grad]
-    if charge.status is Status.NONE or not frozen or (charge.form == "linear" and len(frozen) == len(charge.sides)):
+    if (
+        charge.status is Status.NONE
+        or not frozen
+        or (charge.form == "linear" and len(frozen) == len(charge.sides))
+    ):
         return charge
     if len(frozen) == len(charge.sides):
         return charge
@@ -72,7 +83,10 @@ def _heads_view(heads: int, groups: int) -> View:
 
 def _both(parts: Anatomy, projection: Projection, view: View, weight: float) -> list[Side]:
     """A projection's weight and bias as sides."""
-    return [side_of(projection, parts.names, view, weight), *bias_side(projection, parts.names, view, weight)]
+    return [
+        side_of(projection, parts.names, view, weight),
+        *bias_side(projection, parts.names, view, weight),
+    ]
 
 
 def _attention(parts: Anatomy, block: Block) -> Iterator[Charge]:
@@ -88,16 +102,30 @@ def _attention(parts: Anatomy, block: Block) -> Iterator[Charge]:
             *_both(parts, a.k, lambda t: rows(of_k(t)), -1.0),
         ]
 
-    def charge(name: str, status: Status, reason: str, form: Form, sides: list[Side], kind: str = "qk") -> Charge:
+    def charge(
+        name: str, status: Status, reason: str, form: Form, sides: list[Side], kind: str = "qk"
+    ) -> Charge:
         return Charge(kind, f"{a.name}.{name}", status, reason, form, tuple(sides), layer)
 
     if a.normed:
-        yield charge("qk", Status.NONE, "queries and keys are normalised", "matrix", pairs(lambda x: x))
+        yield charge(
+            "qk", Status.NONE, "queries and keys are normalised", "matrix", pairs(lambda x: x)
+        )
     elif R == 0:
-        yield charge("qk", Status.EXACT, f"q·k is all that is seen of them{shared}", "matrix", pairs(lambda x: x))
+        yield charge(
+            "qk",
+            Status.EXACT,
+            f"q·k is all that is seen of them{shared}",
+            "matrix",
+            pairs(lambda x: x),
+        )
     else:
         planes = _planes(R, a.halves)
-        reason = "one number per rotated plane" if a.halves else "how coordinates are paired is not known: their sum"
+        reason = (
+            "one number per rotated plane"
+            if a.halves
+            else "how coordinates are paired is not known: their sum"
+        )
         yield charge("qk", Status.EXACT, f"rotary: {reason}{shared}", "rows", pairs(planes))
         if size > R:
             rest = f"the {size - R} coordinates that are not rotated{shared}"
@@ -113,12 +141,16 @@ def _attention(parts: Anatomy, block: Block) -> Iterator[Charge]:
             status, reason = Status.NONE, "attention logits are soft-capped"
         else:
             status, reason = Status.EXACT, "softmax does not see what all keys have in common"
-        yield Charge("key_bias", f"{a.name}.key_bias", status, reason, "linear", tuple(bias), layer, weight)
+        yield Charge(
+            "key_bias", f"{a.name}.key_bias", status, reason, "linear", tuple(bias), layer, weight
+        )
     if a.o is None:
         return
     output = side_of(a.o, parts.names, lambda t: _heads_view(H, G)(t.T), -1.0)
     values = _both(parts, a.v, _heads_view(G, G), 1.0)
-    yield charge("vo", Status.EXACT, f"only the product is seen{shared}", "matrix", [*values, output], "vo")
+    yield charge(
+        "vo", Status.EXACT, f"only the product is seen{shared}", "matrix", [*values, output], "vo"
+    )
 
 
 def _planes(R: int, halves: bool) -> View:
@@ -140,7 +172,11 @@ def _mlp(parts: Anatomy, block: Block) -> Iterator[Charge]:
     name = f"{mlp.name}.neurons"
     if mlp.scaled is None:
         yield Charge(
-            "mlp", name, Status.NONE, "which of the two maps the gate is, the names do not tell", layer=block.index
+            "mlp",
+            name,
+            Status.NONE,
+            "which of the two maps the gate is, the names do not tell",
+            layer=block.index,
         )
         return
     sides = [
@@ -162,7 +198,9 @@ def _norm_sides(parts: Anatomy, norm: Norm, weight: float = 1.0, flat: bool = Fa
     def view(t: Tensor) -> Tensor:
         return t[None, :] if flat else t[:, None]
 
-    sides = [Side(parts.names.get(id(norm.weight), norm.name), norm.weight, view, weight, norm.offset)]
+    sides = [
+        Side(parts.names.get(id(norm.weight), norm.name), norm.weight, view, weight, norm.offset)
+    ]
     if norm.bias is not None:
         sides.append(Side(parts.names.get(id(norm.bias), norm.name), norm.bias, view, weight))
     return sides
@@ -196,9 +234,14 @@ def _norms(parts: Anatomy, block: Block) -> Iterator[Charge]:
                 f"{len(block.norms)} normalisations in the block: what reads which is not known",
             )
         else:
-            status, reason = Status.EXACT, "against all that read it: " + ", ".join(r.name for r in readers)
+            status, reason = (
+                Status.EXACT,
+                "against all that read it: " + ", ".join(r.name for r in readers),
+            )
             sides += [side_of(reader, parts.names, lambda t: t.T, -1.0) for reader in readers]
-        yield Charge("norm", f"{norm.name}.channels", status, reason, "rows", tuple(sides), block.index)
+        yield Charge(
+            "norm", f"{norm.name}.channels", status, reason, "rows", tuple(sides), block.index
+        )
 
 
 # -- the stream --------------------------------------------------------------------------------------------
@@ -215,7 +258,11 @@ def _ends(parts: Anatomy) -> Iterator[Charge]:
         else:
             sides.append(side_of(head, parts.names, lambda t: t.T, -1.0))
             status = Status.NONE if tied else Status.EXACT
-            reason = f"{head.name} is tied to the embedding" if tied else f"against {head.name}, which alone reads it"
+            reason = (
+                f"{head.name} is tied to the embedding"
+                if tied
+                else f"against {head.name}, which alone reads it"
+            )
         yield Charge("norm", f"{norm.name}.channels", status, reason, "rows", tuple(sides))
     if head is not None and head.shape[0] != head.shape[1]:
         side = side_of(head, parts.names, lambda t: t.sum(dim=0), 1.0)
@@ -224,7 +271,10 @@ def _ends(parts: Anatomy) -> Iterator[Charge]:
         elif parts.capped:
             status, reason = Status.NONE, "logits are soft-capped"
         else:
-            status, reason = Status.EXACT, "a softmax loss does not see what all logits have in common"
+            status, reason = (
+                Status.EXACT,
+                "a softmax loss does not see what all logits have in common",
+            )
         yield Charge("sum", f"{head.name}.logits", status, reason, "linear", (side,))
 
 
@@ -248,13 +298,17 @@ def _writers(parts: Anatomy) -> list[tuple[str, int | None, list[tuple[Tensor, S
         for projection in written:
             if projection is not None:
                 sides = _both(parts, projection, lambda t: t, 1.0)
-                out.append((projection.name, block.index, [(side.parameter, side) for side in sides]))
+                out.append(
+                    (projection.name, block.index, [(side.parameter, side) for side in sides])
+                )
     return out
 
 
 def _sums(parts: Anatomy) -> Iterator[Charge]:
     norms = [n for block in parts.blocks for n in block.norms]
-    norms += [n for n in (parts.final_norm, parts.embedding_norm) if n is not None and n not in norms]
+    norms += [
+        n for n in (parts.final_norm, parts.embedding_norm) if n is not None and n not in norms
+    ]
     unknown = any(block.placement is None or not block.norms for block in parts.blocks)
     for _, layer, written in _writers(parts):
         for tensor, side in written:
@@ -275,7 +329,9 @@ def _sums(parts: Anatomy) -> Iterator[Charge]:
 
 
 def _flat(side: Side, weight: float) -> Side:
-    return Side(side.name, side.parameter, lambda t: side.view(t).reshape(1, -1), weight, side.offset)
+    return Side(
+        side.name, side.parameter, lambda t: side.view(t).reshape(1, -1), weight, side.offset
+    )
 
 
 def _streams(parts: Anatomy) -> Iterator[Charge]:
@@ -298,7 +354,10 @@ def _streams(parts: Anatomy) -> Iterator[Charge]:
     elif parts.final_norm is None:
         status, reason = Status.NONE, "the stream is read without a last normalisation"
     elif not parts.embeddings and first is None:
-        status, reason = Status.NONE, "what enters the first block is not among the model's parameters"
+        status, reason = (
+            Status.NONE,
+            "what enters the first block is not among the model's parameters",
+        )
     elif parts.padding and first is None:
         status, reason = Status.NONE, "padding_idx: the padding row is read but not trained"
     elif any(block.mlp is None or block.attention.o is None for block in parts.blocks):
@@ -319,7 +378,9 @@ def _sublayers(parts: Anatomy) -> Iterator[Charge]:
         if mlp is not None:
             sublayers.append((mlp.name, mlp.upper, list(mlp.lower)))
         if len(block.norms) != len(sublayers):
-            reason = f"{len(block.norms)} normalisations in the block: what reads which is not known"
+            reason = (
+                f"{len(block.norms)} normalisations in the block: what reads which is not known"
+            )
             yield Charge("stream", f"{block.name}.stream", Status.NONE, reason, layer=block.index)
             entering = None
             continue
@@ -330,7 +391,10 @@ def _sublayers(parts: Anatomy) -> Iterator[Charge]:
             else:
                 sides = _norm_sides(parts, entering, flat=True)
                 sides += [_flat(side, 1.0) for side in _both(parts, written, lambda t: t, 1.0)]
-                sides += [_flat(side_of(reader, parts.names, lambda t: t, 1.0), -1.0) for reader in readers]
+                sides += [
+                    _flat(side_of(reader, parts.names, lambda t: t, 1.0), -1.0)
+                    for reader in readers
+                ]
                 reason = f"the sublayer's normalisation does not see the scale, but for ε = {leaving.eps:g}"
                 yield Charge(
                     "stream", f"{name}.stream", Status.EPSILON, reason, "rows", tuple(sides), block.index,

@@ -38,11 +38,17 @@ class Deviation:
     value: float
     bound: float
     head: int | None = None
-    computed_in: torch.dtype | None = None  # the type that the bound is for, if coarser than the parameters
+    computed_in: torch.dtype | None = (
+        None  # the type that the bound is for, if coarser than the parameters
+    )
 
     def __str__(self) -> str:
         where = "" if self.head is None else f", head {self.head}"
-        kind = "" if self.computed_in is None else f" in {str(self.computed_in).removeprefix('torch.')}"
+        kind = (
+            ""
+            if self.computed_in is None
+            else f" in {str(self.computed_in).removeprefix('torch.')}"
+        )
         return f"{self.charge.name}{where}: off by {self.value:.1e} (rounding{kind} allows {self.bound:.1e})"
 
 
@@ -65,7 +71,9 @@ def precision(charge: Charge, computed_in: torch.dtype | None = None) -> float:
 
     ``computed_in``: the type that autocast computes in.
     """
-    kinds = {side.parameter.dtype for side in charge.sides} | ({computed_in} if computed_in is not None else set())
+    kinds = {side.parameter.dtype for side in charge.sides} | (
+        {computed_in} if computed_in is not None else set()
+    )
     products = _PRODUCTS[torch.get_float32_matmul_precision()] if torch.float32 in kinds else 0.0
     return max([products, *(float(torch.finfo(kind).eps) for kind in kinds)])
 
@@ -136,7 +144,9 @@ def judge_gradients(
 def _is_judged(charge: Charge, epsilon: EpsilonTerm | None) -> bool:
     if all(side.parameter.grad is None for side in charge.sides):
         return False
-    return charge.status is Status.EXACT or (charge.status is Status.EPSILON and epsilon is not None)
+    return charge.status is Status.EXACT or (
+        charge.status is Status.EPSILON and epsilon is not None
+    )
 
 
 def _gradients(charges: Iterable[Charge]) -> list[Tensor]:
@@ -190,7 +200,9 @@ def gradient_norm(sides: Iterable[Side]) -> float:
     return sum(float(read_norm(side, lambda p: p.grad)) ** 2 for side in parameters.values()) ** 0.5
 
 
-def over(charge: Charge, residual: Tensor, bound: float, computed_in: torch.dtype | None = None) -> list[Deviation]:
+def over(
+    charge: Charge, residual: Tensor, bound: float, computed_in: torch.dtype | None = None
+) -> list[Deviation]:
     """What is above the bound, or no number, per head."""
     values = residual.reshape(-1).tolist()
     per_head = len(values) > 1

@@ -24,7 +24,14 @@ import torch
 from torch import Tensor
 
 from joma._measure.charges.charge import Charge, Side, Status, read_norm
-from joma._measure.charges.identity import Deviation, bound_of, check_gradients, gradient_norm, over, precision
+from joma._measure.charges.identity import (
+    Deviation,
+    bound_of,
+    check_gradients,
+    gradient_norm,
+    over,
+    precision,
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,13 @@ class StepLaw:
             c
             for c in self._known
             if c.status is Status.EXACT
-            and all(id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides)
+            and all(
+                id(side.parameter) in rules or not side.parameter.requires_grad for side in c.sides
+            )
         ]
-        self._memory: dict[int, Tensor] = {}  # μ-weighted part of P from the step before, per charge
+        self._memory: dict[
+            int, Tensor
+        ] = {}  # μ-weighted part of P from the step before, per charge
         self._stepped: set[int] = set()
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
         self._of_gradients: list[Deviation] = []
@@ -89,10 +100,20 @@ class StepLaw:
         self._of_gradients = [d for d in check_gradients(self._known) if d.charge in self.charges]
         self._held = {}
         for charge in self.charges:
-            used = [(side, rules[id(side.parameter)]) for side in charge.sides if side.parameter.requires_grad]
-            if not used or any(rule.lr == 0 for _, rule in used) or len({_common(rule) for _, rule in used}) > 1:
+            used = [
+                (side, rules[id(side.parameter)])
+                for side in charge.sides
+                if side.parameter.requires_grad
+            ]
+            if (
+                not used
+                or any(rule.lr == 0 for _, rule in used)
+                or len({_common(rule) for _, rule in used}) > 1
+            ):
                 continue  # no one law for sides that are stepped by different rules
-            decay = _sum(charge, [(side, side.weights(), side.weights(), rule.decay) for side, rule in used])
+            decay = _sum(
+                charge, [(side, side.weights(), side.weights(), rule.decay) for side, rule in used]
+            )
             self._held[id(charge)] = (_weighed(charge, used), decay)
 
     @torch.no_grad()
@@ -105,14 +126,20 @@ class StepLaw:
             if id(charge) not in self._held:
                 continue
             earlier, decay = self._held[id(charge)]
-            used = [(side, rules[id(side.parameter)]) for side in charge.sides if side.parameter.requires_grad]
+            used = [
+                (side, rules[id(side.parameter)])
+                for side in charge.sides
+                if side.parameter.requires_grad
+            ]
             if any(side.parameter.grad is None for side, _ in used):
                 self._memory.pop(id(charge), None)
                 continue
             out += self._judge(charge, used, earlier, decay)
         return out
 
-    def _judge(self, charge: Charge, used: list[tuple[Side, _Rule]], earlier: Tensor, decay: Tensor) -> list[Deviation]:
+    def _judge(
+        self, charge: Charge, used: list[tuple[Side, _Rule]], earlier: Tensor, decay: Tensor
+    ) -> list[Deviation]:
         rule = used[0][1]
         first = id(charge) not in self._stepped
         steps = [(side, *self._directions(side, own), own.lr) for side, own in used]  # D, m, lr
@@ -125,7 +152,9 @@ class StepLaw:
             law = -whole_step
         else:
             square = _sum(charge, [(side, d, d, lr) for side, d, _, lr in steps])
-            law = -(whole_step + (whole_step.mT if charge.form == "matrix" else whole_step)) + square
+            law = (
+                -(whole_step + (whole_step.mT if charge.form == "matrix" else whole_step)) + square
+            )
         if rule.momentum:
             carried = product
             if charge.form != "linear":
@@ -135,7 +164,9 @@ class StepLaw:
         off = _weighed(charge, used) - earlier - law
         bound = 8 * precision(charge)
         return over(
-            charge, _relative(charge, off, steps, bound_of(charge, precision(charge), self._total) / bound), bound
+            charge,
+            _relative(charge, off, steps, bound_of(charge, precision(charge), self._total) / bound),
+            bound,
         )
 
     def _directions(self, side: Side, rule: _Rule) -> tuple[Tensor, Tensor]:
@@ -149,7 +180,11 @@ class StepLaw:
             if not rule.nesterov:
                 return m, m
             # D = G + λX + μm before the step; X before = X now + lr D
-            held = rule.sign * side.of(lambda _: gradient) + rule.decay * side.weights() + rule.momentum * m
+            held = (
+                rule.sign * side.of(lambda _: gradient)
+                + rule.decay * side.weights()
+                + rule.momentum * m
+            )
             return held / (1 - rule.lr * rule.decay), m
         d = rule.sign * side.of(lambda _: gradient)
         d = (d + rule.decay * side.weights()) / (1 - rule.lr * rule.decay)
@@ -193,10 +228,14 @@ def _of_gradient(
 
 
 def _weighed(charge: Charge, used: list[tuple[Side, _Rule]]) -> Tensor:
-    return _sum(charge, [(side, side.weights(), side.weights(), 1 / rule.lr) for side, rule in used])
+    return _sum(
+        charge, [(side, side.weights(), side.weights(), 1 / rule.lr) for side, rule in used]
+    )
 
 
-def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tensor, float]], noise: float) -> Tensor:
+def _relative(
+    charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tensor, float]], noise: float
+) -> Tensor:
     """The deviation over Σ |w| (‖X‖² + ‖lr D‖²)/lr, per head; of a linear charge over Σ |w| (‖X‖/lr + noise ‖G‖)."""
     if charge.form == "linear":
         size = sum(
@@ -209,6 +248,9 @@ def _relative(charge: Charge, off: Tensor, steps: list[tuple[Side, Tensor, Tenso
     def square(x: Tensor) -> Tensor:
         return torch.linalg.vector_norm(x.double(), dim=(-2, -1)) ** 2
 
-    terms = [abs(side.weight) * (square(side.weights()) / lr + lr * square(d)) for side, d, _, lr in steps]
+    terms = [
+        abs(side.weight) * (square(side.weights()) / lr + lr * square(d))
+        for side, d, _, lr in steps
+    ]
     total = torch.stack(terms).sum(dim=0)
     return torch.linalg.vector_norm(off.flatten(total.dim()), dim=-1) / total.clamp_min(1e-300)

@@ -46,7 +46,9 @@ class Layered:
 
     name: str
     charges: tuple[Charge, ...]
-    mean: bool = field(default=False)  # one side only: Q over the number of weights, and not a balance
+    mean: bool = field(
+        default=False
+    )  # one side only: Q over the number of weights, and not a balance
 
     @property
     def heads(self) -> int:
@@ -56,7 +58,9 @@ class Layered:
     def sums(self, read: Read = itself) -> tuple[Tensor, Tensor]:
         """The two sides of all of them, (heads, numbers) each."""
         pairs = [charge.sums(read) for charge in self.charges]
-        return torch.cat([plus for plus, _ in pairs], dim=1), torch.cat([minus for _, minus in pairs], dim=1)
+        return torch.cat([plus for plus, _ in pairs], dim=1), torch.cat(
+            [minus for _, minus in pairs], dim=1
+        )
 
     def balance(self, sums: tuple[Tensor, Tensor]) -> Tensor:
         """‖P − N‖/(‖P‖ + ‖N‖) per head: 0 where both sides are equal, 1 where one is missing; NaN where both are zero.
@@ -65,13 +69,17 @@ class Layered:
         """
         plus, minus = sums
         if self.mean:
-            weights = sum(side.parameter.numel() for charge in self.charges for side in charge.sides)
+            weights = sum(
+                side.parameter.numel() for charge in self.charges for side in charge.sides
+            )
             return (plus - minus).sum(dim=1) / weights
         return _norm(plus - minus) / (_norm(plus) + _norm(minus))
 
     def residual(self, read: Read) -> Tensor:
         """What the gradient identities are off by, the worst of them, (heads,)."""
-        return torch.stack([charge.residual(read).reshape(-1).double().cpu() for charge in self.charges]).amax(dim=0)
+        return torch.stack(
+            [charge.residual(read).reshape(-1).double().cpu() for charge in self.charges]
+        ).amax(dim=0)
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -85,24 +93,34 @@ def by_part(charges: Iterable[Charge], blocks: Blocks) -> dict[str, list[Layered
     """
     together: dict[str, dict[object, list[Charge]]] = {}
     for charge in charges:
-        if charge.kind in CHARGES and charge.sides and (charge.two_sided or charge.kind == "stream"):
+        if (
+            charge.kind in CHARGES
+            and charge.sides
+            and (charge.two_sided or charge.kind == "stream")
+        ):
             key = charge.layer if charge.kind in ("qk", "vo") else charge.name
             together.setdefault(charge.kind, {}).setdefault(key, []).append(charge)
     layers = {
-        part: [Layered(same[0].name, tuple(same), part == "stream") for same in together[part].values()]
+        part: [
+            Layered(same[0].name, tuple(same), part == "stream") for same in together[part].values()
+        ]
         for part in CHARGES
         if part in together
     }
     for part in layers.keys() & {"qk", "vo", "mlp"}:
         rows = blocks.rows(layers[part], [layer.name for layer in layers[part]])
-        layers[part] = [row[0] if row else Layered(blocks.names[n], ()) for n, row in enumerate(rows)]
+        layers[part] = [
+            row[0] if row else Layered(blocks.names[n], ()) for n, row in enumerate(rows)
+        ]
     return layers
 
 
 def missing(charges: Iterable[Charge], part: str) -> str:
     """Why there is no charge of a kind."""
     reasons = list(dict.fromkeys(charge.reason for charge in charges if charge.kind == part))
-    return f"there is no charge {part!r} in this model" + (f": {'; '.join(reasons)}" if reasons else "")
+    return f"there is no charge {part!r} in this model" + (
+        f": {'; '.join(reasons)}" if reasons else ""
+    )
 
 
 class States:

@@ -65,7 +65,9 @@ class Charges(Sequence[Charge]):
                 if charge.two_sided:
                     plus, minus = charge.sums()
                     balance = float(
-                        Layered(charge.name, (charge,)).balance((plus.reshape(1, -1), minus.reshape(1, -1)))
+                        Layered(charge.name, (charge,)).balance(
+                            (plus.reshape(1, -1), minus.reshape(1, -1))
+                        )
                     )
             rows.append(
                 {
@@ -120,10 +122,17 @@ class Charges(Sequence[Charge]):
     def __str__(self) -> str:
         groups: dict[tuple[str, str, str], int] = {}
         for charge in self.all:
-            reason = charge.reason.split(":")[0] if charge.kind == "norm" and charge.conserved else charge.reason
+            reason = (
+                charge.reason.split(":")[0]
+                if charge.kind == "norm" and charge.conserved
+                else charge.reason
+            )
             key = charge.kind, str(charge.status), reason
             groups[key] = groups.get(key, 0) + 1
-        return "\n".join(f"{kind:9s} {status:8s} {n:4d} ×  {reason}" for (kind, status, reason), n in groups.items())
+        return "\n".join(
+            f"{kind:9s} {status:8s} {n:4d} ×  {reason}"
+            for (kind, status, reason), n in groups.items()
+        )
 
 
 def _undecided(verdict: Verdict) -> str:
@@ -161,7 +170,9 @@ def charges(model: nn.Module, norm: Placement | None = None) -> Charges:
         The charges; a ValueError if no attention is found.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)
-    >>> found = charges(nn.TransformerEncoder(layer, 1, norm=nn.LayerNorm(8), enable_nested_tensor=False))
+    >>> found = charges(
+    ...     nn.TransformerEncoder(layer, 1, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+    ... )
     >>> [charge.name for charge in found if charge.kind == "qk"], str(found[0].status)
     (['layers.0.self_attn.qk'], 'exact')
     """

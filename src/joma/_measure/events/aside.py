@@ -11,6 +11,10 @@ import torch
 @contextmanager
 def exactly(device: str) -> Iterator[None]:
     """Compute in the precision that is asked for, whatever the training around uses, without gradients and unseen."""
-    autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    autocast = (
+        torch.autocast(device, enabled=False)
+        if torch.is_autocast_enabled(device)
+        else nullcontext()
+    )
     with torch.no_grad(), torch._C.DisableTorchFunction(), autocast:
         yield

@@ -16,7 +16,12 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 _DYNAMO = "torch._dynamo.eval_frame"
 _NAME = "_maybe_set_eval_frame"

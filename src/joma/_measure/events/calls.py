@@ -51,7 +51,9 @@ class _Thread(threading.local):
 _listeners: weakref.WeakKeyDictionary[nn.Module, list[Listener]] = weakref.WeakKeyDictionary()
 _installed: list[Listener] = []
 _thread = _Thread()
-_replaced: weakref.WeakKeyDictionary[ModuleCall, ModuleCall] = weakref.WeakKeyDictionary()  # detour -> what it found
+_replaced: weakref.WeakKeyDictionary[ModuleCall, ModuleCall] = (
+    weakref.WeakKeyDictionary()
+)  # detour -> what it found
 _detour: ModuleCall | None = None  # the one that is alive
 
 
@@ -93,7 +95,9 @@ def quiet() -> Iterator[None]:
 
 def _new_detour(replaced: ModuleCall) -> ModuleCall:
     def detour(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # asked first: a compiler that traces this sees nothing else of it
+        if (
+            torch.compiler.is_compiling()
+        ):  # asked first: a compiler that traces this sees nothing else of it
             return replaced(self, *args, **kwargs)
         if detour is not _detour or _thread.is_quiet or torch._C._is_tracing():
             return replaced(self, *args, **kwargs)
@@ -104,10 +108,16 @@ def _new_detour(replaced: ModuleCall) -> ModuleCall:
             original = compiled_original(self)
             listeners = None if original is None else _listeners.get(original)
             module = self if original is None else original
-        if not listeners or torch._C._current_graph_task_id() >= 0:  # not ours, or recomputed during backward
+        if (
+            not listeners or torch._C._current_graph_task_id() >= 0
+        ):  # not ours, or recomputed during backward
             return replaced(self, *args, **kwargs)
         return listeners[-1].on_call(
-            module, lambda: replaced(self, *args, **kwargs), args, kwargs, is_compiled=module is not self
+            module,
+            lambda: replaced(self, *args, **kwargs),
+            args,
+            kwargs,
+            is_compiled=module is not self,
         )
 
     _replaced[detour] = replaced
@@ -148,7 +158,9 @@ def uninstall(listener: Listener) -> bool:
 def is_bypassed() -> bool:
     """True if calls do not pass through here though somebody listens: a library has put back what it had found."""
     current = nn.Module.__call__
-    return current is not _detour and (current in _replaced or current is nn.Module._wrapped_call_impl)
+    return current is not _detour and (
+        current in _replaced or current is nn.Module._wrapped_call_impl
+    )
 
 
 def _put_in_place(former: ModuleCall | None = None) -> None:

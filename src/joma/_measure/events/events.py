@@ -26,12 +26,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from joma._measure.gauges.attention import AttentionStats, attention_stats_from_scores, mask_of, stats_with_mask
+from joma._measure.gauges.attention import (
+    AttentionStats,
+    attention_stats_from_scores,
+    mask_of,
+    stats_with_mask,
+)
 from joma._measure.gauges.logits import EagerLogits, Received, logits_of
 from joma._measure.gauges.masks import Mask, causal_mask
 from joma._measure.gauges.sinks import with_learned_sink
 
-Place = tuple[str, int]  # module, and which of its calls in a pass (more than one where weights are shared)
+Place = tuple[
+    str, int
+]  # module, and which of its calls in a pass (more than one where weights are shared)
 _MAX_TOKENS = 1024  # rows that `BlockInput.distinct` gives at most
 
 
@@ -57,24 +64,37 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     invocation: int  # 0 for its first call in this pass, 1 for the second (shared weights), …
-    products: dict[int, Any] = field(default_factory=dict)  # size of a product of two activations -> the product
+    products: dict[int, Any] = field(
+        default_factory=dict
+    )  # size of a product of two activations -> the product
     softmaxes: list[Tensor] = field(default_factory=list)  # inputs of those over no such product
     held: list[Any] = field(default_factory=list)  # attention that is not known to be right yet
     attentions: int = 0  # that were seen in this call
     ran_before: int = 0  # how many modules had run in this step before the first of them
-    projections: list[Any] = field(default_factory=list)  # what modules inside gave, while axes are learnt
+    projections: list[Any] = field(
+        default_factory=list
+    )  # what modules inside gave, while axes are learnt
     has_attention: bool = False  # in this module, or in one inside it
-    examined: list[Any] = field(default_factory=list)  # attentions that are looked at, whose outputs are followed
+    examined: list[Any] = field(
+        default_factory=list
+    )  # attentions that are looked at, whose outputs are followed
     followed: list[Tensor] = field(default_factory=list)  # their outputs, and what is made of them
     combined: bool = False  # two of these were added or subtracted
-    real: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)  # (B, T) -> tokens that are no padding
-    confirmed: dict[str, Call | None] = field(default_factory=dict)  # argument -> the module inside that applies it
+    real: dict[tuple[int, int], Tensor | None] = field(
+        default_factory=dict
+    )  # (B, T) -> tokens that are no padding
+    confirmed: dict[str, Call | None] = field(
+        default_factory=dict
+    )  # argument -> the module inside that applies it
     padding_evidence: str = "none"  # what showed which queries of its latest attention are padding
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments by name."""
-        return dict(zip(_parameters(self.module.__class__.forward), self.args, strict=False)) | self.kwargs
+        return (
+            dict(zip(_parameters(self.module.__class__.forward), self.args, strict=False))
+            | self.kwargs
+        )
 
     @property
     def states(self) -> Tensor | None:
@@ -110,7 +130,10 @@ class Event:
     @property
     def block(self) -> Call:
         """The innermost running module whose name ends in a number, as ``layers.3`` does; else the module itself."""
-        return next((call for call in reversed(self.calls) if call.name.rpartition(".")[2].isdigit()), self.call)
+        return next(
+            (call for call in reversed(self.calls) if call.name.rpartition(".")[2].isdigit()),
+            self.call,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -183,7 +206,9 @@ class ModuleEnds(Event):
 class Attention(Event):
     """An attention was computed; of one of the two kinds below."""
 
-    real: Tensor | None = field(default=None, repr=False)  # (B or 1, 1, Tq), False at padding; None if there is none
+    real: Tensor | None = field(
+        default=None, repr=False
+    )  # (B or 1, 1, Tq), False at padding; None if there is none
     ordinal: int = 0  # which of the attentions in this call of the module
 
     @property
@@ -244,7 +269,9 @@ class DotProduct(Attention):
     scale: float | None
     gqa: bool
     output: Tensor = field(repr=False)  # (B, H, Tq, dv), after dropout
-    mask_facts: Mask | None = field(default=None, repr=False)  # what the mask says, shared by layers
+    mask_facts: Mask | None = field(
+        default=None, repr=False
+    )  # what the mask says, shared by layers
     softcap: float | None = None
     learned_sinks: Tensor | None = field(default=None, repr=False)  # logits (H,)
 
@@ -261,16 +288,26 @@ class DotProduct(Attention):
 
     def _stats(self, query: Tensor, mask: Tensor | Mask | None, causal: bool) -> AttentionStats:
         stats = stats_with_mask(query, self.key, mask, causal, self.scale, self.gqa, self.softcap)
-        stats = stats if self.learned_sinks is None else with_learned_sink(stats, self.learned_sinks)
+        stats = (
+            stats if self.learned_sinks is None else with_learned_sink(stats, self.learned_sinks)
+        )
         logits = logits_of(query, self.key, mask, causal, self.scale, self.gqa, self.softcap)
-        return replace(stats, logits=replace(logits, learned_sinks=self.learned_sinks, value=self.value))
+        return replace(
+            stats, logits=replace(logits, learned_sinks=self.learned_sinks, value=self.value)
+        )
 
     def stats_at(self, queries: Tensor) -> AttentionStats:
         """The same of some queries (n,) only, (B, H, n) each."""
         mask = self.mask_facts
         if self.mask is not None and mask is None:
             mask = mask_of(self.mask, self.query, self.key)
-        few = causal_mask(queries, self.key.shape[2]) if self.causal else None if mask is None else mask.at(queries)
+        few = (
+            causal_mask(queries, self.key.shape[2])
+            if self.causal
+            else None
+            if mask is None
+            else mask.at(queries)
+        )
         return self._stats(self.query[:, :, queries], few, False)
 
     @property
@@ -349,7 +386,9 @@ class BlockInput(Event):
     """The input (B, T, d) of the block around an attention, whose module ``call`` is; it follows that attention."""
 
     states: Tensor = field(repr=False)
-    real: Tensor | None = field(default=None, repr=False)  # (B or 1, 1, T), False at padding; None if there is none
+    real: Tensor | None = field(
+        default=None, repr=False
+    )  # (B or 1, 1, T), False at padding; None if there is none
     ordinal: int = 0  # of that attention
 
     @property

@@ -87,12 +87,16 @@ class Found:
     slices_along_queries: bool = False
 
 
-def find_queries(queries: Tensor, query_axis: int, projections: Sequence[Projection]) -> Found | None:
+def find_queries(
+    queries: Tensor, query_axis: int, projections: Sequence[Projection]
+) -> Found | None:
     """Find queries (axes …, d) in the outputs of projections, the last one first; None if they are in none."""
     queries = queries.detach()
     d = queries.shape[-1]
     wide = [n for n, projection in enumerate(projections) if not _has_width(projection, d)]
-    narrow = [n for n in range(len(projections)) if n not in wide and not _is_norm(n, projections, d)]
+    narrow = [
+        n for n in range(len(projections)) if n not in wide and not _is_norm(n, projections, d)
+    ]
     for n in (*reversed(wide), *reversed(narrow)):
         positions = projections[n].positions
         for rows_of in _readings(queries, query_axis, projections, n):
@@ -147,14 +151,20 @@ def found_as_columns(queries: Tensor, query_axis: int, projections: Sequence[Pro
     row = _rows_along(queries, query_axis, query_axis)[:1].double()  # (1, d)
     for projection in reversed(projections):
         channels = projection.channels  # (B, W, T)
-        if channels is None or channels.shape[-1] != queries.shape[-1] or channels.numel() > _MOST_NUMBERS:
+        if (
+            channels is None
+            or channels.shape[-1] != queries.shape[-1]
+            or channels.numel() > _MOST_NUMBERS
+        ):
             continue
         if bool(_same_direction(row, channels.double(), _tolerance(queries, channels)).any()):
             return True
     return False
 
 
-def same_tokens(queries: Tensor | None, keys: Tensor | None, call: Call, projections: Sequence[Projection]) -> bool:
+def same_tokens(
+    queries: Tensor | None, keys: Tensor | None, call: Call, projections: Sequence[Projection]
+) -> bool:
     """True if queries and keys (…, d) come from the same tokens: self-attention, not cross-attention.
 
     All projections of a self-attention are given the same tensor; if they are given several, what counts is where the
@@ -196,7 +206,9 @@ def _first_source(projection: Projection, projections: Sequence[Projection]) -> 
     source = projection.source
     computed = [other for other in projections if not _is_view(other)]
     for _ in projections:
-        before = [other for other in computed if source is not None and _same_memory(other.output, source)]
+        before = [
+            other for other in computed if source is not None and _same_memory(other.output, source)
+        ]
         if not before or before[-1].source is source:
             break
         source = before[-1].source
@@ -218,7 +230,9 @@ def _root_of(rows: Tensor, projections: Sequence[Projection]) -> Tensor | None:
             continue
         for slices in _slices(positions, d):
             for feature in _ROW_FEATURES:
-                same = _same_direction(feature(few), feature(slices.double()), _tolerance(rows, positions))
+                same = _same_direction(
+                    feature(few), feature(slices.double()), _tolerance(rows, positions)
+                )
                 if bool(same.flatten(1).any(dim=1).all()):
                     return _first_source(projection, projections)
     return None
@@ -241,16 +255,22 @@ def _rows_along(queries: Tensor, axis: int, query_axis: int) -> Tensor:
     """Queries (n, d) along one axis, through the longest one in the middle of the tokens (padding may be zero)."""
     token = queries.shape[query_axis] // 2
     lengths = queries.select(query_axis, token).float().norm(dim=-1).nan_to_num()  # (lead …)
-    index: list[int | slice] = [int(n) for n in torch.unravel_index(lengths.argmax(), lengths.shape)]
+    index: list[int | slice] = [
+        int(n) for n in torch.unravel_index(lengths.argmax(), lengths.shape)
+    ]
     index.insert(query_axis, token)
     index[axis] = slice(0, _MOST_ROWS)
     return queries[tuple(index)]
 
 
-Rows = Callable[[int], Tensor | None]  # axis -> rows (n, d), or None if they cannot be read this way
+Rows = Callable[
+    [int], Tensor | None
+]  # axis -> rows (n, d), or None if they cannot be read this way
 
 
-def _readings(queries: Tensor, query_axis: int, projections: Sequence[Projection], n: int) -> Iterator[Rows]:
+def _readings(
+    queries: Tensor, query_axis: int, projections: Sequence[Projection], n: int
+) -> Iterator[Rows]:
     """The queries as they are; and, where a normalisation per head lies between, as they were before it."""
 
     def as_they_are(axis: int) -> Tensor | None:
@@ -270,7 +290,9 @@ def _readings(queries: Tensor, query_axis: int, projections: Sequence[Projection
         def before_norm(axis: int, before: Tensor = before, after: Tensor = after) -> Tensor | None:
             rows = _rows_along(queries, axis, query_axis).double()
             for feature in _ROW_FEATURES:
-                same = _same_direction(feature(rows), feature(after.double()), _tolerance(queries, after))  # (n, P)
+                same = _same_direction(
+                    feature(rows), feature(after.double()), _tolerance(queries, after)
+                )  # (n, P)
                 is_zero = (rows == 0).all(dim=1)
                 if bool((same.any(dim=1) | is_zero).all()):
                     places = same.to(torch.uint8).argmax(dim=1)  # equal rows come from equal rows
@@ -298,11 +320,17 @@ def _find_in(queries: Tensor, query_axis: int, positions: Tensor, rows_of: Rows)
             for axis in lead:
                 rows = rows_of(axis)
                 if rows is not None and queries.shape[axis] > 1:
-                    numbers[axis] = _slice_numbers(feature(rows.double()), feature(slices.double()), tolerance)
+                    numbers[axis] = _slice_numbers(
+                        feature(rows.double()), feature(slices.double()), tolerance
+                    )
             few = rows_of(query_axis)
             if few is not None and layout < len(everywhere):
-                few = few[:: max(1, tokens // 2)].double()  # the first, the middle and the last query
-                numbers[query_axis] = _slice_numbers(feature(few), feature(everywhere[layout].double()), tolerance)
+                few = few[
+                    :: max(1, tokens // 2)
+                ].double()  # the first, the middle and the last query
+                numbers[query_axis] = _slice_numbers(
+                    feature(few), feature(everywhere[layout].double()), tolerance
+                )
             found = _conclude(queries, lead, query_axis, numbers, positions)
             if found is not None:
                 return found
@@ -310,7 +338,11 @@ def _find_in(queries: Tensor, query_axis: int, positions: Tensor, rows_of: Rows)
 
 
 def _conclude(
-    queries: Tensor, lead: list[int], query_axis: int, numbers: dict[int, Tensor | None], positions: Tensor
+    queries: Tensor,
+    lead: list[int],
+    query_axis: int,
+    numbers: dict[int, Tensor | None],
+    positions: Tensor,
 ) -> Found | None:
     """What the numbers of slices along each axis mean; None if one of them is not known."""
     axes = []
@@ -362,7 +394,11 @@ def _are_heads(rows: Tensor) -> bool:
     """Does each row (heads, samples) hold one number, and each another one? −1 is any."""
     highest = rows.amax(dim=1)
     lowest = torch.where(rows < 0, highest[:, None], rows).amin(dim=1)
-    return bool((highest == lowest).all()) and len(highest.unique()) == len(rows) and int(highest.min()) >= 0
+    return (
+        bool((highest == lowest).all())
+        and len(highest.unique()) == len(rows)
+        and int(highest.min()) >= 0
+    )
 
 
 def _at_one_token(positions: Tensor, tokens: int) -> Tensor:
@@ -401,7 +437,11 @@ def _neighbour_pairs(rows: Tensor) -> Tensor:
 def _even(feature: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def of_even(rows: Tensor) -> Tensor:
         # with fewer than four pairs, energies of other rows are too often the same
-        return feature(rows) if rows.shape[-1] % 2 == 0 and rows.shape[-1] >= 8 else torch.zeros_like(rows)
+        return (
+            feature(rows)
+            if rows.shape[-1] % 2 == 0 and rows.shape[-1] >= 8
+            else torch.zeros_like(rows)
+        )
 
     return of_even
 
@@ -457,7 +497,9 @@ def _slice_numbers(rows: Tensor, candidates: Tensor, tolerance: float) -> Tensor
     return torch.where(is_zero, -1, matches.to(torch.uint8).argmax(dim=1))
 
 
-def _find_by_norms(queries: Tensor, query_axis: int, positions: Tensor, lead: list[int]) -> Found | None:
+def _find_by_norms(
+    queries: Tensor, query_axis: int, positions: Tensor, lead: list[int]
+) -> Found | None:
     """By the norms of queries over the tokens, which partial rotary positions and their like leave as they are.
 
     Norms of queries (B, H, T, d) over the tokens are profiles (B, H, T); those of slices (B, T, G, d) are (B, G, T).
@@ -470,7 +512,9 @@ def _find_by_norms(queries: Tensor, query_axis: int, positions: Tensor, lead: li
     for axis in range(positions.dim() - 1):
         if positions.shape[axis] != tokens or positions.dim() < 3:
             continue
-        slices = positions.double().unflatten(-1, (-1, d)).norm(dim=-1).movedim(axis, -1)  # (…, G, T)
+        slices = (
+            positions.double().unflatten(-1, (-1, d)).norm(dim=-1).movedim(axis, -1)
+        )  # (…, G, T)
         candidates = slices.reshape(-1, *slices.shape[-2:])[..., :_PROFILE]  # (P, G, T)
         numbers: dict[int, Tensor | None] = {}
         for place, query_lead in enumerate(lead):

@@ -23,8 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")  # namespaces of operators
-_KEPT = ("_parameters", "_modules")  # of a module: which entries they have is put back, the entries are not copied
+_COLLECTIVES = (
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+)  # namespaces of operators
+_KEPT = (
+    "_parameters",
+    "_modules",
+)  # of a module: which entries they have is put back, the entries are not copied
 
 Undo = Callable[[], None]
 
@@ -101,7 +109,9 @@ class _State:
     def __init__(self) -> None:
         self._undo: list[Undo] = []
         self._copies: dict[int, Any] = {}  # id of a tensor or array -> its copy
-        self._visited: dict[int, Any] = {}  # containers and generators, held so that their ids stay their own
+        self._visited: dict[
+            int, Any
+        ] = {}  # containers and generators, held so that their ids stay their own
 
     def put_back(self) -> None:
         for undo in self._undo:
@@ -133,13 +143,19 @@ class _State:
             members = set(container)
             self._undo.append(lambda: _put_back_members(container, members))
 
-    def copy_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def copy_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return copies: the model may write to what it is given, a cache of keys and values for example."""
-        return tuple(self._argument(x) for x in args), {name: self._argument(x) for name, x in kwargs.items()}
+        return tuple(self._argument(x) for x in args), {
+            name: self._argument(x) for name, x in kwargs.items()
+        }
 
     def _argument(self, value: Any) -> Any:
         substitute = self._substitute(value)
-        is_object = hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type)
+        is_object = (
+            hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type)
+        )
         if substitute is not value or not is_object:
             return substitute
         try:
@@ -161,7 +177,9 @@ class _State:
         if type(value) is tuple:
             items = tuple(self._substitute(item) for item in value)
             return value if all(a is b for a, b in zip(items, value, strict=True)) else items
-        if isinstance(value, (random.Random, torch.Generator)) or type(value).__module__.startswith("numpy"):
+        if isinstance(value, (random.Random, torch.Generator)) or type(value).__module__.startswith(
+            "numpy"
+        ):
             return self._keep_numpy_or_generator(value)
         return value
 
@@ -207,7 +225,9 @@ def _put_back_entries(container: dict[Any, Any], entries: dict[Any, Any]) -> Non
 
 
 def _put_back_items(container: Any, items: list[Any]) -> None:
-    if len(container) != len(items) or any(a is not b for a, b in zip(container, items, strict=True)):
+    if len(container) != len(items) or any(
+        a is not b for a, b in zip(container, items, strict=True)
+    ):
         container.clear()
         container.extend(items)
 

@@ -61,7 +61,9 @@ def refused_facts(seen: Seen, refusal: Refusal) -> AttentionFacts:
     axes = f"{tuple(seen.shape)}, keys {seen.key_count}"
     if seen.layout is not None:
         axes = _describe_axes(seen.layout, seen.shape, seen.key_count)
-    return AttentionFacts(seen.backend, axes, check=seen.check, error=seen.difference, refusal=refusal)
+    return AttentionFacts(
+        seen.backend, axes, check=seen.check, error=seen.difference, refusal=refusal
+    )
 
 
 def measured_facts(seen: Seen, event: Attention, real: Tensor | None) -> AttentionFacts:
@@ -156,7 +158,11 @@ def _visible_keys(event: Attention) -> Tensor | None:
         return ~hidden[..., key_columns(event.learned_sink)]
     assert isinstance(event, DotProduct)
     Tq, Tk = event.query.shape[2], event.key.shape[2]
-    causal = torch.ones(Tq, Tk, dtype=torch.bool, device=event.device).tril()[None] if event.causal else None
+    causal = (
+        torch.ones(Tq, Tk, dtype=torch.bool, device=event.device).tril()[None]
+        if event.causal
+        else None
+    )
     if event.mask_facts is None:
         return causal
     keep = event.mask_facts.keep[:, 0].expand(-1, -1, Tk)

@@ -51,7 +51,9 @@ class FiniteTrace:
     blocks: Collection[str] = ()
     first: FirstNotFinite | None = None
     later: list[str] = field(default_factory=list)
-    _ended: list[tuple[Call, Any]] = field(default_factory=list)  # modules of this pass, with their outputs
+    _ended: list[tuple[Call, Any]] = field(
+        default_factory=list
+    )  # modules of this pass, with their outputs
     _count: int = 0  # of modules that have ended in this pass
 
     def clear(self) -> None:

@@ -15,9 +15,13 @@ from joma._measure.events.reasons import Reason, Refusal
 
 def flash_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``flash_attn_func``."""
-    query, key, value, states = (x.transpose(1, 2) for x in (given["q"], given["k"], given["v"], output))
+    query, key, value, states = (
+        x.transpose(1, 2) for x in (given["q"], given["k"], given["v"], output)
+    )
     distance = _distance(query.shape[2], key.shape[2], query.device)
-    return _fields(given, query, key, value, states, distance, torch.ones_like(distance, dtype=torch.bool))
+    return _fields(
+        given, query, key, value, states, distance, torch.ones_like(distance, dtype=torch.bool)
+    )
 
 
 def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
@@ -28,7 +32,8 @@ def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
         x.transpose(0, 1)[None] for x in (given["q"], given["k"], given["v"], output)
     )  # fmt: skip
     (q_document, q_left), (k_document, k_left) = (
-        _documents(given[name], x.shape[2]) for name, x in (("cu_seqlens_q", query), ("cu_seqlens_k", key))
+        _documents(given[name], x.shape[2])
+        for name, x in (("cu_seqlens_q", query), ("cu_seqlens_k", key))
     )
     same = q_document[:, None] == k_document
     return _fields(given, query, key, value, states, q_left[:, None] - k_left, same)
@@ -37,7 +42,10 @@ def packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
 def torch_packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]:
     """Of ``torch.nn.attention.varlen.varlen_attn``, whose arguments have other names."""
     if given.get("seqused_k") is not None:
-        raise Refusal(Reason.PAGED, "it uses a part of each sequence's keys (seqused_k), which is not measured")
+        raise Refusal(
+            Reason.PAGED,
+            "it uses a part of each sequence's keys (seqused_k), which is not measured",
+        )
     keys = given["cu_seq_q"] if given["cu_seq_k"] is None else given["cu_seq_k"]
     names = {
         "q": given["query"], "k": given["key"], "v": given["value"], "cu_seqlens_q": given["cu_seq_q"],
@@ -47,7 +55,13 @@ def torch_packed_fields(given: dict[str, Any], output: Tensor) -> dict[str, Any]
 
 
 def _fields(
-    given: dict[str, Any], query: Tensor, key: Tensor, value: Tensor, states: Tensor, distance: Tensor, sees: Tensor
+    given: dict[str, Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    states: Tensor,
+    distance: Tensor,
+    sees: Tensor,
 ) -> dict[str, Any]:
     """``distance`` (Tq, Tk): how many tokens a key is before its query; the last query stands with the last key."""
     left, right = given.get("window_size") or (-1, -1)
@@ -72,7 +86,11 @@ def first_of(output: Any) -> Tensor:
 
 
 def _distance(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
+    return (
+        torch.arange(queries, device=device)[:, None]
+        + (keys - queries)
+        - torch.arange(keys, device=device)
+    )
 
 
 def _documents(cumulated: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

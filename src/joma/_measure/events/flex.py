@@ -27,12 +27,18 @@ def mask_of_blocks(block_mask: Any, query: Tensor, key: Tensor) -> Tensor:
     from torch.nn.attention.flex_attention import create_mask
 
     B, H = (size if isinstance(size, int) else 1 for size in block_mask.shape[:2])
-    return create_mask(block_mask.mask_mod, B, H, query.shape[2], key.shape[2], device=str(query.device))
+    return create_mask(
+        block_mask.mask_mod, B, H, query.shape[2], key.shape[2], device=str(query.device)
+    )
 
 
 @torch.no_grad()
 def _bias(
-    score_mod: Callable[..., Tensor], mask: Tensor | None, query: Tensor, key: Tensor, scale: float | None
+    score_mod: Callable[..., Tensor],
+    mask: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    scale: float | None,
 ) -> Tensor:
     """What ``score_mod`` changes scores by, (B, H, Tq, Tk), −∞ where the mask hides a key.
 

@@ -84,7 +84,9 @@ class _Inside(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.batch = query.shape[1] if query.dim() == 3 else 1
-        self.is_self = query.shape == key.shape and (query.data_ptr() == key.data_ptr() or torch.equal(query, key))
+        self.is_self = query.shape == key.shape and (
+            query.data_ptr() == key.data_ptr() or torch.equal(query, key)
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -117,7 +119,9 @@ def _on_sdpa(
     call = source.running[-1]
     if not source.measurable(call, query, key):
         return
-    if attn_mask is not None and hasattr(attn_mask, "_materialize"):  # torch.nn.attention.bias.CausalBias
+    if attn_mask is not None and hasattr(
+        attn_mask, "_materialize"
+    ):  # torch.nn.attention.bias.CausalBias
         attn_mask = attn_mask._materialize(query.device)
     settings: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if query.dim() == 2:  # one sample of one head
@@ -164,7 +168,13 @@ def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
 
 
 def _on_softmax(
-    source: Source, output: Tensor, logarithm: bool, input: Tensor, dim: int | None = None, *_: Any, **__: Any
+    source: Source,
+    output: Tensor,
+    logarithm: bool,
+    input: Tensor,
+    dim: int | None = None,
+    *_: Any,
+    **__: Any,
 ) -> None:
     """A softmax, or its logarithm; attention if it is over a product of two activations, along any dimension."""
     if dim is None or input.dim() < 2 or not input.is_floating_point() or not input.numel():
@@ -206,7 +216,9 @@ def _on_scores(
     ))  # fmt: skip
 
 
-def _on_own_scores(source: Source, scores: Tensor, probabilities: Tensor, batch: int, is_self: bool) -> None:
+def _on_own_scores(
+    source: Source, scores: Tensor, probabilities: Tensor, batch: int, is_self: bool
+) -> None:
     """Scores (…, Tq, Tk) inside of F.multi_head_attention_forward, which is known to multiply them with values."""
     call = source.running[-1]
     if not source.wants(Scores, BlockInput) or not source.measurable(call, scores):
@@ -241,7 +253,9 @@ def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, 
     if all(is_plain(a) and not source.is_parameter(a) for a in product.operands):
         source.guard.multiplied(product)
         source.running[-1].products[output.numel()] = product
-    elif source.guard.collects and all(map(is_plain, product.operands)):  # a projection without a module
+    elif source.guard.collects and all(
+        map(is_plain, product.operands)
+    ):  # a projection without a module
         parameter = 0 if source.is_parameter(product.operands[0]) else 1
         projection = Projection(product.operands[1 - parameter], product.projected(parameter))
         source.running[-1].projections.append(projection)

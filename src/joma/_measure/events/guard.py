@@ -87,18 +87,24 @@ class Seen:
     call: Call
     calls: tuple[Call, ...]
     key: Key
-    keys: Tensor | None = field(repr=False)  # held, as values are, so that no other tensor gets their memory
+    keys: Tensor | None = field(
+        repr=False
+    )  # held, as values are, so that no other tensor gets their memory
     fields: dict[str, Any] = field(repr=False)
     replay: Callable[[int], Tensor] | None = (
         None  # the output (H, Tq, dv) of a sample without dropout, if there was some
     )
     ordinal: int = 0  # which of the attentions in this call of the module
     values: Tensor | None = field(default=None, repr=False)
-    queries: Callable[[], Tensor | None] | None = field(default=None, repr=False)  # (axes of the scores …, d)
+    queries: Callable[[], Tensor | None] | None = field(
+        default=None, repr=False
+    )  # (axes of the scores …, d)
     query_axis: int | None = None
     projections: tuple[Projection, ...] = field(default=(), repr=False)
     is_self: bool | None = None  # do queries and keys come from the same tokens?
-    key_rows: Callable[[int], Tensor | None] | None = field(default=None, repr=False)  # axis of queries -> keys (…, d)
+    key_rows: Callable[[int], Tensor | None] | None = field(
+        default=None, repr=False
+    )  # axis of queries -> keys (…, d)
     layout: Layout | None = None
     refusal: Refusal | None = None
     backend: str = ""  # the function that computes it
@@ -121,7 +127,9 @@ class Seen:
     def key_count(self) -> int:
         """How many keys a query may see."""
         fields = self.fields
-        return int(fields["key"].shape[-2] if self.kind is DotProduct else fields["scores"].shape[-1])
+        return int(
+            fields["key"].shape[-2] if self.kind is DotProduct else fields["scores"].shape[-1]
+        )
 
     def event_fields(self) -> dict[str, Any]:
         """The fields of the event."""
@@ -129,7 +137,11 @@ class Seen:
         if self.layout.is_plain:
             return self.fields
         if self.kind is Scores:
-            tensors = {name: self.layout(value) for name, value in self.fields.items() if isinstance(value, Tensor)}
+            tensors = {
+                name: self.layout(value)
+                for name, value in self.fields.items()
+                if isinstance(value, Tensor)
+            }
             return self.fields | tensors
         return self.fields | _arranged(self.fields, self.layout)
 
@@ -138,7 +150,11 @@ def _arranged(fields: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """Queries, keys, values, mask and output of a fused attention, whatever their axes, as (B, H, T, …)."""
     query: Tensor = fields["query"]
     lead = query.shape[:-2]
-    arranged: dict[str, Any] = {"query": layout(query), "output": layout(fields["output"]), "gqa": False}
+    arranged: dict[str, Any] = {
+        "query": layout(query),
+        "output": layout(fields["output"]),
+        "gqa": False,
+    }
     for name in ("key", "value"):
         tensor: Tensor = fields[name]
         groups = lead[-1] // tensor.shape[-3] if fields["gqa"] else 1
@@ -183,7 +199,9 @@ class Guard:
         self.collects = True
         self.is_new = True
         self._codes: dict[str, Reason] = {}  # of what was set aside
-        self._verdicts: dict[tuple[str, int], _Verdict] = {}  # (module, which of the attentions in one call of it)
+        self._verdicts: dict[
+            tuple[str, int], _Verdict
+        ] = {}  # (module, which of the attentions in one call of it)
         self._looks: Counter[tuple[str, int]] = Counter()  # how often an attention was seen
 
     def sees(self, seen: Seen) -> None:
@@ -242,7 +260,9 @@ class Guard:
             return
         if rows % max(1, states[..., 0].numel()):  # not as many rows for each token
             return
-        shapes = dict.fromkeys(str(tuple(product.output.shape)) for product in call.products.values())
+        shapes = dict.fromkeys(
+            str(tuple(product.output.shape)) for product in call.products.values()
+        )
         reason = _CHUNKS.format(scores=tuple(scores.shape), products=", ".join(shapes))
         self._set_aside(call, Reason.CHUNKS, reason)
 
@@ -319,7 +339,9 @@ class Guard:
             why = refusal or seen.refusal or self._examine(seen)
             sink = seen.fields.get("learned_sink")
             self._note_difference(seen)
-            self._verdicts[owner.name, seen.ordinal] = _Verdict(seen.key, seen.layout, seen.is_self, sink, why)
+            self._verdicts[owner.name, seen.ordinal] = _Verdict(
+                seen.key, seen.layout, seen.is_self, sink, why
+            )
             if why is not None:
                 self._refuse(seen, why)
             else:
@@ -330,7 +352,9 @@ class Guard:
         place = (seen.call.name, seen.ordinal)
         earlier = self._verdicts.get(place)
         facts = self.facts.get(place)
-        seen.is_new = facts is None or facts.refusal is not None or earlier is None or earlier.key != seen.key
+        seen.is_new = (
+            facts is None or facts.refusal is not None or earlier is None or earlier.key != seen.key
+        )
         if facts is not None and not seen.is_new and seen.difference is not None:
             self.facts[place] = replace(facts, error=max(facts.error or 0.0, seen.difference))
 
@@ -357,7 +381,11 @@ class Guard:
         assert seen.query_axis is not None
         name = seen.call.name
         earlier = self._verdicts.get((name, seen.ordinal))
-        if earlier is not None and earlier.layout is not None and earlier.layout.query_axis == seen.query_axis:
+        if (
+            earlier is not None
+            and earlier.layout is not None
+            and earlier.layout.query_axis == seen.query_axis
+        ):
             resized = earlier.layout.resized(seen.shape)
             if resized is not None:
                 return resized
@@ -390,7 +418,9 @@ class Guard:
         keys = seen.fields["scores"].shape[-1] if seen.kind is Scores else tokens
         unsettled = seen.kind is Scores and refusal.reason is Reason.NO_PRODUCT
         if unsettled and tokens is not None and keys not in (tokens, tokens + 1):
-            self.set_aside.setdefault(seen.call.name, str(refusal))  # as of a router or a classifier
+            self.set_aside.setdefault(
+                seen.call.name, str(refusal)
+            )  # as of a router or a classifier
         else:
             self.facts[seen.call.name, seen.ordinal] = refused_facts(seen, refusal)
             self.source.refuse(seen.call, seen.calls, refusal)
@@ -414,7 +444,12 @@ def _shared_axis(seen: Seen) -> int | None:
     query, key, mask = seen.fields["query"], seen.fields["key"], seen.fields["mask"]
     if query.shape[0] == key.shape[0] and key.shape[1] < query.shape[1]:
         return 1
-    if mask is not None and mask.dim() == 4 and mask.shape[1] == 1 < query.shape[1] and mask.shape[0] > 1:
+    if (
+        mask is not None
+        and mask.dim() == 4
+        and mask.shape[1] == 1 < query.shape[1]
+        and mask.shape[0] > 1
+    ):
         return 1
     return None
 
@@ -436,7 +471,9 @@ def _is_difference(seen: Seen, outer: Call) -> Refusal | None:
         neighbours = (slice(None, None, 2), slice(1, None, 2))
         for first, second in (halves, neighbours):
             if torch.equal(value[..., first, :, :], value[..., second, :, :]):
-                return None if torch.equal(key[..., first, :, :], key[..., second, :, :]) else refusal
+                return (
+                    None if torch.equal(key[..., first, :, :], key[..., second, :, :]) else refusal
+                )
     others = [other for other in outer.examined if other is not seen and _same(other.values, value)]
     return refusal if any(not _same(other.keys, seen.keys) for other in others) else None
 
@@ -456,7 +493,11 @@ def _mixture(attentions: list[Seen]) -> Refusal | None:
                 "landmarks); watch it with full attention, if it has that option",
             )
         for other in known[:n]:
-            if seen.key == other.key and _same_memory(seen.keys, other.keys) and not _same(seen.values, other.values):
+            if (
+                seen.key == other.key
+                and _same_memory(seen.keys, other.keys)
+                and not _same(seen.values, other.values)
+            ):
                 return Refusal(
                     Reason.LOOP,
                     f"it computes {len(attentions)} attentions in one call, in a loop over heads or samples: it cannot "
@@ -466,7 +507,11 @@ def _mixture(attentions: list[Seen]) -> Refusal | None:
 
 
 def _same_memory(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return (
+        a is not None
+        and b is not None
+        and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    )
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -515,7 +560,9 @@ def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:
     return query_axis_by_values(seen.queries(), query_axes, seen.projections)
 
 
-def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[int, ...] | None, int | None]]:
+def _ways(
+    scores: Tensor, weights: Tensor, extra: int
+) -> Iterator[tuple[tuple[int, ...] | None, int | None]]:
     """How weights may be the scores' softmax: the axis of the scores that each of theirs is (None: rows in the same
     order, axes merged or split), and the column that was left out."""
     lead = tuple(range(scores.dim() - 1))
@@ -528,7 +575,9 @@ def _ways(scores: Tensor, weights: Tensor, extra: int) -> Iterator[tuple[tuple[i
                 yield order, sink
 
 
-def _row_difference(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None) -> float | None:
+def _row_difference(
+    scores: Tensor, weights: Tensor, axes: tuple[int, ...] | None, sink: int | None
+) -> float | None:
     """Return how far some rows of ``weights`` are from the softmax of the scores, whole or with dropout.
 
     None if they are something else, NaN if no row has numbers. The difference and tolerances are relative to the
@@ -542,7 +591,11 @@ def _row_difference(scores: Tensor, weights: Tensor, axes: tuple[int, ...] | Non
     p = wide(scores[at]).softmax(dim=-1)  # (rows, Tk)
     if sink is not None:
         p = torch.cat([p[:, :sink], p[:, sink + 1 :]], dim=1)
-    theirs = torch.unravel_index(chosen, weights.shape[:-1]) if axes is None else tuple(at[axis] for axis in axes)
+    theirs = (
+        torch.unravel_index(chosen, weights.shape[:-1])
+        if axes is None
+        else tuple(at[axis] for axis in axes)
+    )
     w = wide(weights[theirs])
     number = p.isfinite().all(dim=1)  # a row that sees no key has none
     if not bool(number.any()):
@@ -615,7 +668,9 @@ def disagreement(seen: Seen) -> Refusal | None:
         computed = wide(output[:, queries])
         expected = p @ value  # (H, P, dv)
         number = p.isfinite().all(dim=-1, keepdim=True) & computed.isfinite()
-        number &= (computed != 0).any(dim=-1, keepdim=True)  # kernels that leave padding out give 0 there
+        number &= (computed != 0).any(
+            dim=-1, keepdim=True
+        )  # kernels that leave padding out give 0 there
         if not bool(number.any()):
             return None
         apart = float(torch.where(number, (expected - computed).abs(), 0.0).max())

@@ -62,7 +62,11 @@ def _looked_at(source: Source, name: str, function: Callable[..., Any]) -> Calla
         running = source.running[-1] if source.running else None
         before = 0 if running is None else running.attentions
         output = function(*args, **kwargs)
-        if running is not None and running.attentions == before and not torch.compiler.is_compiling():
+        if (
+            running is not None
+            and running.attentions == before
+            and not torch.compiler.is_compiling()
+        ):
             with source.guarded(running):
                 given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
                 _on_kernel(source, running, name, function, output, given)
@@ -72,7 +76,12 @@ def _looked_at(source: Source, name: str, function: Callable[..., Any]) -> Calla
 
 
 def _on_kernel(
-    source: Source, call: Call, name: str, function: Callable[..., Any], output: Any, given: dict[str, Any]
+    source: Source,
+    call: Call,
+    name: str,
+    function: Callable[..., Any],
+    output: Any,
+    given: dict[str, Any],
 ) -> None:
     """A kernel was called in the module ``call``: an event, if its output says which keys a query sees."""
     query, key, value = given["query"], given["key"], given["value"]  # (B, H or Hk, T, d)
@@ -88,7 +97,12 @@ def _on_kernel(
         "gqa": query.shape[1] != key.shape[1], "output": _states(output), "softcap": given.get("softcap"),
         "learned_sinks": given.get("s_aux"),
     }  # fmt: skip
-    shapes = (query.shape, key.shape, query.dtype, getattr(given.get("attention_mask"), "shape", None))
+    shapes = (
+        query.shape,
+        key.shape,
+        query.dtype,
+        getattr(given.get("attention_mask"), "shape", None),
+    )
     verdict = source.guard.kernels.get(call.name)
     tried = []
     for which, mask, causal in _masks(given):
@@ -141,7 +155,9 @@ def _masks(given: dict[str, Any]) -> Iterator[tuple[str, Tensor | None, bool]]:
     if given_mask is not None and given_mask.dtype != torch.bool:
         yield "all keys", None, False
         return
-    everyone = torch.ones((), dtype=torch.bool, device=query.device) if given_mask is None else given_mask
+    everyone = (
+        torch.ones((), dtype=torch.bool, device=query.device) if given_mask is None else given_mask
+    )
     if window:
         inside = ~ahead & (position[Tk - Tq :, None] - position < window)
         yield "causal and the sliding window", inside & everyone, False

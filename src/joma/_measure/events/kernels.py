@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 
 from joma._measure.events.events import BlockInput, DotProduct
 from joma._measure.events.flash import first_of, flash_fields, packed_fields, torch_packed_fields
@@ -30,7 +34,9 @@ from joma._measure.events.guard import Seen
 if TYPE_CHECKING:
     from joma._measure.events.source import Source
 
-Fields = Callable[[dict[str, Any], Tensor], dict[str, Any]]  # arguments by name, and the output -> fields of the event
+Fields = Callable[
+    [dict[str, Any], Tensor], dict[str, Any]
+]  # arguments by name, and the output -> fields of the event
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,10 @@ _KERNELS: dict[tuple[str, str], Fields] = {
     **{
         (module, name): fields
         for module in ("flash_attn", "flash_attn_interface")  # versions 2 and 3
-        for name, fields in (("flash_attn_func", flash_fields), ("flash_attn_varlen_func", packed_fields))
+        for name, fields in (
+            ("flash_attn_func", flash_fields),
+            ("flash_attn_varlen_func", packed_fields),
+        )
     },
 }
 
@@ -154,13 +163,21 @@ def _replaced(source: Source, value: Any, fields: Fields, looking: TorchFunction
 
 
 @functools.lru_cache(maxsize=1)
-def _python_modules(functions: tuple[Any, ...], identities: int, sizes: int) -> list[dict[str, Any]]:
+def _python_modules(
+    functions: tuple[Any, ...], identities: int, sizes: int
+) -> list[dict[str, Any]]:
     """Return the namespaces of modules that hold one of these functions, but for PyTorch's own.
 
     ``identities`` and ``sizes`` stand for the modules that are imported: the search is repeated when they change.
     """
-    spaces = [vars(m) for name, m in list(sys.modules.items()) if m is not None and not name.startswith("torch._")]
-    return [space for space in spaces if any(_holds(value, functions) for value in list(space.values()))]
+    spaces = [
+        vars(m)
+        for name, m in list(sys.modules.items())
+        if m is not None and not name.startswith("torch._")
+    ]
+    return [
+        space for space in spaces if any(_holds(value, functions) for value in list(space.values()))
+    ]
 
 
 def _holds(value: Any, functions: tuple[Any, ...]) -> bool:
@@ -192,7 +209,12 @@ def _looked_at(
 
 
 def _on_call(
-    source: Source, function: Callable[..., Any], fields: Fields, output: Any, args: Any, kwargs: dict[str, Any]
+    source: Source,
+    function: Callable[..., Any],
+    fields: Fields,
+    output: Any,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> None:
     """The function was called in the innermost running module."""
     call = source.running[-1]

@@ -27,7 +27,9 @@ from joma._measure.events.events import Call
 from joma._measure.events.evidence import Axis, Projection, find_queries, found_as_columns
 from joma._measure.events.reasons import Reason, Refusal
 
-Heads = int | str  # how many heads, or the order of the leading axes: "batch heads" or "heads batch"
+Heads = (
+    int | str
+)  # how many heads, or the order of the leading axes: "batch heads" or "heads batch"
 ORDERS = ("batch heads", "heads batch")
 
 
@@ -117,7 +119,9 @@ class Product:
     """A product of two activations, as `torch.einsum` or as matrices."""
 
     operands: tuple[Tensor, ...]
-    labels: tuple[str, ...] | None  # of the operands' axes, and of the output's; None for a product of matrices
+    labels: (
+        tuple[str, ...] | None
+    )  # of the operands' axes, and of the output's; None for a product of matrices
     output: Tensor
     is_einsum: bool = False
 
@@ -125,7 +129,9 @@ class Product:
     def of(cls, function: Any, output: Any, args: tuple[Any, ...]) -> Product | None:
         """What a function that multiplies was given; None if that is not two tensors."""
         flat = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args
-        tensors = tuple(a for a in (args[:1] if flat is not args else ()) + tuple(flat) if isinstance(a, Tensor))
+        tensors = tuple(
+            a for a in (args[:1] if flat is not args else ()) + tuple(flat) if isinstance(a, Tensor)
+        )
         if function in (torch.baddbmm, Tensor.baddbmm):
             tensors = tensors[1:]
         if len(tensors) != 2 or min(t.dim() for t in tensors) < 2 or not isinstance(output, Tensor):
@@ -175,7 +181,9 @@ class Product:
             return () if self.is_einsum else tuple(self.output.shape[-2:])
         first, second, out = self.labels
         return tuple(
-            size for label, size in zip(out, self.output.shape, strict=True) if (label in first) != (label in second)
+            size
+            for label, size in zip(out, self.output.shape, strict=True)
+            if (label in first) != (label in second)
         )
 
     def queries(self, shape: Sequence[int], dim: int) -> Tensor | None:
@@ -256,7 +264,9 @@ def _labels(equation: str, operands: tuple[Tensor, ...], output: Tensor) -> tupl
         return None
     if not arrow:  # the output has the letters that occur once, in alphabetical order
         letters = left.replace(",", "").replace(".", "")
-        right = "..." * ("..." in left) + "".join(sorted(x for x in letters if letters.count(x) == 1))
+        right = "..." * ("..." in left) + "".join(
+            sorted(x for x in letters if letters.count(x) == 1)
+        )
     sides = []
     for text, tensor in zip((*given, right), (*operands, output), strict=True):
         hidden = tensor.dim() - len(text.replace("...", ""))
@@ -340,7 +350,9 @@ def decide_layout(
     return Layout(samples, query_axis, certain=False, evidence=AxesEvidence.NOTHING)
 
 
-def _has_too_many_samples(axes: Sequence[Axis], shape: Sequence[int], query_axis: int, calls: Sequence[Call]) -> bool:
+def _has_too_many_samples(
+    axes: Sequence[Axis], shape: Sequence[int], query_axis: int, calls: Sequence[Call]
+) -> bool:
     """True if the axes would hold more samples than the module was given, though its queries are all its tokens.
 
     Worked examples: 2 of 4 experts project the queries of 2 heads each (JetMoe). Along the 4 heads, slices are 0 1 0 1:
@@ -401,7 +413,9 @@ def by_sizes(
     axes = [Axis(size, 1) for size in sizes]
 
     def with_heads(*places: int) -> tuple[Axis, ...]:
-        return tuple(Axis(axis.size, axis.size) if n in places else axis for n, axis in enumerate(axes))
+        return tuple(
+            Axis(axis.size, axis.size) if n in places else axis for n, axis in enumerate(axes)
+        )
 
     if not large:
         return tuple(axes)
@@ -414,19 +428,27 @@ def by_sizes(
     if len(batch) > 1 or (not batch and samples not in (1, None)):
         return None
     if not batch and samples is None:  # nothing contradicts the usual order
-        return with_heads(large[1]) if len(large) == 2 and sizes[large[0]] != sizes[large[1]] else None
+        return (
+            with_heads(large[1]) if len(large) == 2 and sizes[large[0]] != sizes[large[1]] else None
+        )
     if not others:
         alone = not may_be_heads(sizes[batch[0]], widths) or widths is None or 1 in widths
         return tuple(axes) if alone else None
     # (9, 3) with 3 samples: heads and samples, or samples in three windows each, and 3 heads
-    is_merged = any(place < batch[0] and sizes[place] % sizes[batch[0]] == 0 for place in others) if batch else False
+    is_merged = (
+        any(place < batch[0] and sizes[place] % sizes[batch[0]] == 0 for place in others)
+        if batch
+        else False
+    )
     if is_windowed and is_merged and may_be_heads(sizes[batch[0]], widths):
         return None
     # a projection of 18 · d may hold the queries of 12 heads with 3 key heads, or of 6 heads in each of two windows
     candidates: list[tuple[int, ...]] = [tuple(others)]
     if len(others) > 1:
         candidates += [(place,) for place in others]
-    fitting = [places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)]
+    fitting = [
+        places for places in candidates if may_be_heads(prod(sizes[n] for n in places), widths)
+    ]
     return with_heads(*fitting[0]) if len(fitting) == 1 else None
 
 
@@ -446,11 +468,17 @@ def may_be_heads(size: int, widths: Sequence[int] | None) -> bool:
 
 
 def check_over_tokens(
-    queries: Tensor, query_axis: int, keys: int, calls: Sequence[Call], projections: Sequence[Projection]
+    queries: Tensor,
+    query_axis: int,
+    keys: int,
+    calls: Sequence[Call],
+    projections: Sequence[Projection],
 ) -> None:
     """Refuse attention over channels: "queries" of T numbers each, which are one channel at all T tokens."""
     tokens = _tokens(calls[-1], queries.shape[:-1]) or _pixels(calls[-1])
-    over_channels = queries.shape[-1] in tokens and queries.shape[query_axis] == keys and keys not in tokens
+    over_channels = (
+        queries.shape[-1] in tokens and queries.shape[query_axis] == keys and keys not in tokens
+    )
     if over_channels or found_as_columns(queries, query_axis, projections):
         raise Refusal(
             Reason.CHANNELS,

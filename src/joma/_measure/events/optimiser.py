@@ -61,7 +61,10 @@ class Steps:
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer], observers: Iterable[StepObserver] = ()
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Sequence[Optimizer],
+        observers: Iterable[StepObserver] = (),
     ) -> None:
         self.observers = list(observers)
         self.problems: dict[str, Exception] = {}
@@ -90,7 +93,9 @@ class Steps:
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Go on from a `state`."""
         if len(state) != len(self._clocks):
-            raise ValueError(f"the state is that of {len(state)} optimisers, and {len(self._clocks)} are watched")
+            raise ValueError(
+                f"the state is that of {len(state)} optimisers, and {len(self._clocks)} are watched"
+            )
         for clock, tau in zip(self._clocks, state, strict=True):
             clock.tau = [float(x) for x in tau]
 
@@ -106,7 +111,9 @@ class Steps:
             handle.remove()
         self._handles.clear()
 
-    def _hook(self, clock: _Clock, tell: Callable[[_Clock], None]) -> Callable[[Optimizer, Any, Any], None]:
+    def _hook(
+        self, clock: _Clock, tell: Callable[[_Clock], None]
+    ) -> Callable[[Optimizer, Any, Any], None]:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             try:
                 tell(clock)
@@ -154,7 +161,11 @@ class _Clock:
 
 def distinct_rates(optimizers: Iterable[Optimizer]) -> int:
     """How many parameter groups there are if their learning rates differ, before any schedule; else 1."""
-    rates = [group.get("initial_lr", group.get("lr")) for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [
+        group.get("initial_lr", group.get("lr"))
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
     return len(rates) if len({None if rate is None else float(rate) for rate in rates}) > 1 else 1
 
 
@@ -173,8 +184,12 @@ def optimisers_of(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer])
     of_model = {id(parameter) for parameter in model.parameters()}
     for n, optimizer in enumerate(plain):
         if optimizer in plain[:n]:
-            raise ValueError(f"the same {type(optimizer).__name__} is given twice; name each optimiser once")
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            raise ValueError(
+                f"the same {type(optimizer).__name__} is given twice; name each optimiser once"
+            )
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         if not any(id(parameter) in of_model for parameter in parameters):
             raise ValueError(
                 f"the {type(optimizer).__name__} holds {len(parameters)} parameters, and none of them is one of the "

@@ -83,7 +83,9 @@ class StatedPadding:
                     'module, or "source" or "target" for modules called encoder or decoder'
                 )
 
-    def real(self, calls: tuple[Call, ...], B: int, T: int, device: torch.device) -> tuple[bool, Tensor | None]:
+    def real(
+        self, calls: tuple[Call, ...], B: int, T: int, device: torch.device
+    ) -> tuple[bool, Tensor | None]:
         """Whether it applies to these tokens, and (B or 1, 1, T), True for real ones; None if all are."""
         fitting = [stated for stated in self._stated if stated.covers(calls[-1].name)]
         if not fitting:
@@ -131,7 +133,12 @@ def _masks(rule: Rule | None, calls: tuple[Call, ...]) -> Iterator[Any]:
 
 def _rows(mask: Any, B: int, T: int, device: torch.device) -> Tensor | None:
     """A mask (B or 1, T), or None if it is not one."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] != T or mask.shape[0] not in (1, B):
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dim() != 2
+        or mask.shape[1] != T
+        or mask.shape[0] not in (1, B)
+    ):
         return None
     return mask.to(device)
 
@@ -154,7 +161,9 @@ class _Claim:
     inside: Call | None  # the module in it that leads to the attention
 
 
-def _claim(calls: tuple[Call, ...], is_self: bool, B: int, T: int, device: torch.device) -> _Claim | None:
+def _claim(
+    calls: tuple[Call, ...], is_self: bool, B: int, T: int, device: torch.device
+) -> _Claim | None:
     """What the arguments of the running modules say, the innermost first."""
     for depth in reversed(range(len(calls))):
         call = calls[depth]
@@ -170,7 +179,9 @@ def _claim(calls: tuple[Call, ...], is_self: bool, B: int, T: int, device: torch
             mask = arguments["attention_mask"]
             rows = _rows(mask, B, T, device)
             if rows is not None:
-                return _Claim("attention_mask", rows, _readings(rows, true_is_padding=False), call, inside)
+                return _Claim(
+                    "attention_mask", rows, _readings(rows, true_is_padding=False), call, inside
+                )
             if mask is None:
                 return None
     return None
@@ -223,7 +234,9 @@ def real_tokens(
     return None if claim is None else claim.readings[0][:, None]
 
 
-def real_queries(event: Attention, stated: StatedPadding | None, is_self: bool, certain: bool) -> Tensor | None:
+def real_queries(
+    event: Attention, stated: StatedPadding | None, is_self: bool, certain: bool
+) -> Tensor | None:
     """(B or 1, 1, Tq), True for queries that are not padding; None if none is known to be.
 
     Arguments:
@@ -249,7 +262,12 @@ def real_queries(event: Attention, stated: StatedPadding | None, is_self: bool, 
     if claim is not None and states is not None and _is_pattern(claim, event):
         claim = None
     real = _agreed(event, states, claim)
-    if not certain and claim is None and not _hides_padding(states) and _has_padding_elsewhere(event.calls, Tq):
+    if (
+        not certain
+        and claim is None
+        and not _hides_padding(states)
+        and _has_padding_elsewhere(event.calls, Tq)
+    ):
         raise Refusal(
             Reason.HEAD_AXIS,
             "it is not certain which axis holds the samples, so the padding that an argument names cannot be left out; "
@@ -291,11 +309,15 @@ def _positions(event: Any) -> Tensor | None:
         shared: Tensor | None = vars(facts)["positions"]
         return shared
     if not hasattr(event, "scores") and facts is None and event.key.shape[2] == event.shape[2]:
-        return torch.full((1, event.shape[2]), REAL, dtype=torch.int8, device=event.device)  # causal, or all is seen
+        return torch.full(
+            (1, event.shape[2]), REAL, dtype=torch.int8, device=event.device
+        )  # causal, or all is seen
     sees = seen_keys(event)
     states = None
     if sees is not None:
-        states = positions_of_keys(sees[:, 0]) if sees.shape[1] == 1 else remembered_positions_of(sees)
+        states = (
+            positions_of_keys(sees[:, 0]) if sees.shape[1] == 1 else remembered_positions_of(sees)
+        )
     if facts is not None:
         vars(facts)["positions"] = states
     return states
@@ -353,7 +375,9 @@ def _seen_in_scores(scores: Tensor, learned_sink: int | None, queries: int) -> T
     by_head = []
     for head in dict.fromkeys((0, scores.shape[1] - 1)):
         columns = scores[:, head].detach()  # (B, Tq, columns)
-        hidden = hidden_scores(columns, columns.amax(dim=-1, keepdim=True), lowest_seen(scores.dtype))
+        hidden = hidden_scores(
+            columns, columns.amax(dim=-1, keepdim=True), lowest_seen(scores.dtype)
+        )
         if learned_sink is not None:
             hidden = hidden[..., 1:] if learned_sink == 0 else hidden[..., :-1]
         own = _own_keys(~hidden, queries)
@@ -414,7 +438,10 @@ def _hidden_by_an_argument(event: Attention) -> Tensor | None:
     For masks that give no evidence of their own, since heads see different keys (top-k).
     """
     B, _, T = event.shape
-    if event.rows(0, torch.zeros(1, dtype=torch.long, device=event.device)).shape[-1] not in (T, T + 1):
+    if event.rows(0, torch.zeros(1, dtype=torch.long, device=event.device)).shape[-1] not in (
+        T,
+        T + 1,
+    ):
         return None  # keys are other tokens, or more of them: what they receive says nothing about queries
     for name, rows in _arguments_like_masks(event.calls, B, T, event.device):
         for reading in _readings(rows, true_is_padding=False):
@@ -451,7 +478,9 @@ def _without_doubt(event: Attention, states: Tensor) -> Tensor:
             fits = ((states < 0) | (is_real == reading)).all()
             if bool(fits) and bool((is_doubtful & ~reading).any()):
                 event.call.padding_evidence = f"mask and argument {name}"
-                return torch.where(is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states)
+                return torch.where(
+                    is_doubtful, torch.where(reading, REAL, PADDING).to(states.dtype), states
+                )
     raise Refusal(
         Reason.PADDING_UNCLEAR,
         f"its mask fits {int(is_doubtful.sum())} tokens of padding as well as real tokens that nobody attends to, and "

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from joma._measure.events.aside import exactly
-from joma._measure.events.calls import install, is_bypassed, is_compiled, mind_border, quiet, uninstall
+from joma._measure.events.calls import (
+    install,
+    is_bypassed,
+    is_compiled,
+    mind_border,
+    quiet,
+    uninstall,
+)
 from joma._measure.events.events import (
     KINDS,
     BlockInput,
@@ -52,7 +59,8 @@ from joma._measure.gauges.masks import Mask
 from joma.models.matrices import find_matrices, plain_name
 
 _TRANSFORMED = Refusal(
-    Reason.TRANSFORMED, "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch"
+    Reason.TRANSFORMED,
+    "it runs inside torch.func (grad, vmap, …), where values cannot be read; give a probe batch",
 )
 
 _THREADS = Refusal(
@@ -81,13 +89,17 @@ def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     modules = {plain_name(name): module for name, module in model.named_modules()}
     names = [matrix.name for matrix in find_matrices(model, "mlp_out")]
     if not names:
-        raise ValueError(f"no MLP was found in {type(model).__name__}: no block maps d → h and then h → d")
+        raise ValueError(
+            f"no MLP was found in {type(model).__name__}: no block maps d → h and then h → d"
+        )
     if stacked := [name for name in names if name not in modules]:
         raise ValueError(
             f"{stacked[0]} is one of a stack of experts, whose neurons see only the tokens routed to them; "
             "superposition is measured on models without experts"
         )
-    if channels_second := [name for name in names if isinstance(modules[name], nn.modules.conv._ConvNd)]:
+    if channels_second := [
+        name for name in names if isinstance(modules[name], nn.modules.conv._ConvNd)
+    ]:
         raise ValueError(
             f"{channels_second[0]} is a convolution, whose neurons come before the tokens; superposition is measured "
             "on MLPs of linear maps"
@@ -139,16 +151,26 @@ class Source:
         self.ran: dict[str, type[nn.Module]] = {}
         self.running: list[Call] = []
         self._observers = {
-            kind: tuple(observer for observer in observers if issubclass(kind, tuple(observer.wants))) for kind in KINDS
+            kind: tuple(
+                observer for observer in observers if issubclass(kind, tuple(observer.wants))
+            )
+            for kind in KINDS
         }
-        self._begins, self._ends = self.wants(ModuleBegins), self.wants(ModuleEnds)  # asked at every module call
-        self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
+        self._begins, self._ends = (
+            self.wants(ModuleBegins),
+            self.wants(ModuleEnds),
+        )  # asked at every module call
+        self._mlps = (
+            {mlp: n for n, (_, mlp) in enumerate(upper_mlps(model))} if self.wants(Hidden) else {}
+        )
         self.is_alone = is_alone
         self.trains = trains
         self.compiled_calls = 0
         self.has_replayed = False
         self.left_out: Counter[str] = Counter()
-        self._generates = False  # a pass without gradients made one token from the keys of those before
+        self._generates = (
+            False  # a pass without gradients made one token from the keys of those before
+        )
         self._makes_one_token = False
         self.was_bypassed = False
         self._is_listening = False
@@ -159,14 +181,20 @@ class Source:
         self._thread = 0  # in which the pass runs
         self._counts: Counter[nn.Module] = Counter()
         self._storages: set[int] = set()  # of parameters
-        self._mask: tuple[Any, Mask] | None = None  # the last one, which is kept alive so that its address is its own
+        self._mask: tuple[Any, Mask] | None = (
+            None  # the last one, which is kept alive so that its address is its own
+        )
 
     def renew(self) -> None:
         """Hear of the modules that the model has now; axes of attention are learnt again."""
         is_listening = uninstall(self)
         self._structure.take()
         self.names = self._structure.names
-        self._mlps = {mlp: n for n, (_, mlp) in enumerate(upper_mlps(self.model))} if self.wants(Hidden) else {}
+        self._mlps = (
+            {mlp: n for n, (_, mlp) in enumerate(upper_mlps(self.model))}
+            if self.wants(Hidden)
+            else {}
+        )
         self.guard = Guard(self)
         if is_listening:
             self.listen()
@@ -234,7 +262,9 @@ class Source:
             with quiet():
                 return call()
         if not (is_compiled or self.replays):
-            return self._run_pass(module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad)
+            return self._run_pass(
+                module, lambda: self._inside(module, call, args, kwargs), args, kwargs, grad
+            )
         versions = _versions(args, kwargs)
         with quiet():
             output = call()
@@ -253,14 +283,18 @@ class Source:
             return True
         return self._thread == threading.get_ident()
 
-    def _is_measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> bool:
+    def _is_measured(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool
+    ) -> bool:
         """True if a pass that begins now is one to measure."""
         if self._passing:
             # While evaluation runs in a thread of its own, training in this one is what counts.
             if grad:
                 self.problems.setdefault(self.names[module], _THREADS)
             return False
-        if _is_called_from(_file_of("torch.jit._trace")):  # which runs the model, too, to check what it has traced
+        if _is_called_from(
+            _file_of("torch.jit._trace")
+        ):  # which runs the model, too, to check what it has traced
             return False
         self.trains |= grad
         self._makes_one_token = not grad and _has_one_token(args, kwargs)
@@ -283,7 +317,12 @@ class Source:
         self._run_aside(module, args, kwargs, False, lambda output: output)
 
     def _run_aside(
-        self, module: nn.Module, args: Any, kwargs: dict[str, Any], grad: bool, returned: Callable[[Any], Any]
+        self,
+        module: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+        grad: bool,
+        returned: Callable[[Any], Any],
     ) -> None:
         self._replaying = True
         try:
@@ -312,7 +351,9 @@ class Source:
         self.guard.collects = torch.is_grad_enabled() or self.guard.is_new
         current = Pass(grad, module.training)
         try:
-            self._emit(PassBegins, outermost, grad=grad, current=current, autocast=_autocast(module))
+            self._emit(
+                PassBegins, outermost, grad=grad, current=current, autocast=_autocast(module)
+            )
             with ExitStack() as stack:
                 looking = stack.enter_context(Functions(self))
                 for looked_at in (interface_watched(self), kernels_watched(self, looking)):
@@ -331,8 +372,14 @@ class Source:
                 self.trace.end_pass()
             self._passing, self._mask = False, None
 
-    def _inside(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        if self.running and self.running[-1].module is module and _are_same(self.running[-1].args, args):
+    def _inside(
+        self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if (
+            self.running
+            and self.running[-1].module is module
+            and _are_same(self.running[-1].args, args)
+        ):
             return call()  # torch.compile(module) calls the module itself
         entry = Call(self.names[module], module, args, kwargs, self._counts[module])
         self._counts[module] += 1
@@ -354,7 +401,9 @@ class Source:
             return output
         finally:
             del self.running[depth:]
-            if self.running and next(module.parameters(), None) is None:  # a module that only multiplies
+            if (
+                self.running and next(module.parameters(), None) is None
+            ):  # a module that only multiplies
                 self.running[-1].products |= entry.products
 
     def _after(self, entry: Call, output: Any, depth: int, mark: int) -> None:
@@ -373,7 +422,9 @@ class Source:
             if depth == 0 or entry.name in self.trace.blocks:
                 self._end_block(self.trace, entry, output, mark, depth == 0)
 
-    def _end_block(self, trace: FiniteTrace, entry: Call, output: Any, mark: int, is_outermost: bool) -> None:
+    def _end_block(
+        self, trace: FiniteTrace, entry: Call, output: Any, mark: int, is_outermost: bool
+    ) -> None:
         states = entry.states
         device = "cpu" if states is None else states.device.type
         with self.guarded(entry), exactly(device):
@@ -383,8 +434,16 @@ class Source:
         """What an upper MLP matrix is given, (B, T, h); OPT puts all windows one after the other here."""
         states = next(x for x in (*entry.args, *entry.kwargs.values()) if isinstance(x, Tensor))
         outermost = self.running[0]
-        tokens = next((x for x in (*outermost.args, *outermost.kwargs.values()) if isinstance(x, Tensor)), None)
-        if states.dim() == 2 and tokens is not None and tokens.dim() == 2 and len(states) == math.prod(tokens.shape):
+        tokens = next(
+            (x for x in (*outermost.args, *outermost.kwargs.values()) if isinstance(x, Tensor)),
+            None,
+        )
+        if (
+            states.dim() == 2
+            and tokens is not None
+            and tokens.dim() == 2
+            and len(states) == math.prod(tokens.shape)
+        ):
             states = states.unflatten(0, tuple(tokens.shape))
         if states.dim() != 3:
             raise ValueError(f"it is given states of shape {tuple(states.shape)}, not (B, T, h)")
@@ -401,11 +460,15 @@ class Source:
         call, calls, ordinal = seen.call, seen.calls, seen.ordinal
         fields = seen.event_fields()
         if fields.get("mask") is not None:
-            fields = fields | {"mask_facts": self.facts(fields["mask"], fields["query"], fields["key"])}
+            fields = fields | {
+                "mask_facts": self.facts(fields["mask"], fields["query"], fields["key"])
+            }
         assert seen.layout is not None
         event = seen.kind(call=call, calls=calls, ordinal=ordinal, **fields)
         if self._makes_one_token and event.shape[2] == 1 and seen.key_count > 1:
-            self._generates = True  # text is being generated from a cache of keys: not what a model is trained on
+            self._generates = (
+                True  # text is being generated from a cache of keys: not what a model is trained on
+            )
             return
         with exactly(event.device.type):
             try:
@@ -424,7 +487,9 @@ class Source:
             if states is not None and states.dim() == 3 and is_plain(states):
                 B, T, _ = states.shape
                 same_tokens = (event.shape[0], event.shape[2]) == (B, T)
-                tokens = real if same_tokens else real_tokens(calls, self.padding, B, T, states.device)
+                tokens = (
+                    real if same_tokens else real_tokens(calls, self.padding, B, T, states.device)
+                )
                 self._emit(BlockInput, call, calls, real=tokens, ordinal=ordinal, states=states)
 
     def refuse(self, call: Call, calls: tuple[Call, ...], refusal: Refusal) -> None:
@@ -436,7 +501,9 @@ class Source:
         """The running modules down to this one."""
         return tuple(self.running[: self.running.index(call) + 1])
 
-    def _emit(self, kind: type[Event], call: Call, calls: tuple[Call, ...] = (), **fields: Any) -> None:
+    def _emit(
+        self, kind: type[Event], call: Call, calls: tuple[Call, ...] = (), **fields: Any
+    ) -> None:
         """Give an event to all who want it."""
         if not (observers := self._observers[kind]):
             return
@@ -479,14 +546,24 @@ class Source:
 
     def facts(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:
         """What a mask says, looked at once for all layers of a pass that are given it."""
-        which = (mask.data_ptr(), mask._version, mask.dtype, mask.shape, mask.stride(), query.shape[2], key.shape[2])
+        which = (
+            mask.data_ptr(),
+            mask._version,
+            mask.dtype,
+            mask.shape,
+            mask.stride(),
+            query.shape[2],
+            key.shape[2],
+        )
         if self._mask is None or self._mask[0] != which:
             self._mask = (which, mask_of(mask, query, key))
         return self._mask[1]
 
     def heads_of(self, module: str) -> Heads | None:
         """What the user says about the heads of a module, or of one around it; the innermost wins."""
-        fitting = [name for name in self.heads if name in ("", module) or module.startswith(f"{name}.")]
+        fitting = [
+            name for name in self.heads if name in ("", module) or module.startswith(f"{name}.")
+        ]
         return self.heads[max(fitting, key=len)] if fitting else None
 
     def is_parameter(self, tensor: Tensor) -> bool:
@@ -500,7 +577,9 @@ def _are_same(args: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Return how often each tensor among the arguments was written to."""
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()]
+    tensors = [
+        x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()
+    ]
     return [tensor._version for tensor in tensors]
 
 
@@ -524,7 +603,9 @@ def _is_checkpointed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     Its inputs tell it from validation: they are made with gradients.
     """
-    has_gradients = any(isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values()))
+    has_gradients = any(
+        isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values())
+    )
     return has_gradients and _is_called_from(_file_of("torch.utils.checkpoint"), "forward")
 
 
@@ -545,7 +626,9 @@ def _mark_backward(output: Any, current: Pass) -> None:
         if tensor.grad_fn is not None:
             tensor.grad_fn.register_prehook(mark)
     # A reentrant checkpoint computes without gradients, and other outputs do not show their tensors.
-    if not tensors or (not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled()):
+    if not tensors or (
+        not any(tensor.requires_grad for tensor in tensors) and not torch.is_grad_enabled()
+    ):
         current.has_backward = True
 
 

@@ -24,9 +24,13 @@ class Structure:
     def take(self) -> None:
         """Remember the model as it is now."""
         self.names = {
-            module: plain_name(name) or type(self._model).__name__ for name, module in self._model.named_modules()
+            module: plain_name(name) or type(self._model).__name__
+            for name, module in self._model.named_modules()
         }
-        self._parts = [(module, _identities(module._modules), _shapes(module._parameters)) for module in self.names]
+        self._parts = [
+            (module, _identities(module._modules), _shapes(module._parameters))
+            for module in self.names
+        ]
 
     def has_changed(self) -> bool:
         """True if a module or parameter was added, removed or replaced; about 1 µs per module.

@@ -50,7 +50,9 @@ def positions_of(sees: Tensor) -> Tensor:
     looks_elsewhere = bool((supports & ~torch.eye(T, dtype=torch.bool, device=sees.device)).any())
     if not bool(((sees_more if looks_elsewhere else sees_itself) & is_seen).any()):
         return _strictly_causal(sees, is_seen)
-    is_regular = (sees_itself | ~is_seen).all(dim=1) & (_is_product(sees, is_seen) | is_one_stretch(is_seen))
+    is_regular = (sees_itself | ~is_seen).all(dim=1) & (
+        _is_product(sees, is_seen) | is_one_stretch(is_seen)
+    )
     states[~is_seen] = UNKNOWN
     states[~is_seen & ~_chooses_as_many(sees)[:, None]] = DOUBTFUL
     states[~is_seen & is_regular[:, None]] = PADDING
@@ -157,7 +159,9 @@ def _with_lonely_tokens(sees: Tensor, states: Tensor) -> Tensor:
         return states
     either = sees | sees.mT
     first = torch.where(either.any(dim=2), either.to(torch.uint8).argmax(dim=2), T)  # (B, T)
-    reach = first.flip(1).cummin(dim=1).values.flip(1)  # the first key that this or a later token has to do with
+    reach = (
+        first.flip(1).cummin(dim=1).values.flip(1)
+    )  # the first key that this or a later token has to do with
     begins = reach >= torch.arange(T, device=sees.device)
     document = begins.cumsum(dim=1)  # (B, T), numbers from 1
     size = (document[:, :, None] == document[:, None]).sum(dim=2)  # (B, T)

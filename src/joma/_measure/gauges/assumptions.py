@@ -54,7 +54,9 @@ class BlockMotion:
         assert self.states is not None
         u = self.states.double()
         q = u @ weights["q"].double().mT
-        q = self._split(q + weights[QUERY_BIAS].double() if QUERY_BIAS in weights else q, self.heads)
+        q = self._split(
+            q + weights[QUERY_BIAS].double() if QUERY_BIAS in weights else q, self.heads
+        )
         k = self._split(u @ weights["k"].double().mT, self.heads, q.shape[-1])
         return q @ k.mT / math.sqrt(q.shape[-1])
 
@@ -125,7 +127,10 @@ def eqn17_residual(block: BlockMotion) -> float | None:
     """Share of the logits' motion that Eqn. 17 misses with its best factor: 0 is all predicted, 1 nothing."""
     if block.states is None:
         return None
-    z, v = [block.logits(w) for w in (block.before, block.after)], [block.seen(w) for w in (block.before, block.after)]
+    z, v = (
+        [block.logits(w) for w in (block.before, block.after)],
+        [block.seen(w) for w in (block.before, block.after)],
+    )
     b = (z[0].softmax(dim=-1) + z[1].softmax(dim=-1)) / 2
     pull = ((v[1] - v[0]) * (v[1] + v[0]) / 2).sum(dim=-1)[:, None, :]  # Σ_k Δv ∘ v, (heads, 1, n)
     predicted = pull - b * pull.sum(dim=-1, keepdim=True)

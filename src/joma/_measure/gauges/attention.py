@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from joma._measure.gauges.kernels import fused_attention, groups, has_kernel, key_heads, part_of, widened
+from joma._measure.gauges.kernels import (
+    fused_attention,
+    groups,
+    has_kernel,
+    key_heads,
+    part_of,
+    widened,
+)
 from joma._measure.gauges.masks import Mask, lowest_seen
 from joma._measure.gauges.tiles import combined, stats_of_scores, stats_of_softmax
 
@@ -45,10 +52,16 @@ class AttentionStats:
 
     entropy: Tensor
     logsumexp: Tensor = field(repr=False)  # −inf for a row that sees no key
-    sink_mass: Tensor = field(repr=False)  # attention on sinks: the first key of the document, and a learned sink
+    sink_mass: Tensor = field(
+        repr=False
+    )  # attention on sinks: the first key of the document, and a learned sink
     visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
-    nonsink_entropy: Tensor = field(repr=False)  # of what is not on sinks; 0 where there is nothing else
-    logits: Logits | None = field(default=None, repr=False)  # the scores, where they can be looked through again
+    nonsink_entropy: Tensor = field(
+        repr=False
+    )  # of what is not on sinks; 0 where there is nothing else
+    logits: Logits | None = field(
+        default=None, repr=False
+    )  # the scores, where they can be looked through again
 
     @property
     def effective_tokens(self) -> Tensor:
@@ -65,7 +78,9 @@ class AttentionStats:
     def max_logit(self) -> Tensor:
         """The largest score of each query, after scaling, soft-capping and bias; −inf for one that sees no key."""
         if self.logits is None:
-            raise ValueError("these statistics were made without their scores, which the largest logit needs")
+            raise ValueError(
+                "these statistics were made without their scores, which the largest logit needs"
+            )
         return self.logits.largest.value
 
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
@@ -80,12 +95,18 @@ class AttentionStats:
     def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
         real = self.is_real(values, rows)
-        return widened(torch.where(real, values, 0.0)).sum(dim=(0, 2)), widened(real.sum(dim=(0, 2)))
+        return widened(torch.where(real, values, 0.0)).sum(dim=(0, 2)), widened(
+            real.sum(dim=(0, 2))
+        )
 
     def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
         """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
         low = torch.where(self.is_real(values, rows), values, -math.inf)
-        return widened(low).amax(dim=(0, 2)) if low.numel() else widened(low.new_full(low.shape[1:2], -math.inf))
+        return (
+            widened(low).amax(dim=(0, 2))
+            if low.numel()
+            else widened(low.new_full(low.shape[1:2], -math.inf))
+        )
 
     def is_real(self, values: Tensor, rows: Tensor | None) -> Tensor:
         """Which of the values count: of queries that see a key, are not padding, and where the value is defined."""
@@ -123,23 +144,36 @@ def attention_stats(
     """
     if q.is_nested or k.is_nested:
         if cu_seqlens is not None:
-            raise ValueError("give nested tensors or cu_seqlens, not both: nested tensors have their own")
+            raise ValueError(
+                "give nested tensors or cu_seqlens, not both: nested tensors have their own"
+            )
         q, k, cu_seqlens = _unnested(q, k)
     if cu_seqlens is not None:
         if attn_mask is not None:
-            raise ValueError("give attn_mask or cu_seqlens, not both: packed documents see their own tokens only")
+            raise ValueError(
+                "give attn_mask or cu_seqlens, not both: packed documents see their own tokens only"
+            )
         return _packed(q, k, cu_seqlens, is_causal, scale, enable_gqa, softcap)
     return stats_with_mask(q, k, attn_mask, is_causal, scale, enable_gqa, softcap=softcap)
 
 
 def _unnested(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Nested q (B, H, jagged, d) and k (B, Hk, jagged, d) as packed documents, and where these begin and end."""
-    if not (q.is_nested and k.is_nested and q.layout == k.layout == torch.jagged and q.dim() == k.dim() == 4):
-        raise ValueError("nested q and k must both be (B, heads, jagged, d) in the layout torch.jagged")
+    if not (
+        q.is_nested
+        and k.is_nested
+        and q.layout == k.layout == torch.jagged
+        and q.dim() == k.dim() == 4
+    ):
+        raise ValueError(
+            "nested q and k must both be (B, heads, jagged, d) in the layout torch.jagged"
+        )
     by_token: list[Any] = [x.detach().transpose(1, 2) for x in (q, k)]  # (B, jagged, heads, d)
     bounds, of_keys = (x.offsets() for x in by_token)
     if not torch.equal(bounds, of_keys):
-        raise ValueError("nested q and k must have the same lengths: documents that attend to themselves")
+        raise ValueError(
+            "nested q and k must have the same lengths: documents that attend to themselves"
+        )
     return by_token[0].values(), by_token[1].values(), bounds
 
 
@@ -150,9 +184,13 @@ def _packed(
     """Statistics (1, H, tokens) of documents one after the other, q (tokens, H, d) and k (tokens, Hk, d)."""
     bounds = [int(n) for n in cu_seqlens]
     if q.dim() != 3 or k.dim() != 3 or len(q) != len(k):
-        raise ValueError(f"packed q and k are (tokens, heads, d); got {tuple(q.shape)} and {tuple(k.shape)}")
+        raise ValueError(
+            f"packed q and k are (tokens, heads, d); got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(q) or sorted(bounds) != bounds:
-        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {len(q)}; got {bounds}")
+        raise ValueError(
+            f"cu_seqlens must rise from 0 to the number of tokens, {len(q)}; got {bounds}"
+        )
     documents = [
         stats_with_mask(
             q[None, start:stop].transpose(1, 2), k[None, start:stop].transpose(1, 2), None, is_causal, scale,
@@ -161,12 +199,19 @@ def _packed(
         for start, stop in pairwise(bounds) if stop > start
     ]  # fmt: skip
     if not documents:
-        return stats_with_mask(q[None].transpose(1, 2), k[None].transpose(1, 2), enable_gqa=enable_gqa)
+        return stats_with_mask(
+            q[None].transpose(1, 2), k[None].transpose(1, 2), enable_gqa=enable_gqa
+        )
 
     def joined(name: str) -> Tensor:
-        return torch.cat([getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1)
+        return torch.cat(
+            [getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1
+        )
 
-    of_all = {name: joined(name) for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")}
+    of_all = {
+        name: joined(name)
+        for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")
+    }
     return AttentionStats(**of_all, logits=None)
 
 
@@ -183,14 +228,24 @@ def stats_with_mask(
     shape = (B, H, Tq)
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
-        return AttentionStats(zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape), zero)
+        return AttentionStats(
+            zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape), zero
+        )
     out = torch.empty((4, *shape), dtype=torch.float32, device=q.device)
     fused = (mask is None or not mask.biased) and softcap is None and has_kernel(q.device)
     additive = None if mask is None else mask.additive
     sink = None if mask is None else mask.sink
     for b, heads in groups(B, H, max(Tq, Tk) * d):
         keys = k[b, key_heads(heads, H, k.shape[1])]
-        work = _Work(q[b, heads], keys, part_of(additive, b, heads), is_causal, scale, softcap, part_of(sink, b, heads))
+        work = _Work(
+            q[b, heads],
+            keys,
+            part_of(additive, b, heads),
+            is_causal,
+            scale,
+            softcap,
+            part_of(sink, b, heads),
+        )
         if fused:
             out[:, b, heads] = work.fused(None if mask is None else _Others.of(mask, b, heads))
         else:
@@ -220,10 +275,15 @@ def attention_stats_from_scores(
         raise ValueError(f"scores must be (…, Tq, Tk), got shape {tuple(scores.shape)}")
     columns = scores.shape[-1]
     if learned_sink not in (None, 0, columns - 1, -1):
-        raise ValueError(f"a learned sink is the first or the last of {columns} columns, not {learned_sink}")
+        raise ValueError(
+            f"a learned sink is the first or the last of {columns} columns, not {learned_sink}"
+        )
     lowest = -math.inf if is_probability else lowest_seen(scores.dtype)
     if is_probability:
-        scores, probabilities = (scores if scores.dtype == torch.float64 else scores.float()).log(), scores
+        scores, probabilities = (
+            (scores if scores.dtype == torch.float64 else scores.float()).log(),
+            scores,
+        )
     scores = scores.detach()[(None,) * max(0, 4 - scores.dim())].flatten(0, -4)
     B, H, Tq, _ = scores.shape
     if scores.numel() == 0:
@@ -242,7 +302,8 @@ def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionSt
     mass = torch.where(seen, out[2].clamp(0.0, 1.0), 0.0)
     others = visible - (mass > 0).long()  # a window may not reach the sink
     entropy, nonsink = (
-        torch.minimum(x.clamp(min=0.0), n.clamp(min=1).log()) for x, n in ((out[0], visible), (out[3], others))
+        torch.minimum(x.clamp(min=0.0), n.clamp(min=1).log())
+        for x, n in ((out[0], visible), (out[3], others))
     )
     return AttentionStats(
         torch.where(seen, entropy, 0.0), torch.where(seen, out[1], -math.inf), mass, visible.expand(shape),
@@ -259,7 +320,9 @@ def checked_inputs(
             f"q must be (…, Tq, d) and k (…, Tk, d) with the same d; got {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if is_causal and attn_mask is not None:
-        raise ValueError("give attn_mask or is_causal, not both (as in scaled_dot_product_attention)")
+        raise ValueError(
+            "give attn_mask or is_causal, not both (as in scaled_dot_product_attention)"
+        )
     lead = (None,) * max(0, 4 - q.dim())
     q, k = q.detach()[lead].flatten(0, -4), k.detach()[lead].flatten(0, -4)
     H, Hk = q.shape[1], k.shape[1]
@@ -267,7 +330,9 @@ def checked_inputs(
         k = k.expand(q.shape[0], -1, -1, -1)
     if q.shape[0] != k.shape[0] or (Hk not in (H, 1) and not (enable_gqa and Hk and H % Hk == 0)):
         hint = "" if enable_gqa else "; grouped-query heads need enable_gqa=True"
-        raise ValueError(f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}")
+        raise ValueError(
+            f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}"
+        )
     mask = mask_of(attn_mask, q, k) if isinstance(attn_mask, Tensor) else attn_mask
     return q, _without_unseen(k, mask, is_causal, q.shape[2]), mask
 
@@ -309,7 +374,9 @@ def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
     try:
         torch.broadcast_shapes(mask.shape, target)
     except RuntimeError:
-        raise ValueError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {target}") from None
+        raise ValueError(
+            f"attn_mask {tuple(attn_mask.shape)} does not broadcast to {target}"
+        ) from None
     return Mask(mask, q.shape[2], k.shape[2])
 
 
@@ -318,7 +385,9 @@ def default_scale(scale: float | None, d: int) -> float:
     return 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
 
 
-def visible_keys(mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device) -> Tensor:
+def visible_keys(
+    mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device
+) -> Tensor:
     """How many keys each query sees, broadcastable to (B, H, Tq)."""
     if mask is not None:
         return mask.visible
@@ -339,7 +408,9 @@ class _Others:
     def of(mask: Mask, batch: slice, heads: slice) -> _Others:
         """Of the mask of all heads."""
         some = mask.visible > mask.sees_sink.long()
-        return _Others(*(part_of(x, batch, heads) for x in (mask.additive_without_sinks, some, mask.sees_sink)))
+        return _Others(
+            *(part_of(x, batch, heads) for x in (mask.additive_without_sinks, some, mask.sees_sink))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,17 +456,24 @@ class _Work:
         nonsink = torch.zeros_like(lse)
         if rest.shape[2] and q.shape[2] > first:
             queries, additive = q[:, :, first:], None if others is None else others.additive.float()
-            attended, logsumexp = fused_attention(queries, rest - centre, additive, self.is_causal, self.scale)
+            attended, logsumexp = fused_attention(
+                queries, rest - centre, additive, self.is_causal, self.scale
+            )
             lse[:, :, first:] = logsumexp
             nonsink[:, :, first:] = logsumexp - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
         sinks = self._sink_keys(k) - centre
         if sinks.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
-            at_sink, shift = (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
+            at_sink, shift = (
+                (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
+            )
         else:
             at_sink, shift = (q * sinks).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale
         if others is not None:
             at_sink = torch.where(others.sees_sink, at_sink, -math.inf)
-            lse, nonsink = torch.where(others.some, lse, -math.inf), torch.where(others.some, nonsink, 0.0)
+            lse, nonsink = (
+                torch.where(others.some, lse, -math.inf),
+                torch.where(others.some, nonsink, 0.0),
+            )
         out = combined(nonsink, lse, at_sink)
         out[1] += shift
         return out.float(), torch.where(lse.isfinite(), lse, 0.0).abs().amax(dim=2)
@@ -418,8 +496,13 @@ class _Work:
     def _head(self, b: int, h: int, wide: bool) -> Tensor:
         one_b, one_h = slice(b, b + 1), slice(h, h + 1)
         additive, sink = (part_of(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
-        q, k = widened(self.q[b, h]) if wide else self.q[b, h].float(), self.k[b, h].to(torch.float32)
-        centre = k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])  # capping sees a common offset
+        q, k = (
+            widened(self.q[b, h]) if wide else self.q[b, h].float(),
+            self.k[b, h].to(torch.float32),
+        )
+        centre = (
+            k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])
+        )  # capping sees a common offset
         out = stats_of_scores(
             q, (k - centre).to(q.dtype), None if additive is None else additive[0, 0], self.is_causal, self.scale,
             self.softcap, 0 if sink is None else sink[0, 0],

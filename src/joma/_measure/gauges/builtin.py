@@ -125,7 +125,9 @@ def effective_rank(w: Tensor) -> float:
 @gauge("gradient_norm", on="gradient")
 def gradient_norm(g: Tensor) -> float:
     """‖G‖_F of the gradient that the optimiser uses (after clipping and unscaling); needs optimizer=."""
-    return float(torch.linalg.vector_norm(g.double() if g.device.type in ("cpu", "cuda") else g.float()))
+    return float(
+        torch.linalg.vector_norm(g.double() if g.device.type in ("cpu", "cuda") else g.float())
+    )
 
 
 @gauge("gradient_rank", on="gradient", given="top")

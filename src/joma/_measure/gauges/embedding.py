@@ -64,7 +64,9 @@ def embedding_coherence(u: Tensor) -> Coherence:
         The largest, the mean and the quantiles of |cos| over the M(M − 1)/2 pairs.
     """
     if u.dim() != 2:
-        raise ValueError(f"embeddings must be (M, d), one row per token; got shape {tuple(u.shape)}")
+        raise ValueError(
+            f"embeddings must be (M, d), one row per token; got shape {tuple(u.shape)}"
+        )
     u = u.detach().float()
     if not bool(u.isfinite().all()):
         bad = int((~u.isfinite()).any(dim=1).nonzero()[0])
@@ -93,8 +95,12 @@ def embedding_coherence(u: Tensor) -> Coherence:
     pairs = M * (M - 1) / 2
     mean, rms = (total / pairs, math.sqrt(square / pairs)) if pairs else (math.nan, math.nan)
     # Σ_{i≠j} cos = ‖Σ u_i‖² − M for unit rows
-    signed = (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs) if pairs else math.nan
-    return Coherence(min(maximum, 1.0), mean, rms, signed, pair, M, u.shape[1], len(u) - M, histogram)
+    signed = (
+        (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs) if pairs else math.nan
+    )
+    return Coherence(
+        min(maximum, 1.0), mean, rms, signed, pair, M, u.shape[1], len(u) - M, histogram
+    )
 
 
 def correlated_share(u: Tensor, least: float = 0.5) -> float:

@@ -119,7 +119,9 @@ class DotProductLogits(Logits):
     is_causal: bool
     scale: float
     softcap: float | None = None
-    learned_sinks: Tensor | None = field(default=None, repr=False)  # logits (H,): they take attention, and are no keys
+    learned_sinks: Tensor | None = field(
+        default=None, repr=False
+    )  # logits (H,): they take attention, and are no keys
     value: Tensor | None = field(default=None, repr=False)
 
     @cached_property
@@ -151,13 +153,19 @@ class DotProductLogits(Logits):
 
     @property
     def _kernel_can(self) -> bool:
-        plain = self.softcap is None and (self.mask is None or not self.mask.biased) and self.learned_sinks is None
+        plain = (
+            self.softcap is None
+            and (self.mask is None or not self.mask.biased)
+            and self.learned_sinks is None
+        )
         return plain and self.query.device.type == "cuda"
 
     @cached_property
     def _visible(self) -> Tensor:
         Tq, Tk = self.query.shape[2], self.key.shape[2]
-        return visible_keys(self.mask, self.is_causal, Tq, Tk, self.query.device).expand(self._shape)
+        return visible_keys(self.mask, self.is_causal, Tq, Tk, self.query.device).expand(
+            self._shape
+        )
 
     @cached_property
     def _norms(self) -> tuple[Tensor, Tensor]:
@@ -197,7 +205,11 @@ class DotProductLogits(Logits):
         unit = 2.0**-53 if wide else 2.0**-24
         d = self.query.shape[3]
         error = (d + 4) * unit * abs(self.scale) * queries * keys
-        error = error + 4 * unit * (self.softcap or 0.0) + unit * torch.where(upper.isfinite(), upper.abs(), 0.0)
+        error = (
+            error
+            + 4 * unit * (self.softcap or 0.0)
+            + unit * torch.where(upper.isfinite(), upper.abs(), 0.0)
+        )
         return Bounds(lower - error, upper + error)
 
     def _largest_fused(self) -> Tensor:
@@ -207,8 +219,13 @@ class DotProductLogits(Logits):
         out = torch.empty((2, B, H, Tq), dtype=torch.float64, device=self.query.device)
         additive = None if self.mask is None else self.mask.additive.float()
         for b, heads in groups(B, H, max(Tq, Tk) * d):
-            q, k = self.query[b, heads].float(), self.key[b, key_heads(heads, H, self.key.shape[1])].float()
-            sharp = fused_attention(q, k, part_of(additive, b, heads), self.is_causal, self.scale * _SHARP)[1]
+            q, k = (
+                self.query[b, heads].float(),
+                self.key[b, key_heads(heads, H, self.key.shape[1])].float(),
+            )
+            sharp = fused_attention(
+                q, k, part_of(additive, b, heads), self.is_causal, self.scale * _SHARP
+            )[1]
             out[1, b, heads] = sharp.double() / _SHARP
         out[0] = out[1] - self._visible.clamp(min=1).log() / _SHARP
         return out
@@ -254,8 +271,13 @@ class DotProductLogits(Logits):
         mass = torch.empty((B, H, Tk), device=self.query.device)
         mask = None if self.mask is None else self.mask.additive.float()
         for b, heads in groups(B, H, max(Tq, Tk) * d):
-            q, k = self.query[b, heads].float(), self.key[b, key_heads(heads, H, self.key.shape[1])].float()
-            k = k - k.mean(dim=2, keepdim=True)  # softmax does not see a common offset, float32 does
+            q, k = (
+                self.query[b, heads].float(),
+                self.key[b, key_heads(heads, H, self.key.shape[1])].float(),
+            )
+            k = k - k.mean(
+                dim=2, keepdim=True
+            )  # softmax does not see a common offset, float32 does
             with torch.enable_grad():
                 values = torch.zeros_like(k, requires_grad=True)
                 out = functional.scaled_dot_product_attention(
@@ -341,7 +363,9 @@ class EagerLogits(Logits):
         return counted[..., self._keys]
 
 
-def _add_received(mass: Tensor, s: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None) -> None:
+def _add_received(
+    mass: Tensor, s: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None
+) -> None:
     """Add Σ weights · softmax of rows s (rows, keys) to mass (keys,); ``top`` is their maximum."""
     if learned is not None:
         top = torch.maximum(top, learned)

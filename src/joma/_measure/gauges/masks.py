@@ -20,7 +20,9 @@ _PART = 1 << 18  # entries of a mask that are looked at together, so that they s
 # that is hidden by such a number is not a visible key, though softmax gives it "some" attention on paper.
 _NEVER = -1e8  # lower than any logit or bias: hidden, whatever the rest of the row is
 _BIAS_GAP = 5e3  # a bias so far below the largest of its row is a mask; ALiBi gets there after 10,000 tokens at most
-_SCORE_GAP = 8e3  # likewise for scores, which are a mask plus logits: −1e4 with logits of up to ±1,000
+_SCORE_GAP = (
+    8e3  # likewise for scores, which are a mask plus logits: −1e4 with logits of up to ±1,000
+)
 
 
 def lowest_seen(dtype: torch.dtype) -> float:
@@ -148,7 +150,9 @@ def sinks(first: Tensor, keys: int) -> Tensor | None:
     """The sink (…, Tq or 1, 1) of each query from the first key that it sees, (…, Tq); None for key 0 everywhere."""
     anyone = first.amin(dim=-1, keepdim=True)
     if first.shape[-1] == keys > 1:
-        later = first.flip(-1).cummin(dim=-1).values.flip(-1)  # the first key that this query or a later one sees
+        later = (
+            first.flip(-1).cummin(dim=-1).values.flip(-1)
+        )  # the first key that this query or a later one sees
         begins = later >= torch.arange(keys, device=first.device)
         if bool((begins[..., 1:] & (first[..., 1:] < keys)).any()):
             document = begins.long().cumsum(dim=-1) - 1  # of each query
@@ -161,4 +165,10 @@ def sinks(first: Tensor, keys: int) -> Tensor | None:
 
 def key_columns(learned_sink: int | None) -> slice:
     """The columns of eager scores that are keys, where the first or the last one may be a learned sink."""
-    return slice(None) if learned_sink is None else slice(1, None) if learned_sink == 0 else slice(0, -1)
+    return (
+        slice(None)
+        if learned_sink is None
+        else slice(1, None)
+        if learned_sink == 0
+        else slice(0, -1)
+    )

@@ -63,7 +63,9 @@ class TopSingular:
         return (self.frobenius / self.sigma) ** 2 if self.sigma > 0 else self.sigma
 
 
-def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 5e-7, max_steps: int = 400) -> TopSingular:
+def top_singular(
+    w: Tensor, start: Tensor | None = None, rtol: float = 5e-7, max_steps: int = 400
+) -> TopSingular:
     """Return σ_max² of one matrix (m, n) to relative accuracy ``rtol`` (limited by float32 sums), by Lanczos.
 
     ``start`` are the ``vectors`` of an earlier call on a similar matrix. Low precision is accumulated in float32. If
@@ -80,7 +82,9 @@ def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 5e-7, max
     if not SMALLEST_NORM < largest < LARGEST_NORM:  # True also for NaN
         peak = shard.maximum(_peak(w))
         if not math.isfinite(peak):
-            return TopSingular(math.nan, math.nan, None, 0, "the matrix has entries that are not finite")
+            return TopSingular(
+                math.nan, math.nan, None, 0, "the matrix has entries that are not finite"
+            )
         if peak == 0.0:
             return TopSingular(0.0, 0.0, None, 0, "the matrix is zero")
         factor = peak
@@ -101,7 +105,9 @@ def top_singular(w: Tensor, start: Tensor | None = None, rtol: float = 5e-7, max
     return TopSingular(factor * sigma, frobenius, vectors, steps, passes=passes + steps + 1)
 
 
-def _lanczos(w: Tensor, start: Tensor | None, rtol: float, max_steps: int, shard: Shard) -> tuple[Tensor, int]:
+def _lanczos(
+    w: Tensor, start: Tensor | None, rtol: float, max_steps: int, shard: Shard
+) -> tuple[Tensor, int]:
     """Return leading eigenvectors of WᵀW as rows, and the number of steps.
 
     The basis is kept orthogonal, so that rounding adds no copies of an eigenvalue.
@@ -138,9 +144,13 @@ def _lanczos(w: Tensor, start: Tensor | None, rtol: float, max_steps: int, shard
             if p > 1:
                 gap = max(gap, theta - float(values[-2]))
             if residual**2 <= rtol * theta * gap or steps == limit:
-                leading = vectors[:, -BLOCK_SIZE:].flip(1).T.to(w)  # (BLOCK_SIZE, k), the largest first
+                leading = (
+                    vectors[:, -BLOCK_SIZE:].flip(1).T.to(w)
+                )  # (BLOCK_SIZE, k), the largest first
                 return leading @ Q, steps
-        for _ in range(2):  # again after QR: where little is left, its rows are anything, also inside of Q
+        for _ in range(
+            2
+        ):  # again after QR: where little is left, its rows are anything, also inside of Q
             block = _orthonormal(block - (block @ Q.T) @ Q)
 
 
@@ -194,7 +204,9 @@ def _orthonormal(rows: Tensor) -> Tensor:
 
 def _matrix(w: Tensor) -> Tensor:
     if w.dim() != 2:
-        raise ValueError(f"a matrix (m, n) is needed, got shape {tuple(w.shape)}; stacks go through stable_rank")
+        raise ValueError(
+            f"a matrix (m, n) is needed, got shape {tuple(w.shape)}; stacks go through stable_rank"
+        )
     w = w.detach()
     return w if w.dtype in (torch.float32, torch.float64) else w.float()
 
@@ -202,7 +214,9 @@ def _matrix(w: Tensor) -> Tensor:
 def _over_stack(w: Tensor, function: object) -> Tensor:
     """``function`` of each matrix of (…, m, n), as float64 of the leading shape."""
     if w.dim() < 2:
-        raise ValueError(f"a matrix or a stack of matrices (…, m, n) is needed, got shape {tuple(w.shape)}")
+        raise ValueError(
+            f"a matrix or a stack of matrices (…, m, n) is needed, got shape {tuple(w.shape)}"
+        )
     flat = w.detach().reshape(-1, *w.shape[-2:])
     values = [function(matrix) for matrix in flat]  # type: ignore[operator]
     return torch.tensor(values, dtype=torch.float64).reshape(w.shape[:-2])

@@ -90,7 +90,12 @@ _GAUGES: dict[str, Gauge] = {}
 
 
 def gauge(
-    name: str, on: str, *, reduce: Reduce = "mean", given: Given = "matrix", is_of_training: bool = False
+    name: str,
+    on: str,
+    *,
+    reduce: Reduce = "mean",
+    given: Given = "matrix",
+    is_of_training: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register a function as the gauge ``name``.
 
@@ -120,17 +125,23 @@ def gauge(
     >>> remove("largest_weight")
     """
     if on not in KINDS:
-        raise ValueError(f"a gauge is measured on one of {', '.join(map(repr, KINDS))}, not on {on!r}")
+        raise ValueError(
+            f"a gauge is measured on one of {', '.join(map(repr, KINDS))}, not on {on!r}"
+        )
     kind = KINDS[on]
     if not name.isidentifier():
-        raise ValueError(f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}")
+        raise ValueError(
+            f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}"
+        )
 
     def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if name in _GAUGES and _GAUGES[name].function is not function:
             raise ValueError(f"there is a gauge {name!r} already; choose another name")
         text = (function.__doc__ or "").strip()
         first_line = text.split("\n")[0]
-        _GAUGES[name] = Gauge(name, kind, function, first_line, reduce, given, kind.default_part, is_of_training)
+        _GAUGES[name] = Gauge(
+            name, kind, function, first_line, reduce, given, kind.default_part, is_of_training
+        )
         return function
 
     return register
@@ -167,7 +178,11 @@ def names_of(chosen: str | Iterable[str]) -> list[str]:
     >>> names_of("entropy, stable_rank.qk")
     ['entropy', 'stable_rank.qk']
     """
-    return [name.strip() for name in chosen.split(",") if name.strip()] if isinstance(chosen, str) else list(chosen)
+    return (
+        [name.strip() for name in chosen.split(",") if name.strip()]
+        if isinstance(chosen, str)
+        else list(chosen)
+    )
 
 
 def parts_of(gauge: Gauge) -> dict[str, str]:

@@ -17,12 +17,18 @@ import torch
 from torch import Tensor
 
 from joma._measure.gauges.kernels import widened
-from joma._measure.gauges.masks import count, first_seen, hidden_scores, key_columns, lowest_seen, sinks
+from joma._measure.gauges.masks import (
+    count,
+    first_seen,
+    hidden_scores,
+    key_columns,
+    lowest_seen,
+    sinks,
+)
 
 _TILE = 1 << 17  # entries of a tile: 512 KiB in float32
-_NOTHING = (
-    -80.0
-)  # exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
+# exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
+_NOTHING = -80.0
 _TINY = 1e-30  # probabilities below have fewer digits in float32, or none
 
 
@@ -63,7 +69,12 @@ def stats_of_scores(
 
 
 def tiles(
-    q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    additive: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    softcap: float | None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """The scores of one head q (Tq, d), k (Tk, d), computed in their type, some rows at a time.
 
@@ -112,7 +123,9 @@ def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
     return at_sink
 
 
-def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _rest(
+    s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Entropy, logsumexp and largest (rows,) of scores s (rows, keys); where no key is seen, 0, −inf and −inf.
 
     Arguments:
@@ -127,7 +140,9 @@ def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -
     largest = torch.where(empty, 0.0, top_score)
     d = below(s, largest, kind or s.dtype)
     top = None if p is None else p.amax(dim=-1)
-    if p is None or top is None or bool((top < _TINY).any()):  # too small for all digits: from the scores
+    if (
+        p is None or top is None or bool((top < _TINY).any())
+    ):  # too small for all digits: from the scores
         p = d.exp()
         total = p.sum(dim=-1)
         logarithm = total.log()
@@ -136,7 +151,11 @@ def _rest(s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None) -
         total = p.sum(dim=-1)
         logarithm = (total / top).log()
     entropy = logarithm - torch.linalg.vecdot(p, d) / total
-    return torch.where(empty, 0.0, entropy), torch.where(empty, -math.inf, largest + logarithm), top_score
+    return (
+        torch.where(empty, 0.0, entropy),
+        torch.where(empty, -math.inf, largest + logarithm),
+        top_score,
+    )
 
 
 def below(s: Tensor, largest: Tensor, kind: torch.dtype) -> Tensor:
@@ -159,9 +178,14 @@ def stats_of_softmax(
     N, Tq, columns = scores.shape
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
-    exact = probabilities is None and scores.device.type in ("cpu", "cuda")  # then nobody waits: as exact as it goes
+    exact = probabilities is None and scores.device.type in (
+        "cpu",
+        "cuda",
+    )  # then nobody waits: as exact as it goes
     kind = torch.float64 if exact or scores.dtype == torch.float64 else torch.float32
-    nonsink, others, *at_sinks = torch.empty((3 + (learned is not None), N, Tq), dtype=kind, device=scores.device)
+    nonsink, others, *at_sinks = torch.empty(
+        (3 + (learned is not None), N, Tq), dtype=kind, device=scores.device
+    )
     visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
     first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
     keys = key_columns(learned)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-STATIONARY, STEADY, PREDICTED, ORTHOGONAL = 0.8, 0.05, 0.5, 0.3  # thresholds, in the order of `premises`
+STATIONARY, STEADY, PREDICTED, ORTHOGONAL = (
+    0.8,
+    0.05,
+    0.5,
+    0.3,
+)  # thresholds, in the order of `premises`
 TOLD = 0.3  # the least cosine that noise may leave of a direction, so that it can be told whether it is kept
 
 
@@ -20,7 +25,11 @@ def premises(table: pd.DataFrame) -> dict[str, tuple[float, bool | None, str]]:
         table: of a run with block gauges (and, for embeddings, "coherence"); what was not measured is left out.
     """
     last = table[table.step > table.step.max() / 2]
-    found = {name: float(rows.value.median()) for name, rows in last.groupby("gauge") if rows.value.notna().any()}
+    found = {
+        name: float(rows.value.median())
+        for name, rows in last.groupby("gauge")
+        if rows.value.notna().any()
+    }
     out: dict[str, tuple[float, bool | None, str]] = {}
     if "gradient_stationarity" in found:
         now, noise = found["gradient_stationarity"], found.get("gradient_agreement", 1.0)
@@ -32,13 +41,25 @@ def premises(table: pd.DataFrame) -> dict[str, tuple[float, bool | None, str]]:
         out["gradients"] = now, now >= STATIONARY * ceiling if ceiling >= TOLD else None, text
     if "attention_drift" in found:
         drift = found["attention_drift"]
-        out["attention"] = drift, drift <= STEADY, f"{100 * drift:.1f} % of attention moves between measurements"
+        out["attention"] = (
+            drift,
+            drift <= STEADY,
+            f"{100 * drift:.1f} % of attention moves between measurements",
+        )
     if "eqn17_residual" in found:
         residual = found["eqn17_residual"]
-        out["Eqn. 17"] = residual, residual <= PREDICTED, f"Eqn. 17 misses {100 * residual:.0f} % of the logits' motion"
+        out["Eqn. 17"] = (
+            residual,
+            residual <= PREDICTED,
+            f"Eqn. 17 misses {100 * residual:.0f} % of the logits' motion",
+        )
     if "coherence" in found:
         cosine = found["coherence"]
-        out["embeddings"] = cosine, cosine <= ORTHOGONAL, f"token states have cosines up to {cosine:.2f}"
+        out["embeddings"] = (
+            cosine,
+            cosine <= ORTHOGONAL,
+            f"token states have cosines up to {cosine:.2f}",
+        )
     return out
 
 
@@ -49,5 +70,7 @@ def sentence(table: pd.DataFrame) -> str:
         return ""
     held = [name for name, (_, holds, _) in measured.items() if holds]
     told = sum(holds is not None for _, holds, _ in measured.values())
-    count = f"{len(held)} of {told} premises of JoMA hold here" + (f" ({', '.join(held)})" if held else "")
+    count = f"{len(held)} of {told} premises of JoMA hold here" + (
+        f" ({', '.join(held)})" if held else ""
+    )
     return f"{count}: " + "; ".join(text for *_, text in measured.values()) + "."

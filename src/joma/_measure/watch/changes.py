@@ -39,16 +39,29 @@ class Changes:
         optimizers: Sequence[Optimizer],
     ) -> None:  # fmt: skip
         self.gauges = [gauge for gauge in gauges if gauge.kind in (GRADIENT, UPDATE_OF_STEP)]
-        parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        parameters = [
+            p
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
         for gauge in self.gauges:
             if not optimizers:
-                raise ValueError(f"{gauge.name} is measured around an optimiser's step: give optimizer=…")
+                raise ValueError(
+                    f"{gauge.name} is measured around an optimiser's step: give optimizer=…"
+                )
             chosen = matrices[gauge.part]
-            rows = blocks.rows(chosen, [matrix.name for matrix in chosen], experts=gauge.part.startswith("mlp"))
+            rows = blocks.rows(
+                chosen, [matrix.name for matrix in chosen], experts=gauge.part.startswith("mlp")
+            )
             if any(len(row) != 1 for row in rows):
-                raise ValueError(f"{gauge.name} needs one matrix per block; this model has blocks without, or experts")
+                raise ValueError(
+                    f"{gauge.name} needs one matrix per block; this model has blocks without, or experts"
+                )
             if any(hasattr(p, "to_local") for p in parameters):
-                raise ValueError(f"{gauge.name} is not measured on parameters that are sharded over processes")
+                raise ValueError(
+                    f"{gauge.name} is not measured on parameters that are sharded over processes"
+                )
         self.due: Collection[str] = ()
         self.reasons: dict[tuple[str, str], str] = {}
         self._matrices: Mapping[str, Sequence[Matrix]] = matrices
@@ -64,7 +77,9 @@ class Changes:
             chosen = matrices.get(part, ())
             rows = self._blocks.rows(chosen, [matrix.name for matrix in chosen])
             if any(len(row) != 1 for row in rows):
-                raise ValueError("gauges of gradients and updates need one matrix per block, and the model has not")
+                raise ValueError(
+                    "gauges of gradients and updates need one matrix per block, and the model has not"
+                )
         self._matrices = matrices
         self.clear()
 
@@ -75,7 +90,10 @@ class Changes:
     @property
     def names(self) -> dict[str, list[str]]:
         """Gauge -> names of the matrices that it is measured on, by layer."""
-        return {gauge.name: [matrix.name for matrix in self._matrices[gauge.part]] for gauge in self.gauges}
+        return {
+            gauge.name: [matrix.name for matrix in self._matrices[gauge.part]]
+            for gauge in self.gauges
+        }
 
     def observe(self, event: StepBegins) -> None:
         """A step begins or has ended."""
@@ -86,7 +104,11 @@ class Changes:
             return
         self._before.clear()
         stepped = [p for group in event.optimizer.param_groups for p in group["params"]]
-        unscale = 1.0 / float(scale) if (scale := getattr(event.optimizer, "grad_scale", None)) is not None else 1.0
+        unscale = (
+            1.0 / float(scale)
+            if (scale := getattr(event.optimizer, "grad_scale", None)) is not None
+            else 1.0
+        )
         for part in dict.fromkeys(gauge.part for gauge in self._due_now):
             for n, matrix in enumerate(self._matrices[part]):
                 views = matrix.views()
@@ -94,7 +116,9 @@ class Changes:
                 if any(owner is None for owner in owners):
                     continue
                 self._measure(part, n, matrix, GRADIENT, _gradients(views, owners, unscale))
-                if any(gauge.part == part and gauge.kind is UPDATE_OF_STEP for gauge in self._due_now):
+                if any(
+                    gauge.part == part and gauge.kind is UPDATE_OF_STEP for gauge in self._due_now
+                ):
                     self._before[part, n] = [view.detach().clone() for view in views]
 
     def _ends(self) -> None:
@@ -108,7 +132,12 @@ class Changes:
         self._before.clear()
 
     def _measure(
-        self, part: str, layer: int, matrix: Matrix, kind: GaugeKind, change: list[Tensor] | Tensor | str
+        self,
+        part: str,
+        layer: int,
+        matrix: Matrix,
+        kind: GaugeKind,
+        change: list[Tensor] | Tensor | str,
     ) -> None:
         chosen = [gauge for gauge in self._due_now if gauge.part == part and gauge.kind is kind]
         if not chosen:
@@ -121,7 +150,12 @@ class Changes:
         top = top_singular(w.float()) if any(gauge.given == "top" for gauge in chosen) else None
         for gauge in chosen:
             self._values[gauge.name, layer] = gauge.measure(w, top)
-            if top is not None and top.reason and gauge.given == "top" and not math.isnan(top.sigma):
+            if (
+                top is not None
+                and top.reason
+                and gauge.given == "top"
+                and not math.isnan(top.sigma)
+            ):
                 self.reasons[gauge.name, matrix.name] = top.reason
 
     def measure(self) -> dict[str, Values]:
@@ -134,7 +168,9 @@ class Changes:
             values[gauge.name] = self._processes.sum_whole_values(per_layer)
             for n, matrix in enumerate(self._matrices[gauge.part]):
                 if here and (gauge.name, n) not in self._values:
-                    self.reasons[gauge.name, matrix.name] = "no optimiser that is watched has stepped it"
+                    self.reasons[gauge.name, matrix.name] = (
+                        "no optimiser that is watched has stepped it"
+                    )
         return values
 
     def clear(self) -> None:
@@ -154,7 +190,9 @@ def _owner(view: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
-def _gradients(views: list[Tensor], owners: Sequence[Tensor | None], factor: float) -> list[Tensor] | str:
+def _gradients(
+    views: list[Tensor], owners: Sequence[Tensor | None], factor: float
+) -> list[Tensor] | str:
     """The gradients of the parameters ``owners``, seen as the views see them; or why there is none."""
     gradients = []
     for view, owner in zip(views, owners, strict=True):
@@ -164,7 +202,9 @@ def _gradients(views: list[Tensor], owners: Sequence[Tensor | None], factor: flo
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         if gradient.stride() != owner.stride():
-            gradient = torch.empty_strided(owner.shape, owner.stride(), device=owner.device).copy_(gradient)
+            gradient = torch.empty_strided(owner.shape, owner.stride(), device=owner.device).copy_(
+                gradient
+            )
         at = view.storage_offset() - owner.storage_offset() + gradient.storage_offset()
         gradients.append(gradient.detach().as_strided(view.shape, view.stride(), at) * factor)
     return gradients

@@ -75,14 +75,21 @@ class Charges:
             if gauge.part not in layers:
                 raise ValueError(missing(self._all, gauge.part))
             if gauge.name.startswith("charge_residual") and not self._optimizers:
-                raise ValueError(f"{gauge.name} is measured before an optimiser's step: give optimizer=…")
+                raise ValueError(
+                    f"{gauge.name} is measured before an optimiser's step: give optimizer=…"
+                )
         if any(side.parameter.is_meta for charge in self._all for side in charge.sides):
-            raise ValueError("the model is on the meta device: its weights have no values to measure")
-        self._states = States({part: layers[part] for part in dict.fromkeys(g.part for g in self.gauges)})
+            raise ValueError(
+                "the model is on the meta device: its weights have no values to measure"
+            )
+        self._states = States(
+            {part: layers[part] for part in dict.fromkeys(g.part for g in self.gauges)}
+        )
         with torch.no_grad():
             self.widths = {  # gauge -> how many heads each layer has; 1 for charges that are not per head, 0 for none
                 g.name: [
-                    (len(layer.sums()[0]) if g.per_head else 1) if layer.charges else 0 for layer in layers[g.part]
+                    (len(layer.sums()[0]) if g.per_head else 1) if layer.charges else 0
+                    for layer in layers[g.part]
                 ]
                 for g in self.gauges
             }
@@ -108,7 +115,10 @@ class Charges:
         """A step begins: gradients are those that the optimiser is about to use."""
         if not self.checks or not self._processes.computes_weights:
             return
-        first, trained = self.deviations is None, {id(p) for other in self._optimizers for p in _parameters(other)}
+        first, trained = (
+            self.deviations is None,
+            {id(p) for other in self._optimizers for p in _parameters(other)},
+        )
         parameters = {id(p) for p in _parameters(event.optimizer)}
 
         def due(charge: Charge) -> bool:
@@ -116,19 +126,29 @@ class Charges:
             return _within(charge, parameters) or (first and _within(charge, trained))
 
         due_now = [charge for charge in self._all if due(charge)]
-        self.deviations = (self.deviations or []) + check_gradients(due_now, computed_in=self.precision.dtype)
+        self.deviations = (self.deviations or []) + check_gradients(
+            due_now, computed_in=self.precision.dtype
+        )
         self._states.keep_residuals(lambda p: p.grad, lambda layer: all(map(due, layer.charges)))
         if first:
-            self.unchecked = [c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)]
+            self.unchecked = [
+                c.name for c in self._all if c.status is Status.EXACT and not _within(c, trained)
+            ]
 
     def measure(self) -> dict[str, Values]:
         """Gauge -> (layers,), or (layers, heads) for charges per head."""
         values: dict[str, Values] = {}
         for part, layers in self._states.layers.items():
-            chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
+            chosen = [
+                gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due
+            ]
             here = bool(chosen) and self._processes.computes_weights
             with torch.no_grad():
-                states = {n: self._states.of(part, layer) for n, layer in enumerate(layers) if layer.charges and here}
+                states = {
+                    n: self._states.of(part, layer)
+                    for n, layer in enumerate(layers)
+                    if layer.charges and here
+                }
             for gauge in chosen:
                 values[gauge.name] = self._table(gauge, states)
         return values
@@ -152,7 +172,10 @@ class Charges:
     def findings(self, step: int, notices: Notices) -> list[Finding]:
         """Return the laws that the last gradient broke; give notice of what could not be checked."""
         if self.deviations is None and self._processes.computes_weights:
-            notices.once("no step", f"step {step}: no step of the optimiser was seen, so no gradient was checked")
+            notices.once(
+                "no step",
+                f"step {step}: no step of the optimiser was seen, so no gradient was checked",
+            )
         if self.unchecked:
             notices.once(
                 "unchecked",
@@ -160,14 +183,24 @@ class Charges:
                 "parameters that train but are in no optimiser that is watched",
             )
         # a gradient that is not finite is an alert of its own
-        broken = [deviation for deviation in self.deviations or [] if math.isfinite(deviation.value)]
+        broken = [
+            deviation for deviation in self.deviations or [] if math.isfinite(deviation.value)
+        ]
         return [self._finding(deviation) for deviation in broken]
 
     def _finding(self, deviation: Deviation) -> Finding:
         charge = deviation.charge
         layer = self._blocks.number(charge.name)
         gauge = f"charge_residual.{charge.kind}"
-        return Finding("broken gradient", layer, deviation.head, gauge, deviation.value, deviation.bound, charge.name)
+        return Finding(
+            "broken gradient",
+            layer,
+            deviation.head,
+            gauge,
+            deviation.value,
+            deviation.bound,
+            charge.name,
+        )
 
     def clear(self) -> None:
         """Forget the step and its passes."""
@@ -190,4 +223,6 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _within(charge: Charge, parameters: set[int]) -> bool:
     """Are all sides that train among these parameters?"""
-    return {id(side.parameter) for side in charge.sides if side.parameter.requires_grad} <= parameters
+    return {
+        id(side.parameter) for side in charge.sides if side.parameter.requires_grad
+    } <= parameters

@@ -30,12 +30,24 @@ class Clock:
     @property
     def rates(self) -> list[float]:
         """The learning rates of the last step, per group; empty if none is known."""
-        return self._steps.rates if self._steps is not None else [] if self._told is None else [self._told[0]]
+        return (
+            self._steps.rates
+            if self._steps is not None
+            else []
+            if self._told is None
+            else [self._told[0]]
+        )
 
     @property
     def tau(self) -> list[float]:
         """The sums of the learning rates so far, per group; empty if none is known."""
-        return self._steps.tau if self._steps is not None else [] if self._told is None else [self._told[1]]
+        return (
+            self._steps.tau
+            if self._steps is not None
+            else []
+            if self._told is None
+            else [self._told[1]]
+        )
 
     def tell(self, rate: float | None, after: int, upto: int) -> None:
         """The steps after + 1, …, upto were made at this rate; without one, at the last that was told."""
@@ -48,13 +60,17 @@ class Clock:
                     "the learning rates of the parameter groups have come apart: those of the first are recorded",
                 )
             if rate is not None:
-                self._notices.once("lr", "step(lr=…) is left aside: the rates are those of the optimiser given")
+                self._notices.once(
+                    "lr", "step(lr=…) is left aside: the rates are those of the optimiser given"
+                )
         elif rate is not None or self._told is not None:
             last, tau = self._told or (math.nan, 0.0 if after < 1 else math.nan)
             rate = last if rate is None else rate
             self._told = rate, tau + rate * max(1, upto - after)
             if math.isnan(tau):
-                self._notices.once("tau", f"τ is not known: the learning rate was not told before step {upto}")
+                self._notices.once(
+                    "tau", f"τ is not known: the learning rate was not told before step {upto}"
+                )
 
     def rows(self) -> dict[str, Any]:
         """What is recorded as gauges."""
@@ -69,7 +85,10 @@ class Clock:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""
-        return {"told": self._told, "optimisers": self._steps.state() if self._steps is not None else None}
+        return {
+            "told": self._told,
+            "optimisers": self._steps.state() if self._steps is not None else None,
+        }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Go on from a `state` after ``step``; None is that of a watch that kept no clock: then τ is not known."""
@@ -78,7 +97,9 @@ class Clock:
                 self._steps.add([math.nan] * len(self._steps.tau))
             return
         rate_and_tau = state["told"]
-        self._told = None if rate_and_tau is None else (float(rate_and_tau[0]), float(rate_and_tau[1]))
+        self._told = (
+            None if rate_and_tau is None else (float(rate_and_tau[0]), float(rate_and_tau[1]))
+        )
         if self._steps is not None and state["optimisers"] is not None:
             self._steps.restore(state["optimisers"])
         self._restored = True
@@ -89,9 +110,13 @@ class Clock:
             return
         found = [row for row in rows if row["step"] == step and row.get("tau") is not None]
         groups = [row["value"] for row in found if row["gauge"] == "tau"]
-        base = [float(x) for x in groups[-1]] if groups else [float(row["tau"]) for row in found[-1:]]
+        base = (
+            [float(x) for x in groups[-1]] if groups else [float(row["tau"]) for row in found[-1:]]
+        )
         if self._steps is not None:
-            base = base if self._grouped else base * len(self._steps.tau)  # groups of one rate have one τ
+            base = (
+                base if self._grouped else base * len(self._steps.tau)
+            )  # groups of one rate have one τ
             known = len(base) == len(self._steps.tau)
             self._steps.add(base if known else [math.nan] * len(self._steps.tau))
             if not known:

@@ -57,7 +57,9 @@ class LiveLine:
             if self._introduction:
                 self._write(f"\r\x1b[2K{self._introduction}\n")
                 self._introduction = ""
-            self._write(f"\r\x1b[2K{captured.get()}")  # back to the first column, and clear the line
+            self._write(
+                f"\r\x1b[2K{captured.get()}"
+            )  # back to the first column, and clear the line
             self._is_on_screen = True
         else:
             self._last = captured.get()
@@ -90,7 +92,9 @@ def _has_rich_display() -> bool:
     proxy = getattr(sys.modules.get("rich.file_proxy"), "FileProxy", None)
     if proxy is not None and isinstance(sys.stderr, proxy):  # by any console, on a terminal
         return True
-    console = getattr(sys.modules.get("rich"), "_console", None)  # the one that displays use unless told otherwise
+    console = getattr(
+        sys.modules.get("rich"), "_console", None
+    )  # the one that displays use unless told otherwise
     # `_live` until Rich 13, `_live_stack` from 14 on
     return bool(getattr(console, "_live_stack", None) or getattr(console, "_live", None))
 
@@ -137,20 +141,33 @@ def html(watch: Watch) -> str:
     latest = watch.latest
     if latest is not None and latest.loss is not None:
         head.append(f"loss {latest.loss:.4g}")
-    head.append(f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder")
+    head.append(
+        f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder"
+    )
     if latest is None or not latest.values:
         return f"<p>{', '.join(head)}; no measurement yet</p>"
     layers = max(map(len, latest.values.values()))
-    columns = ["layer", "module", *latest.values, *(["phase", "trough", "bounce"] if watch.phases else [])]
+    columns = [
+        "layer",
+        "module",
+        *latest.values,
+        *(["phase", "trough", "bounce"] if watch.phases else []),
+    ]
     rows = []
     for n in range(layers):
         module = watch.layers[n] if n < len(watch.layers) else ""
         cells = [str(n), f"<code>{escape(module)}</code>"]
-        cells += [_number(latest.reduced(gauge, n)) if n < len(v) else "" for gauge, v in latest.values.items()]
+        cells += [
+            _number(latest.reduced(gauge, n)) if n < len(v) else ""
+            for gauge, v in latest.values.items()
+        ]
         if n < len(watch.phases):
             phase = watch.phases[n]
             cells.append(f'<span style="color:{_COLOURS[phase.name]}">{phase.name}</span>')
-            cells += [f"−{phase.depth:.2f}" if phase.depth else "", f"+{phase.bounce:.2f}" if phase.bounce else ""]
+            cells += [
+                f"−{phase.depth:.2f}" if phase.depth else "",
+                f"+{phase.bounce:.2f}" if phase.bounce else "",
+            ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     header = "".join(f"<th>{escape(column)}</th>" for column in columns)
     return f"<p>{', '.join(head)}</p><table><tr>{header}</tr>{''.join(rows)}</table>"

@@ -20,7 +20,14 @@ from joma._measure.watch.inputs import check_heads, check_model, no_attention
 from joma._measure.watch.order import CallOrder
 from joma._measure.watch.probe import Probe
 from joma._measure.watch.unseen import unseen_modules
-from joma._runs.explanation import LAYER_ONLY, MEASURED, PART_OF_QUERIES, REFUSED, ExplainedModule, Explanation
+from joma._runs.explanation import (
+    LAYER_ONLY,
+    MEASURED,
+    PART_OF_QUERIES,
+    REFUSED,
+    ExplainedModule,
+    Explanation,
+)
 from joma.models.matrices import find_matrices, plain_name, unnamed_pairs
 
 _PROJECTIONS = ("q", "k", "v", "o")
@@ -148,7 +155,9 @@ def _notes(source: Source, has_attention: bool) -> list[str]:
         notes.append(no_attention(source.model, len(source.ran)))
     idle = [name for name in _projections(source) if name not in source.ran]
     if idle:
-        notes.append(f"These modules have projections of an attention and did not run: {', '.join(idle)}.")
+        notes.append(
+            f"These modules have projections of an attention and did not run: {', '.join(idle)}."
+        )
     return notes
 
 
@@ -156,7 +165,10 @@ def _notes(source: Source, has_attention: bool) -> list[str]:
 
 
 def _attention_rows(
-    source: Source, unseen: Mapping[str, str], calls: Mapping[str, int], projections: Mapping[str, Sequence[str]]
+    source: Source,
+    unseen: Mapping[str, str],
+    calls: Mapping[str, int],
+    projections: Mapping[str, Sequence[str]],
 ) -> Iterator[ExplainedModule]:
     facts = dict(source.guard.facts)
     classes = {name: type(module).__name__ for module, name in source.names.items()}
@@ -170,19 +182,32 @@ def _attention_rows(
         if module in refused:
             name = module
             done.add(module)
-            one = next(other for (owner, _), other in facts.items() if owner == module and other.refusal is not None)
+            one = next(
+                other
+                for (owner, _), other in facts.items()
+                if owner == module and other.refusal is not None
+            )
         matrices = _matrices_of(module, projections)
-        yield _attention_row(name, classes.get(module, ""), one, calls.get(name, 1), matrices, source)
+        yield _attention_row(
+            name, classes.get(module, ""), one, calls.get(name, 1), matrices, source
+        )
     attending = {module for module, _ in facts}
     for module, error in source.problems.items():
         if module not in attending:
-            yield _refused_row(module, classes.get(module, ""), message_of(error), _matrices_of(module, projections))
+            yield _refused_row(
+                module,
+                classes.get(module, ""),
+                message_of(error),
+                _matrices_of(module, projections),
+            )
     if source.refusal is not None:
         name = source.names[source.model]
         yield _refused_row(name, classes[name], source.refusal, "")
     for module, sentence in unseen.items():
         if module not in attending:
-            yield _refused_row(module, classes.get(module, ""), sentence, _matrices_of(module, projections))
+            yield _refused_row(
+                module, classes.get(module, ""), sentence, _matrices_of(module, projections)
+            )
 
 
 def _attention_row(
@@ -230,7 +255,9 @@ def _attention_row(
 
 def _refused_row(name: str, class_name: str, message: str, matrices: str) -> ExplainedModule:
     reason, code = _split(message)
-    return ExplainedModule(name, "attention", class_name, REFUSED, matrices=matrices, code=code, reason=reason)
+    return ExplainedModule(
+        name, "attention", class_name, REFUSED, matrices=matrices, code=code, reason=reason
+    )
 
 
 def _split(message: str) -> tuple[str, str]:
@@ -298,7 +325,9 @@ def _mlp_rows(
         yield _mlp_row(modules, names, evidence, reason)
 
 
-def _mlp_row(modules: Mapping[str, nn.Module], names: Sequence[str], evidence: str, reason: str) -> ExplainedModule:
+def _mlp_row(
+    modules: Mapping[str, nn.Module], names: Sequence[str], evidence: str, reason: str
+) -> ExplainedModule:
     paths = [name.partition("[")[0].split(".")[:-1] for name in names]
     common = []
     for parts in zip(*paths, strict=False):

@@ -63,11 +63,16 @@ def check_run(run: object, overwrite: bool, resume: object) -> None:
 def check_has_attention(model: nn.Module) -> None:
     """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
     kinds = {type(module) for module in model.modules()}
-    if all(kind.__module__.startswith("torch.nn.modules") for kind in kinds) and nn.MultiheadAttention not in kinds:
+    if (
+        all(kind.__module__.startswith("torch.nn.modules") for kind in kinds)
+        and nn.MultiheadAttention not in kinds
+    ):
         raise NotWatchable(no_attention(model))
 
 
-def check_heads(heads: Heads | Mapping[str, Heads] | None, modules: Sequence[str]) -> dict[str, Heads]:
+def check_heads(
+    heads: Heads | Mapping[str, Heads] | None, modules: Sequence[str]
+) -> dict[str, Heads]:
     """Module -> what the user says about its heads; "" is the module that stands for all."""
     stated = dict(heads) if isinstance(heads, Mapping) else {} if heads is None else {"": heads}
     for name, value in stated.items():
@@ -88,11 +93,19 @@ def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> 
     kinds: dict[str, int] = {}
     for module in model.modules():
         kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    there = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8])
-    kernels = {getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()}
-    kernel = next((name for name in sorted(map(str, kernels)) if name not in ("None", "eager", "sdpa")), None)
+    there = ", ".join(
+        f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8]
+    )
+    kernels = {
+        getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()
+    }
+    kernel = next(
+        (name for name in sorted(map(str, kernels)) if name not in ("None", "eager", "sdpa")), None
+    )
     named = (
-        f" attn_implementation={kernel!r} is a kernel that was not seen: load the model with 'sdpa'." if kernel else ""
+        f" attn_implementation={kernel!r} is a kernel that was not seen: load the model with 'sdpa'."
+        if kernel
+        else ""
     )
     compiled = (
         " If the whole training step is compiled, give a probe batch: it is measured outside of it."
@@ -111,14 +124,20 @@ def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> 
 
 
 def find(
-    model: nn.Module, gauges: Sequence[Gauge], mlp: str | Sequence[str] | None, lenient: bool, refusal: str | None
+    model: nn.Module,
+    gauges: Sequence[Gauge],
+    mlp: str | Sequence[str] | None,
+    lenient: bool,
+    refusal: str | None,
 ) -> dict[str, list[Matrix]]:
     """The matrices of every part that gauges ask for; a part without any is an error, unless ``lenient``.
 
     ``refusal`` is why none can be measured, if so.
     """
     matrices_of = {}
-    for part in dict.fromkeys(g.part for g in gauges if g.kind in (WEIGHT, GRADIENT, UPDATE_OF_STEP)):
+    for part in dict.fromkeys(
+        g.part for g in gauges if g.kind in (WEIGHT, GRADIENT, UPDATE_OF_STEP)
+    ):
         matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
         if matrices and refusal is None:
             matrices_of[part] = matrices

@@ -86,7 +86,10 @@ class Measurement:
         ``names`` are names of gauges, without the part that they are measured on.
         """
         chosen = [gauge for gauge in self.tables if gauge.split(".")[0] in names]
-        return {gauge: [self._heads(gauge, n) for n in range(len(self.values[gauge]))] for gauge in chosen}
+        return {
+            gauge: [self._heads(gauge, n) for n in range(len(self.values[gauge]))]
+            for gauge in chosen
+        }
 
     def _heads(self, gauge: str, layer: int) -> list[float]:
         """Return the numbers of a layer up to the last head that was measured, and one at least."""

@@ -53,7 +53,9 @@ class _Inputs:
 
     def _missed(self, event: Attention, states: Tensor) -> float:
         """Of some real queries of the first sample."""
-        first = states[0] if getattr(event.call.module, "batch_first", True) else states[:, 0]  # (T, d)
+        first = (
+            states[0] if getattr(event.call.module, "batch_first", True) else states[:, 0]
+        )  # (T, d)
         queries = torch.arange(event.shape[2], device=event.device)
         queries = queries if event.real is None else queries[event.real[0, 0]]
         queries = queries[:: -(-len(queries) // _CHECKED) or 1]
@@ -84,7 +86,10 @@ class _Gradients:
         for n, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
-            halves = self.halves[n] or (torch.zeros_like(parameter.grad), torch.zeros_like(parameter.grad))
+            halves = self.halves[n] or (
+                torch.zeros_like(parameter.grad),
+                torch.zeros_like(parameter.grad),
+            )
             halves[self._steps % 2].add_(parameter.grad)
             self.halves[n] = halves
         self._steps += 1
@@ -100,7 +105,9 @@ class _Gradients:
         """Go on from a `state`."""
         every = range(len(self._parameters))
         self.earlier = [state.get(f"{n}:earlier") for n in every]
-        self.halves = [(state[f"{n}:odd"], state[f"{n}:even"]) if f"{n}:odd" in state else None for n in every]
+        self.halves = [
+            (state[f"{n}:odd"], state[f"{n}:even"]) if f"{n}:odd" in state else None for n in every
+        ]
         self._steps = int(state["steps"]) if "steps" in state else 0
 
     def next_interval(self) -> None:
@@ -119,14 +126,18 @@ class Motions:
         problems: block, or gauges -> what measuring it raised, or why it was refused; it has no values then.
     """
 
-    def __init__(self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, gauges: Sequence[Gauge], periods: Mapping[str, Any]
+    ) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.kind is BLOCK]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]  # all of them, or none
         if len({periods[gauge.name] for gauge in self.gauges}) > 1:
             raise ValueError(
                 f"{', '.join(g.name for g in self.gauges)} compare two measurements: give them the same schedule"
             )
-        self._matrices: dict[str, list[Matrix]] = {part: find_matrices(model, part) for part in PARTS if self.gauges}
+        self._matrices: dict[str, list[Matrix]] = {
+            part: find_matrices(model, part) for part in PARTS if self.gauges
+        }
         counts = {part: len(matrices) for part, matrices in self._matrices.items()}
         if self.gauges and (len(set(counts.values())) > 1 or not counts["q"]):
             raise ValueError(
@@ -136,8 +147,12 @@ class Motions:
         self.modules = [matrix.name.removesuffix(".q") for matrix in self._matrices.get("q", [])]
         modules = {plain_name(name): module for name, module in model.named_modules()}
         self._attentions = [modules[name] for name in self.modules]
-        self.inputs = _Inputs({name: partial(self._read, n, ("q", "k")) for n, name in enumerate(self.modules)})
-        self.gradients = _Gradients([_parameter(matrix) for matrix in self._matrices.get("mlp_in", [])])
+        self.inputs = _Inputs(
+            {name: partial(self._read, n, ("q", "k")) for n, name in enumerate(self.modules)}
+        )
+        self.gradients = _Gradients(
+            [_parameter(matrix) for matrix in self._matrices.get("mlp_in", [])]
+        )
         self.problems: dict[str, str] = {}
         self._before: list[dict[str, Tensor]] = []
 
@@ -168,18 +183,28 @@ class Motions:
             return {}
         with torch.no_grad():
             after = [self._read(n, PARTS) for n in range(len(self.modules))]
-            values = [self._values(n, weights) for n, weights in enumerate(after)] if self._before else []
+            values = (
+                [self._values(n, weights) for n, weights in enumerate(after)]
+                if self._before
+                else []
+            )
         self._before = after
         self._tell_refused()
         self.inputs.seen.clear()
         self.gradients.next_interval()
         if not values:
             return {}
-        return {gauge.name: Values.per_layer([by_gauge[gauge.name] for by_gauge in values]) for gauge in self.gauges}
+        return {
+            gauge.name: Values.per_layer([by_gauge[gauge.name] for by_gauge in values])
+            for gauge in self.gauges
+        }
 
     def _read(self, n: int, parts: Sequence[str]) -> dict[str, Tensor]:
         """The weights of a block, copied."""
-        weights = {part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone() for part in parts}
+        weights = {
+            part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone()
+            for part in parts
+        }
         bias = query_bias(self._attentions[n])
         return weights if bias is None else weights | {QUERY_BIAS: bias.clone()}
 
@@ -188,7 +213,10 @@ class Motions:
         return [name for name in self.modules if self.inputs.missed.get(name, 0.0) > _EXPLAINED]
 
     def _tell_refused(self) -> None:
-        refused, measured = self._refused(), [gauge.name for gauge in self.gauges if gauge.name in _OF_LOGITS]
+        refused, measured = (
+            self._refused(),
+            [gauge.name for gauge in self.gauges if gauge.name in _OF_LOGITS],
+        )
         if refused and measured:
             some = ", ".join(refused[:3]) + (", …" if len(refused) > 3 else "")
             self.problems[", ".join(measured)] = (
@@ -210,12 +238,18 @@ class Motions:
 
     def state(self) -> dict[str, Tensor]:
         """What the next measurement starts from, by names that begin with "block:"."""
-        out = {f"block:{n}:{part}": w for n, weights in enumerate(self._before) for part, w in weights.items()}
+        out = {
+            f"block:{n}:{part}": w
+            for n, weights in enumerate(self._before)
+            for part, w in weights.items()
+        }
         return out | {f"block:{key}": x for key, x in self.gradients.state().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`; other names are left alone."""
-        saved = {key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")}
+        saved = {
+            key.removeprefix("block:"): x for key, x in state.items() if key.startswith("block:")
+        }
         self.gradients.restore(saved)
         self._before = [
             {part: saved[f"{n}:{part}"] for part in (*PARTS, QUERY_BIAS) if f"{n}:{part}" in saved}

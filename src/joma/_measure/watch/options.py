@@ -55,7 +55,9 @@ class WatchOptions:
     def __post_init__(self) -> None:
         check_run(self.run, self.overwrite, self.resume)
         if self.on_alert not in (None, "stop") and not callable(self.on_alert):
-            raise TypeError(f"on_alert must be 'stop' or a function of an alert; got {self.on_alert!r}")
+            raise TypeError(
+                f"on_alert must be 'stop' or a function of an alert; got {self.on_alert!r}"
+            )
         if self.gauges is not None and not isinstance(self.gauges, (str, Mapping)):
             # A generator can be read only once, and `dataclasses.replace` checks the options again.
             object.__setattr__(self, "gauges", tuple(self.gauges))

@@ -38,6 +38,8 @@ class CallOrder:
         is_root = len(event.calls) == 1
         before = frozenset(islice(self.ran, event.call.ran_before))
         for lower, upper in self.pairs:
-            is_inside = is_root or (lower.startswith(f"{module}.") and upper.startswith(f"{module}."))
+            is_inside = is_root or (
+                lower.startswith(f"{module}.") and upper.startswith(f"{module}.")
+            )
             if is_inside and lower in before and upper not in before:
                 self.around[lower] = (upper, module)

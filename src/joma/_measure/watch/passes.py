@@ -16,7 +16,12 @@ from joma._measure.events.source import Source
 from joma._measure.gauges.kinds import ATTENTION_KINDS, HIDDEN
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
-from joma._measure.watch.inputs import ArgumentMistake, NotWatchable, looks_like_attention, no_attention
+from joma._measure.watch.inputs import (
+    ArgumentMistake,
+    NotWatchable,
+    looks_like_attention,
+    no_attention,
+)
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.sample import Sampler
 from joma._measure.watch.tally import Tally
@@ -36,7 +41,11 @@ class Losses:
 
     def observe(self, event: PassEnds) -> None:
         """A pass came to its end."""
-        loss = event.output.get("loss") if isinstance(event.output, dict) else getattr(event.output, "loss", None)
+        loss = (
+            event.output.get("loss")
+            if isinstance(event.output, dict)
+            else getattr(event.output, "loss", None)
+        )
         if event.grad and isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses[event.current] = loss.detach()
 
@@ -123,7 +132,9 @@ class Passes:
         # Every process asks the same questions in the same order: one that raised before the others ask would leave
         # them waiting.
         if self._processes.any(source.refusal is not None):
-            raise NotWatchable(source.refusal or "another process refused to measure, and has given the reason")
+            raise NotWatchable(
+                source.refusal or "another process refused to measure, and has given the reason"
+            )
         nothing = not self._processes.any(bool(tally.seen))
         if nothing and source.ran and not tally.layers:
             causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
@@ -131,7 +142,9 @@ class Passes:
             causes += self.unseen.values()
             raise NotWatchable(no_attention(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
-            self._notices.problem(("problem", name), f"attention of {name} could not be measured: {message_of(error)}")
+            self._notices.problem(
+                ("problem", name), f"attention of {name} could not be measured: {message_of(error)}"
+            )
         if not nothing:
             self._check_arguments()
             self._report_partial()
@@ -149,7 +162,10 @@ class Passes:
             if type(module) in kinds and looks_like_attention(type(module))
         ]  # layers that this pass may have left out
         for layer in tally.settle_layers(list(source.names.values()), skipped, self.blocks):
-            self._notices.once(("new", layer), f"attention in {self.layers[layer]} is new: it becomes layer {layer}")
+            self._notices.once(
+                ("new", layer),
+                f"attention in {self.layers[layer]} is new: it becomes layer {layer}",
+            )
         self._name_unseen()
         return tally.values(self._processes.sum_, self._processes.max_)
 
@@ -158,7 +174,9 @@ class Passes:
         source = self.source
         if source.left_out:
             passes = " and ".join(f"{count} {why}" for why, count in source.left_out.items())
-            return f"the passes since the last step() are no training, and are not measured: {passes}"
+            return (
+                f"the passes since the last step() are no training, and are not measured: {passes}"
+            )
         if source.compiled_calls:
             return (
                 "the model did not run since the last step(), or it ran inside a compiled function, where nothing is "
@@ -184,7 +202,9 @@ class Passes:
         """Report, once, layers without heads and layers that attend with a part of their queries."""
         modules = self.source.guard.without_heads
         if modules:
-            names = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+            names = ", ".join(modules[:3]) + (
+                f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+            )
             self._notices.once(
                 ("heads", len(modules)),
                 f"it is not certain which axis holds the heads of {names}: reported as one, the mean over heads. If "

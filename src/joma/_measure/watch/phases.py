@@ -57,7 +57,9 @@ class Stuck:
         """Return True after ``patience`` low measurements without a new best loss."""
         return self.count >= patience and not self.better and math.isfinite(self.best)
 
-    def update(self, is_low: bool, is_over: bool, loss: float, best: float, usual: float = math.inf) -> None:
+    def update(
+        self, is_low: bool, is_over: bool, loss: float, best: float, usual: float = math.inf
+    ) -> None:
         """Take one measurement.
 
         Arguments:
@@ -291,7 +293,10 @@ class Phases(list[Phase]):
         self[:] = [Phase.restored(phase) for phase in state]
 
     def __str__(self) -> str:
-        return "\n".join(f"layer {n}: {phase}" for n, phase in enumerate(self)) or "no layer was measured yet"
+        return (
+            "\n".join(f"layer {n}: {phase}" for n, phase in enumerate(self))
+            or "no layer was measured yet"
+        )
 
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"

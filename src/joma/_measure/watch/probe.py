@@ -60,7 +60,11 @@ class Probe:
         inner = _unwrapped(model)
         try:
             # alone, whatever the other processes do: the check ends before the first product, or where they are needed
-            with _in_eval_mode(model), unnoticed(inner, args, kwargs, is_alone=True) as given, _Lookups():
+            with (
+                _in_eval_mode(model),
+                unnoticed(inner, args, kwargs, is_alone=True) as given,
+                _Lookups(),
+            ):
                 inner(*given[0], **given[1])
         except _OutOfRange as error:
             raise ValueError(f"{self._name}: {error}") from None

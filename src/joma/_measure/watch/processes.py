@@ -42,7 +42,9 @@ class Processes:
         self.is_alone = distributed and which == "own"
         self._sharded = any(hasattr(p, "to_local") for p in model.parameters())
         cuda = self.many and "nccl" in str(dist.get_backend())
-        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        )
 
     @property
     def cannot_gather(self) -> str | None:

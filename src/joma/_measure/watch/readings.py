@@ -18,7 +18,9 @@ from joma._measure.gauges.registry import Gauge
 
 SINK = 0.9  # the mean mass on sinks from which a head is a sink itself
 ALL = 0.99  # and from which it attends to nothing else
-FEW_KEYS = 1.0  # nats: where non-sink attention can spread no further than this, low entropy means nothing
+FEW_KEYS = (
+    1.0  # nats: where non-sink attention can spread no further than this, low entropy means nothing
+)
 LOW, RECOVERED = 0.04, 0.08  # of the largest possible non-sink entropy: 0.1 and 0.2 nats of 2.5
 
 # Levels of a head's non-sink attention. Rules about collapse need no more of a healthy head than its level, so that a
@@ -45,7 +47,12 @@ FOR_PHASES = (
 
 
 # likewise: ln(visible keys), what uniform attention would have, for pictures
-UNIFORM = Gauge("_uniform", ATTENTION, lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy), "")
+UNIFORM = Gauge(
+    "_uniform",
+    ATTENTION,
+    lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy),
+    "",
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,9 @@ class LayerReading:
 
     entropy: float  # nats
     possible: float  # nats: of non-sink attention that is spread as far as it goes
-    spread: Sequence[float] = ()  # per head: non-sink entropy over the possible one; 0 where all is on sinks
+    spread: Sequence[
+        float
+    ] = ()  # per head: non-sink entropy over the possible one; 0 where all is on sinks
     sink: Sequence[float] = ()  # per head: mean mass on sinks
     logsumexp: Sequence[float] = ()  # per head, the largest
 
@@ -236,7 +245,9 @@ def _pack_rows(rows: Sequence[Sequence[float]]) -> list[Any]:
     if np.array_equal(narrow.astype("<f8"), numbers, equal_nan=True):
         numbers = narrow
     # The first bytes of all numbers, then the second, …: signs and exponents are alike, and are compressed together.
-    planes = numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T  # (bytes per number, numbers)
+    planes = (
+        numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T
+    )  # (bytes per number, numbers)
     lengths = {len(row) for row in rows}
     shape = [len(rows), *lengths] if len(lengths) == 1 else [len(row) for row in rows]
     kind = numbers.dtype.str if len(lengths) == 1 else f"ragged {numbers.dtype.str}"
@@ -269,12 +280,18 @@ def _unpack_bytes(text: str) -> bytes:
 def read_layers(values: Mapping[str, Tensor]) -> list[LayerReading]:
     """Per layer, from the values (layers, heads) of `FOR_PHASES`."""
     layers = []
-    for entropy, nonsink, sink, possible, logsumexp in zip(*(values[g.name] for g in FOR_PHASES), strict=True):
+    for entropy, nonsink, sink, possible, logsumexp in zip(
+        *(values[g.name] for g in FOR_PHASES), strict=True
+    ):
         most = float(possible.nanmean())
         few = not most >= FEW_KEYS
         pairs = zip(nonsink.tolist(), sink.tolist(), strict=True)
-        spread = [math.nan if few or math.isnan(m) else 0.0 if m > ALL else n / most for n, m in pairs]
-        layers.append(LayerReading(float(entropy.nanmean()), most, spread, sink.tolist(), logsumexp.tolist()))
+        spread = [
+            math.nan if few or math.isnan(m) else 0.0 if m > ALL else n / most for n, m in pairs
+        ]
+        layers.append(
+            LayerReading(float(entropy.nanmean()), most, spread, sink.tolist(), logsumexp.tolist())
+        )
     return layers
 
 

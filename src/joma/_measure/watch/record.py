@@ -43,7 +43,9 @@ def axes_of(gauges: Sequence[Gauge], groups: int = 1) -> dict[str, list[str]]:
 def config_of(model: nn.Module, periods: Mapping[str, Every], *, probed: bool) -> dict[str, Any]:
     """What decides the outcome; a run is resumed with the same only."""
     told = {
-        name: every if isinstance(every, (int, str)) else getattr(every, "__qualname__", repr(every))
+        name: every
+        if isinstance(every, (int, str))
+        else getattr(every, "__qualname__", repr(every))
         for name, every in periods.items()
     }
     return {
@@ -121,7 +123,13 @@ class Record:
             weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
             run = os.path.join(temporary, "run")
         elif not overwrite and has_run(run):
-            old = run if resume is True else _unfinished(Path(run), config) if resume == "auto" else None
+            old = (
+                run
+                if resume is True
+                else _unfinished(Path(run), config)
+                if resume == "auto"
+                else None
+            )
             if old is not None:
                 self._resume(old, config)
                 return
@@ -153,14 +161,20 @@ class Record:
             last = newest(Path(run))
             old = read_info(last)
             differences = config_differences(old["config"], config)
-            reason = f"its config is another one: {'; '.join(differences)}" if differences else "it came to its end"
+            reason = (
+                f"its config is another one: {'; '.join(differences)}"
+                if differences
+                else "it came to its end"
+            )
             way_out = f"resume='auto' did not go on with {last}, since {reason}"
         else:
             way_out = (
                 "Training that was restarted goes on with its run by resume='auto' (or resume=True, however that run "
                 "ended); overwrite=True replaces the old run"
             )
-        self._notices.say(f"{os.fspath(run)} holds a run already ({state}): this one goes to {following}. {way_out}")
+        self._notices.say(
+            f"{os.fspath(run)} holds a run already ({state}): this one goes to {following}. {way_out}"
+        )
         return following
 
     def go_on_from(self, step: int) -> bool:
@@ -192,7 +206,9 @@ class Record:
     def kept(self, step: int) -> list[Reading]:
         """What was kept before this step; the rest, and a line that was cut off, is dropped. So are later alerts."""
         self._drop_from(ALERTS, lambda alert: alert["step"] < step)
-        return [Reading.from_json(row) for row in self._drop_from(_PHASES, lambda row: row[0] < step)]
+        return [
+            Reading.from_json(row) for row in self._drop_from(_PHASES, lambda row: row[0] < step)
+        ]
 
     def drop_alerts(self, step: int) -> None:
         """Training goes on from a checkpoint: alerts of this step and later ones are not of it."""
@@ -225,10 +241,14 @@ class Record:
                 break
             rows.append(row)
         if len(rows) < len(lines):
-            os.truncate(path, len("".join(lines[: len(rows)]).encode()))  # needs no room, unlike writing it anew
+            os.truncate(
+                path, len("".join(lines[: len(rows)]).encode())
+            )  # needs no room, unlike writing it anew
         return rows
 
-    def note_layers(self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]) -> None:
+    def note_layers(
+        self, names: Mapping[str, Sequence[str]], heads: Mapping[str, Sequence[int]]
+    ) -> None:
         """Which module each layer is, and how many heads it has, by gauge."""
         layers = {gauge: list(modules) for gauge, modules in names.items()}
         if self.writer.info.get("layers") != layers:
@@ -248,7 +268,9 @@ class Record:
 
     def note_change(self, step: int, changes: Sequence[str]) -> None:
         """The structure of the model has changed before this step."""
-        earlier = [change for change in self.writer.info.get("changes", []) if change["step"] < step]
+        earlier = [
+            change for change in self.writer.info.get("changes", []) if change["step"] < step
+        ]
         self.note(changes=[*earlier, {"step": step, "changes": list(changes)}])
 
     def note_uniform(self, levels: Sequence[float]) -> None:
@@ -325,7 +347,9 @@ class Record:
             self.missing[-1]["last"] = step
             self.missing[-1]["measurements"] += 1
         else:
-            self.missing.append({"first": step, "last": step, "measurements": 1, "reason": _reason(error)})
+            self.missing.append(
+                {"first": step, "last": step, "measurements": 1, "reason": _reason(error)}
+            )
         self._is_failing = True
         self._is_noted = False
         if not self._has_warned:

@@ -23,7 +23,9 @@ class Sampler:
 
     def __init__(self, queries: int) -> None:
         if isinstance(queries, bool) or not isinstance(queries, int) or queries < 2:
-            raise ValueError(f"queries must be a number of queries to sample, at least 2; got {queries!r}")
+            raise ValueError(
+                f"queries must be a number of queries to sample, at least 2; got {queries!r}"
+            )
         self._queries = queries
         self._generator = torch.Generator()
 
@@ -36,7 +38,11 @@ class Sampler:
         Tq = event.shape[2]
         if Tq <= self._queries or not isinstance(event, DotProduct):
             return None
-        return torch.randperm(Tq, generator=self._generator)[: self._queries].sort().values.to(event.device)
+        return (
+            torch.randperm(Tq, generator=self._generator)[: self._queries]
+            .sort()
+            .values.to(event.device)
+        )
 
 
 def check_sampled(gauges: Sequence[Gauge]) -> None:
@@ -44,7 +50,9 @@ def check_sampled(gauges: Sequence[Gauge]) -> None:
     for gauge in gauges:
         if gauge.kind in ATTENTION_KINDS and (gauge.reduce == "max" or gauge.kind is KEYS):
             over = "the largest over" if gauge.reduce == "max" else "a sum over"
-            raise ValueError(f"{gauge.name} is {over} all queries, which a sample cannot tell: leave out queries=")
+            raise ValueError(
+                f"{gauge.name} is {over} all queries, which a sample cannot tell: leave out queries="
+            )
 
 
 def estimate(

@@ -22,7 +22,9 @@ def rule(every: Every) -> Callable[[int, int], bool]:
         return lambda after, upto: after < 1 or int(4 * math.log2(upto)) > int(4 * math.log2(after))
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return lambda after, upto: after < 1 or upto // every > after // every
-    raise ValueError(f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}")
+    raise ValueError(
+        f"every must be a positive number of steps, 'log', or a function of the step; got {every!r}"
+    )
 
 
 def schedules(chosen: Chosen, every: Every | None) -> dict[str, Every]:
@@ -30,7 +32,9 @@ def schedules(chosen: Chosen, every: Every | None) -> dict[str, Every]:
     if not isinstance(chosen, Mapping):
         return dict.fromkeys(names_of(chosen), _checked(every))
     if every is not None and chosen and all(period is not None for period in chosen.values()):
-        raise ValueError(f"all gauges have a schedule of their own, {dict(chosen)}: leave out every={every!r}")
+        raise ValueError(
+            f"all gauges have a schedule of their own, {dict(chosen)}: leave out every={every!r}"
+        )
     common, result = _checked(every), {}
     for name, period in chosen.items():
         try:
@@ -64,7 +68,9 @@ class Schedule:
     def arm(self) -> Collection[str]:
         """Decide about the step to come: which gauges are to be measured?"""
         self._expected = self.step + self._stride
-        self._armed = [name for name, due in self._due.items() if due(self._measured[name], self._expected)]
+        self._armed = [
+            name for name, due in self._due.items() if due(self._measured[name], self._expected)
+        ]
         return self._armed
 
     def advance(self, step: int | None) -> Collection[str]:
@@ -74,7 +80,11 @@ class Schedule:
         # from a checkpoint that is older: what came after it is made again
         self._measured = {name: min(at, self.step - 1) for name, at in self._measured.items()}
         arrived = self.step >= self._expected
-        now = [name for name in self._armed if arrived or self._due[name](self._measured[name], self.step)]
+        now = [
+            name
+            for name in self._armed
+            if arrived or self._due[name](self._measured[name], self.step)
+        ]
         self._measured |= dict.fromkeys(now, self.step)
         return now
 

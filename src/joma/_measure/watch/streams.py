@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma._measure.events.events import Event, ModuleBegins, ModuleEnds, Observer, Pass, PassBegins, counted
+from joma._measure.events.events import (
+    Event,
+    ModuleBegins,
+    ModuleEnds,
+    Observer,
+    Pass,
+    PassBegins,
+    counted,
+)
 from joma._measure.events.padding import StatedPadding, real_tokens
 from joma._measure.gauges.kinds import NEURONS, ROUTER, STREAM, STREAM_KINDS, GaugeKind
 from joma._measure.gauges.registry import Gauge, number_or_none
@@ -62,7 +70,9 @@ class Streams:
         self._block_of: dict[str, int] = {}
         self._writers: dict[str, tuple[str, int]] = {}  # module -> what it writes, and its block
         self._neurons: dict[str, int] = {}  # upper MLP matrix -> block
-        self._experts: dict[int, tuple[int, str]] = {}  # block -> how many, and the module that holds them
+        self._experts: dict[
+            int, tuple[int, str]
+        ] = {}  # block -> how many, and the module that holds them
         if self.gauges:
             self._find(model, blocks)
 
@@ -70,7 +80,9 @@ class Streams:
         """Which modules to look at."""
         self._blocks = blocks.names
         if not self._blocks:
-            raise ValueError(f"{self.gauges[0].name} is measured on blocks; none were found in {type(model).__name__}")
+            raise ValueError(
+                f"{self.gauges[0].name} is measured on blocks; none were found in {type(model).__name__}"
+            )
         modules = {plain_name(name): module for name, module in model.named_modules()}
         self._block_of = {name: n for n, name in enumerate(self._blocks)}
         names = {module: name for name, module in modules.items()}
@@ -145,7 +157,11 @@ class Streams:
             seen = self._under_way.pop(n, _Seen())
             states = self._rows(event, _tensor(event.output))
             if self._wanted(STREAM) and states is not None:
-                self._measure(STREAM, n, Stream(states, seen.written.get("attention"), seen.written.get("mlp")))
+                self._measure(
+                    STREAM,
+                    n,
+                    Stream(states, seen.written.get("attention"), seen.written.get("mlp")),
+                )
         elif name in self._writers and self._wanted(STREAM):
             what, n = self._writers[name]
             if (written := self._rows(event, _tensor(event.output))) is not None:
@@ -161,17 +177,34 @@ class Streams:
             seen = self._under_way.setdefault(n, _Seen())
             parts = event.output if isinstance(event.output, (tuple, list)) else [event.output]
             logits = next(
-                (x for x in parts if isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == experts), None
+                (
+                    x
+                    for x in parts
+                    if isinstance(x, Tensor) and x.is_floating_point() and x.shape[-1] == experts
+                ),
+                None,
             )
             if seen.routed or logits is None:
                 return
-            chosen = next((x for x in parts if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)), None)
+            chosen = next(
+                (
+                    x
+                    for x in parts
+                    if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)
+                ),
+                None,
+            )
             around = [event.call.module, *(call.module for call in reversed(event.calls))]
-            k = next((k for module in around if isinstance(k := getattr(module, "top_k", None), int)), None)
+            k = next(
+                (k for module in around if isinstance(k := getattr(module, "top_k", None), int)),
+                None,
+            )
             if chosen is None and k is not None:
                 chosen = logits.topk(k, dim=-1).indices
             if chosen is None:
-                raise ValueError("it does not say how many experts a token is sent to (no indices, no top_k)")
+                raise ValueError(
+                    "it does not say how many experts a token is sent to (no indices, no top_k)"
+                )
             seen.routed = True
             rows, experts_of = self._rows(event, logits), self._rows(event, chosen)
             if rows is not None and experts_of is not None:
@@ -186,8 +219,18 @@ class Streams:
         if states is None or states.dim() not in (2, 3):
             return None
         flat = states.detach().flatten(0, -2)
-        around = [call.states for call in event.calls if call.states is not None and call.states.dim() == 3]
-        shape = states.shape[:2] if states.dim() == 3 else around[-1].shape[:2] if around else (1, len(flat))
+        around = [
+            call.states
+            for call in event.calls
+            if call.states is not None and call.states.dim() == 3
+        ]
+        shape = (
+            states.shape[:2]
+            if states.dim() == 3
+            else around[-1].shape[:2]
+            if around
+            else (1, len(flat))
+        )
         if math.prod(shape) != len(flat):
             return flat
         real = real_tokens(event.calls, self._padding, shape[0], shape[1], states.device)
@@ -244,7 +287,13 @@ class Streams:
         self._under_way.clear()
 
 
-def _add(sums: dict[tuple[str, int], tuple[float, int]], gauge: Gauge, block: int, value: float, count: int) -> None:
+def _add(
+    sums: dict[tuple[str, int], tuple[float, int]],
+    gauge: Gauge,
+    block: int,
+    value: float,
+    count: int,
+) -> None:
     """Add a value, or the sum of ``count`` values, of a gauge in a block."""
     old, old_count = sums.get((gauge.name, block), (0.0, 0))
     if gauge.reduce == "max":

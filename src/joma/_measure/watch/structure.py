@@ -30,7 +30,9 @@ def describe(
         names_before = [matrix.name for matrix in before.get(part, ())]
         names_after = [matrix.name for matrix in after.get(part, ())]
         if names_before != names_after:
-            changes.append(f"{part} is measured on {shorten(names_after) if names_after else 'no matrix'}")
+            changes.append(
+                f"{part} is measured on {shorten(names_after) if names_after else 'no matrix'}"
+            )
     return changes
 
 

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma._measure.events.events import Attention, BlockInput, Event, Pass, PassBegins, Place, Refused, counted
+from joma._measure.events.events import (
+    Attention,
+    BlockInput,
+    Event,
+    Pass,
+    PassBegins,
+    Place,
+    Refused,
+    counted,
+)
 from joma._measure.gauges.kinds import ATTENTION, KEYS
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.sample import Sampler, estimate
@@ -38,7 +47,9 @@ class _Sums:
     source: int | None  # where the module's input lies: parallel one-head modules share it
     total: dict[str, Tensor] = field(default_factory=dict)  # gauge -> (H,)
     count: dict[str, Tensor] = field(default_factory=dict)
-    variance: dict[str, Tensor] = field(default_factory=dict)  # of the total, where queries are sampled
+    variance: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of the total, where queries are sampled
 
 
 class Tally:
@@ -49,7 +60,10 @@ class Tally:
     """
 
     def __init__(
-        self, attention_gauges: Sequence[Gauge], hidden_gauges: Sequence[Gauge], sampler: Sampler | None = None
+        self,
+        attention_gauges: Sequence[Gauge],
+        hidden_gauges: Sequence[Gauge],
+        sampler: Sampler | None = None,
     ) -> None:
         self.sampler = sampler
         self.attention_gauges, self.hidden_gauges = attention_gauges, hidden_gauges
@@ -60,7 +74,9 @@ class Tally:
         self._counts: Counter[Pass] = Counter()  # how many passes an entry of these sums stands for
         self._current: dict[Place, _Sums] = {}
         self._heads: dict[Place, int] = {}
-        self._seen: dict[Place, _Sums] | None = None  # the sums of all passes that count, once they are asked for
+        self._seen: dict[Place, _Sums] | None = (
+            None  # the sums of all passes that count, once they are asked for
+        )
         self._in_blocks = 0  # layers that are numbered by their block
 
     @property
@@ -105,7 +121,11 @@ class Tally:
     @property
     def _largest(self) -> set[str]:
         """Names of gauges that are a maximum."""
-        return {gauge.name for gauge in (*self.attention_gauges, *self.hidden_gauges) if gauge.reduce == "max"}
+        return {
+            gauge.name
+            for gauge in (*self.attention_gauges, *self.hidden_gauges)
+            if gauge.reduce == "max"
+        }
 
     def count_left_out(self) -> int:
         """Return how many passes with gradients do not count by their mode alone: none had a backward pass."""
@@ -143,7 +163,9 @@ class Tally:
         source = None if states is None else states.data_ptr()
         known = self._heads.setdefault((name, invocation), heads)
         if known != heads:
-            raise ValueError(f"it has {heads} heads in this pass, and had {known} before in the same step")
+            raise ValueError(
+                f"it has {heads} heads in this pass, and had {known} before in the same step"
+            )
         sums = self._current.setdefault((name, invocation), _Sums(heads, source))
         for gauge in gauges:
             assert stats is not None
@@ -159,7 +181,10 @@ class Tally:
             if by_key:  # a sample is to these gauges what a query is to the others
                 real = (event.received.weights > 0).any(dim=-1)
                 largest = torch.where(real, values.double(), -math.inf).amax(dim=0)
-                sample_total = torch.where(real, values.double(), 0.0).sum(dim=0), real.sum(dim=0).double()
+                sample_total = (
+                    torch.where(real, values.double(), 0.0).sum(dim=0),
+                    real.sum(dim=0).double(),
+                )
             if gauge.reduce == "max":
                 total = largest if by_key else stats.largest(values, _at(event.real, positions))
                 count = torch.zeros(heads, device=values.device)
@@ -188,7 +213,9 @@ class Tally:
                 continue
             value = torch.tensor([float(number)], dtype=torch.float64)
             sums.total[gauge.name] = sums.total.get(gauge.name, 0) + value
-            sums.count[gauge.name] = sums.count.get(gauge.name, 0) + torch.ones(1, dtype=torch.float64)
+            sums.count[gauge.name] = sums.count.get(gauge.name, 0) + torch.ones(
+                1, dtype=torch.float64
+            )
 
     def _call(self, gauge: Gauge, given: Any) -> Any:
         """A gauge's value, or None if it raised: one that fails takes neither training nor the others down."""
@@ -201,15 +228,22 @@ class Tally:
     def heads(self, layer: int, gauge: str) -> int:
         """How many heads of a layer this gauge was measured on, in this process."""
         seen = self.seen
-        return sum(seen[k].heads for k in self.layers[layer].keys if k in seen and gauge in seen[k].total)
+        return sum(
+            seen[k].heads for k in self.layers[layer].keys if k in seen and gauge in seen[k].total
+        )
 
     def widths(self) -> list[int]:
         """How many heads each layer has; for one that was not seen, as many as the widest."""
         seen = self.seen
         heads = [sum(seen[key].heads for key in layer.keys if key in seen) for layer in self.layers]
-        return [(count or max(heads)) if layer.keys else 0 for count, layer in zip(heads, self.layers, strict=True)]
+        return [
+            (count or max(heads)) if layer.keys else 0
+            for count, layer in zip(heads, self.layers, strict=True)
+        ]
 
-    def settle_layers(self, order: Iterable[str], skipped: Iterable[str], blocks: Blocks) -> list[int]:
+    def settle_layers(
+        self, order: Iterable[str], skipped: Iterable[str], blocks: Blocks
+    ) -> list[int]:
         """Number the layers by the blocks they lie in, once; later ones are added, and their numbers returned.
 
         Arguments:
@@ -224,11 +258,15 @@ class Tally:
         position = {name: n for n, name in enumerate(order)}
         keys = {*fresh, *((name, 0) for name in skipped if name in position)}
         groups: dict[tuple[str, int, Any], list[Place]] = {}
-        for name, call in sorted(keys, key=lambda key: (position.get(key[0].split("/")[0], len(position)), key)):
+        for name, call in sorted(
+            keys, key=lambda key: (position.get(key[0].split("/")[0], len(position)), key)
+        ):
             sums = self.seen.get((name, call))
             parent, _, last = name.rpartition(".")
             alone = sums is None or sums.heads > 1 or sums.source is None or not last.isdigit()
-            group: tuple[str, int, Any] = (name, call, None) if alone or sums is None else (parent, call, sums.source)
+            group: tuple[str, int, Any] = (
+                (name, call, None) if alone or sums is None else (parent, call, sums.source)
+            )
             groups.setdefault(group, []).append((name, call))
         layers = [
             Layer(_name((name, call)) if len(members) > 1 else _name(members[0]), tuple(members))
@@ -292,7 +330,11 @@ class Tally:
                     together = torch.stack([total, count, variance])
                     reduce_sum(together)
                     total, count, variance = together
-                if self.sampler is not None and gauge.kind is ATTENTION and not gauge.name.startswith("_"):
+                if (
+                    self.sampler is not None
+                    and gauge.kind is ATTENTION
+                    and not gauge.name.startswith("_")
+                ):
                     error = variance.sqrt() / count.clamp(min=1)
                     result[f"{gauge.name}{ERROR}"] = Values.where(count > 0, error)
                 value = Values.where(count > 0, total / count.clamp(min=1))
@@ -341,4 +383,6 @@ def _name(key: Place) -> str:
 
 def _at(real: Tensor | None, positions: Tensor | None) -> Tensor | None:
     """Which of the queries at these positions are real; a mask of one column is of all queries."""
-    return real if real is None or positions is None or real.shape[-1] == 1 else real[..., positions]
+    return (
+        real if real is None or positions is None or real.shape[-1] == 1 else real[..., positions]
+    )

@@ -209,7 +209,11 @@ class Watch:
         if not (run is None or isinstance(run, RunWriter)):
             run = self._processes.folder(run)
         self._matrices = find(
-            model, chosen, options.mlp, lenient=options.has_default_gauges, refusal=self._processes.cannot_gather
+            model,
+            chosen,
+            options.mlp,
+            lenient=options.has_default_gauges,
+            refusal=self._processes.cannot_gather,
         )
         self._gauges = [g for g in chosen if g.kind is not WEIGHT or g.part in self._matrices]
         periods = {gauge.name: options.periods[gauge.name] for gauge in self._gauges}
@@ -220,7 +224,10 @@ class Watch:
         self._notices = Notices(warn if self._processes.first else silent)
         self._motions = Motions(model, self._gauges, periods)
         measured = [*self._gauges, *FOR_PHASES, UNIFORM]
-        recorded = check_patterns(options.patterns, options.words, probe is not None) and self._processes.first
+        recorded = (
+            check_patterns(options.patterns, options.words, probe is not None)
+            and self._processes.first
+        )
         self._patterns = PatternKeeper(options.words, recorded)
         sampler = None if options.queries is None else Sampler(options.queries)
         if sampler is not None:
@@ -230,8 +237,15 @@ class Watch:
         modules = [plain_name(name) for name, _ in model.named_modules()]
         stated = None if options.padding is None else StatedPadding(options.padding, modules)
         self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
-        self._order = CallOrder(unnamed_pairs(model) if options.mlp is None and self._matrices else [])
-        observers = [self._charges.precision, *self._motions.observers, *self._streams.observers, self._patterns]
+        self._order = CallOrder(
+            unnamed_pairs(model) if options.mlp is None and self._matrices else []
+        )
+        observers = [
+            self._charges.precision,
+            *self._motions.observers,
+            *self._streams.observers,
+            self._patterns,
+        ]
         observers += self._order.observers
         self._trace = FiniteTrace(frozenset(blocks.names))
         self._passes = Passes(
@@ -244,7 +258,9 @@ class Watch:
         self._optimizers = optimizers or []
         self._periods = periods
         self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
-        self._changes = Changes(self._gauges, self._matrices, self._processes, blocks, optimizers or [])
+        self._changes = Changes(
+            self._gauges, self._matrices, self._processes, blocks, optimizers or []
+        )
         # of all but attention and states
         self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
         attached.check_free(self._passes.source.names)
@@ -255,7 +271,9 @@ class Watch:
             self._probe.check_ids(self._passes.source)
         self.latest: Measurement | None = None
         self._alarms = Alarms(self._notices)
-        self._pending_losses: list[tuple[int, Tensor]] = []  # of steps since the last measurement, on another device
+        self._pending_losses: list[
+            tuple[int, Tensor]
+        ] = []  # of steps since the last measurement, on another device
         config = config_of(model, periods, probed=probe is not None)
         if options.queries is not None:
             config["queries"] = options.queries
@@ -264,8 +282,12 @@ class Watch:
         axes = axes_of(self._gauges, rates) | self._weights.axes()
         if sampler is not None:
             axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
-        self._record = Record(folder, config, axes, self._notices, options.overwrite, options.resume)
-        self.path = self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
+        self._record = Record(
+            folder, config, axes, self._notices, options.overwrite, options.resume
+        )
+        self.path = (
+            self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
+        )
         self._where = f"run {self.path}" if self.path is not None else "no run folder"
         self._alerts = Alerts(self._record, self._notices, options.on_alert)
         if self._record.last_step is not None:
@@ -278,7 +300,9 @@ class Watch:
             self._record.note(largest=self._largest)
         attached.claim(self._passes.source.names, self._where)
         show = sys.stderr.isatty() if options.live is None else options.live
-        self._line = LiveLine(self._matrices_in_words()) if show and self._processes.rank == 0 else None
+        self._line = (
+            LiveLine(self._matrices_in_words()) if show and self._processes.rank == 0 else None
+        )
         self._report_matrices()
         of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
         self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
@@ -343,7 +367,12 @@ class Watch:
         return list(self._clock.tau)
 
     def step(
-        self, loss: Any = None, *, step: int | None = None, lr: float | Tensor | None = None, **numbers: Any
+        self,
+        loss: Any = None,
+        *,
+        step: int | None = None,
+        lr: float | Tensor | None = None,
+        **numbers: Any,
     ) -> dict[str, float]:
         """Tell that an optimiser step was made; measures if this step is due.
 
@@ -362,12 +391,17 @@ class Watch:
         if self._closed:
             raise RuntimeError("this watch is closed")
         given = {"loss": loss, "lr": lr}
-        for name, value in ({name: x for name, x in given.items() if x is not None} | numbers).items():
+        for name, value in (
+            {name: x for name, x in given.items() if x is not None} | numbers
+        ).items():
             _check_number(name, value)
         number = None if step is None else int(step)
         try:
             return self._step(loss, number, lr, numbers)
-        except (ArgumentMistake, JomaWarning):  # the user's mistake; a warning that the user made an error
+        except (
+            ArgumentMistake,
+            JomaWarning,
+        ):  # the user's mistake; a warning that the user made an error
             raise
         except Exception as error:
             self._report_failure("the measurement", error)
@@ -436,14 +470,18 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`; one of another version of joma is an error, and nothing is changed."""
         if missing := [key for key in self.state_dict() if key not in (*state, "charges", "clock")]:
-            raise ValueError(f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}")
+            raise ValueError(
+                f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}"
+            )
         self._schedule.restore(state)
         self._loaded = True
         self._has_stepped = self.last_step > 0
         self._record.go_back_to(self.last_step)
         self._alarms = Alarms.restored(state["alarms"], self._notices)
         self._record.drop_alerts(self.last_step + 1)
-        layers = [Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]]
+        layers = [
+            Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]
+        ]
         self._passes.tally.layers = layers
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
@@ -483,13 +521,18 @@ class Watch:
         if self._mlp is not None:
             lowers = [matrix.name for matrix in find_matrices(self.model, "mlp_in", self._mlp)]
         source = self._passes.source
-        return build_explanation(source, self._passes.unseen, Counter(names), self._order.around, notes, lowers)
+        return build_explanation(
+            source, self._passes.unseen, Counter(names), self._order.around, notes, lowers
+        )
 
     def _write_explanation(self) -> None:
         """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""
         facts = self._passes.source.guard.facts
         refusals = (*self._passes.source.problems, *self._passes.unseen, *self._order.around)
-        readings = {place: (one.backend, one.heads, one.refusal and one.refusal.reason) for place, one in facts.items()}
+        readings = {
+            place: (one.backend, one.heads, one.refusal and one.refusal.reason)
+            for place, one in facts.items()
+        }
         contents = (readings, refusals)
         if contents != self._explained and self._record.write_explanation(self.explain()):
             self._explained = contents
@@ -527,7 +570,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close(*ending(error))
 
@@ -565,7 +611,10 @@ class Watch:
 
     def _make_due(self, gauges: Collection[str]) -> set[str]:
         """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
-        due = {*gauges, *(g.name for g in (*FOR_PHASES, UNIFORM) if not self._in_passes.isdisjoint(gauges))}
+        due = {
+            *gauges,
+            *(g.name for g in (*FOR_PHASES, UNIFORM) if not self._in_passes.isdisjoint(gauges)),
+        }
         for meter in (*self._meters, self._passes.tally):
             meter.due = due
         return due
@@ -585,7 +634,9 @@ class Watch:
             self._alarms.take_loss(step, _scalar(loss))
         self._pending_losses.clear()
 
-    def _measure(self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]) -> dict[str, float]:
+    def _measure(
+        self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]
+    ) -> dict[str, float]:
         step = self.last_step
         self._ears.leave()
         if self._structure.has_changed():
@@ -600,31 +651,51 @@ class Watch:
             with self._failures_reported(f"the measurement of {type(meter).__name__.lower()}"):
                 values |= meter.measure()
         for name, reason in self._motions.problems.items():
-            self._notices.problem(("block", name), f"step {step}: {name} could not be measured: {reason}")
+            self._notices.problem(
+                ("block", name), f"step {step}: {name} could not be measured: {reason}"
+            )
         for name, reason in self._streams.problems.items():
-            self._notices.problem(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
+            self._notices.problem(
+                ("gauge", name), f"step {step}: {name} could not be measured: {reason}"
+            )
         for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
             self._notices.problem(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
         findings: list[Finding] = []
         if self._charges.checks and self._steps is not None:
             with self._failures_reported("the check of gradients"):
                 findings += self._charges.findings(step, self._notices)
-        mean_loss = self._processes.mean(self._passes.losses.mean() if loss is None else _scalar(loss))
-        for_phases = {gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values}
+        mean_loss = self._processes.mean(
+            self._passes.losses.mean() if loss is None else _scalar(loss)
+        )
+        for_phases = {
+            gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values
+        }
         uniform = values.pop(UNIFORM.name, None)
-        errors = {name: values.pop(name) for g in self._sampled() if (name := f"{g.name}{ERROR}") in values}
+        errors = {
+            name: values.pop(name)
+            for g in self._sampled()
+            if (name := f"{g.name}{ERROR}") in values
+        }
         self.latest = Measurement(step, values, self._names(), mean_loss, self._largest)
         with self._failures_reported("the search for values that are not finite"):
-            not_finite = find_not_finite(self.latest, self._trace, self.model, self._passes.blocks, self._processes)
+            not_finite = find_not_finite(
+                self.latest, self._trace, self.model, self._passes.blocks, self._processes
+            )
             if not_finite is not None:
                 findings.append(not_finite)
-        layers = read_layers({name: table.numbers for name, table in for_phases.items()}) if for_phases else []
+        layers = (
+            read_layers({name: table.numbers for name, table in for_phases.items()})
+            if for_phases
+            else []
+        )
         with self._failures_reported("the judgement of alarms"):
             gauges = self.latest.per_head(self._alarms.gauges)
             reading = Reading(step, mean_loss, layers, gauges, findings)
             self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
             self._record.keep(reading)
-        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()} | self._clock.rows()
+        rows: dict[str, Any] = {
+            name: _scalar(value) for name, value in numbers.items()
+        } | self._clock.rows()
         if mean_loss is not None:
             rows["loss"] = mean_loss
         exact = {gauge.name for gauge in self._gauges if gauge.kind.is_stored_exactly}
@@ -633,13 +704,17 @@ class Watch:
         if for_phases:
             has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
             codes = [PHASES.index(phase.name) for phase in self.phases]
-            rows["phase"] = [code if has else None for code, has in zip(codes, has_attention, strict=False)]
+            rows["phase"] = [
+                code if has else None for code, has in zip(codes, has_attention, strict=False)
+            ]
         clock = self._clock.columns()
         with self._failures_reported("the writing of the run"):
             if uniform is not None:
                 self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
             if layers:
-                self._patterns.take(step, self._passes.tally.layers, layers[-1].entropy, self._record)
+                self._patterns.take(
+                    step, self._passes.tally.layers, layers[-1].entropy, self._record
+                )
             self._record.write(step, rows, clock, self._names(), self._widths())
         with self._failures_reported("the writing of the explanation"):
             self._write_explanation()
@@ -654,7 +729,9 @@ class Watch:
         try:
             values = self._passes.measure()
         except NotWatchable as reason:
-            self._notices.problem(("attention", str(reason)), str(reason))  # the next measured step looks again
+            self._notices.problem(
+                ("attention", str(reason)), str(reason)
+            )  # the next measured step looks again
             return {}
         self._leave_out_projections(self.last_step)
         self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
@@ -682,7 +759,11 @@ class Watch:
         left_out = {name for lower, (upper, _) in around.items() for name in (lower, upper)}
         parts = [part for part in self._matrices if part.startswith("mlp")]
         kept = {
-            part: [m for m in self._matrices[part] if m.name.partition("[")[0].partition(" ")[0] not in left_out]
+            part: [
+                m
+                for m in self._matrices[part]
+                if m.name.partition("[")[0].partition(" ")[0] not in left_out
+            ]
             for part in parts
         }
         if all(len(kept[part]) == len(self._matrices[part]) for part in parts):
@@ -727,7 +808,9 @@ class Watch:
         gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
         self._matrices = find(self.model, gauges, self._mlp, lenient=True, refusal=refusal)
         self._weights.renew(self._matrices)
-        self._order.pairs = unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
+        self._order.pairs = (
+            unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
+        )
         self._order.around.clear()
         renewals: list[tuple[Any, Callable[[], None]]] = [
             (self._changes, partial(self._changes.renew, self._matrices)),
@@ -744,7 +827,9 @@ class Watch:
                 self._notices.say(f"step {step}: {names} cannot be measured any more: {error}")
         changes = describe(matrices_before, self._matrices, before, self._structure.names)
         if changes:
-            self._notices.say(f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their numbers")
+            self._notices.say(
+                f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their numbers"
+            )
             self._record.note_change(step, changes)
         self._record.note_matrices(self.matrices)
 
@@ -752,7 +837,9 @@ class Watch:
         """Gauge -> the module or matrix that each layer is, as far as known."""
         names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
         known = (
-            [*(g.name for g in self._gauges if g.kind in (*ATTENTION_KINDS, HIDDEN)), "phase"] if self.layers else []
+            [*(g.name for g in self._gauges if g.kind in (*ATTENTION_KINDS, HIDDEN)), "phase"]
+            if self.layers
+            else []
         )
         known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
         return names | dict.fromkeys(known, self.layers)
@@ -767,10 +854,16 @@ class Watch:
         widths = self._passes.tally.widths()
         per_layer = [min(1, width) for width in widths]  # of what has one number per layer
         known = {g.name: widths if g.per_head else per_layer for g in self._gauges if g.runs_model}
-        known |= {"phase": per_layer} | {gauge: own for meter in self._meters for gauge, own in meter.widths.items()}
+        known |= {"phase": per_layer} | {
+            gauge: own for meter in self._meters for gauge, own in meter.widths.items()
+        }
         known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
         axes = self._record.writer.info["axes"]
-        return {name: counts for name, counts in known.items() if len(axes.get(name, ())) > 1 or 0 in counts}
+        return {
+            name: counts
+            for name, counts in known.items()
+            if len(axes.get(name, ())) > 1 or 0 in counts
+        }
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -785,7 +878,9 @@ def _check_number(name: str, value: Any) -> None:
     try:
         float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number or a tensor with one entry; got {value!r}") from None
+        raise TypeError(
+            f"{name} must be a number or a tensor with one entry; got {value!r}"
+        ) from None
 
 
 def _scalar(value: Any) -> float:

@@ -27,26 +27,38 @@ class Weights:
     """
 
     def __init__(
-        self, gauges: Sequence[Gauge], matrices: Mapping[str, Sequence[Matrix]], processes: Processes, blocks: Blocks
+        self,
+        gauges: Sequence[Gauge],
+        matrices: Mapping[str, Sequence[Matrix]],
+        processes: Processes,
+        blocks: Blocks,
     ) -> None:
         self.gauges = [gauge for gauge in gauges if gauge.kind is WEIGHT]
         self.due: Collection[str] = [gauge.name for gauge in self.gauges]
         self.reasons: dict[tuple[str, str], str] = {}
         self._processes, self._blocks = processes, blocks
-        self._rows: dict[str, list[list[Matrix]]] = {}  # part -> by layer, its matrices: none, one, or one per expert
+        self._rows: dict[
+            str, list[list[Matrix]]
+        ] = {}  # part -> by layer, its matrices: none, one, or one per expert
         # part -> what each layer is: the number of a block, or the name of what is in no block or not alone in it
         self._layers: dict[str, list[int | str]] = {}
-        self._starts: dict[str, Tensor] = {}  # leading singular vectors, "part:matrix|head" -> (block, n)
+        self._starts: dict[
+            str, Tensor
+        ] = {}  # leading singular vectors, "part:matrix|head" -> (block, n)
         self.renew(matrices)
 
     def renew(self, matrices: Mapping[str, Sequence[Matrix]]) -> None:
         """Measure these from now on; a layer keeps its number, which stays empty if the layer is gone."""
         for part in dict.fromkeys((*self._rows, *matrices)):
             chosen = matrices.get(part, ())
-            rows = self._blocks.rows(chosen, [m.name for m in chosen], experts=part.startswith("mlp"))
+            rows = self._blocks.rows(
+                chosen, [m.name for m in chosen], experts=part.startswith("mlp")
+            )
             in_blocks = len(self._blocks.names)
             row_of: dict[int | str, list[Matrix]] = dict(enumerate(rows[:in_blocks]))
-            row_of |= {self._blocks.name_of(0, [m.name for m in row]): row for row in rows[in_blocks:]}
+            row_of |= {
+                self._blocks.name_of(0, [m.name for m in row]): row for row in rows[in_blocks:]
+            }
             layers = self._layers.setdefault(part, [])
             layers += [layer for layer in row_of if layer not in layers]
             self._rows[part] = [row_of.get(layer, []) for layer in layers]
@@ -58,7 +70,9 @@ class Weights:
         names_of: dict[str, list[str]] = {}
         for part, rows in self._rows.items():
             names_of[part] = [
-                layer if isinstance(layer, str) else self._blocks.name_of(layer, [matrix.name for matrix in row])
+                layer
+                if isinstance(layer, str)
+                else self._blocks.name_of(layer, [matrix.name for matrix in row])
                 for layer, row in zip(self._layers[part], rows, strict=True)
             ]
         return {gauge.name: names_of[gauge.part] for gauge in self.gauges}
@@ -66,23 +80,34 @@ class Weights:
     @property
     def widths(self) -> dict[str, list[int]]:
         """Gauge -> how many heads or experts each layer has; 0 for a block without such a matrix."""
-        return {g.name: [sum(matrix.heads for matrix in row) for row in self._rows[g.part]] for g in self.gauges}
+        return {
+            g.name: [sum(matrix.heads for matrix in row) for row in self._rows[g.part]]
+            for g in self.gauges
+        }
 
     def axes(self) -> dict[str, list[str]]:
         """Gauge -> the axes of its values."""
         inner = {g.name: ["head"] if g.per_head else [] for g in self.gauges}
-        inner |= {g.name: ["expert"] for g in self.gauges if any(len(row) > 1 for row in self._rows[g.part])}
+        inner |= {
+            g.name: ["expert"]
+            for g in self.gauges
+            if any(len(row) > 1 for row in self._rows[g.part])
+        }
         return {name: ["layer", *more] for name, more in inner.items()}
 
     def measure(self) -> dict[str, Values]:
         """Gauge -> (layers,), (layers, heads) for products of projections, or (layers, experts)."""
         values = {
-            name: Values.empty(len(widths), max(1, *widths)) for name, widths in self.widths.items() if name in self.due
+            name: Values.empty(len(widths), max(1, *widths))
+            for name, widths in self.widths.items()
+            if name in self.due
         }
         self.reasons.clear()
         if self._processes.computes_weights:
             with torch.no_grad():
-                for part in dict.fromkeys(gauge.part for gauge in self.gauges if gauge.name in self.due):
+                for part in dict.fromkeys(
+                    gauge.part for gauge in self.gauges if gauge.name in self.due
+                ):
                     for n, row in enumerate(self._rows[part]):
                         column = 0
                         for matrix in row:
@@ -91,14 +116,21 @@ class Weights:
                             try:
                                 self._measure_one(part, (n, column), matrix, values)
                             except Exception as error:
-                                reason = f"it could not be measured: {type(error).__name__}: {error}"
+                                reason = (
+                                    f"it could not be measured: {type(error).__name__}: {error}"
+                                )
                                 self.reasons[part, matrix.name] = reason
                             column += matrix.heads
         values = {name: self._processes.sum_whole_values(value) for name, value in values.items()}
         axes = self.axes()
-        return {name: value if len(axes[name]) > 1 else value.column(0) for name, value in values.items()}
+        return {
+            name: value if len(axes[name]) > 1 else value.column(0)
+            for name, value in values.items()
+        }
 
-    def _measure_one(self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Values]) -> None:
+    def _measure_one(
+        self, part: str, at: tuple[int, int], matrix: Matrix, values: dict[str, Values]
+    ) -> None:
         """Write the values of a matrix, from (layer, column) on."""
         layer, column = at
         chosen = [gauge for gauge in self.gauges if gauge.part == part and gauge.name in self.due]
@@ -109,7 +141,9 @@ class Weights:
                 top = top_singular(w, self._starts.get(key))
                 if top.vectors is not None:
                     self._starts[key] = top.vectors
-                if top.reason and not math.isnan(top.sigma):  # weights that are not finite are an alert
+                if top.reason and not math.isnan(
+                    top.sigma
+                ):  # weights that are not finite are an alert
                     self.reasons[part, matrix.name] = top.reason
             for gauge in chosen:
                 values[gauge.name].put((layer, column + head), gauge.measure(w, top))
@@ -120,4 +154,6 @@ class Weights:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
-        self._starts = {key: value for key, value in state.items() if "|" in key}  # others' keys have none
+        self._starts = {
+            key: value for key, value in state.items() if "|" in key
+        }  # others' keys have none

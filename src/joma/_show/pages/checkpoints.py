@@ -22,12 +22,20 @@ def checkpoints_table(run: Run) -> str:
         return ""
     frame = scan.frame()
     means: dict[Any, float] = frame.groupby(["checkpoint", "gauge"]).value.mean().dropna().to_dict()
-    gauges = [gauge for gauge in dict.fromkeys(frame.gauge) if any(name == gauge for _, name in means)]
+    gauges = [
+        gauge for gauge in dict.fromkeys(frame.gauge) if any(name == gauge for _, name in means)
+    ]
     rows: list[dict[str, Any]] = []
     for row in points.itertuples():
         shown = [means.get((row.checkpoint, gauge)) for gauge in gauges]
         rows.append(
-            {"step": row.step, "name": row.checkpoint, "status": row.status, "same": row.same_as, "numbers": shown}
+            {
+                "step": row.step,
+                "name": row.checkpoint,
+                "status": row.status,
+                "same": row.same_as,
+                "numbers": shown,
+            }
         )
     notes = [(names, remark) for remark, names in scan.remarks().items()]
     return render(

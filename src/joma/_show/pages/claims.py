@@ -32,7 +32,9 @@ def claims_section(page: Page, results: list[Result] | None, error: str | None =
     rows = [(group_of(result.id), result) for result in results or []]
     groups = dict.fromkeys(group for group, _ in rows)
     verdicts, kinds = tally(r.verdict for _, r in rows), Counter(r.claim.kind for _, r in rows)
-    return render("claims.html", rows=rows, groups=groups, verdicts=verdicts, kinds=kinds, error=error)
+    return render(
+        "claims.html", rows=rows, groups=groups, verdicts=verdicts, kinds=kinds, error=error
+    )
 
 
 def tally(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:

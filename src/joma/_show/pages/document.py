@@ -62,7 +62,9 @@ class Page:
         """The address of a file, from the page."""
         from urllib.parse import quote
 
-        return quote(os.path.relpath(target.absolute(), self.path.absolute().parent).replace(os.sep, "/"))
+        return quote(
+            os.path.relpath(target.absolute(), self.path.absolute().parent).replace(os.sep, "/")
+        )
 
 
 def packed(data: bytes) -> str:
@@ -100,19 +102,27 @@ def figure(
 
     live, switches = interactive(spec)
     live["description"] = alt
-    room = page.embed(f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL)
+    room = page.embed(
+        f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL
+    )
     stored = folder / "figure.svg" if folder is not None and pictures else None
     svg = b"" if page.live else _picture(spec, stored)
     links = [_link(page, id, "svg", "image/svg+xml", svg, stored)] if svg else []
     if data is not None:
         link = _link(page, id, "csv", "text/csv", data, None)
-        links += [link] if link or folder is None else [_metrics(page, path) for path in (folder, *Run(folder).members)]
+        links += (
+            [link]
+            if link or folder is None
+            else [_metrics(page, path) for path in (folder, *Run(folder).members)]
+        )
     return render(
         "figure.html",
         id=id,
         alt=alt,
         room=room,
-        size=[_length(svg, name) for name in ("width", "height")],  # of the picture: by it the page reserves room
+        size=[
+            _length(svg, name) for name in ("width", "height")
+        ],  # of the picture: by it the page reserves room
         skeleton=skeleton(spec),
         picture=f"{id}-svg" if svg and "embedded" in links[0] else None,
         switches=switches,
@@ -120,10 +130,16 @@ def figure(
     )
 
 
-def _link(page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None) -> dict[str, str]:
+def _link(
+    page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None
+) -> dict[str, str]:
     """A link to what is embedded and to the file, if there is one; empty where neither can be linked."""
     stored = file is not None and file.exists()
-    link = {"href": page.link(file) if file is not None and stored else "#", "type": kind, "text": ending.upper()}
+    link = {
+        "href": page.link(file) if file is not None and stored else "#",
+        "type": kind,
+        "text": ending.upper(),
+    }
     link["download"] = f"{name}.{ending}"
     if page.embed(f"{name}-{ending}", content):
         return link | {"embedded": f"{name}-{ending}"}
@@ -163,7 +179,9 @@ def _vega() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
-def document(page: Page, title: str, sections: Sequence[str], made_by: str, header: str = "") -> str:
+def document(
+    page: Page, title: str, sections: Sequence[str], made_by: str, header: str = ""
+) -> str:
     """The text of the page."""
     from joma import __version__
     from joma._show.plots.style import DARK, DARK_DEPTH
@@ -181,7 +199,9 @@ def document(page: Page, title: str, sections: Sequence[str], made_by: str, head
 def check_place(path: Path) -> None:
     """Refuse a place where the page cannot be written, before any work is done."""
     if path.is_dir():
-        raise RunError(f"cannot write {path}: it is a folder; name a file, as {path / 'report.html'}")
+        raise RunError(
+            f"cannot write {path}: it is a folder; name a file, as {path / 'report.html'}"
+        )
     check_writable(path.parent, ROOM, "place for the report, with --out (out= in Python)")
 
 

@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from joma.paper.exhibits import Exhibit
     from joma.paper.recorded import Recorded
 
-ROWS = {"T": "Theorems", "L": "Lemmas", "E": "Equations", "S": "Sections", "F": "Figures", "A": "Appendix"}
+ROWS = {
+    "T": "Theorems",
+    "L": "Lemmas",
+    "E": "Equations",
+    "S": "Sections",
+    "F": "Figures",
+    "A": "Appendix",
+}
 REST = "Further ones"
-NAMED = {"The paper's": 3, "Ours": 1}  # exhibits, or claims, that a sentence names; the others are counted
+NAMED = {
+    "The paper's": 3,
+    "Ours": 1,
+}  # exhibits, or claims, that a sentence names; the others are counted
 MOST_BROKEN = 3  # claims that could not be checked and are named
 
 
@@ -79,7 +89,9 @@ class Group:
         ]
 
 
-def findings(shown: Sequence[Shown], claims: Sequence[Result] | None, claims_error: str | None) -> Markup:
+def findings(
+    shown: Sequence[Shown], claims: Sequence[Result] | None, claims_error: str | None
+) -> Markup:
     """The section: what the paper claims, what holds, was corrected, fails and is inconclusive; all verdicts."""
     results = list(claims or [])
     groups = _groups(shown, results)
@@ -89,18 +101,29 @@ def findings(shown: Sequence[Shown], claims: Sequence[Result] | None, claims_err
             "is left explains why attention turns sparse, then dense, and how hierarchies are learned.</p>"
         ),
         "Holds": _sentences(groups, [Verdict.HOLDS], "Nothing on this page holds as stated."),
-        "Does not hold": _sentences(groups, [Verdict.FAILS, Verdict.INDISTINCT], "Nothing that was tested fails."),
+        "Does not hold": _sentences(
+            groups, [Verdict.FAILS, Verdict.INDISTINCT], "Nothing that was tested fails."
+        ),
         "One model": _models(shown),
         "Inconclusive": _untested(shown, results, claims is None, claims_error) + _sources(shown),
-        "Corrected": _sentences(groups, [Verdict.CORRECTED, Verdict.UNDER], "Nothing had to be corrected."),
+        "Corrected": _sentences(
+            groups, [Verdict.CORRECTED, Verdict.UNDER], "Nothing had to be corrected."
+        ),
     }
-    sentences = {label: text for label, text in sentences.items() if text}  # "One model": on few pages
-    rows = {name: [result for result in results if _row(result) == name] for name in (*ROWS.values(), REST)}
+    sentences = {
+        label: text for label, text in sentences.items() if text
+    }  # "One model": on few pages
+    rows = {
+        name: [result for result in results if _row(result) == name]
+        for name in (*ROWS.values(), REST)
+    }
     marks = {name: row for name, row in rows.items() if row}
     beyond = {result.id for result in groups[1].claims}
     counts = {verdict: _columns(groups, verdict) for verdict in Verdict}
     counts = {verdict: row for verdict, row in counts.items() if any(row)}
-    return render("findings.html", sentences=sentences, marks=marks, shown=shown, beyond=beyond, counts=counts)
+    return render(
+        "findings.html", sentences=sentences, marks=marks, shown=shown, beyond=beyond, counts=counts
+    )
 
 
 def _groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[Group]:
@@ -141,7 +164,9 @@ def _sentences(groups: Sequence[Group], verdicts: Sequence[Verdict], none: str) 
         clauses = [_part(group, verdict) for verdict in verdicts]
         parts = [clause for clause in clauses if clause]
         if parts:
-            paragraphs.append(Markup("<p><b>{}:</b> {}.</p>").format(group.name, Markup(". ").join(parts)))
+            paragraphs.append(
+                Markup("<p><b>{}:</b> {}.</p>").format(group.name, Markup(". ").join(parts))
+            )
     return Markup("").join(paragraphs) or Markup("<p>{}</p>").format(none)
 
 
@@ -169,13 +194,25 @@ def _part(group: Group, verdict: Verdict) -> Markup:
 
 
 def _untested(
-    shown: Sequence[Shown], results: Sequence[Result], without_claims: bool, claims_error: str | None
+    shown: Sequence[Shown],
+    results: Sequence[Result],
+    without_claims: bool,
+    claims_error: str | None,
 ) -> Markup:
     """What is inconclusive in this run and in longer runs, what could not be made, and whether claims were checked."""
     longer = [one for one in shown if one.recorded is not None]
-    undecided = [one for one in longer if one.recorded and one.recorded.judgement.verdict is Verdict.UNDECIDED]
+    undecided = [
+        one
+        for one in longer
+        if one.recorded and one.recorded.judgement.verdict is Verdict.UNDECIDED
+    ]
     parts = [
-        _inconclusive([one for one in shown if one.here is Verdict.UNDECIDED], len(shown), "exhibit", " of this run"),
+        _inconclusive(
+            [one for one in shown if one.here is Verdict.UNDECIDED],
+            len(shown),
+            "exhibit",
+            " of this run",
+        ),
         _inconclusive(undecided, len(longer), "longer run", ""),
     ]
     if missing := [one for one in shown if one.here is Verdict.ERROR]:
@@ -183,8 +220,12 @@ def _untested(
         parts.append(Markup("{} not made: {}").format(_count(len(missing), "exhibit"), names))
     broken = [result for result in results if result.verdict is Verdict.ERROR]
     if broken:
-        names = _join([_claim(result) for result in broken[:MOST_BROKEN]], ", ", len(broken) - MOST_BROKEN)
-        parts.append(Markup("{} could not be checked: {}").format(_count(len(broken), "claim"), names))
+        names = _join(
+            [_claim(result) for result in broken[:MOST_BROKEN]], ", ", len(broken) - MOST_BROKEN
+        )
+        parts.append(
+            Markup("{} could not be checked: {}").format(_count(len(broken), "claim"), names)
+        )
     if claims_error:
         parts.append(Markup("The claims could not be checked: {}").format(claims_error))
     elif without_claims:
@@ -200,7 +241,9 @@ def _inconclusive(exhibits: Sequence[Shown], total: int, noun: str, of: str) -> 
         return Markup("")
     verb = "is" if len(exhibits) == 1 else "are"
     names = _join([_link(one.id, _short(one)) for one in exhibits], ", ", 0)
-    return Markup("{} of {}{} {} inconclusive: {}").format(len(exhibits), _count(total, noun), of, verb, names)
+    return Markup("{} of {}{} {} inconclusive: {}").format(
+        len(exhibits), _count(total, noun), of, verb, names
+    )
 
 
 def _sources(shown: Sequence[Shown]) -> Markup:
@@ -209,10 +252,12 @@ def _sources(shown: Sequence[Shown]) -> Markup:
     if not longer:
         return Markup("")
     # what is inconclusive in this run has been named
-    differ = [one for one in longer if one.here is not one.verdict and one.here is not Verdict.UNDECIDED]
-    text = Markup("Longer runs are recorded with the source; {} of {} exhibits are headed by theirs").format(
-        len(longer), len(shown)
-    )
+    differ = [
+        one for one in longer if one.here is not one.verdict and one.here is not Verdict.UNDECIDED
+    ]
+    text = Markup(
+        "Longer runs are recorded with the source; {} of {} exhibits are headed by theirs"
+    ).format(len(longer), len(shown))
     if differ:
         names = _join([_link(one.id, _short(one)) for one in differ], ", ", 0)
         text += Markup("; this run comes to another verdict in {}").format(names)
@@ -228,10 +273,14 @@ def _models(shown: Sequence[Shown]) -> Markup:
     paragraphs = []
     for model, exhibits in by_model.items():
         verb = "rests" if len(exhibits) == 1 else "rest"
-        links = [Markup("{} ({})").format(_link(one.id, _short(one)), one.verdict) for one in exhibits]
+        links = [
+            Markup("{} ({})").format(_link(one.id, _short(one)), one.verdict) for one in exhibits
+        ]
         names = _join(links, ", ", 0)
         count = _count(len(exhibits), "verdict")
-        paragraphs.append(Markup("<p>{} {} on one model, {}: {}.</p>").format(count, verb, model, names))
+        paragraphs.append(
+            Markup("<p>{} {} on one model, {}: {}.</p>").format(count, verb, model, names)
+        )
     return Markup("").join(paragraphs)
 
 

@@ -33,7 +33,12 @@ class LivePage:
     """
 
     def __init__(
-        self, paths: Sequence[Path], title: str | None = None, *, clock: bool = False, every: float = EVERY
+        self,
+        paths: Sequence[Path],
+        title: str | None = None,
+        *,
+        clock: bool = False,
+        every: float = EVERY,
     ) -> None:
         self._paths, self._title, self._clock, self._every = list(paths), title, clock, every
         self._lock = threading.Lock()
@@ -47,7 +52,11 @@ class LivePage:
             if time.monotonic() - self._made >= self._every:
                 try:
                     self._refresh()
-                except (RunError, OSError, ValueError):  # a run that is being replaced: the last page stays
+                except (
+                    RunError,
+                    OSError,
+                    ValueError,
+                ):  # a run that is being replaced: the last page stays
                     self._made = time.monotonic()
             return self.version, self._text
 
@@ -58,7 +67,9 @@ class LivePage:
                 check_clock(runs)
             page = Page(self._paths[0] / "live.html", live=True)  # nothing is written there
             self.done = all(run.status != "running" for run in runs)
-            header = render("live.html", version=version, runs=[_state(run) for run in runs], every=self._every)
+            header = render(
+                "live.html", version=version, runs=[_state(run) for run in runs], every=self._every
+            )
             self._text = runs_page(page, runs, self._title, self._clock, header)
             self.version = version
         self._made = time.monotonic()
@@ -79,7 +90,11 @@ def _version(runs: Sequence[Run]) -> str:
 def _state(run: Run) -> dict[str, str]:
     """The name of a run, whether it goes on, and when it last wrote."""
     metrics, state = run.path / "metrics.jsonl", run.state
-    written = datetime.fromtimestamp(metrics.stat().st_mtime).strftime("%H:%M:%S") if metrics.exists() else ""
+    written = (
+        datetime.fromtimestamp(metrics.stat().st_mtime).strftime("%H:%M:%S")
+        if metrics.exists()
+        else ""
+    )
     return {
         "name": str(run.info.get("name") or run.path.name), "status": state.status,
         "tone": STATUS.get(state.status, "fair"), "written": written, "remark": state.remark,
@@ -120,7 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/version":
             self._answer(HTTPStatus.OK, "text/plain", self.server.page.current()[0])
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"There is nothing but {self.server.url}\n")
+            self._answer(
+                HTTPStatus.NOT_FOUND, "text/plain", f"There is nothing but {self.server.url}\n"
+            )
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         data = text.encode()
@@ -169,7 +186,9 @@ def serve(
         ready: called with the address.
     """
     if not 0 <= port <= 65535:
-        raise ValueError(f"port {port} is none: give one from 1 to 65535, or 0 for any that is free")
+        raise ValueError(
+            f"port {port} is none: give one from 1 to 65535, or 0 for any that is free"
+        )
     try:
         wait_for(paths, say)
         with Server(LivePage(paths, title, clock=clock), port) as server:

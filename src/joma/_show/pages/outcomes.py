@@ -19,7 +19,9 @@ def numbers(run: Outcome) -> dict[str, str]:
     return {
         "last step": f"{run.step:,}" if run.step else "",
         "loss": _number(run.loss),
-        "best validation loss": "" if run.valid_step is None else f"{run.valid_loss:.4g} (step {run.valid_step:,})",
+        "best validation loss": ""
+        if run.valid_step is None
+        else f"{run.valid_loss:.4g} (step {run.valid_step:,})",
         "phases": _phases(run.phases),
         "alerts": ", ".join(f"{count} {level}" for level, count in _levels(run).items()),
     }
@@ -69,7 +71,9 @@ def by_layer(runs: Sequence[Outcome]) -> list[LayerTable]:
     for gauge in dict.fromkeys(gauge for run in runs for gauge in run.curves):
         layers = sorted({n for run in runs for n in run.curves.get(gauge, ())})
         rows = {n: [_cell(run, gauge, n) for run in runs] for n in layers}
-        rules = [f"{(rule := run.rules[gauge]).smoothed()}{rule}" for run in runs if gauge in run.curves]
+        rules = [
+            f"{(rule := run.rules[gauge]).smoothed()}{rule}" for run in runs if gauge in run.curves
+        ]
         tables.append(LayerTable(gauge, rows, list(dict.fromkeys(rules))))
     return tables
 

@@ -69,7 +69,10 @@ def write_report(
         if isinstance(item, Exhibit):
             exhibit, error = item, _complaint(out, item.id)
         else:  # an old error is not shown for what has been made since
-            exhibit, error = item.exhibit, item.error or (None if item.verdict else _complaint(out, item.exhibit.id))
+            exhibit, error = (
+                item.exhibit,
+                item.error or (None if item.verdict else _complaint(out, item.exhibit.id)),
+            )
         id = page.id(exhibit.id)
         one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
         shown.append(one)
@@ -110,7 +113,10 @@ def _complaint(out: Path, id: str) -> str | None:
     path = out / f"{id}.error.txt"
     if not path.exists():
         return None
-    return next(iter(path.read_text(encoding="utf-8").splitlines()), "") or f"It failed; {path.name} does not say why."
+    return (
+        next(iter(path.read_text(encoding="utf-8").splitlines()), "")
+        or f"It failed; {path.name} does not say why."
+    )
 
 
 def exhibit_section(
@@ -127,7 +133,10 @@ def exhibit_section(
     from joma.paper.exhibits.base import PRESETS, SEEN, load_verdict
     from joma.paper.recorded import recorded
 
-    title, left = f"{exhibit.title} ({label})" if label else exhibit.title, (folder / "verdict.json").exists()
+    title, left = (
+        f"{exhibit.title} ({label})" if label else exhibit.title,
+        (folder / "verdict.json").exists(),
+    )
     said = load_verdict(folder) if left and not error else None
     run = Run(folder) if said else None
     made_at = run.info["config"]["preset"] if run else preset
@@ -158,7 +167,9 @@ def exhibit_section(
         table, missing = run.frame().to_csv(index=False, float_format="%.7g"), None
     except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
         table, missing = None, refusal
-    tables = [markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))]
+    tables = [
+        markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))
+    ]
     counts = record.judgement if record and shown.by_record else said
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
     return shown, render(
@@ -188,4 +199,6 @@ def sentence(summary: str) -> str:
 
 def versions(run: Run) -> dict[str, str]:
     """The versions of the libraries that made a run, for its settings."""
-    return {f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text}
+    return {
+        f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text
+    }

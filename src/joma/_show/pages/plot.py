@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from joma._show.plots import Chart
 
 
-def plot(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, clock: bool = False) -> Path:
+def plot(
+    path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, clock: bool = False
+) -> Path:
     """Draw a run: of a watched training, each gauge over the steps, one line per layer, with phases and the loss.
 
     Arguments:

@@ -94,5 +94,11 @@ def _plain(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "–"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= 60 else text[:57] + "…"

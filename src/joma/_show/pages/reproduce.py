@@ -78,10 +78,21 @@ def runner_of(
         from joma.paper.exhibits.choices import with_settings
 
         if len(chosen) != 1:
-            raise ValueError("--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …")
+            raise ValueError(
+                "--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …"
+            )
         chosen = [with_settings(chosen[0], preset, settings)]
     return Runner(
-        chosen, preset, out, seed, claims=not ids, force=force, jobs=jobs, engine=engine, address=address, report=report
+        chosen,
+        preset,
+        out,
+        seed,
+        claims=not ids,
+        force=force,
+        jobs=jobs,
+        engine=engine,
+        address=address,
+        report=report,
     )
 
 
@@ -109,6 +120,8 @@ def _as_typed(value: Any) -> str:
     """A value as `--set` has it."""
     import json
 
-    if isinstance(value, (list, tuple)) and not any(isinstance(item, (list, tuple, Mapping)) for item in value):
+    if isinstance(value, (list, tuple)) and not any(
+        isinstance(item, (list, tuple, Mapping)) for item in value
+    ):
         return ",".join(map(_as_typed, value))
     return value if isinstance(value, str) else json.dumps(value) if value is not None else "none"

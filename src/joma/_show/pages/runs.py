@@ -91,12 +91,16 @@ def report(
     return write_page(page, runs_page(page, runs, title, clock))
 
 
-def runs_page(page: Page, runs: list[Run], title: str | None = None, clock: bool = False, header: str = "") -> str:
+def runs_page(
+    page: Page, runs: list[Run], title: str | None = None, clock: bool = False, header: str = ""
+) -> str:
     """The text of the page of these runs."""
     page.id("summary")
     page.contents.append(("summary", "Runs", ""))
     labels = _labels(runs)
-    comparable = {label: run for label, run in zip(labels, runs, strict=True) if not _is_exhibit(run)}
+    comparable = {
+        label: run for label, run in zip(labels, runs, strict=True) if not _is_exhibit(run)
+    }
     many = len(comparable) > MOST_RUNS
     now = {label: outcome(run) for label, run in comparable.items()}
     sections = [_table(page, runs, labels, now, links=many)]
@@ -139,7 +143,10 @@ def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
     rest = [run for run in runs if run.path.name not in exhibits() or not _is_exhibit(run)]
 
     def others(page: Page) -> list[str]:
-        return [_section(page, run, label, page.id(label)) for label, run in zip(_labels(rest), rest, strict=True)]
+        return [
+            _section(page, run, label, page.id(label))
+            for label, run in zip(_labels(rest), rest, strict=True)
+        ]
 
     return write_report(
         folder, chosen, read_claims(folder), preset=info["config"].get("preset", "?"), seed=info["seed"], path=out,
@@ -151,11 +158,19 @@ def _labels(runs: list[Run]) -> list[str]:
     """Names that tell the runs apart: of the runs, with the folder before it where two are the same."""
     names = [str(run.info.get("name") or run.path.resolve().name) for run in runs]
     twice = {name for name in names if names.count(name) > 1}
-    full = [f"{run.path.resolve().parent.name}/{n}" if n in twice else n for run, n in zip(runs, names, strict=True)]
-    return [f"{name} ({full[:n].count(name) + 1})" if full.count(name) > 1 else name for n, name in enumerate(full)]
+    full = [
+        f"{run.path.resolve().parent.name}/{n}" if n in twice else n
+        for run, n in zip(runs, names, strict=True)
+    ]
+    return [
+        f"{name} ({full[:n].count(name) + 1})" if full.count(name) > 1 else name
+        for n, name in enumerate(full)
+    ]
 
 
-def _table(page: Page, runs: list[Run], labels: list[str], now: dict[str, Outcome], *, links: bool) -> str:
+def _table(
+    page: Page, runs: list[Run], labels: list[str], now: dict[str, Outcome], *, links: bool
+) -> str:
     """Kind, status, what they came to, and the settings in which they differ; if asked, with links to their folders."""
     configs = [_flat({"seed": run.info.get("seed"), **run.info["config"]}) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
@@ -171,7 +186,9 @@ def _table(page: Page, runs: list[Run], labels: list[str], now: dict[str, Outcom
         })  # fmt: skip
     headings = dict.fromkeys(name for row in rows for name, text in row["numbers"].items() if text)
     settings = [key for key in keys if len(values[key]) > 1][:8]
-    return render("runs.html", rows=rows, settings=settings, many=links, numbers=list(headings), TONES=TONES)
+    return render(
+        "runs.html", rows=rows, settings=settings, many=links, numbers=list(headings), TONES=TONES
+    )
 
 
 def _files(page: Page, run: Run) -> list[tuple[str, str]]:
@@ -182,7 +199,9 @@ def _files(page: Page, run: Run) -> list[tuple[str, str]]:
 
 def _drawn_since(run: Run) -> bool:
     """Whether the pictures in the folder were made after its last number."""
-    pictures = [file for ending in ("svg", "pdf") if (file := run.path / f"figure.{ending}").exists()]
+    pictures = [
+        file for ending in ("svg", "pdf") if (file := run.path / f"figure.{ending}").exists()
+    ]
     numbers = run.path / "metrics.jsonl"
     if not (run.done and pictures and numbers.exists()):
         return False
@@ -192,11 +211,17 @@ def _drawn_since(run: Run) -> bool:
 def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
     items: dict[str, Any] = {}
     for key, value in config.items():
-        items |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+        items |= (
+            _flat(value, f"{before}{key}.")
+            if isinstance(value, dict)
+            else {f"{before}{key}": value}
+        )
     return items
 
 
-def _comparison(page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock: bool, many: bool) -> str:
+def _comparison(
+    page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock: bool, many: bool
+) -> str:
     from joma._show.plots import specification
     from joma._show.plots.clock import why_not
     from joma._show.plots.compare import draw
@@ -213,7 +238,9 @@ def _comparison(page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock
             "comparison.html", error=error, tables=tables, labels=list(runs), reason=None, switch=False, caution=caution
         )  # fmt: skip
     trained = {label: run for label, run in runs.items() if run.info["kind"] in ("watch", "train")}
-    reasons = [reason for label, run in trained.items() if (reason := why_not(run, bool(now[label].clock)))]
+    reasons = [
+        reason for label, run in trained.items() if (reason := why_not(run, bool(now[label].clock)))
+    ]
     return render(
         "comparison.html", figure=figure(page, "comparison", spec, alt, None), error=None, tables=tables,
         labels=list(runs), clock=clock, switch=switch(spec), reason=reasons[0] if reasons else None, caution=caution,
@@ -238,7 +265,9 @@ def _section(
 
         if (exhibit := exhibits().get(str(info["config"].get("exhibit")))) is not None:
             preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
-            return exhibit_section(page, exhibit, run.path, preset, info["seed"], id=id, label=title)[1]
+            return exhibit_section(
+                page, exhibit, run.path, preset, info["seed"], id=id, label=title
+            )[1]
     alerts = read_alerts(run.path)
     state = run.state
     page.contents.append((id, label, tone_of(info, state, worst_level(alerts))))
@@ -253,7 +282,11 @@ def _section(
         known["measured on"] = "; ".join(measured_on(info))
     if info.get("missing"):
         known["not written"] = missing_in_words(info["missing"])
-    facts = _flat(info["config"]) | {key: known[key] for key in keys if known.get(key) is not None} | versions(run)
+    facts = (
+        _flat(info["config"])
+        | {key: known[key] for key in keys if known.get(key) is not None}
+        | versions(run)
+    )
     explanation = _explanation(run)
     try:
         spec = json.loads(specification(chart(run, clock)))
@@ -264,7 +297,9 @@ def _section(
         )  # fmt: skip
     alt = f"{info['kind']} run {label}: each gauge over {'τ' if clock else 'its steps'}"
     pictures = _drawn_since(run) and not clock  # those of the folder are over steps
-    drawn = figure(page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures)
+    drawn = figure(
+        page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures
+    )
     command = f"joma plot {shlex.quote(str(run.path))}{' --clock' * clock}"
     return render(
         "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run, now or outcome(run)),
@@ -283,7 +318,9 @@ def _explanation(run: Run) -> str:
         return ""
     rows = [(row.status, cells_of(row)) for row in explanation.rows]
     titles = [column.replace("_", " ") for column in COLUMNS]
-    return render("explanation.html", error=None, rows=rows, columns=titles, notes=explanation.notes)
+    return render(
+        "explanation.html", error=None, rows=rows, columns=titles, notes=explanation.notes
+    )
 
 
 def _attention(page: Page, run: Run, id: str, label: str) -> str:
@@ -295,10 +332,14 @@ def _attention(page: Page, run: Run, id: str, label: str) -> str:
     from joma._show.plots.patterns import draw, shown_layers
 
     alt = f"{label}: attention of each token to each, at steps {', '.join(f'{one.step:,}' for one in patterns.kept)}"
-    drawn = figure(page, page.id(f"{id}-attention"), json.loads(specification(draw(patterns))), alt, None)
+    drawn = figure(
+        page, page.id(f"{id}-attention"), json.loads(specification(draw(patterns))), alt, None
+    )
     sequence = " ".join(patterns.words) if patterns.words else ""
     left_out = len(patterns.layers) > len(shown_layers(patterns))
-    return render("attention.html", figure=drawn, patterns=patterns, sequence=sequence, left_out=left_out)
+    return render(
+        "attention.html", figure=drawn, patterns=patterns, sequence=sequence, left_out=left_out
+    )
 
 
 def _curves(run: Run, now: Outcome) -> dict[str, str]:
@@ -309,6 +350,9 @@ def _curves(run: Run, now: Outcome) -> dict[str, str]:
     points = "checkpoints" if run.info["kind"] == "scan" else "measurements"
     for gauge, curves in now.curves.items():
         rule = now.rules[gauge]
-        items |= {f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}" for n, curve in curves.items()}
+        items |= {
+            f"{titled(gauge)}, layer {n}": f"{curve}: {curve.pattern}"
+            for n, curve in curves.items()
+        }
         items[f"rule for {titled(gauge)}"] = f"{rule.smoothed(points)}{rule}"
     return items

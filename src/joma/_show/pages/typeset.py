@@ -25,13 +25,18 @@ def typeset(text: str) -> Markup:
     """HTML of ``text``: formulas between dollars typeset, code between backticks, sub- and superscripts elsewhere."""
     parts, end = [], 0
     for match in _FORMULA.finditer(text):
-        parts += [_prose(text[end : match.start()]), formula(match[1] or match[2], block=match[1] is not None)]
+        parts += [
+            _prose(text[end : match.start()]),
+            formula(match[1] or match[2], block=match[1] is not None),
+        ]
         end = match.end()
     return Markup("".join([*parts, _prose(text[end:])]))
 
 
 # browsers know the letters of these alphabets, and no longer the attribute that asks for them
-_VARIANT = re.compile(r'<(m[in]) mathvariant="(double-struck|bold|bold-italic|script)">(\w)</m[in]>')
+_VARIANT = re.compile(
+    r'<(m[in]) mathvariant="(double-struck|bold|bold-italic|script)">(\w)</m[in]>'
+)
 
 
 def _letter(match: re.Match[str]) -> str:
@@ -39,7 +44,10 @@ def _letter(match: re.Match[str]) -> str:
     kind = "DIGIT" if letter.isdigit() else "CAPITAL" if letter.isupper() else "SMALL"
     spelt = unicodedata.name(letter).split()[-1]
     alphabet = variant.replace("bold-italic", "bold italic").upper()
-    for name in (f"MATHEMATICAL {alphabet} {kind} {spelt}", f"{alphabet} {kind} {spelt}"):  # ℝ is older than 𝔼
+    for name in (
+        f"MATHEMATICAL {alphabet} {kind} {spelt}",
+        f"{alphabet} {kind} {spelt}",
+    ):  # ℝ is older than 𝔼
         try:
             return f"<{tag}>{unicodedata.lookup(name)}</{tag}>"
         except KeyError:
@@ -53,7 +61,10 @@ def formula(latex: str, *, block: bool = False) -> str:
     from latex2mathml.converter import convert
 
     try:
-        mathml = convert(_MACRO.sub(lambda m: _MACROS[m[0].rstrip()], latex), display="block" if block else "inline")
+        mathml = convert(
+            _MACRO.sub(lambda m: _MACROS[m[0].rstrip()], latex),
+            display="block" if block else "inline",
+        )
     except Exception:  # the converter has an exception class for each way to fail, and IndexError
         return f"<code>{escape(latex)}</code>"
     mathml = re.sub(r"&(?![#\w]+;)", "&amp;", mathml)
@@ -83,16 +94,28 @@ def markdown_table(text: str) -> Markup:
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = [line.strip() for line in block.splitlines()]
-        if len(lines) > 2 and all(line.startswith("|") for line in lines) and set(lines[1]) <= set("|-: "):
-            head, rules, *body = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines)
+        if (
+            len(lines) > 2
+            and all(line.startswith("|") for line in lines)
+            and set(lines[1]) <= set("|-: ")
+        ):
+            head, rules, *body = (
+                [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines
+            )
             kinds = [' class="n"' if rule.endswith(":") else "" for rule in rules]
-            row = "".join(f'<th scope="col"{k}>{_prose(c)}</th>' for c, k in zip(head, kinds, strict=False))
+            row = "".join(
+                f'<th scope="col"{k}>{_prose(c)}</th>' for c, k in zip(head, kinds, strict=False)
+            )
             rows = "".join(
-                "<tr>" + "".join(f"<td{k}>{_prose(c)}</td>" for c, k in zip(cells, kinds, strict=False)) + "</tr>"
+                "<tr>"
+                + "".join(f"<td{k}>{_prose(c)}</td>" for c, k in zip(cells, kinds, strict=False))
+                + "</tr>"
                 for cells in body
             )
             table = f"<table><thead><tr>{row}</tr></thead><tbody>{rows}</tbody></table>"
-            blocks.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
+            blocks.append(
+                f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'
+            )
         else:
             blocks.append(f'<p class="meta">{_prose(" ".join(lines))}</p>')
     return Markup("\n".join(blocks))

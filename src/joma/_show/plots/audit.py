@@ -12,7 +12,9 @@ from joma._show.plots import panels as p
 MOST = 200  # lines: of more tensors the largest changes and an even choice of the others
 
 
-def draw(changes: pd.DataFrame, checkpoints: pd.DataFrame, faults: Sequence[tuple[str, str]], title: str) -> p.Chart:
+def draw(
+    changes: pd.DataFrame, checkpoints: pd.DataFrame, faults: Sequence[tuple[str, str]], title: str
+) -> p.Chart:
     """From the tables of an audit.
 
     Arguments:
@@ -30,11 +32,19 @@ def draw(changes: pd.DataFrame, checkpoints: pd.DataFrame, faults: Sequence[tupl
         chosen = {*by_tensor.index[: MOST // 2], *rest[:: max(1, len(rest) // (MOST // 2))]}
         moving = moving[moving.tensor.isin(chosen)]
     x = p.step_axis(moving.step, scan=True)
-    y = p.y("change", "relative change since the checkpoint before", log=True, format=".0e", ticks=6)
-    lines = p.lines(moving, x, y, detail="tensor", tip=["step", "tensor", "file", "change"], opacity=0.35)
+    y = p.y(
+        "change", "relative change since the checkpoint before", log=True, format=".0e", ticks=6
+    )
+    lines = p.lines(
+        moving, x, y, detail="tensor", tip=["step", "tensor", "file", "change"], opacity=0.35
+    )
     marks = [lines]
     if faults:
-        at = pd.DataFrame(faults, columns=["checkpoint", "fault"]).drop_duplicates().merge(checkpoints, on="checkpoint")
+        at = (
+            pd.DataFrame(faults, columns=["checkpoint", "fault"])
+            .drop_duplicates()
+            .merge(checkpoints, on="checkpoint")
+        )
         top = moving.groupby("step").change.max()
         at = at.assign(change=[float(top.get(step, top.max())) for step in at.step])
         marks.append(p.dots(at, x, y, p.by("fault", "fault"), tip=["step", "checkpoint", "fault"]))

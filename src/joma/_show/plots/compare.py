@@ -40,9 +40,13 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
     together = pd.concat([part for part in means if len(part)] or means, ignore_index=True)
     together = _fewer(clocks.only_told(together) if clock else together)
     if together.empty:
-        raise RunError(f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number")
+        raise RunError(
+            f"{', '.join(runs)}: nothing to compare, no gauge of layers and no plain number"
+        )
     scan = {run.info["kind"] for run in runs.values()} == {"scan"}
-    timed = all(clocks.why_not(run, has_clock(tables[label])) is None for label, run in runs.items())
+    timed = all(
+        clocks.why_not(run, has_clock(tables[label])) is None for label, run in runs.items()
+    )
     x, over = clock_axis() if clock else step_axis(together.step, scan), "tau" if clock else "step"
     if together.t.notna().all():
         axis = alt.Axis(tickCount=5, format="~s", labelOverlap="greedy")
@@ -50,7 +54,9 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
     times = ["step", "tau"] if timed else [over]
     layers = sorted({int(n) for n in together.layer.dropna()})
     names: list[str] = [MEAN, *(f"layer {n}" for n in layers)]
-    choice = alt.param(name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: "))
+    choice = alt.param(
+        name="layer_shown", value=MEAN, bind=alt.binding_select(options=names, name="Layers: ")
+    )
     columns = 1 if max(map(len, runs)) > 24 else 2
     legend = alt.Legend(orient="top", columns=columns, labelLimit=480, symbolLimit=MOST_NAMES)
     colours = alt.Scale(domain=list(runs))
@@ -69,7 +75,12 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
             .mark_line(strokeWidth=1.8, strokeJoin="round")
             .encode(
                 x,
-                alt.Y("value:Q", title=titled(gauge), scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+                alt.Y(
+                    "value:Q",
+                    title=titled(gauge),
+                    scale=alt.Scale(zero=False),
+                    axis=alt.Axis(tickCount=5),
+                ),
                 colour,
                 tooltip=["run:N", "which:N", *_when(times), alt.Tooltip("value:Q", format=".4~g")],
             )
@@ -80,7 +91,9 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
     caution = not_alike({label: run.info for label, run in runs.items()})
     title: Any = alt.Undefined
     if caution:
-        title = alt.TitleParams("Not measured alike", subtitle=textwrap.wrap(caution, 110), anchor="start")
+        title = alt.TitleParams(
+            "Not measured alike", subtitle=textwrap.wrap(caution, 110), anchor="start"
+        )
     columns = 2 if len(panels) in (2, 4) else 3
     chart = alt.concat(*panels, columns=columns, spacing=24, usermeta=switch, title=title)
     return chart.add_params(choice) if layers else chart
@@ -88,7 +101,10 @@ def draw(runs: Mapping[str, Run], clock: bool = False) -> Chart:
 
 def _when(times: list[str]) -> list[alt.Tooltip]:
     formats = {"step": ",d", "tau": ".4~g", "t": ".4~g"}
-    return [alt.Tooltip(f"{name}:Q", title="τ" if name == "tau" else name, format=formats[name]) for name in times]
+    return [
+        alt.Tooltip(f"{name}:Q", title="τ" if name == "tau" else name, format=formats[name])
+        for name in times
+    ]
 
 
 def _means(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +118,9 @@ def _means(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     frame = frame.reindex(columns=[*dict.fromkeys([*frame, "t", "tau", "layer"])])
     usable = [
-        g for g in frame.gauge.unique() if g not in NO_PANEL and set(axes.get(g, ())) <= {"layer", "head", "expert"}
+        g
+        for g in frame.gauge.unique()
+        if g not in NO_PANEL and set(axes.get(g, ())) <= {"layer", "head", "expert"}
     ]
     wide = frame[frame.gauge.isin(usable)]
     keys = ["gauge", "step"]
@@ -119,7 +137,9 @@ def _means(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
     result = result.astype({"value": float, "step": int, "tau": float})
     order = {gauge: n for n, gauge in enumerate(["loss", "valid_loss", "entropy", "stable_rank"])}
-    return result.sort_values("gauge", key=lambda names: names.map(lambda g: (order.get(g, 9), g)), kind="stable")
+    return result.sort_values(
+        "gauge", key=lambda names: names.map(lambda g: (order.get(g, 9), g)), kind="stable"
+    )
 
 
 def _kept(steps: pd.Series[Any], most: int = MOST_OF_LINE) -> set[int]:
@@ -139,5 +159,8 @@ def _fewer(table: pd.DataFrame) -> pd.DataFrame:
         table = table[table.layer.isna()]
         lines = table.groupby(["run", "gauge"]).ngroups
     most = max(FEWEST, MOST // lines)
-    parts = [rows[rows.step.isin(_kept(rows.step, most))] for _, rows in table.groupby(["run", "gauge"], sort=False)]
+    parts = [
+        rows[rows.step.isin(_kept(rows.step, most))]
+        for _, rows in table.groupby(["run", "gauge"], sort=False)
+    ]
     return pd.concat(parts, ignore_index=True)

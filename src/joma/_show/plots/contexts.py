@@ -16,14 +16,27 @@ WIDE = 118  # characters per line
 
 def contexts(title: str, note: str, rows: Mapping[str, Mapping[str, Any]]) -> Chart:
     """One line per context: name -> context as in ``superpose.json``, from as far back as a line holds to its query."""
-    tokens = [{"row": name, **token} for name, context in rows.items() for token in _tokens(context)]
-    frame = pd.DataFrame(tokens, columns=["row", "at", "end", "ink", "text", "shade", "bold", "query"])
-    y = alt.Y("row:N", sort=list(rows), title=None, axis=alt.Axis(grid=False, ticks=False, domain=False))
-    x, ink = (alt.X(name, scale=alt.Scale(domain=[0, WIDE], nice=False), axis=None) for name in ("at:Q", "ink:Q"))
+    tokens = [
+        {"row": name, **token} for name, context in rows.items() for token in _tokens(context)
+    ]
+    frame = pd.DataFrame(
+        tokens, columns=["row", "at", "end", "ink", "text", "shade", "bold", "query"]
+    )
+    y = alt.Y(
+        "row:N", sort=list(rows), title=None, axis=alt.Axis(grid=False, ticks=False, domain=False)
+    )
+    x, ink = (
+        alt.X(name, scale=alt.Scale(domain=[0, WIDE], nice=False), axis=None)
+        for name in ("at:Q", "ink:Q")
+    )
     base = alt.Chart(frame, title=alt.Title(title, subtitle=note))
     shade = alt.Opacity("shade:Q", scale=None, legend=None)
-    shaded = base.mark_rect(height=16).encode(x, alt.X2("end:Q"), y, shade, color=alt.value("#d55e00"))
-    framed = base.transform_filter("datum.query").mark_rect(height=16, fill=None, stroke=INK, strokeWidth=1.2)
+    shaded = base.mark_rect(height=16).encode(
+        x, alt.X2("end:Q"), y, shade, color=alt.value("#d55e00")
+    )
+    framed = base.transform_filter("datum.query").mark_rect(
+        height=16, fill=None, stroke=INK, strokeWidth=1.2
+    )
     layers: list[Any] = [shaded, framed.encode(x, alt.X2("end:Q"), y)]
     for bold in (True, False):
         part = base.transform_filter(f"datum.bold == {str(bold).lower()}").mark_text(

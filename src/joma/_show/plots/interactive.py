@@ -56,7 +56,9 @@ def interactive(spec: Spec) -> tuple[Spec, list[Switch]]:
     for unit in units:
         mark = unit.node["mark"]
         unit.node["mark"] = {"type": mark} if isinstance(mark, str) else mark
-    taken = "bind" in str(spec.get("params", ""))  # a figure that brings its own interaction keeps it
+    taken = "bind" in str(
+        spec.get("params", "")
+    )  # a figure that brings its own interaction keeps it
     if not taken:
         _zoom(units)
     switches = _switches(units, datasets)
@@ -85,12 +87,16 @@ def skeleton(node: Spec) -> Spec:
 def _rounded(row: Spec) -> Spec:
     """A row with its numbers to `DIGITS` digits; whole ones, as steps, stay as they are."""
     return {
-        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) and not value.is_integer() else value
+        key: float(f"{value:.{DIGITS}g}")
+        if isinstance(value, float) and not value.is_integer()
+        else value
         for key, value in row.items()
     }
 
 
-def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ...], zoom: bool) -> Iterator[_Unit]:
+def _units(
+    node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ...], zoom: bool
+) -> Iterator[_Unit]:
     data = node.get("data", {}).get("name", data)
     resolve = node.get("resolve", {}).get("scale", {})
     children: list[Spec] = next((node[key] for key in (*CONCAT, "layer") if key in node), [])
@@ -111,7 +117,9 @@ def _units(node: Spec, data: str | None, view: Spec | None, scale: tuple[int, ..
 def _continuous(unit: _Unit) -> bool:
     encoding = unit.node.get("encoding", {})
     return all(
-        encoding.get(c, {}).get("type") in CONTINUOUS and "field" in encoding[c] and not encoding[c].get("bin")
+        encoding.get(c, {}).get("type") in CONTINUOUS
+        and "field" in encoding[c]
+        and not encoding[c].get("bin")
         for c in "xy"
     )
 
@@ -123,10 +131,16 @@ def _zoom(units: list[_Unit]) -> None:
             continue
         done.add(id(unit.view))
         select = {"type": "interval", "zoom": ZOOM}
-        unit.node.setdefault("params", []).append({"name": f"zoom_{number}", "select": select, "bind": "scales"})
+        unit.node.setdefault("params", []).append(
+            {"name": f"zoom_{number}", "select": select, "bind": "scales"}
+        )
         for other in units:
-            if other.view is unit.view:  # marks and labels may stand over the edge, as drawn, until the reader zooms
-                other.node["mark"].setdefault("clip", {"expr": f"length(data('zoom_{number}_store')) > 0"})
+            if (
+                other.view is unit.view
+            ):  # marks and labels may stand over the edge, as drawn, until the reader zooms
+                other.node["mark"].setdefault(
+                    "clip", {"expr": f"length(data('zoom_{number}_store')) > 0"}
+                )
 
 
 def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switch]:
@@ -139,7 +153,10 @@ def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switc
     switches: list[Switch] = []
     for (_, name), members in groups.items():
         colours = [unit.node["encoding"]["color"] for unit in members]
-        bearer = next((u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None), None)
+        bearer = next(
+            (u for u, c in zip(members, colours, strict=True) if c.get("legend", {}) is not None),
+            None,
+        )
         rows = (row for unit in members for row in datasets.get(unit.data or "", []))
         values = list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
         values = sorted(values) if all(isinstance(v, (int, float)) for v in values) else values
@@ -152,14 +169,22 @@ def _switches(units: list[_Unit], datasets: dict[str, list[Spec]]) -> list[Switc
         switches.append(switch)
         # all are selected at first, and a click takes one out: on and off, as the legend shows
         select = {"type": "point", "fields": [name], "toggle": "true", "clear": False}
-        param = {"name": switch.name, "select": select, "bind": "legend", "value": [{name: v} for v in values]}
+        param = {
+            "name": switch.name,
+            "select": select,
+            "bind": "legend",
+            "value": [{name: v} for v in values],
+        }
         bearer.node.setdefault("params", []).append(param)
         for unit in members:
             unit.node["_switch"] = switch.name
             if "opacity" not in unit.node["encoding"]:
                 mark = unit.node["mark"]
                 full = mark.get("opacity", 0.7 if mark["type"] in FAINT else 1)
-                unit.node["encoding"]["opacity"] = {"condition": {"param": switch.name, "value": full}, "value": 0}
+                unit.node["encoding"]["opacity"] = {
+                    "condition": {"param": switch.name, "value": full},
+                    "value": 0,
+                }
     return switches
 
 

@@ -4,7 +4,9 @@ A figure is a column of rows of panels; a panel is a title around one or more ma
 
 >>> import pandas as pd
 >>> table = pd.DataFrame({"step": [0, 1, 2], "loss": [3.0, 2.0, 1.5]})
->>> drawn = panel("Loss", lines(table, x("step"), y("loss", "nats per token")), note="one line per run")
+>>> drawn = panel(
+...     "Loss", lines(table, x("step"), y("loss", "nats per token")), note="one line per run"
+... )
 >>> row(drawn, drawn).to_dict()["hconcat"][0]["mark"]["type"]
 'line'
 """
@@ -22,10 +24,14 @@ from joma._show.plots.style import INK as INK
 from joma._show.plots.style import Chart as Chart
 
 FAINT, ACCENT = "#57606a", "#0072b2"
-DEPTH = alt.SchemeParams(name="plasma", extent=[0.0, 0.62])  # layers and time, dark to light, all seen on white
+DEPTH = alt.SchemeParams(
+    name="plasma", extent=[0.0, 0.62]
+)  # layers and time, dark to light, all seen on white
 FEW = 12  # layers that a legend names
 DASH = [5, 4]
-Tip = Sequence[str] | Mapping[str, str | None]  # fields, or fields with the formats of their numbers
+Tip = (
+    Sequence[str] | Mapping[str, str | None]
+)  # fields, or fields with the formats of their numbers
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -58,10 +64,14 @@ def _position(
         sort: the order of categories; None is that of the data.
         axis: more of `alt.Axis`.
     """
-    scale = _given(domain=domain and list(domain), zero=zero, clamp=clamp, type="log" if log else None)
+    scale = _given(
+        domain=domain and list(domain), zero=zero, clamp=clamp, type="log" if log else None
+    )
     if log and domain is None:
         scale["nice"] = False
-    shown = _given(format=format) | ({"tickCount": ticks} if isinstance(ticks, int) else _given(values=ticks))
+    shown = _given(format=format) | (
+        {"tickCount": ticks} if isinstance(ticks, int) else _given(values=ticks)
+    )
     if not labels:
         shown |= {"labels": False, "ticks": False}
     elif kind != "Q":
@@ -70,7 +80,9 @@ def _position(
     options: dict[str, Any] = {"shorthand": f"{field}:{kind}", "title": title}
     if kind != "Q":
         options["sort"] = sort
-    return options | _given(axis=alt.Axis(**shown) if shown else None, scale=alt.Scale(**scale) if scale else None)
+    return options | _given(
+        axis=alt.Axis(**shown) if shown else None, scale=alt.Scale(**scale) if scale else None
+    )
 
 
 def x(field: str, title: str | None = None, **options: Any) -> alt.X:
@@ -120,21 +132,42 @@ def shape(field: str, shapes: Mapping[Any, str]) -> alt.Shape:
 def by_layer(layers: int, *, legend: bool = True) -> alt.Color:
     """Colour by depth, dark to light; the legend names all layers, or some of many."""
     scale = alt.Scale(scheme=DEPTH, domain=list(range(layers)))
-    named = range(layers) if layers <= FEW else sorted({round(n * (layers - 1) / (FEW - 1)) for n in range(FEW)})
-    return alt.Color("layer:O", scale=scale, legend=alt.Legend(title="layer", values=list(named)) if legend else None)
+    named = (
+        range(layers)
+        if layers <= FEW
+        else sorted({round(n * (layers - 1) / (FEW - 1)) for n in range(FEW)})
+    )
+    return alt.Color(
+        "layer:O",
+        scale=scale,
+        legend=alt.Legend(title="layer", values=list(named)) if legend else None,
+    )
 
 
 def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
     """Steps; of a scan always on a log axis, which shows step 0 too."""
     if scan and steps.max() > 0:
         ticks = [0, *(10**n for n in range(1 + int(math.log10(steps.max()))))]
-        if sum(steps.min() <= tick <= steps.max() for tick in ticks) < 3:  # of a series within two decades
+        if (
+            sum(steps.min() <= tick <= steps.max() for tick in ticks) < 3
+        ):  # of a series within two decades
             ticks = sorted({0, *(digit * tick for tick in ticks for digit in (1, 2, 5))})
         label = "format(datum.value, '~s')"  # one by one: the axis' own format gives all of them one prefix
-        axis = alt.Axis(labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False)
-        return alt.X("step:Q", title="step", scale=alt.Scale(type="symlog", constant=1, nice=False), axis=axis)
+        axis = alt.Axis(
+            labelExpr=label, grid=False, values=ticks, labelOverlap="greedy", labelFlush=False
+        )
+        return alt.X(
+            "step:Q",
+            title="step",
+            scale=alt.Scale(type="symlog", constant=1, nice=False),
+            axis=axis,
+        )
     log = bool(steps.min() > 0 and steps.max() > 100 * steps.min())
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(type="linear", nice=False, zero=False)
+    scale = (
+        alt.Scale(type="log", nice=False)
+        if log
+        else alt.Scale(type="linear", nice=False, zero=False)
+    )
     axis = alt.Axis(format="~s", grid=not log, tickCount=5, labelOverlap="greedy", labelFlush=False)
     return alt.X("step:Q", title="step", scale=scale, axis=axis)
 
@@ -142,24 +175,37 @@ def step_axis(steps: pd.Series[Any], scan: bool = False) -> alt.X:
 def clock_axis() -> alt.X:
     """The optimiser's clock, under which runs at different rates can be compared."""
     axis = alt.Axis(format="~g", tickCount=5, labelOverlap="greedy", labelFlush=False)
-    return alt.X("tau:Q", title="τ, sum of learning rates", scale=alt.Scale(type="linear", nice=False), axis=axis)
+    return alt.X(
+        "tau:Q",
+        title="τ, sum of learning rates",
+        scale=alt.Scale(type="linear", nice=False),
+        axis=axis,
+    )
 
 
 # marks
 
 
 def _mark(
-    data: pd.DataFrame, *channels: Any, tip: Tip | None = None, detail: str | None = None, more: Sequence[str] = ()
+    data: pd.DataFrame,
+    *channels: Any,
+    tip: Tip | None = None,
+    detail: str | None = None,
+    more: Sequence[str] = (),
 ) -> alt.Chart:
     """A chart with these channels and, of the data, the columns that are used; ``more`` are those of other marks."""
     channels = tuple(channel for channel in channels if channel is not None)
     used = [str(channel.shorthand).rpartition(":")[0] for channel in channels]
-    chart = alt.Chart(data[list(dict.fromkeys([*used, *([detail] if detail else []), *(tip or ()), *more]))])
+    chart = alt.Chart(
+        data[list(dict.fromkeys([*used, *([detail] if detail else []), *(tip or ()), *more]))]
+    )
     chart = chart.encode(*channels, **({"detail": f"{detail}:N"} if detail else {}))
     if not tip:
         return chart
     formats: dict[str, str | None] = dict(tip) if isinstance(tip, Mapping) else dict.fromkeys(tip)
-    return chart.encode(tooltip=[alt.Tooltip(name, **_given(format=form)) for name, form in formats.items()])
+    return chart.encode(
+        tooltip=[alt.Tooltip(name, **_given(format=form)) for name, form in formats.items()]
+    )
 
 
 def lines(
@@ -178,7 +224,9 @@ def lines(
     """
     dots = alt.OverlayMarkDef(size=points) if isinstance(points, float) else points or None
     mark |= _given(strokeDash=DASH if dashed else None, color=colour, point=dots)
-    chart = _mark(data, x, y, by, dash, alt.Order(f"{order}:Q") if order else None, tip=tip, detail=detail)
+    chart = _mark(
+        data, x, y, by, dash, alt.Order(f"{order}:Q") if order else None, tip=tip, detail=detail
+    )
     if bold is None:
         return chart.mark_line(strokeWidth=width, **mark)
     return chart.mark_line(**mark).encode(
@@ -187,11 +235,15 @@ def lines(
     )
 
 
-def layer_lines(data: pd.DataFrame, x: alt.X, y: alt.Y, layers: int, *, legend: bool = True, **mark: Any) -> alt.Chart:
+def layer_lines(
+    data: pd.DataFrame, x: alt.X, y: alt.Y, layers: int, *, legend: bool = True, **mark: Any
+) -> alt.Chart:
     """The column ``value`` over steps, one line per layer, coloured by depth."""
     tip = {"step": None, "layer": None, "value": ".3f"}
     width = 1.8 if layers <= FEW else 1.2
-    return lines(data, x, y, by_layer(layers, legend=legend), detail="layer", tip=tip, width=width, **mark)
+    return lines(
+        data, x, y, by_layer(layers, legend=legend), detail="layer", tip=tip, width=width, **mark
+    )
 
 
 def reference(data: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -201,7 +253,9 @@ def reference(data: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
 
 def levels(*values: float) -> alt.Chart:
     """Dashed horizontal lines."""
-    rule = alt.Chart(pd.DataFrame({"level": values})).mark_rule(strokeDash=DASH, color="black", strokeWidth=1.2)
+    rule = alt.Chart(pd.DataFrame({"level": values})).mark_rule(
+        strokeDash=DASH, color="black", strokeWidth=1.2
+    )
     return rule.encode(alt.Y("level:Q"))
 
 
@@ -212,7 +266,10 @@ def bands(
     """Curves (the column ``middle``) in bands from ``low``, which is the column of y, to ``high``."""
     base = _mark(data, x, y, by, tip=tip, more=[middle, high])
     band = base.encode(alt.Y2(f"{high}:Q"), tooltip=alt.Undefined).mark_area(opacity=opacity)
-    return alt.layer(band, base.encode(alt.Y(f"{middle}:Q")).mark_line(strokeWidth=2, **_given(point=points or None)))
+    return alt.layer(
+        band,
+        base.encode(alt.Y(f"{middle}:Q")).mark_line(strokeWidth=2, **_given(point=points or None)),
+    )
 
 
 def dots(
@@ -231,7 +288,11 @@ def strokes(data: pd.DataFrame, x: alt.X, y: alt.Y, by: alt.Color) -> alt.Chart:
 
 def intervals(data: pd.DataFrame, x: alt.X, y: alt.Y, *channels: Any, high: str) -> alt.Chart:
     """Upright strokes from y to the column ``high``."""
-    return _mark(data, x, y, *channels, more=[high]).encode(alt.Y2(f"{high}:Q")).mark_rule(strokeWidth=1.5)
+    return (
+        _mark(data, x, y, *channels, more=[high])
+        .encode(alt.Y2(f"{high}:Q"))
+        .mark_rule(strokeWidth=1.5)
+    )
 
 
 def heat(
@@ -258,7 +319,9 @@ def bars(
     if chance is None:
         return drawn
     mean, sd = chance
-    level = alt.Chart(pd.DataFrame({"mean": [mean], "low": [max(0.0, mean - 2 * sd)], "high": [mean + 2 * sd]}))
+    level = alt.Chart(
+        pd.DataFrame({"mean": [mean], "low": [max(0.0, mean - 2 * sd)], "high": [mean + 2 * sd]})
+    )
     band = level.mark_rect(color=FAINT, opacity=0.25).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     line = level.mark_rule(color=INK, strokeDash=DASH, strokeWidth=1.5).encode(alt.Y("mean:Q"))
     return alt.layer(drawn, band, line)
@@ -271,7 +334,9 @@ def words(
     """Words at their places; in another colour where the condition ``accent`` holds."""
     chart = _mark(data, x, y, by, alt.Text(f"{text}:N"), tip=tip, more=[accent] if accent else [])
     if accent:
-        chart = chart.encode(color=alt.condition(f"datum.{accent}", alt.value(ACCENT), alt.value(FAINT)))
+        chart = chart.encode(
+            color=alt.condition(f"datum.{accent}", alt.value(ACCENT), alt.value(FAINT))
+        )
     return chart.mark_text(**{"fontSize": 11, **mark})
 
 
@@ -290,11 +355,17 @@ def apart(values: pd.Series[Any], least: float) -> list[float]:
 # together
 
 
-def panel(title: Any, *marks: Any, note: str | None = None, size: tuple[float, float] = (330, 200)) -> Any:
+def panel(
+    title: Any, *marks: Any, note: str | None = None, size: tuple[float, float] = (330, 200)
+) -> Any:
     """Marks over each other, with a title, a line below it, and a size in pixels."""
     chart = marks[0] if len(marks) == 1 else alt.layer(*marks)
     chart = chart.properties(width=size[0], height=size[1])
-    return chart if title is None else chart.properties(title=alt.Title(title, **_given(subtitle=note)))
+    return (
+        chart
+        if title is None
+        else chart.properties(title=alt.Title(title, **_given(subtitle=note)))
+    )
 
 
 def row(*panels: Any, shared: bool = False) -> alt.HConcatChart:

@@ -31,7 +31,10 @@ def draw(patterns: Patterns, *, top: bool = False, size: int = SIZE) -> Chart:
     rows = []
     for place in [len(patterns.layers) - 1] if top else _places(patterns):
         table = _table(patterns, place)
-        panels = [_panel(table[table.step == one.step], name, size) for one, name in zip(kept, names, strict=True)]
+        panels = [
+            _panel(table[table.step == one.step], name, size)
+            for one, name in zip(kept, names, strict=True)
+        ]
         rows.append(row(*panels, shared=True))
     return alt.vconcat(*rows)
 
@@ -50,9 +53,13 @@ def _names(kept: list[Pattern]) -> list[str]:
 def _places(patterns: Patterns) -> list[int]:
     """Among the layers that are kept: the first, the last, and some between, as the cells allow."""
     count = len(patterns.layers)
-    cells = sum(int((weights > 0).sum()) for one in patterns.kept for weights in one.weights) / max(1, count)
+    cells = sum(int((weights > 0).sum()) for one in patterns.kept for weights in one.weights) / max(
+        1, count
+    )
     most = max(1, min(count, int(MOST_CELLS / max(1.0, cells))))
-    return sorted({round(n * (count - 1) / max(1, most - 1)) if most > 1 else count - 1 for n in range(most)})
+    return sorted(
+        {round(n * (count - 1) / max(1, most - 1)) if most > 1 else count - 1 for n in range(most)}
+    )
 
 
 def _table(patterns: Patterns, place: int) -> pd.DataFrame:
@@ -65,7 +72,10 @@ def _table(patterns: Patterns, place: int) -> pd.DataFrame:
         weight = one.shares(place)[query, key].round(4)
         parts.append(pd.DataFrame({"step": one.step, "query": query, "key": key, "weight": weight}))
     table = pd.concat(parts, ignore_index=True)
-    table["from"], table["to"] = [words[n] for n in table["query"]], [words[n] for n in table["key"]]
+    table["from"], table["to"] = (
+        [words[n] for n in table["query"]],
+        [words[n] for n in table["key"]],
+    )
     number, name = list(patterns.layers.items())[place]
     return table.assign(layer=number, module=name)
 
@@ -81,7 +91,12 @@ def _panel(table: pd.DataFrame, name: str, size: int) -> Any:
     words = {int(n): word for n, word in zip(table["key"], table["to"], strict=True)}
     words |= {int(n): word for n, word in zip(table["query"], table["from"], strict=True)}
     first = table.iloc[0]
-    axis: dict[str, Any] = {"grid": False, "ticks": False, "domain": False, "labels": tokens <= MOST_WORDS}
+    axis: dict[str, Any] = {
+        "grid": False,
+        "ticks": False,
+        "domain": False,
+        "labels": tokens <= MOST_WORDS,
+    }
     axis |= {"labelFontSize": 6.5 if tokens > 24 else 8, "labelOverlap": False, "labelPadding": 2}
     shown = [words.get(n, "")[:MOST_LETTERS] for n in range(tokens)]
     axis |= {"labelExpr": f"{json.dumps(shown)}[datum.value]"} if tokens <= MOST_WORDS else {}
@@ -91,7 +106,10 @@ def _panel(table: pd.DataFrame, name: str, size: int) -> Any:
         legend=alt.Legend(format=".2~f", gradientLength=120, values=[0, 0.01, 0.1, 0.25, 0.5, 1]),
     )  # fmt: skip
     tips = [alt.Tooltip("from:N", title="query"), alt.Tooltip("to:N", title="key")]
-    tips += [alt.Tooltip("weight:Q", format=".3f"), alt.Tooltip("query:Q", title="query at", format="d")]
+    tips += [
+        alt.Tooltip("weight:Q", format=".3f"),
+        alt.Tooltip("query:Q", title="query at", format="d"),
+    ]
     tips += [alt.Tooltip("key:Q", title="key at", format="d")]
     return (
         alt.Chart(table[["query", "key", "from", "to", "weight"]])
@@ -102,5 +120,7 @@ def _panel(table: pd.DataFrame, name: str, size: int) -> Any:
             colour,
             tooltip=tips,
         )
-        .properties(width=size, height=size, title=f"layer {first.layer}, {name} (step {first.step:,})")
+        .properties(
+            width=size, height=size, title=f"layer {first.layer}, {name} (step {first.step:,})"
+        )
     )

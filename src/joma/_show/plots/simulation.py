@@ -13,13 +13,17 @@ from joma._show.plots import panels as p
 def draw_run(run: Run) -> p.Chart:
     """From a ``simulate`` run."""
     config = run.info["config"]
-    return draw(run.frame(), f"{config['task']}: {config['attention']} attention, {config['activation']}")
+    return draw(
+        run.frame(), f"{config['task']}: {config['attention']} attention, {config['activation']}"
+    )
 
 
 def draw(frame: pd.DataFrame, title: str) -> p.Chart:
     """From the long frame of a ``simulate`` run; at most 12 tokens and the largest 12 weights are drawn."""
     z, v, entropy, drift = (frame[frame.gauge == gauge] for gauge in ("z", "v", "entropy", "drift"))
-    largest = v.assign(size=v.value.abs()).groupby(["token", "node"])["size"].max().nlargest(12).index
+    largest = (
+        v.assign(size=v.value.abs()).groupby(["token", "node"])["size"].max().nlargest(12).index
+    )
     v = v.set_index(["token", "node"]).loc[largest].reset_index()
     v = v.assign(weight=[f"v[{a}, {b}]" for a, b in zip(v.token, v.node, strict=True)])
     logarithmic = {"log": True, "domain": None} if (drift.value > 0).any() else {}

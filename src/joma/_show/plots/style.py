@@ -10,7 +10,14 @@ import altair as alt
 
 from joma._runs import write_atomic
 
-Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart | alt.FacetChart
+Chart = (
+    alt.Chart
+    | alt.LayerChart
+    | alt.HConcatChart
+    | alt.VConcatChart
+    | alt.ConcatChart
+    | alt.FacetChart
+)
 
 FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, GRID = "#24292f", "#e7eaee"
@@ -84,6 +91,8 @@ def save(chart: Chart, folder: Path) -> None:
     svg = compact(vl_convert.vegalite_to_svg(drawn))
     write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(svg))
     # browsers show a <title> on hovering: the names of layers
-    svg = re.sub(r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)
+    svg = re.sub(
+        r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
+    )
     write_atomic(folder / "figure.svg", svg)
     write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(drawn, scale=2))

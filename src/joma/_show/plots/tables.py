@@ -39,5 +39,13 @@ def latex(caption: str, headers: Sequence[Sequence[str]], rows: Iterable[Sequenc
     body = [" & ".join(f"${cell}$" for cell in row) + r" \\" for row in rows]
     head = [" & ".join(header) + r" \\" for header in headers]
     columns = "l" + "c" * (len(headers[-1]) - 1)
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", *head, r"\hline", *body, r"\hline", r"\end{tabular}"]
+    lines = [
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\hline",
+        *head,
+        r"\hline",
+        *body,
+        r"\hline",
+        r"\end{tabular}",
+    ]
     return "\n".join([f"% {caption}", *lines]) + "\n"

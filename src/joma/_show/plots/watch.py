@@ -26,8 +26,18 @@ TITLES = {
     "max_logit": "largest logit",
     "largest_share": "largest attention received",
 }
-FROM_ZERO = ("entropy", "normalised_entropy", "nonsink_entropy", "sink_mass")  # 0 means something, and is near
-SHAPES = {"dense": "circle", "sparsifying": "triangle-down", "bouncing": "triangle-up", "collapsed": "cross"}
+FROM_ZERO = (
+    "entropy",
+    "normalised_entropy",
+    "nonsink_entropy",
+    "sink_mass",
+)  # 0 means something, and is near
+SHAPES = {
+    "dense": "circle",
+    "sparsifying": "triangle-down",
+    "bouncing": "triangle-up",
+    "collapsed": "cross",
+}
 ALARM = "#d40000"  # of a collapse; other phases differ by shape alone, since colour is depth
 
 
@@ -46,13 +56,18 @@ def draw(run: Run, clock: bool = False) -> Chart:
     heading = _heading(run, frame)
     frame = clocks.only_told(frame) if clock else frame
     axes = [axis for axis in ("layer", "head", "expert") if axis in frame]
-    frame = frame.drop_duplicates(["step", "gauge", *axes], keep="last")  # of steps that were run twice
+    frame = frame.drop_duplicates(
+        ["step", "gauge", *axes], keep="last"
+    )  # of steps that were run twice
     timed = has_clock(frame)
     frame = frame if timed else frame.drop(columns="tau", errors="ignore")
     means = _means(frame, info) if "layer" in frame else {}
     scan = info["kind"] == "scan"
     x = clock_axis() if clock else step_axis(frame.step, scan)
-    when = [alt.Tooltip("step:Q", format=",d"), *([alt.Tooltip("tau:Q", title="τ", format=".4~g")] if timed else [])]
+    when = [
+        alt.Tooltip("step:Q", format=",d"),
+        *([alt.Tooltip("tau:Q", title="τ", format=".4~g")] if timed else []),
+    ]
     layers = {name: 1 + int(table.layer.max()) for name, table in means.items()}
     colour = by_layer(max(layers.values(), default=1))  # a number is the same block in all gauges
     changes, most = _changes(frame, info), uniform_levels(info)
@@ -101,7 +116,13 @@ def _thinned(table: pd.DataFrame, x: alt.X, lines: int = 1) -> pd.DataFrame:
     if len(steps) <= most:
         return table
     kind = x["scale"]["type"]
-    places = np.log(steps) if kind == "log" else np.log1p(steps) if kind == "symlog" else steps.astype(float)
+    places = (
+        np.log(steps)
+        if kind == "log"
+        else np.log1p(steps)
+        if kind == "symlog"
+        else steps.astype(float)
+    )
     wanted = np.linspace(places[0], places[-1], most)
     return table[table[column].isin(steps[np.searchsorted(places, wanted).clip(0, len(steps) - 1)])]
 
@@ -113,17 +134,31 @@ def titled(gauge: str) -> str:
 
 
 def _lines(
-    table: pd.DataFrame, x: alt.X, colour: alt.Color, gauge: str, layers: int, when: list[alt.Tooltip]
+    table: pd.DataFrame,
+    x: alt.X,
+    colour: alt.Color,
+    gauge: str,
+    layers: int,
+    when: list[alt.Tooltip],
 ) -> alt.Chart:
     table = _thinned(table, x, layers)
     label = [f"layer {n}: {module}" for n, module in zip(table.layer, table.module, strict=True)]
     table = table.assign(label=label)
     return (
         alt.Chart(table)
-        .mark_line(strokeWidth=1.8 if layers <= FEW else 1.2, strokeJoin="round", point=len(set(table.step)) == 1)
+        .mark_line(
+            strokeWidth=1.8 if layers <= FEW else 1.2,
+            strokeJoin="round",
+            point=len(set(table.step)) == 1,
+        )
         .encode(
             x,
-            alt.Y("value:Q", title=titled(gauge), scale=alt.Scale(zero=gauge in FROM_ZERO), axis=alt.Axis(tickCount=5)),
+            alt.Y(
+                "value:Q",
+                title=titled(gauge),
+                scale=alt.Scale(zero=gauge in FROM_ZERO),
+                axis=alt.Axis(tickCount=5),
+            ),
             colour,
             detail="layer:N",
             description="label:N",
@@ -165,23 +200,33 @@ def _changes(frame: pd.DataFrame, info: dict[str, Any]) -> pd.DataFrame:
     for layer in sorted(set(rows.layer)) if len(rows) and names else []:
         of_layer = rows[rows.layer == layer]
         codes, steps = of_layer.value.to_numpy(), of_layer.step.to_numpy()
-        changes += [(steps[n], int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))]
+        changes += [
+            (steps[n], int(layer), names[int(codes[n])]) for n in 1 + np.flatnonzero(np.diff(codes))
+        ]
     return pd.DataFrame(changes, columns=["step", "layer", "phase"])
 
 
-def _marks(changes: pd.DataFrame, table: pd.DataFrame, x: alt.X, when: list[alt.Tooltip]) -> alt.Chart:
+def _marks(
+    changes: pd.DataFrame, table: pd.DataFrame, x: alt.X, when: list[alt.Tooltip]
+) -> alt.Chart:
     """A mark where a phase begins, on the line of its layer."""
     few = table.layer.max() < FEW
     at = changes.merge(table, on=["step", "layer"], how="left")
     parts = zip(at.layer, at.module, at.phase, at.step, strict=True)
-    at["label"] = [f"layer {n}: {module}: {phase} at step {step}" for n, module, phase, step in parts]
+    at["label"] = [
+        f"layer {n}: {module}: {phase} at step {step}" for n, module, phase, step in parts
+    ]
     phases = [phase for phase in SHAPES if phase in set(at.phase)]
     phases += sorted(set(at.phase) - set(phases))
-    fill = alt.Scale(domain=phases, range=[ALARM if phase == "collapsed" else INK for phase in phases])
+    fill = alt.Scale(
+        domain=phases, range=[ALARM if phase == "collapsed" else INK for phase in phases]
+    )
     shape = alt.Scale(domain=phases, range=[SHAPES.get(phase, "square") for phase in phases])
     return (
         alt.Chart(at)
-        .mark_point(size=70 if few else 25, stroke="white", strokeWidth=1 if few else 0.4, opacity=1)
+        .mark_point(
+            size=70 if few else 25, stroke="white", strokeWidth=1 if few else 0.4, opacity=1
+        )
         .encode(
             x,
             alt.Y("value:Q"),

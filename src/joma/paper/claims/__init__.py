@@ -1,5 +1,15 @@
 """Claims: the paper's statements, each with a check, a tolerance, a verdict, a control and mutants."""
 
-from joma.paper.claims._registry import Claim, Kind, Result, Variant, check, claim, claims, get, remove
+from joma.paper.claims._registry import (
+    Claim,
+    Kind,
+    Result,
+    Variant,
+    check,
+    claim,
+    claims,
+    get,
+    remove,
+)
 
 __all__ = ["Claim", "Kind", "Result", "Variant", "check", "claim", "claims", "get", "remove"]

@@ -54,7 +54,9 @@ class Variant(str):
         self = super().__new__(cls, form)
         self.mutant = mutant
         self.terms = () if claim is None else claim.terms
-        self._factors = {term: {name.format(term): f for name, f in FACTORS.items()} for term in self.terms}
+        self._factors = {
+            term: {name.format(term): f for name, f in FACTORS.items()} for term in self.terms
+        }
         return self
 
     def factor(self, term: str) -> float:
@@ -90,9 +92,15 @@ class Claim:
     corrected_formula: str = ""
     counterexample: str = ""  # the smallest case that refutes what is printed
     derivation: str = ""  # two lines
-    terms: tuple[str, ...] = field(default=(), compare=False)  # each is put wrong by 1 % either way, and in sign
-    mutants: Mapping[str, str] = field(default_factory=dict, compare=False)  # others: name -> what is changed
-    equivalent: Mapping[str, str] = field(default_factory=dict, compare=False)  # of no effect: name -> why
+    terms: tuple[str, ...] = field(
+        default=(), compare=False
+    )  # each is put wrong by 1 % either way, and in sign
+    mutants: Mapping[str, str] = field(
+        default_factory=dict, compare=False
+    )  # others: name -> what is changed
+    equivalent: Mapping[str, str] = field(
+        default_factory=dict, compare=False
+    )  # of no effect: name -> why
 
     def all_mutants(self) -> tuple[str, ...]:
         """The names of all declared mutants."""
@@ -100,7 +108,9 @@ class Claim:
 
 
 # what a stored result keeps of its claim
-_TEXTS = tuple(f.name for f in fields(Claim) if f.name not in ("check", "_", "terms", "mutants", "equivalent"))
+_TEXTS = tuple(
+    f.name for f in fields(Claim) if f.name not in ("check", "_", "terms", "mutants", "equivalent")
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,12 @@ class Result:
         """A JSON-ready dictionary: the claim's texts and what was measured."""
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "claim"}
         texts = {name: getattr(self.claim, name) for name in _TEXTS}
-        return {**texts, "tolerance": float(self.claim.tolerance), **numbers, "control_rejected": self.control_rejected}
+        return {
+            **texts,
+            "tolerance": float(self.claim.tolerance),
+            **numbers,
+            "control_rejected": self.control_rejected,
+        }
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Result:
@@ -158,7 +173,9 @@ class Result:
 
 
 def _stored(variant: Variant) -> float:
-    raise ArithmeticError("this claim was read from a file, which holds its result and not its check")
+    raise ArithmeticError(
+        "this claim was read from a file, which holds its result and not its check"
+    )
 
 
 _CLAIMS: dict[str, Claim] = {}
@@ -192,7 +209,14 @@ def claim(
     Returns:
         A decorator for a function from a `Variant` to an error, or to one error per case.
 
-    >>> @claim("X.half", source="here", statement="½ + ½ = 1.", tolerance=0.0, measures="|½ + ½ − 1|", control="⅓ + ½")
+    >>> @claim(
+    ...     "X.half",
+    ...     source="here",
+    ...     statement="½ + ½ = 1.",
+    ...     tolerance=0.0,
+    ...     measures="|½ + ½ − 1|",
+    ...     control="⅓ + ½",
+    ... )
     ... def half(variant):
     ...     return abs((1 / 3 if variant == "control" else 0.5) + 0.5 - 1)
     >>> check(get(["X.half"])[0]).verdict.value
@@ -233,7 +257,9 @@ def claims() -> tuple[Claim, ...]:
         entry.load()
     place = {f"joma.paper.claims.{module}": n for n, module in enumerate(_MODULES)}
     # a module may have been imported before the others, so the order of registration is not that of the paper
-    return tuple(sorted(_CLAIMS.values(), key=lambda claim: place.get(claim.check.__module__, len(place))))
+    return tuple(
+        sorted(_CLAIMS.values(), key=lambda claim: place.get(claim.check.__module__, len(place)))
+    )
 
 
 def get(ids: Iterable[str]) -> tuple[Claim, ...]:
@@ -282,7 +308,9 @@ def check(claim: Claim) -> Result:
         if claim.reference is not None:
             values["reference"], _ = largest_error(claim, "reference")
             if values["reference"] > claim.tolerance:
-                raise ArithmeticError(f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}")
+                raise ArithmeticError(
+                    f"the check rejects what is true ({claim.reference}): {values['reference']:.3g}"
+                )
         values["control"], _ = largest_error(claim, "control")
     except Exception as exception:  # one broken check must not hide the others
         verdict, error = Verdict.ERROR, f"{type(exception).__name__}: {exception}"
@@ -301,7 +329,11 @@ def check(claim: Claim) -> Result:
 def largest_error(claim: Claim, form: str, mutant: str = "") -> tuple[float, int]:
     """The largest error of a variant, and the number of cases it was measured on; no case at all is an error."""
     measured = claim.check(Variant(form, claim, mutant))
-    errors = [float(measured)] if isinstance(measured, (int, float)) else [float(error) for error in measured]
+    errors = (
+        [float(measured)]
+        if isinstance(measured, (int, float))
+        else [float(error) for error in measured]
+    )
     if not errors:
         raise ArithmeticError(f"the {form} variant had nothing to check")
     if any(math.isnan(error) for error in errors):

@@ -18,7 +18,9 @@ from joma.theory.setting import Array
 @functools.cache
 def _trained() -> tuple[CDAGPath, Array]:
     """A graph shaped like a tree, outputs starting at w = 0, trained on samples of the tree; its latents z (N, Z)."""
-    tree = HBLT(3, 3, 0.85, class_to_latent=[[0.95, 0.95], [0.95, 0.05], [0.05, 0.95], [0.05, 0.05]])
+    tree = HBLT(
+        3, 3, 0.85, class_to_latent=[[0.95, 0.95], [0.95, 0.05], [0.05, 0.95], [0.05, 0.05]]
+    )
     sample = tree.sample(600, 5)
     beta = {f"b{b}": [f"t{3 * b + i}" for i in range(3)] for b in range(6)}
     alpha: dict[str, list[str]] = {f"a{a}": list(beta) for a in range(2)}
@@ -26,13 +28,17 @@ def _trained() -> tuple[CDAGPath, Array]:
     w0 = graph.small_weights(0.3, 7)
     w0[np.isin(graph.edges[:, 0], graph.outputs)] = 0.0
     labels = np.eye(4)[sample.classes] - 0.25
-    path = graph.train(1 - 2.0 * sample.tokens, labels, w0, np.concatenate([[0.0], np.geomspace(0.01, 30, 40)]))
+    path = graph.train(
+        1 - 2.0 * sample.tokens, labels, w0, np.concatenate([[0.0], np.geomspace(0.01, 30, 40)])
+    )
     z = np.concatenate([labels, *(1 - 2.0 * layer for layer in sample.latents)], axis=1)
     return path, z - z.mean(axis=0)
 
 
 def _angle_sum(c1: Array, c2: Array, c3: Array) -> Array:
-    return np.arccos(np.minimum(c1, 1)) + np.arccos(np.minimum(c2, 1)) + np.arccos(np.minimum(c3, 1))
+    return (
+        np.arccos(np.minimum(c1, 1)) + np.arccos(np.minimum(c2, 1)) + np.arccos(np.minimum(c3, 1))
+    )
 
 
 def _met(c1: Array, c2: Array, c3: Array, limit: float, third: bool = True) -> NDArray[np.bool_]:
@@ -134,7 +140,10 @@ def cdag_t1(variant: Variant) -> Iterator[float]:
     condition="corr(z_β, g_k) > r Σ_i |z_β g_k| with r = (max σ′ − min σ′)/(max σ′ + min σ′): always for linear nodes, never for ReLU",
     counterexample="a ReLU node that is on for the samples with z_β g_k < 0 and off for the others: σ_k′g_k keeps only what is against z_β",
     control="corr(z_β, g_k) > 0.9 r Σ_i |z_β g_k|",
-    mutants={"0.99 r": "the sharp factor moved by 1 %", "no factor": "the condition dropped for leaky nodes"},
+    mutants={
+        "0.99 r": "the sharp factor moved by 1 %",
+        "no factor": "the condition dropped for leaky nodes",
+    },
     derivation="Write σ′ = s + d with s the middle of its range and |d| ≤ rs. Then ⟨z, σ′g⟩ ≥ s⟨z, g⟩ − rs Σ|z g|, with equality when "
     "the slope is smallest where z g > 0 and largest where z g < 0.",
     paper_formula=r"$\mathrm{corr}(z_\beta,f_k)>C_2,\;\mathrm{corr}(z_\beta,g_k)>C_4\;\Rightarrow\;\mathrm{corr}(z_\beta,\sigma_k'g_k)>0$",
@@ -160,7 +169,9 @@ def cdag_recursion(variant: Variant) -> float:
         slope = np.where(a > 0, 1.0, low)
         f = slope * a
         with_z = (z * g).sum(axis=1)
-        premises = ((z * f).sum(axis=1) > 0) & (with_z > factor * (1 - low) / (1 + low) * np.abs(g).sum(axis=1))
+        premises = ((z * f).sum(axis=1) > 0) & (
+            with_z > factor * (1 - low) / (1 + low) * np.abs(g).sum(axis=1)
+        )
         met += int(premises.sum())
         failed += int((premises & ((z * slope * g).sum(axis=1) <= 0)).sum())
     return share(failed, met)
@@ -199,7 +210,9 @@ def cdag_e2(variant: Variant) -> Iterator[float]:
         slopes = 1 - np.tanh(points @ w) ** 2
         slopes = slopes[::-1] if variant.has("x₊ and x₋ exchanged") else slopes
         right = np.zeros(3)
-        for term, slope, point, chosen in zip(("the x₊ term", "the x₋ term"), slopes, points, (z, ~z), strict=True):
+        for term, slope, point, chosen in zip(
+            ("the x₊ term", "the x₋ term"), slopes, points, (z, ~z), strict=True
+        ):
             weight = 1.0 if variant == "control" else chosen.mean()
             right += variant.factor(term) * slope * g[chosen].mean() * weight * point
         yield float(np.abs(left - right).max())
@@ -216,7 +229,10 @@ def cdag_e2(variant: Variant) -> Iterator[float]:
     control="a sigmoid, and x₋ = ½x₊",
     derivation="Eqn. 3 ascends P[1]σ(wᵀx₊) − P[0]σ(wᵀx₋), which has no stationary point when x₊ and x₋ are independent; as either term "
     "saturates its rate dies out and the other one takes over, until both do.",
-    mutants={"a linear node": "the condition on σ dropped", "E[g|0] = +1": "the sign of the gradient at z_α = 0"},
+    mutants={
+        "a linear node": "the condition on σ dropped",
+        "E[g|0] = +1": "the sign of the gradient at z_α = 0",
+    },
 )
 def cdag_e3(variant: Variant) -> Iterator[float]:
     """Where Eqn. 3 leads."""

@@ -16,13 +16,20 @@ from joma.theory.tasks import small_start
 
 SEEDS = [(16, n) for n in range(6)]
 ENDS = {"fixed": 300.0, "targets": 16.0}
-LEAST_DIP, LEAST_BOUNCE = 0.1, 0.2  # of the start, of the dip: the rule of exhibits for solutions without noise
+LEAST_DIP, LEAST_BOUNCE = (
+    0.1,
+    0.2,
+)  # of the start, of the dip: the rule of exhibits for solutions without noise
 
 
 @functools.cache
-def _curves(kind: str, activation: str, attention: str, scale: float = 32.0, held: bool = False) -> tuple[Array, Array]:
+def _curves(
+    kind: str, activation: str, attention: str, scale: float = 32.0, held: bool = False
+) -> tuple[Array, Array]:
     """Attention entropy and stable rank (T, flows) on uneven inputs; with ``held``, attention as it was at the start."""
-    paths = flows("uneven", kind, attention, activation, SEEDS, late_times(ENDS[kind]), scale=scale, tokens=4)
+    paths = flows(
+        "uneven", kind, attention, activation, SEEDS, late_times(ENDS[kind]), scale=scale, tokens=4
+    )
     entropy, rank = paths.entropy(), paths.stable_rank()
     return np.repeat(entropy[:1], len(entropy), axis=0) if held else entropy, rank
 
@@ -30,7 +37,10 @@ def _curves(kind: str, activation: str, attention: str, scale: float = 32.0, hel
 def _stay_down(curves: Array) -> float:
     """The share of curves (T, flows) that do not fall by a tenth of their start and come back by a fifth of that."""
     moves = [(dip_and_rebound(values), values[0]) for values in curves.T]
-    bounced = [dip >= LEAST_DIP * start and rebound >= LEAST_BOUNCE * dip > 0 for (dip, rebound), start in moves]
+    bounced = [
+        dip >= LEAST_DIP * start and rebound >= LEAST_BOUNCE * dip > 0
+        for (dip, rebound), start in moves
+    ]
     return share(bounced.count(False), len(bounced))
 
 
@@ -131,7 +141,9 @@ def s4_rank_nodes(variant: Variant) -> Iterator[float]:
     """Nonlinear nodes: the stable rank falls and comes back."""
     fixed = variant in ("printed", "control") or variant.has("fixed gradients")
     for activation in ("linear",) if variant == "control" else ("relu", "gelu"):
-        _, rank = _curves("fixed" if fixed else "targets", activation, "softmax" if fixed else "exp")
+        _, rank = _curves(
+            "fixed" if fixed else "targets", activation, "softmax" if fixed else "exp"
+        )
         yield _stay_down(rank)
 
 
@@ -164,7 +176,9 @@ def s4_convex(variant: Variant) -> Iterator[float]:
         v, xi, z = small_start(task, rng, 0.7)
         speed = flow.block.smooth_velocity(v, xi, z)
 
-        def objective(s: float, v: Array = v, xi: Array = xi, z: Array = z, flow: JointFlow = flow) -> float:
+        def objective(
+            s: float, v: Array = v, xi: Array = xi, z: Array = z, flow: JointFlow = flow
+        ) -> float:
             """E, s units of time along the velocity."""
             d = flow.block.smooth_velocity(v, xi, z)
             a = flow.block.forward(v + s * d.v, xi + s * d.xi, z + s * d.z)[1]
@@ -174,5 +188,7 @@ def s4_convex(variant: Variant) -> Iterator[float]:
         E = objective(0.0)
         euler = (v * speed.v).sum() + (0.0 if variant.has("without ξ") else (xi * speed.xi).sum())
         yield abs(variant.factor("E") * E - euler) / max(0.01, abs(E))
-        square = (speed.v**2).sum() + (speed.xi**2).sum() + variant.factor("‖ż‖²") * (speed.z**2).sum()
+        square = (
+            (speed.v**2).sum() + (speed.xi**2).sum() + variant.factor("‖ż‖²") * (speed.z**2).sum()
+        )
         yield abs((objective(1e-5) - objective(-1e-5)) / 2e-5 - square) / max(0.01, square)

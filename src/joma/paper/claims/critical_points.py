@@ -46,10 +46,14 @@ def e56(variant: Variant) -> Iterator[float]:
     """The two ratios at true critical points."""
     for mixture, v, xi in critical_points():
         plus, minus = variant.factor("ρ") * distances(mixture, v, xi, variant)
-        ratio = -mixture.a[1] / mixture.a[0] if variant != "control" else -mixture.a[0] / mixture.a[1]
+        ratio = (
+            -mixture.a[1] / mixture.a[0] if variant != "control" else -mixture.a[0] / mixture.a[1]
+        )
         thetas = mixture.thetas
         yield float(abs(variant.factor("F ratio") * thetas.F(plus) / thetas.F(minus) / ratio - 1))
-        yield float(abs(variant.factor("θ₁ ratio") * thetas.theta1(plus) / thetas.theta1(minus) / ratio - 1))
+        yield float(
+            abs(variant.factor("θ₁ ratio") * thetas.theta1(plus) / thetas.theta1(minus) / ratio - 1)
+        )
 
 
 @claim(
@@ -79,7 +83,12 @@ def e56(variant: Variant) -> Iterator[float]:
 )
 def e56_sufficiency(variant: Variant) -> Iterator[float]:
     """The field where Eqn. 56 holds."""
-    for n, nu, weights in ((3, 3.0, (0.4, -0.6)), (3, 3.0, (0.6, -0.4)), (2, 1.5, (0.5, -0.7)), (5, 4.0, (0.3, -0.5))):
+    for n, nu, weights in (
+        (3, 3.0, (0.4, -0.6)),
+        (3, 3.0, (0.6, -0.4)),
+        (2, 1.5, (0.5, -0.7)),
+        (5, 4.0, (0.3, -0.5)),
+    ):
         family, a = StudentT(n, nu=nu), np.array(weights)
         (ray,) = critical_rays(family, a).rays
         plus, minus = ray.rho
@@ -93,7 +102,9 @@ def e56_sufficiency(variant: Variant) -> Iterator[float]:
         if variant == "control":  # along the axis, ξ̇ = 0 solved for ρ₋ with ρ₊ = ρ₋ ± D
             step = float(np.sign(gap)) * D
 
-            def balance(m: float, a: Array = a, family: Radial = family, step: float = step) -> float:
+            def balance(
+                m: float, a: Array = a, family: Radial = family, step: float = step
+            ) -> float:
                 return float(a[0] * family.cdf(m + step) + a[1] * family.cdf(m))
 
             grid = np.linspace(-5.0, 5.0, 201)
@@ -128,7 +139,9 @@ def e57_inverse(variant: Variant) -> Iterator[float]:
     r = np.linspace(0.05, 0.95, 10)
     for family in (Gaussian(3), StudentT(3, nu=3.0), ExpNorm(3)):
         thetas = Thetas(family)
-        y = {"printed": thetas.inverse(r), "control": 1 - thetas.theta1(r)}.get(str(variant), thetas.theta1(r))
+        y = {"printed": thetas.inverse(r), "control": 1 - thetas.theta1(r)}.get(
+            str(variant), thetas.theta1(r)
+        )
         y = variant.factor("y") * y
         inside = (y > 0) & (y < 1)
         G = np.full(len(r), np.inf)  # outside (0, 1) G has no value
@@ -155,7 +168,11 @@ class _Tent(Radial):
             min(
                 w.real
                 for w in np.roots(
-                    [(1 / e - 0.5) * (e / 6 - 0.25), (1 / e - 0.5) / 4 + (e / 6 - 0.25) / 2, 0.125 - self.product]
+                    [
+                        (1 / e - 0.5) * (e / 6 - 0.25),
+                        (1 / e - 0.5) / 4 + (e / 6 - 0.25) / 2,
+                        0.125 - self.product,
+                    ]
                 )
             )
         )
@@ -266,7 +283,10 @@ def e59_range(variant: Variant) -> Iterator[float]:
     corrected_formula=r"$y_-<\frac12<y_+\iff F(\rho_\pm)/\theta_1(\rho_\pm)>2\,\theta_2(0)$, for $a_->a_+$ and a level with one minimum",
     derivation=r"$h=F/\theta_1$ falls to one minimum and rises again, and both points have the level $h(\rho_+)=h(\rho_-)$: they lie on either side of 0 iff "
     r"that level is above $h(0)=2\theta_2(0)$.",
-    mutants={"0.99 · 2θ₂(0)": "the level moved by 1 %", "a₋ < a₊": "the other order of the weights"},
+    mutants={
+        "0.99 · 2θ₂(0)": "the level moved by 1 %",
+        "a₋ < a₊": "the other order of the weights",
+    },
 )
 def a4_sides(variant: Variant) -> Iterator[float]:
     """On which side of 0 the two distances are."""
@@ -277,7 +297,9 @@ def a4_sides(variant: Variant) -> Iterator[float]:
         for ratio in (*np.round(np.geomspace(1.05, 60.0, 60), 3), 1000.0):
             for ray in _rays(nu, float(ratio)):
                 plus, minus = ray.rho[::-1] if variant.has("a₋ < a₊") else ray.rho
-                if variant != "printed" and float(thetas.level(plus)) <= above * 2 * float(thetas.theta2(0.0)):
+                if variant != "printed" and float(thetas.level(plus)) <= above * 2 * float(
+                    thetas.theta2(0.0)
+                ):
                     continue
                 met, failed = met + 1, failed + (not minus < 0 < plus)
     yield share(failed, met)
@@ -316,6 +338,9 @@ def a4_superposition(variant: Variant) -> Iterator[float]:
         b[:half, 0], b[half:, 1] = rng.dirichlet(np.ones(half)), rng.dirichlet(np.ones(half))
         if variant == "control":
             b = rng.dirichlet(np.ones(M), size=2).T
-        w = E[:, :M] @ (variant.factor("v") * v.sum(axis=1)) + sign * variant.factor("ξ") * E[:, M:] @ xi
+        w = (
+            E[:, :M] @ (variant.factor("v") * v.sum(axis=1))
+            + sign * variant.factor("ξ") * E[:, M:] @ xi
+        )
         activations = w @ (E[:, :M] @ b + E[:, M:])
         yield float(np.abs(activations - ((v * b).sum(axis=0) + xi)).max())

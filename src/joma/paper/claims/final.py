@@ -14,23 +14,35 @@ from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 
 
-def rest(flow: JointFlow, v: Array, xi: Array, z: Array, tolerance: float = 1e-10) -> tuple[Array, Array, Array]:
+def rest(
+    flow: JointFlow, v: Array, xi: Array, z: Array, tolerance: float = 1e-10
+) -> tuple[Array, Array, Array]:
     """(v, ξ, z) of a joint flow where no component of the loss's gradient in (u, ξ) exceeds the tolerance."""
     task, span = flow.task, 20.0
     while span < 1e8:
-        path = flow.integrate(span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000)
+        path = flow.integrate(
+            span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000
+        )
         if not path.done:
             raise ArithmeticError(path.status)
         v, xi, z = path.v[-1], path.xi[-1], path.z[-1]
         g = task.p[:, None] * task.gradient(flow.attention.weights(z, task.x) @ v + xi)
-        if max(np.abs(task.x.T @ g / flow.attention.A).max(), np.abs(g.sum(axis=0)).max()) <= tolerance:
+        if (
+            max(np.abs(task.x.T @ g / flow.attention.A).max(), np.abs(g.sum(axis=0)).max())
+            <= tolerance
+        ):
             return v, xi, z
         span *= 3
     raise ArithmeticError("the flow has not come to rest")
 
 
 def random_task(
-    rng: np.random.Generator, nodes: int, *, samples: int = 12, tokens: int = 3, labels: bool = False
+    rng: np.random.Generator,
+    nodes: int,
+    *,
+    samples: int = 12,
+    tokens: int = 3,
+    labels: bool = False,
 ) -> Task:
     """A task whose loss has a unique minimiser if there are more samples than tokens; soft labels never separate."""
     x, p = rng.random((samples, tokens)), rng.random(samples) + 0.1
@@ -127,7 +139,9 @@ def end_unique(variant: Variant) -> Iterator[float]:
         if variant == "control":
             v0 = start[0] if task.loss == "classification" else 0 * start[0]
             c = start[2] - r / (2 * T) * (v0**2).sum(axis=1)
-            u = end.u - (end.u.mean(axis=1, keepdims=True) if task.loss == "classification" else 0.0)
+            u = end.u - (
+                end.u.mean(axis=1, keepdims=True) if task.loss == "classification" else 0.0
+            )
             z = c + T / 2 * lambertw(r / T**2 * np.exp(-2 * c / T) * (u**2).sum(axis=1)).real
         yield float(np.abs(z - z_rest).max())
 
@@ -168,5 +182,7 @@ def end_mirror(variant: Variant) -> Iterator[float]:
             v0, xi0, z0 = start
             rate = 1.01 if variant.has("r × 1.01") else 1.0
             z0 = z0 + (0.01 if variant.has("z(0) + 0.01") else 0.0)
-            yield float(np.abs(final_attention(task, v0, xi0, z0, attention_lr=rate).z - ends[-1]).max())
+            yield float(
+                np.abs(final_attention(task, v0, xi0, z0, attention_lr=rate).z - ends[-1]).max()
+            )
     yield float(np.abs(ends[0] - ends[1]).max())

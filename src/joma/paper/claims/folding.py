@@ -38,13 +38,21 @@ def _gap(attention: str, law: Law, momentum: float = 0.0) -> Iterator[float]:
             step_xi = momentum * step_xi + step * velocity.xi
             z = z + law(flow, v, step_v, z)
             v, xi = v + step_v, xi + step_xi
-            worst = max(worst, float(np.abs(z - path.z[n + 1]).max()), float(np.abs(v - path.v[n + 1]).max()))
+            worst = max(
+                worst,
+                float(np.abs(z - path.z[n + 1]).max()),
+                float(np.abs(v - path.v[n + 1]).max()),
+            )
         yield worst / float(np.abs(path.z - path.z[0]).max())
 
 
 def _factor(flow: JointFlow, variant: Variant) -> float:
     """r/T, or r for linear attention; as the variant has it."""
-    T = 1.0 if flow.attention.kind == "linear" or variant.has("T left out") else flow.attention.temperature
+    T = (
+        1.0
+        if flow.attention.kind == "linear" or variant.has("T left out")
+        else flow.attention.temperature
+    )
     return (1.0 if variant.has("r left out") else flow.ratio) / T
 
 
@@ -131,7 +139,9 @@ def fold_momentum(variant: Variant) -> Iterator[float]:
     for attention in ("exp", "linear"):
         memory = np.zeros(8)
 
-        def law(flow: JointFlow, v: Array, dv: Array, z: Array, linear: bool = attention == "linear") -> Array:
+        def law(
+            flow: JointFlow, v: Array, dv: Array, z: Array, linear: bool = attention == "linear"
+        ) -> Array:
             nonlocal memory
             scale = flow.ratio if linear else flow.ratio / flow.attention.temperature
             drive = variant.factor("Σ v ∘ Δv") * scale * (v * dv).sum(axis=1)
@@ -171,7 +181,9 @@ def fold_queries(variant: Variant) -> Iterator[float]:
     rng = np.random.default_rng(15)
     for attention in ("exp", "linear"):
         task = random_gradients(rng, samples=18, tokens=6, nodes=3)
-        flow = BlockFlow(task, np.arange(18) % 3, attention, "gelu", attention_lr=3.0, temperature=0.8)
+        flow = BlockFlow(
+            task, np.arange(18) % 3, attention, "gelu", attention_lr=3.0, temperature=0.8
+        )
         v0 = 0.5 * rng.standard_normal((6, 3))
         z0 = 0.3 * rng.standard_normal((3, 6)) + (1.5 if attention == "linear" else -1.0)
         path = flow.descend(100, 0.02, v0, None, z0)
@@ -182,9 +194,13 @@ def fold_queries(variant: Variant) -> Iterator[float]:
             s = flow.block.forces(a, flow.activation.derivative(a))
             parts = 0.02 * np.einsum("iq,il,ik->qlk", flow.block.one_hot, b, s)  # (Q, M, K)
             xi, total = xi + 0.02 * flow.block.one_hot.T @ s, total + parts
-            used = np.broadcast_to(parts.mean(axis=0), parts.shape) if variant == "control" else parts
+            used = (
+                np.broadcast_to(parts.mean(axis=0), parts.shape) if variant == "control" else parts
+            )
             used = np.roll(used, 1, axis=0) if variant.has("next query") else used
-            along = variant.factor("Σ v ∘ ΔV") * ((total if variant.has("own part for v") else v) * used).sum(axis=2)
+            along = variant.factor("Σ v ∘ ΔV") * (
+                (total if variant.has("own part for v") else v) * used
+            ).sum(axis=2)
             z = z + scale * (along / z if attention == "linear" else along)
             v = v + parts.sum(axis=0)
         yield float(np.abs(z - path.z[-1]).max() / np.abs(path.z[-1] - z0).max())

@@ -57,7 +57,9 @@ def _trees() -> tuple[Enumerated, ...]:
     return tuple(out)
 
 
-def _theorem5(variant: Variant, case: Enumerated, rho0: Array, power: float = 2.0) -> Iterator[float]:
+def _theorem5(
+    variant: Variant, case: Enumerated, rho0: Array, power: float = 2.0
+) -> Iterator[float]:
     """Errors of Theorem 5 with this ρ₀ of each top latent, over all pairs below a common latent."""
     one, two, three = (variant.factor(term) if term in variant.terms else 1.0 for term in THEOREM5)
     L = case.tree.L
@@ -123,7 +125,9 @@ def l9(variant: Variant) -> Iterator[float]:
         y, p = enumerate_states(tree)
 
         def given(i: int, j: int, y: Array = y, p: Array = p) -> Array:
-            joint = np.array([[p[(y[:, i] == a) & (y[:, j] == b)].sum() for b in (0, 1)] for a in (0, 1)])
+            joint = np.array(
+                [[p[(y[:, i] == a) & (y[:, j] == b)].sum() for b in (0, 1)] for a in (0, 1)]
+            )
             return joint / joint.sum(axis=0)
 
         inner = [1, 2, 3] if variant == "printed" else [3, 2, 1]  # β₁, β₂, β₃
@@ -221,7 +225,10 @@ def t5_rho0(variant: Variant) -> Iterator[float]:
     paper_formula=r"common latent ancestor: $\tfrac12\,\frac{1+\rho^{2H}-2\rho^{L-1}\rho_0}{1-\rho^{L-1}\rho_0}$",
     corrected_formula=r"common class: $\tfrac12\,\frac{1-\rho^{L-1}(\rho_0^l+\rho_0^m)+\rho^{2L-2}\,\mathbb E_k[(2q^l_k-1)(2q^m_k-1)]}{1-\rho^{L-1}\rho_0^m}$",
     terms=("κ", "ρ₀ˡ"),
-    mutants={"Theorem 5, H = L": "the formula for a common latent", "l and m exchanged": "ρ₀ˡ below"},
+    mutants={
+        "Theorem 5, H = L": "the formula for a common latent",
+        "l and m exchanged": "ρ₀ˡ below",
+    },
 )
 def t5_class(variant: Variant) -> Iterator[float]:
     """Pairs whose common ancestor is the class."""
@@ -230,7 +237,11 @@ def t5_class(variant: Variant) -> Iterator[float]:
         for l, m in zip(*np.nonzero(case.H == L), strict=True):
             first, second = case.top[l], case.top[m]
             kappa = float(case.tree.prior @ (spin[:, first] * spin[:, second]))
-            kappa = float(rho0[first] * rho0[second]) if variant == "control" else variant.factor("κ") * kappa
+            kappa = (
+                float(rho0[first] * rho0[second])
+                if variant == "control"
+                else variant.factor("κ") * kappa
+            )
             a, b = variant.factor("ρ₀ˡ") * rho0[first], rho0[second]
             a, b = (b, a) if variant.has("l and m exchanged") else (a, b)
             if variant.has("Theorem 5, H = L"):
@@ -261,7 +272,9 @@ def e8(variant: Variant) -> Iterator[float]:
     for L in range(2, 7):
         remainders = []
         for epsilon in (2.0**-12, 2.0**-13):
-            tree = HBLT(L, 2, 1 - epsilon, class_to_latent=[[1.0], [1 - epsilon]])  # ρ₀ = 2(1 − ε/2) − 1
+            tree = HBLT(
+                L, 2, 1 - epsilon, class_to_latent=[[1.0], [1 - epsilon]]
+            )  # ρ₀ = 2(1 − ε/2) − 1
             H, P = tree.heights()[0], tree.cooccurrence()[0]
             first = epsilon * H * (2 * H + (L if variant == "control" else -L)) / (2 * L)
             first = 0 * first if variant == "printed" else variant.factor("first order") * first

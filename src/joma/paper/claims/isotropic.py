@@ -44,7 +44,9 @@ def _panel(low: float, high: float) -> tuple[Array, Array]:
     return low + (high - low) * t, weight * (high - low)
 
 
-def spherical(family: Radial, psi: Callable[[Any], Any], v: Array, xi: float, mean: Array) -> tuple[float, Array]:
+def spherical(
+    family: Radial, psi: Callable[[Any], Any], v: Array, xi: float, mean: Array
+) -> tuple[float, Array]:
     """E[ψ(v·x + ξ)] and E[x ψ(v·x + ξ)] in R³, by quadrature over radius, latitude about v and longitude.
 
     Straight from the density p₀(‖x − x̄‖): no marginal, no θ, none of what the lemmas are about.
@@ -60,41 +62,67 @@ def spherical(family: Radial, psi: Callable[[Any], Any], v: Array, xi: float, me
         radial = radial * family.density(radius) * radius**2
         kink = np.clip(-r / (norm * radius), -1, 1)  # the cosine at which ψ jumps
         for ends in ((-np.ones_like(kink), kink), (kink, np.ones_like(kink))):
-            c = ends[0][:, None] + (ends[1] - ends[0])[:, None] * (_GAUSS[0] + 1) / 2  # (radii, cosines)
+            c = (
+                ends[0][:, None] + (ends[1] - ends[0])[:, None] * (_GAUSS[0] + 1) / 2
+            )  # (radii, cosines)
             weight = radial[:, None] * (ends[1] - ends[0])[:, None] * _GAUSS[1] / 2
             value = weight * psi(norm * radius[:, None] * c + r)
             for angle in 2 * np.pi * np.arange(3) / 3:
                 across = np.sqrt(1 - c**2)
                 first += 2 * np.pi / 3 * value.sum()
-                moment = (value * radius[:, None] * c).sum() * axis + (value * radius[:, None] * across).sum() * (
-                    np.cos(angle) * others[0] + np.sin(angle) * others[1]
-                )
+                moment = (value * radius[:, None] * c).sum() * axis + (
+                    value * radius[:, None] * across
+                ).sum() * (np.cos(angle) * others[0] + np.sin(angle) * others[1])
                 second += 2 * np.pi / 3 * moment
     return float(first), second + first * mean
 
 
 @functools.cache
-def _expectations() -> tuple[tuple[Radial, str, float, Array, Array, Array, float, float, Array], ...]:
+def _expectations() -> tuple[
+    tuple[Radial, str, float, Array, Array, Array, float, float, Array], ...
+]:
     """Families, ψ and ‖v‖ with random v, x̄ and ξ: (family, ψ, ‖v‖, v, x̄, basis, ξ, E[ψ], E[xψ]) by quadrature."""
     rng = np.random.default_rng(0)
     cases = []
-    for n, family in enumerate((Gaussian(3), UniformBall(3, 1.5), StudentT(3, nu=5.0), Laplace(3), ExpNorm(3, 0.5))):
+    for n, family in enumerate(
+        (Gaussian(3), UniformBall(3, 1.5), StudentT(3, nu=5.0), Laplace(3), ExpNorm(3, 0.5))
+    ):
         M = 4 if n == 0 else 3  # the first one lives in a subspace
         for norm in NORMS:
             for name, psi in PSI.items():
                 basis = np.linalg.qr(rng.standard_normal((M, 3)))[0]
-                mean, direction, xi = 0.5 * rng.standard_normal(M), rng.standard_normal(M), float(rng.normal(0, 0.4))
+                mean, direction, xi = (
+                    0.5 * rng.standard_normal(M),
+                    rng.standard_normal(M),
+                    float(rng.normal(0, 0.4)),
+                )
                 v = norm * direction / np.linalg.norm(basis.T @ direction)
                 outside = mean - basis @ (basis.T @ mean)  # of x̄, outside the subspace
-                first, second = spherical(family, psi, basis.T @ v, xi + float(v @ outside), basis.T @ mean)
-                cases.append((family, name, norm, v, mean, basis, xi, first, basis @ second + first * outside))
+                first, second = spherical(
+                    family, psi, basis.T @ v, xi + float(v @ outside), basis.T @ mean
+                )
+                cases.append(
+                    (
+                        family,
+                        name,
+                        norm,
+                        v,
+                        mean,
+                        basis,
+                        xi,
+                        first,
+                        basis @ second + first * outside,
+                    )
+                )
     return tuple(cases)
 
 
 @functools.cache
 def _integrals(family: Radial, psi: str, scale: float, r: float) -> tuple[float, float]:
     """∫ψ(scale·s + r)p_n(s)ds and ∫sψ(scale·s + r)p_n(s)ds."""
-    first, second = expectation(family, PSI[psi], scale * np.eye(family.n)[0], r, np.zeros(family.n))
+    first, second = expectation(
+        family, PSI[psi], scale * np.eye(family.n)[0], r, np.zeros(family.n)
+    )
     return first, float(second[0])
 
 
@@ -126,7 +154,9 @@ def l1(variant: Variant) -> Iterator[float]:
         r, inside = float(v @ mean + xi), basis @ (basis.T @ v)
         unit = inside / np.linalg.norm(inside)
         scale = {"printed": 1.0, "control": norm**2}.get(str(variant), norm)
-        theta1, theta2 = _integrals(family, name, 1.01 * scale if variant.has("‖v‖ × 1.01 in ψ") else scale, r)
+        theta1, theta2 = _integrals(
+            family, name, 1.01 * scale if variant.has("‖v‖ × 1.01 in ψ") else scale, r
+        )
         if variant == "printed":
             first, second = theta1 / norm, theta1 / norm * mean + theta2 / norm**2 * unit
         else:
@@ -196,7 +226,12 @@ def e33(variant: Variant) -> Iterator[float]:
     radius, weight = _panel(0.0, np.inf)
     for n in range(2, 8):
         m = n + 1 if variant == "control" else n
-        one = variant.factor("factor of Eqn. 35") * (m - 1) * np.pi ** ((m - 1) / 2) / gamma((m + 1) / 2)
+        one = (
+            variant.factor("factor of Eqn. 35")
+            * (m - 1)
+            * np.pi ** ((m - 1) / 2)
+            / gamma((m + 1) / 2)
+        )
         even = (m % 2 == 0) != variant.has("even and odd")
         bottom = (float(factorial2(m - 3)) if m > 2 else 1.0) if even else float(gamma((m - 1) / 2))
         two = (2 ** (m / 2) * np.pi ** (m / 2 - 1) if even else 2 * np.pi ** ((m - 1) / 2)) / bottom
@@ -220,12 +255,18 @@ def _fields() -> tuple[tuple[Mixture, Array, float, Array, float], ...]:
     cases = []
     for family in (StudentT(3, nu=5.0), Gaussian(3), ExpNorm(3)):
         for low in (0.0, 0.1, -0.5):
-            centres, a = 0.6 * rng.standard_normal((3, 3)), rng.uniform(0.2, 1.0, size=3) * np.array([1, -1, 1])
+            centres, a = (
+                0.6 * rng.standard_normal((3, 3)),
+                rng.uniform(0.2, 1.0, size=3) * np.array([1, -1, 1]),
+            )
             mixture = Mixture(family, centres, a, slopes=(low, 1.0))
             for norm in NORMS:
                 v, xi = rng.standard_normal(3), float(rng.normal(0, 0.4))
                 v *= norm / np.linalg.norm(v)
-                parts = [spherical(family, mixture.thetas.activation().derivative, v, xi, mean) for mean in centres]
+                parts = [
+                    spherical(family, mixture.thetas.activation().derivative, v, xi, mean)
+                    for mean in centres
+                ]
                 v_dot = sum(weight * part[1] for weight, part in zip(a, parts, strict=True))
                 xi_dot = sum(weight * part[0] for weight, part in zip(a, parts, strict=True))
                 cases.append((mixture, v, xi, np.asarray(v_dot), float(xi_dot)))
@@ -316,9 +357,16 @@ def l3(variant: Variant) -> Iterator[float]:
             thetas = Thetas(family, pair)
 
             def both(r: Array, thetas: Thetas = thetas) -> Array:
-                return variant.factor("θ₂") * thetas.theta2(r) + sign * variant.factor("rθ₁") * r * thetas.theta1(r)
+                return variant.factor("θ₂") * thetas.theta2(r) + sign * variant.factor(
+                    "rθ₁"
+                ) * r * thetas.theta1(r)
 
-            yield float(np.abs(_derivative(both, _OFF) - variant.factor("θ₁ on the right") * thetas.theta1(_OFF)).max())
+            yield float(
+                np.abs(
+                    _derivative(both, _OFF)
+                    - variant.factor("θ₁ on the right") * thetas.theta1(_OFF)
+                ).max()
+            )
             yield float(-np.diff(thetas.F(np.linspace(-8, 8, 1601))).min())
             yield 1e5 - float(thetas.F(1e6))
             if pair[0] == 0 and getattr(family, "nu", 9) > 2:
@@ -352,7 +400,9 @@ def critical_points() -> tuple[tuple[Mixture, Array, float], ...]:
         for ray in critical_rays(family, a, slopes=slopes).rays:
             for norm in NORMS:
                 start, xi0 = ray.point(np.stack([ray.separation * axis, np.zeros(n)]), norm)
-                guess = np.concatenate([start, [xi0, ray.separation]]) * (1 + 0.03 * rng.standard_normal(n + 2))
+                guess = np.concatenate([start, [xi0, ray.separation]]) * (
+                    1 + 0.03 * rng.standard_normal(n + 2)
+                )
 
                 def residual(
                     y: Array,
@@ -363,15 +413,27 @@ def critical_points() -> tuple[tuple[Mixture, Array, float], ...]:
                     axis: Array = axis,
                     norm: float = norm,
                 ) -> Array:
-                    mixture = Mixture(family, np.stack([y[-1] * axis, np.zeros(n)]), np.array(a), slopes=slopes)
+                    mixture = Mixture(
+                        family, np.stack([y[-1] * axis, np.zeros(n)]), np.array(a), slopes=slopes
+                    )
                     v_dot, xi_dot = mixture.field(y[:n], y[n])
                     return np.concatenate([v_dot, [xi_dot, (y[:n] @ y[:n]) / norm**2 - 1]])
 
-                solution = root(residual, guess, method="lm", options={"xtol": 1e-15, "ftol": 1e-15})
+                solution = root(
+                    residual, guess, method="lm", options={"xtol": 1e-15, "ftol": 1e-15}
+                )
                 if np.abs(solution.fun).max() > 1e-11 or abs(solution.x[-1]) < 1e-3:
-                    raise ArithmeticError(f"no critical point found: residual {np.abs(solution.fun).max():.2g}")
+                    raise ArithmeticError(
+                        f"no critical point found: residual {np.abs(solution.fun).max():.2g}"
+                    )
                 centres = np.stack([solution.x[-1] * axis, np.zeros(n)])
-                out.append((Mixture(family, centres, np.array(a), slopes=slopes), solution.x[:n], float(solution.x[n])))
+                out.append(
+                    (
+                        Mixture(family, centres, np.array(a), slopes=slopes),
+                        solution.x[:n],
+                        float(solution.x[n]),
+                    )
+                )
     return tuple(out)
 
 
@@ -430,7 +492,9 @@ def l5(variant: Variant) -> Iterator[float]:
     for family in _FAMILIES:
         for low, high in ((0.0, 1.0), (0.2, 1.0), (-1.0, 1.0)):
             thetas, p = Thetas(family, (low, high)), family.marginal(_OFF)
-            factor = {"printed": low + high, "corrected": high - low, "control": low - high}[str(variant)]
+            factor = {"printed": low + high, "corrected": high - low, "control": low - high}[
+                str(variant)
+            ]
             one = _derivative(thetas.theta1, _OFF) - variant.factor("θ₁′") * factor * p
             r = 1.0 if variant.has("θ₂′ without r") else _OFF
             two = _derivative(thetas.theta2, _OFF) + variant.factor("θ₂′") * factor * r * p

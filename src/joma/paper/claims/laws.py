@@ -71,7 +71,11 @@ def _counts() -> tuple[tuple[int, bool, int], ...]:
         JointFlow(labelled, "exp"),
         WeightPair(2, 3, 2),
     )
-    return tuple((counted.count, counted.certified, endpoint_count(s)[0]) for s in systems for counted in (laws(s),))
+    return tuple(
+        (counted.count, counted.certified, endpoint_count(s)[0])
+        for s in systems
+        for counted in (laws(s),)
+    )
 
 
 @claim(
@@ -96,8 +100,12 @@ def laws_softmax(variant: Variant) -> Iterator[float]:
     xi_factor = 1.0 if variant == "control" else -variant.factor("ξ")
     first = 1 if variant.has("one token left out") else 0
     for path in _softmax_paths():
-        sums = np.column_stack([path.z[:, first:].sum(axis=1), path.v.sum(axis=1) + xi_factor * path.xi])
-        yield float(np.abs(sums - sums[0]).max() / max(1.0, np.abs(path.v).max(), np.abs(path.z).max()))
+        sums = np.column_stack(
+            [path.z[:, first:].sum(axis=1), path.v.sum(axis=1) + xi_factor * path.xi]
+        )
+        yield float(
+            np.abs(sums - sums[0]).max() / max(1.0, np.abs(path.v).max(), np.abs(path.z).max())
+        )
 
 
 @functools.cache
@@ -144,7 +152,9 @@ def laws_no_go(variant: Variant) -> Iterator[float]:
         velocity = JointFlow(task, "softmax").block.smooth_velocity(
             rng.standard_normal((4, 1)), np.zeros(1), np.zeros(4)
         )
-        yield float(max(np.abs(velocity.v).max(), np.abs(velocity.xi).max()) / np.abs(velocity.z).max())
+        yield float(
+            max(np.abs(velocity.v).max(), np.abs(velocity.xi).max()) / np.abs(velocity.z).max()
+        )
 
 
 @claim(
@@ -165,7 +175,13 @@ def laws_velocity(variant: Variant) -> Iterator[float]:
     """Both parts against the block's own velocity."""
     rng = np.random.default_rng(3)
     for smooth in (True, False):
-        flow = JointFlow(class_distributions(rng, smooth=smooth), "softmax", "gelu", attention_lr=1.7, temperature=0.6)
+        flow = JointFlow(
+            class_distributions(rng, smooth=smooth),
+            "softmax",
+            "gelu",
+            attention_lr=1.7,
+            temperature=0.6,
+        )
         M, K = flow.task.tokens, flow.task.nodes
         state: tuple[Array, Array, Array] = (
             rng.standard_normal((M, K)), rng.standard_normal(K), rng.standard_normal(M),

@@ -45,14 +45,19 @@ def accepted_form(claim: Claim) -> str:
     """The form of the statement that the check accepts, of which the mutants are mutants."""
     result = check(claim)
     if result.verdict not in _FORMS:
-        raise ValueError(f"claim {claim.id!r} has no accepted form to mutate: its verdict is {result.verdict.value!r}")
+        raise ValueError(
+            f"claim {claim.id!r} has no accepted form to mutate: its verdict is {result.verdict.value!r}"
+        )
     return _FORMS[result.verdict]
 
 
 def mutate(claim: Claim, form: str | None = None) -> list[MutantResult]:
     """All declared mutants of a claim's accepted form, measured."""
     form = form or accepted_form(claim)
-    return [MutantResult(claim, name, largest_error(claim, form, name)[0]) for name in claim.all_mutants()]
+    return [
+        MutantResult(claim, name, largest_error(claim, form, name)[0])
+        for name in claim.all_mutants()
+    ]
 
 
 def main(ids: Sequence[str]) -> int:
@@ -72,7 +77,10 @@ def main(ids: Sequence[str]) -> int:
             )
             if r.equivalent and r.rejected:
                 state += " BUT REJECTED"
-            print(f"{claim.id}: {r.mutant}{f' ({what})' if what else ''}: {r.value:.2g}, {state}", flush=True)
+            print(
+                f"{claim.id}: {r.mutant}{f' ({what})' if what else ''}: {r.value:.2g}, {state}",
+                flush=True,
+            )
             wrong, count, same = wrong + (not r.ok), count + 1, same + r.equivalent
     print(f"{count} mutants, {same} of them equivalent; {wrong} not as they should be")
     return int(wrong > 0)

@@ -23,7 +23,9 @@ def _trained(attention: str, optimiser: Optimiser, nodes: int = 3, steps: int = 
     task = random_gradients(rng, samples=10, tokens=4, nodes=nodes)
     start = small_start(task, rng, 0.5)
     flow = JointFlow(task, attention, "gelu", mlp_lr=0.8, attention_lr=1.7, temperature=1.4)
-    path = flow.descend(steps, 0.02, start.v0, start.xi0, start.z0 - 2 * (attention == "exp"), optimiser=optimiser)
+    path = flow.descend(
+        steps, 0.02, start.v0, start.xi0, start.z0 - 2 * (attention == "exp"), optimiser=optimiser
+    )
     if not path.done:
         raise ArithmeticError(path.status)
     return path
@@ -52,7 +54,13 @@ def _trained(attention: str, optimiser: Optimiser, nodes: int = 3, steps: int = 
 )
 def opt_sgd(variant: Variant) -> Iterator[float]:
     """The law along trained paths."""
-    settings = (SGD(0.7), SGD(0.7, 0.05), SGD(0.0, (0.1, 0.03)), SGD(0.8, nesterov=True), SGD(0.8, (0.1, 0.2), True))
+    settings = (
+        SGD(0.7),
+        SGD(0.7, 0.05),
+        SGD(0.0, (0.1, 0.03)),
+        SGD(0.8, nesterov=True),
+        SGD(0.8, (0.1, 0.2), True),
+    )
     for attention in ("exp", "linear"):
         for optimiser in settings:
             path = _trained(attention, optimiser)
@@ -83,7 +91,9 @@ def _decayed() -> tuple[Trajectory, ...]:
     for r, T in ((0.5, 0.8), (1.0, 1.0), (2.5, 1.3)):
         task = random_gradients(rng, samples=9, tokens=4, nodes=3)
         flow = JointFlow(task, "exp", attention_lr=r, temperature=T)
-        out.append(flow.descend(3000, 0.04, *small_start(task, rng, 0.5), optimiser=SGD(weight_decay=0.7)))
+        out.append(
+            flow.descend(3000, 0.04, *small_start(task, rng, 0.5), optimiser=SGD(weight_decay=0.7))
+        )
     return tuple(out)
 
 
@@ -127,7 +137,9 @@ def opt_sign(variant: Variant) -> float:
     path = _trained("exp", SignDescent(), nodes=1)
     v, r, T = path.v[:, :, 0], path.flow.ratio, path.flow.attention.temperature
     kept = np.sign(v[1:]) == np.sign(v[:-1])
-    q = path.z - (r / (2 * T) * v**2 if variant == "control" else variant.factor("|v|") * r * np.abs(v))
+    q = path.z - (
+        r / (2 * T) * v**2 if variant == "control" else variant.factor("|v|") * r * np.abs(v)
+    )
     return float(np.abs(np.diff(q, axis=0)[kept]).max())
 
 
@@ -245,7 +257,9 @@ def galore_b6(variant: Variant) -> float:
     def field(_: float, v: Array) -> Array:
         if variant.has("its Eqn. 43"):
             return delta * np.exp(v**2 / 2).sum()
-        return delta * np.exp(v**2 / 2 if variant == "control" else variant.factor("½ Σ v²") * (v**2).sum() / 2)
+        return delta * np.exp(
+            v**2 / 2 if variant == "control" else variant.factor("½ Σ v²") * (v**2).sum() / 2
+        )
 
     alone = solve_ivp(field, (0.0, 0.6), np.zeros(2), rtol=1e-12, atol=1e-13)
     return float(np.abs(alone.y[:, -1] - joint).max())

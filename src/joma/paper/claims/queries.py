@@ -26,9 +26,18 @@ def _paths(attention: str) -> tuple[BlockTrajectory, ...]:
             task = random_gradients(rng, samples=SAMPLES, tokens=TOKENS, nodes=NODES)
             query = np.concatenate([[0, 1, 2], rng.choice(3, size=SAMPLES - 3, p=[0.6, 0.3, 0.1])])
             flow = BlockFlow(
-                task, query, attention, activation, attention_lr=1.7, temperature=0.8, conditional=conditional
+                task,
+                query,
+                attention,
+                activation,
+                attention_lr=1.7,
+                temperature=0.8,
+                conditional=conditional,
             )
-            v0, z0 = 0.5 * rng.standard_normal((TOKENS, NODES)), 0.3 * rng.standard_normal((QUERIES, TOKENS))
+            v0, z0 = (
+                0.5 * rng.standard_normal((TOKENS, NODES)),
+                0.3 * rng.standard_normal((QUERIES, TOKENS)),
+            )
             z0 += 1.0 if attention == "linear" else -1.5  # off the fixed point; no blow-up
             path = flow.integrate(2.0, v0, None, z0, times=21)
             if not path.done:
@@ -61,7 +70,9 @@ _MEASURES = (
     "largest drift over four activations and both conventions (joint gradient, E_{q=m}), three queries with "
     "probabilities about 0.6, 0.3, 0.1, relative to max(1, max|z|)"
 )
-_MUTANTS = {"each query by itself": "z_m in the place of Σ_m z_m: Theorem 1 applied to one of many queries"}
+_MUTANTS = {
+    "each query by itself": "z_m in the place of Σ_m z_m: Theorem 1 applied to one of many queries"
+}
 
 
 @claim(
@@ -125,12 +136,17 @@ def _two_heads(embedding: str, attention: str) -> BlockTrajectory:
         flow, v0 = BlockFlow(task, query, attention, "gelu", heads=H, values="shared"), v0[:M]
     else:
         E = np.eye(H * M + Q)
-        if embedding == "orthogonal subspaces":  # each head projects the tokens to M/2 dimensions of its own
+        if (
+            embedding == "orthogonal subspaces"
+        ):  # each head projects the tokens to M/2 dimensions of its own
             for h in range(H):
                 cut = np.linalg.qr(rng.standard_normal((M, M)))[0][:, : M // 2]
                 E[h * M : (h + 1) * M, h * M : (h + 1) * M] = cut @ cut.T
         else:  # both heads orthonormal, at an angle to each other: U₁ᵀU₂ = 0.3 I
-            E[:M, M : 2 * M], E[M : 2 * M, M : 2 * M] = 0.3 * np.eye(M), np.sqrt(1 - 0.09) * np.eye(M)
+            E[:M, M : 2 * M], E[M : 2 * M, M : 2 * M] = (
+                0.3 * np.eye(M),
+                np.sqrt(1 - 0.09) * np.eye(M),
+            )
         flow = BlockFlow(task, query, attention, "gelu", heads=H, values=E)
         v0 = (E.T @ np.vstack([v0, np.zeros((Q, NODES))]))[: H * M]
     path = flow.integrate(2.0, v0, None, z0, times=21)
@@ -168,12 +184,21 @@ def t1_heads(variant: Variant) -> Iterator[float]:
         factor = 0.5 if attention == "exp" else 1.0
         embedding = "at an angle" if variant == "control" else "orthonormal"
         embedding = "orthogonal subspaces" if variant.has("each head, lower rank") else embedding
-        path = _two_heads("shared" if variant.has("each head, shared map") else embedding, attention)
+        path = _two_heads(
+            "shared" if variant.has("each head, shared map") else embedding, attention
+        )
         summed = (path.z if attention == "exp" else path.z**2).sum(axis=1)
         if variant.has("the other head"):
             summed = np.roll(summed, TOKENS, axis=1)
         yield _drift(path, summed, variant.factor("Σ v²") * factor)
-        path = _two_heads("shared", attention)  # v is the same for both heads: each logit counts once
-        summed = (path.z if attention == "exp" else path.z**2).sum(axis=1).reshape(-1, 2, TOKENS).sum(axis=1)
+        path = _two_heads(
+            "shared", attention
+        )  # v is the same for both heads: each logit counts once
+        summed = (
+            (path.z if attention == "exp" else path.z**2)
+            .sum(axis=1)
+            .reshape(-1, 2, TOKENS)
+            .sum(axis=1)
+        )
         square = variant.factor("Σ v² (shared)") * factor * (path.v[:, :TOKENS] ** 2).sum(axis=2)
         yield drift(summed - square, path.z)

@@ -11,13 +11,23 @@ from scipy.special import lambertw
 
 from joma.paper.claims._registry import Kind, Variant, claim
 from joma.paper.claims.isotropic import critical_points
-from joma.paper.labs.rebound import dip_and_rebound, entropy, eqn6_path, joint_path, solve_in_log_time
+from joma.paper.labs.rebound import (
+    dip_and_rebound,
+    entropy,
+    eqn6_path,
+    joint_path,
+    solve_in_log_time,
+)
 from joma.theory.bounce import solve_bounce
 from joma.theory.flows import JointFlow
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import orthogonal_regression, random_gradients
 
-TARGETS = (np.array([0.3, 0.8, 1.3, 2.0, 2.6, 3.2]), np.array([-0.5, 1.1, -1.9]), np.array([0.2, -0.4, 2.3, -2.9]))
+TARGETS = (
+    np.array([0.3, 0.8, 1.3, 2.0, 2.6, 3.2]),
+    np.array([-0.5, 1.1, -1.9]),
+    np.array([0.2, -0.4, 2.3, -2.9]),
+)
 RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))  # of μ, 20 components evenly spaced
 
 
@@ -46,10 +56,14 @@ def e6(variant: Variant) -> Iterator[float]:
     outside, inside = variant.factor("e^z outside"), variant.factor("e^z inside")
     for n in range(30):
         task = random_gradients(rng, samples=9, tokens=5, nodes=3)
-        block = JointFlow(task, "exp", ("linear", "gelu", "silu", "relu", "leaky_relu")[n % 5]).block
+        block = JointFlow(
+            task, "exp", ("linear", "gelu", "silu", "relu", "leaky_relu")[n % 5]
+        ).block
         v, xi, z = rng.standard_normal((5, 3)), rng.standard_normal(3), rng.standard_normal(5)
         e = np.exp(z)[:, None]
-        uniform = block.smooth_velocity(v if variant == "printed" else inside * e * v, xi, np.zeros(5)).v  # Δ
+        uniform = block.smooth_velocity(
+            v if variant == "printed" else inside * e * v, xi, np.zeros(5)
+        ).v  # Δ
         true = block.smooth_velocity(v, xi, z).v
         yield float(
             np.abs((1.0 if variant == "control" else outside * e) * uniform - true).max()
@@ -63,11 +77,17 @@ def e6(variant: Variant) -> Iterator[float]:
 
             def slope(_: float, v: Array, mu: Array = mu) -> Array:
                 e = np.exp(v * v / 2)
-                return (variant.factor("μ") * mu - inside * v * e) * (1.0 if variant == "control" else outside * e)
+                return (variant.factor("μ") * mu - inside * v * e) * (
+                    1.0 if variant == "control" else outside * e
+                )
 
             with np.errstate(over="ignore", invalid="ignore"):
-                solution = solve_ivp(slope, (0.0, 20.0), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13)
-            if not solution.success:  # what the variant says blows up, which the joint flow does not
+                solution = solve_ivp(
+                    slope, (0.0, 20.0), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
+                )
+            if (
+                not solution.success
+            ):  # what the variant says blows up, which the joint flow does not
                 yield np.inf
                 continue
             v = solution.y.T
@@ -81,7 +101,10 @@ def _joint_paths() -> tuple[Array, ...]:
     """v (T, M) of the joint exp flow on the tasks that have v̇ = μ − v under uniform attention."""
     times = np.linspace(0.0, 20.0, 101)
     return tuple(
-        JointFlow(orthogonal_regression(mu), "exp", "linear").integrate(20.0, times=times).v[:, :, 0] for mu in TARGETS
+        JointFlow(orthogonal_regression(mu), "exp", "linear")
+        .integrate(20.0, times=times)
+        .v[:, :, 0]
+        for mu in TARGETS
     )
 
 
@@ -112,7 +135,10 @@ def _joint(low: float, high: float, power: float, along: float = 1.0) -> tuple[f
     r"components lead by more.",
     paper_formula=r"$\dot v=(\mu-v)\circ e^{v^2/2}$",
     corrected_formula=r"$\dot v=(\mu\circ e^{\mu^2/2}-v\circ e^{v^2/2})\circ e^{v^2/2}$ has the same critical point $\mu$",
-    mutants={"targets μ e^{μ²/4}": "a critical point below μ", "targets μ e^{0.4 μ²}": "a fifth less in the exponent"},
+    mutants={
+        "targets μ e^{μ²/4}": "a critical point below μ",
+        "targets μ e^{0.4 μ²}": "a fifth less in the exponent",
+    },
 )
 def f4_joint(variant: Variant) -> Iterator[float]:
     """Dip and rebound of both."""
@@ -221,9 +247,9 @@ def s4_cooccurrence(variant: Variant) -> Iterator[float]:
     pairs = []
     if variant == "printed":
         p = np.array([0.1, 0.2, 0.3, 0.4])
-        path = JointFlow(Task.regression(np.eye(4), np.ones((4, 1)), p=p), "exp", "linear", attention_lr=0.0).integrate(
-            200.0, times=2
-        )
+        path = JointFlow(
+            Task.regression(np.eye(4), np.ones((4, 1)), p=p), "exp", "linear", attention_lr=0.0
+        ).integrate(200.0, times=2)
         pairs.append((path.v[-1, :, 0], p))
     else:
         pairs += [(v, mixture.centres[0]) for mixture, v, _ in critical_points()]

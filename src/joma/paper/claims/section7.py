@@ -43,16 +43,22 @@ SIMPLE, COMPLICATED = (10, 20), (20, 30)  # (N₀, N₁) of Table 1
 )
 def s6_table_trend(variant: Variant) -> float:
     """The trend in the printed table."""
-    columns = [(TABLE1[classes, 2, *SIMPLE], TABLE1[classes, 3, *COMPLICATED]) for classes in (20, 30, 50)]
+    columns = [
+        (TABLE1[classes, 2, *SIMPLE], TABLE1[classes, 3, *COMPLICATED]) for classes in (20, 30, 50)
+    ]
     pairs = [(before[s], after[s]) for before, after in columns for s in (0, 1)]
     if variant.has("N_ch alone"):
-        pairs = [(TABLE1[50, 2, *sizes][1], TABLE1[50, 3, *sizes][1]) for sizes in (SIMPLE, COMPLICATED)]
+        pairs = [
+            (TABLE1[50, 2, *sizes][1], TABLE1[50, 3, *sizes][1]) for sizes in (SIMPLE, COMPLICATED)
+        ]
     if variant.has("layers exchanged"):
         pairs = [(before[1], after[0]) for before, after in columns]
     if variant == "control":
         pairs = [(after, before) for before, after in pairs]
     change = float(np.mean([after[0] - before[0] for before, after in pairs]))
-    error = math.sqrt(sum((before[1] ** 2 + after[1] ** 2) / 5 for before, after in pairs)) / len(pairs)
+    error = math.sqrt(sum((before[1] ** 2 + after[1] ** 2) / 5 for before, after in pairs)) / len(
+        pairs
+    )
     return change + 2 * error
 
 
@@ -66,7 +72,10 @@ def s6_table_trend(variant: Variant) -> float:
     control="d = ε⁻² ln M, random unit vectors",
     derivation="P(|uᵀu′| > ε) ≤ 2 e^{−dε²/2} for random unit vectors, so M²/2 pairs give M² e^{−dε²/2}: below 1 for "
     "d > 4 ε⁻² ln M, and at most M⁻² for d ≥ 8 ε⁻² ln M.",
-    mutants={"3 ε⁻² log M": "below the sharp constant 4 of random vectors", "8 ε⁻¹ log M": "the wrong power of ε"},
+    mutants={
+        "3 ε⁻² log M": "below the sharp constant 4 of random vectors",
+        "8 ε⁻¹ log M": "the wrong power of ε",
+    },
 )
 def s7_dimension(variant: Variant) -> Iterator[float]:
     """Coherence over ε at the dimension that the statement gives."""
@@ -83,9 +92,13 @@ def s7_dimension(variant: Variant) -> Iterator[float]:
 def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, float]:
     rng = np.random.default_rng(11)
     task = random_gradients(rng, samples=20, tokens=8, nodes=4)
-    flow = EmbeddingFlow(task, attention, "gelu", attention_lr=1.5, embedding_lr=0.6, temperature=temperature)
+    flow = EmbeddingFlow(
+        task, attention, "gelu", attention_lr=1.5, embedding_lr=0.6, temperature=temperature
+    )
     z0 = 0.3 * rng.standard_normal(8) + (1.0 if attention == "linear" else -1.0)
-    path = flow.integrate(3.0, 0.5 * rng.standard_normal((6, 4)), rng.standard_normal((6, 9)), z0, times=31)
+    path = flow.integrate(
+        3.0, 0.5 * rng.standard_normal((6, 4)), rng.standard_normal((6, 9)), z0, times=31
+    )
     if not path.ending.done:
         raise ArithmeticError(path.status)
     return path, 1.5 / 0.6, temperature
@@ -107,16 +120,24 @@ def _trained(attention: str, temperature: float) -> tuple[EmbeddingPath, float, 
     paper_formula=r"frozen orthonormal embeddings: $z_m=\tfrac12\sum_k v_k^2+c$",
     corrected_formula=r"trained embeddings: $z_{ml}=\tfrac{\eta_z}{2T\eta_u}\|u_l\|^2+c_l$",
     terms=("‖u‖²",),
-    mutants={"Σ v²": "Theorem 1's invariant, with the rates put in", "next token": "‖u‖² of token l + 1"},
+    mutants={
+        "Σ v²": "Theorem 1's invariant, with the rates put in",
+        "next token": "‖u‖² of token l + 1",
+    },
 )
 def s7_trained(variant: Variant) -> Iterator[float]:
     """Drift of the integral with embedding norms."""
     for attention in ("linear", "exp"):
         for temperature in (0.8, 1.5):
             path, ratio, T = _trained(attention, temperature)
-            z, norm = (path.z**2 if attention == "linear" else path.z), (path.U**2).sum(axis=1)  # (T, M + 1)
+            z, norm = (
+                (path.z**2 if attention == "linear" else path.z),
+                (path.U**2).sum(axis=1),
+            )  # (T, M + 1)
             factor = ratio if attention == "linear" else ratio / (2 * T)
-            square = variant.factor("‖u‖²") * norm[:, :-1] + (norm[:, -1:] if variant == "control" else 0.0)
+            square = variant.factor("‖u‖²") * norm[:, :-1] + (
+                norm[:, -1:] if variant == "control" else 0.0
+            )
             if variant.has("Σ v²"):
                 factor, square = factor * 0.6, (path.v**2).sum(axis=2)
             square = np.roll(square, 1, axis=1) if variant.has("next token") else square

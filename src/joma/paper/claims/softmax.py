@@ -27,7 +27,9 @@ def attention_at_rest(a: Array) -> Array:
     basis = np.zeros((len(rows), M, M))
     basis[np.arange(len(rows)), rows, columns] = basis[np.arange(len(rows)), columns, rows] = 1.0
     equations = np.concatenate([basis @ np.ones(M), basis @ a], axis=1).T  # (2 M, entries of S)
-    S = np.tensordot(np.linalg.lstsq(equations, np.concatenate([a, a * a]), rcond=None)[0], basis, axes=1)
+    S = np.tensordot(
+        np.linalg.lstsq(equations, np.concatenate([a, a * a]), rcond=None)[0], basis, axes=1
+    )
     pairs = 4 * S * (1 - np.eye(M))
     return np.concatenate([np.diag(S) - pairs.sum(axis=1) / 4, pairs[np.triu_indices(M, 1)]])
 
@@ -88,12 +90,16 @@ def t1_softmax(variant: Variant) -> Iterator[float]:
     for task in tasks:
         path = JointFlow(task, "softmax", "linear").integrate(6.0, times=4)
         if variant == "printed" and np.abs(path.z).max() > 1e-12:
-            raise ArithmeticError(f"attention moved by {np.abs(path.z).max():.2g}: the premise is not fulfilled")
+            raise ArithmeticError(
+                f"attention moved by {np.abs(path.z).max():.2g}: the premise is not fulfilled"
+            )
         square, b_bar = (path.v[-1] ** 2).sum(axis=1), task.p @ path.attention(0)
         sign = 1.0 if variant == "control" else -1.0
         drop = variant.factor("‖v‖² b̄") * square.sum() * b_bar
         z_hat = 0.5 * (variant.factor("Σ v²") * square + sign * drop)
-        yield float(np.linalg.norm(z_hat - path.z[-1]) / max(1.0, float(np.linalg.norm(path.z[-1]))))
+        yield float(
+            np.linalg.norm(z_hat - path.z[-1]) / max(1.0, float(np.linalg.norm(path.z[-1])))
+        )
 
 
 @claim(
@@ -136,7 +142,11 @@ def t1_softmax_hypothesis(variant: Variant) -> Iterator[float]:
         b_bar = np.full(task.tokens, 1 / task.tokens) if variant.has("one b̄") else block.p @ b
         vv = velocity.v * v
         first, sign = vv.sum(axis=1), 1.0 if variant == "control" else -1.0
-        off = variant.factor("v̇ ∘ v") * first + sign * variant.factor("b̄ v̇ᵀv") * b_bar * vv.sum() - velocity.z
+        off = (
+            variant.factor("v̇ ∘ v") * first
+            + sign * variant.factor("b̄ v̇ᵀv") * b_bar * vv.sum()
+            - velocity.z
+        )
         yield float(np.abs(off).max() / np.abs(first).max())
         if variant == "corrected":
             off = velocity.v - variant.factor("b̄ ξ̇") * np.outer(b_bar, velocity.xi)

@@ -28,7 +28,11 @@ SEEDS = 3
     derivation=r"$\dot w=\sum_m\mathbb E[g h'(U_Cb+u_m)1(q=m)]$, multiplied by $U_C^\top$ and $u_m^\top$.",
     kind=Kind.PRINTED,
     terms=("V", "ξ"),
-    mutants={"the other query's ξ": "ξ₁ and ξ₂ exchanged", "V₁ alone": "V₂ left out", "angle 0.01": "u₁ᵀu₂ = 0.01"},
+    mutants={
+        "the other query's ξ": "ξ₁ and ξ₂ exchanged",
+        "V₁ alone": "V₂ left out",
+        "angle 0.01": "u₁ᵀu₂ = 0.01",
+    },
 )
 def a4_two_queries(variant: Variant) -> Iterator[float]:
     """What is left of the two queries in one node."""

@@ -20,7 +20,9 @@ NEXT_TOKEN = {"next token": "Σ v² of token l + 1 in the place of token l"}
 
 
 @functools.cache
-def _paths(attention: str, settings: tuple[tuple[float, float], ...] = ((1.0, 1.0),)) -> tuple[Trajectory, ...]:
+def _paths(
+    attention: str, settings: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+) -> tuple[Trajectory, ...]:
     """Joint flows of random tasks with every activation at every (rate ratio, temperature)."""
     rng = np.random.default_rng(1)
     out = []
@@ -28,8 +30,12 @@ def _paths(attention: str, settings: tuple[tuple[float, float], ...] = ((1.0, 1.
         for activation in ACTIVATIONS:
             task = random_gradients(rng, samples=20, tokens=8, nodes=4)
             start = small_start(task, rng, 0.5)
-            flow = JointFlow(task, attention, activation, mlp_lr=1.0, attention_lr=ratio, temperature=temperature)
-            z0 = start.z0 + 1.0 if attention == "linear" else start.z0 - temperature  # off the fixed point; no blow-up
+            flow = JointFlow(
+                task, attention, activation, mlp_lr=1.0, attention_lr=ratio, temperature=temperature
+            )
+            z0 = (
+                start.z0 + 1.0 if attention == "linear" else start.z0 - temperature
+            )  # off the fixed point; no blow-up
             out.append(flow.integrate(4.0, start.v0, start.xi0, z0, times=41))
     return tuple(out)
 
@@ -66,8 +72,13 @@ def a1_per_hidden_loss(variant: Variant) -> Iterator[float]:
             parts = zip(("v̇", "ξ̇", "ż"), (velocity.v, velocity.xi, velocity.z), strict=True)
             field = chart.pack(*(variant.factor(name) * part for name, part in parts))
             weight, phi = block.p[:, None] * block.samples.g, block.activation.phi
-            ends = [[weight * phi(block.forward(*chart.unpack(y + e))[1]) for e in (d, -d)] for d in h * np.eye(len(y))]
-            differences = np.array([(ahead.sum() - behind.sum()) / (2 * h) for ahead, behind in ends])
+            ends = [
+                [weight * phi(block.forward(*chart.unpack(y + e))[1]) for e in (d, -d)]
+                for d in h * np.eye(len(y))
+            ]
+            differences = np.array(
+                [(ahead.sum() - behind.sum()) / (2 * h) for ahead, behind in ends]
+            )
             yield float(np.abs(field - differences).max() / max(0.1, np.abs(differences).max()))
 
 
@@ -93,7 +104,9 @@ def a1_layerwise(variant: Variant) -> Iterator[float]:
     rng = np.random.default_rng(12)
     task = class_distributions(rng, smooth=True)
     x, y, start = task.x, task.g, small_start(task, rng)
-    curvature = 0.01 if variant == "control" else 0.001 if variant.has("quadratic loss of 0.1 %") else 0.0
+    curvature = (
+        0.01 if variant == "control" else 0.001 if variant.has("quadratic loss of 0.1 %") else 0.0
+    )
     losses = {
         "cross-entropy": Task.classification(x, y),
         "squared": Task.regression(x, y),
@@ -106,7 +119,12 @@ def a1_layerwise(variant: Variant) -> Iterator[float]:
         path = JointFlow(loss, "softmax", "linear", mlp_lr=rate, attention_lr=rate).integrate(
             200.0, *start, times=9, rtol=1e-9, atol=1e-11
         )
-        means = np.stack([x.T @ (loss.p[:, None] * loss.gradient(path.preactivation(n))) for n in range(len(path.t))])
+        means = np.stack(
+            [
+                x.T @ (loss.p[:, None] * loss.gradient(path.preactivation(n)))
+                for n in range(len(path.t))
+            ]
+        )
         yield float(np.linalg.norm(means - means[0], axis=(1, 2)).max() / np.linalg.norm(means[0]))
 
 
@@ -206,7 +224,9 @@ def t1_zero_init(variant: Variant) -> Iterator[float]:
             for attention in ("exp", "linear"):
                 path = JointFlow(task, attention, activation).integrate(3.0, v0, z0=z0, times=7)
                 square = _square(path, variant)
-                yield float(np.abs(path.z - square / 2 if attention == "exp" else path.z**2 - square).max())
+                yield float(
+                    np.abs(path.z - square / 2 if attention == "exp" else path.z**2 - square).max()
+                )
 
 
 @claim(
@@ -235,7 +255,10 @@ def t1_descent_law(variant: Variant) -> Iterator[float]:
             yield drift(rest.sum(axis=1), path.z)
             continue
         if kind == "exp":
-            value, steps = path.z - r / (2 * T) * square, -variant.factor("Δv² (exp)") * r / (2 * T) * dv2
+            value, steps = (
+                path.z - r / (2 * T) * square,
+                -variant.factor("Δv² (exp)") * r / (2 * T) * dv2,
+            )
         else:
             value = path.z**2 - r * square
             steps = variant.factor("Δz²") * dz2 - variant.factor("Δv² (linear)") * r * dv2
@@ -275,7 +298,11 @@ def e60(variant: Variant) -> Iterator[float]:
     for U, path in _weight_paths(variant == "control"):
         assert path.w is not None
         v = path.v if variant.has("v(0) left out") else path.v - path.v[0]
-        bias = variant.factor("u_m ξ") * U[:, -1:, None].transpose(2, 0, 1) * (path.xi - path.xi[0])[:, None, :]
+        bias = (
+            variant.factor("u_m ξ")
+            * U[:, -1:, None].transpose(2, 0, 1)
+            * (path.xi - path.xi[0])[:, None, :]
+        )
         rebuilt = path.w[0] + variant.factor("U_C Δv") * (U[:, :-1] @ v) + bias
         yield float(np.abs(rebuilt - path.w).max() / np.abs(path.w - path.w[0]).max())
 

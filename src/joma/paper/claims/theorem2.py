@@ -37,7 +37,13 @@ def _paths(share: float, draws: int = DRAWS) -> tuple[tuple[Array, float, Trajec
         g = g if (winner < 0) == (n % 2 == 0) else -g
         flow = JointFlow(Task(x, g), "exp", "linear", A=A)
         delta = flow.task.saliency().delta[:, 0]
-        paths.append((delta, A, flow.integrate(share * A * np.sqrt(np.pi / 2) / np.abs(delta).max(), times=3)))
+        paths.append(
+            (
+                delta,
+                A,
+                flow.integrate(share * A * np.sqrt(np.pi / 2) / np.abs(delta).max(), times=3),
+            )
+        )
     return tuple(paths)
 
 
@@ -70,7 +76,9 @@ def t2_invariant(variant: Variant) -> Iterator[float]:
         factors[0] = variant.factor("one Δ")
         delta = delta * factors * (1.01 if variant.has("all Δ × 1.01") else 1.0)
         delta = np.roll(delta, 1) if variant.has("next token") else delta
-        argument = variant.factor("argument of erf") * v / (2.0 if variant == "printed" else np.sqrt(2))
+        argument = (
+            variant.factor("argument of erf") * v / (2.0 if variant == "printed" else np.sqrt(2))
+        )
         yield _spread((v if variant == "control" else erf(argument)) / delta)
 
 
@@ -106,7 +114,9 @@ def t2_winner(variant: Variant) -> Iterator[float]:
         others = np.delete(np.arange(len(delta)), winner)
         with np.errstate(divide="ignore"):
             limits = np.sqrt(2) * erfinv(np.clip(delta[others] / np.abs(delta[winner]), -1, 1))
-        yield float(np.abs(path.v[-1, others, 0] - variant.factor("limits of the others") * limits).max())
+        yield float(
+            np.abs(path.v[-1, others, 0] - variant.factor("limits of the others") * limits).max()
+        )
 
 
 @claim(
@@ -122,12 +132,23 @@ def t2_saliency(variant: Variant) -> Iterator[float]:
     """E[g x_l] against the two factors, enumerated."""
     rng = np.random.default_rng(2)
     for _ in range(20):
-        x, g, p = rng.dirichlet(np.ones(5), size=9), rng.standard_normal((9, 2)), rng.dirichlet(np.ones(9))
+        x, g, p = (
+            rng.dirichlet(np.ones(5), size=9),
+            rng.standard_normal((9, 2)),
+            rng.dirichlet(np.ones(9)),
+        )
         joint = p[:, None] * x  # P(sample i, token l)
         share = x.mean(axis=0) if variant == "control" else joint.sum(axis=0)  # P(l|m)
         given = joint / joint.sum(axis=0)  # P(sample | token)
-        product = variant.factor("discriminancy") * (given.T @ g) * variant.factor("frequency") * share[:, None]
-        yield float(np.abs(variant.factor("E[g x]") * Task(x, g, p).saliency().delta - product).max())
+        product = (
+            variant.factor("discriminancy")
+            * (given.T @ g)
+            * variant.factor("frequency")
+            * share[:, None]
+        )
+        yield float(
+            np.abs(variant.factor("E[g x]") * Task(x, g, p).saliency().delta - product).max()
+        )
 
 
 @claim(
@@ -156,7 +177,8 @@ def t2_softmax_remark(variant: Variant) -> Iterator[float]:
     rng = np.random.default_rng(2)
     gradients = [np.array([2.0, -3.0, -3.0, 0.0, 0.0, 4.0])]
     gradients += [
-        attention_at_rest(rng.uniform(0.3, 1.0, size=M) * rng.choice([-1, 1], size=M)) for M in (3, 3, 4, 4, 5)
+        attention_at_rest(rng.uniform(0.3, 1.0, size=M) * rng.choice([-1, 1], size=M))
+        for M in (3, 3, 4, 4, 5)
     ]
     for g in gradients:
         M = int(np.sqrt(2 * len(g)))

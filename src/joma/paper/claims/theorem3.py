@@ -16,7 +16,10 @@ from joma.theory.setting import Array
 def _differentiated(mixture: Mixture, v: Array, xi: float) -> Array:
     """−∂v̇/∂v with ξ held, by central differences."""
     h = 1e-5 * float(np.linalg.norm(v))
-    columns = [(mixture.field(v + h * e, xi)[0] - mixture.field(v - h * e, xi)[0]) / (2 * h) for e in np.eye(len(v))]
+    columns = [
+        (mixture.field(v + h * e, xi)[0] - mixture.field(v - h * e, xi)[0]) / (2 * h)
+        for e in np.eye(len(v))
+    ]
     return -np.stack(columns, axis=1)
 
 
@@ -65,7 +68,9 @@ def t3_form(variant: Variant) -> Iterator[float]:
         unit = mu / norm  # along and across μ by themselves: one of them can be much the smaller
         yield float(abs(unit @ (C - true) @ unit) / abs(unit @ true @ unit))
         others = np.eye(len(mu)) - np.outer(unit, unit)
-        yield float(np.linalg.norm(others @ (C - true) @ others) / np.linalg.norm(others @ true @ others))
+        yield float(
+            np.linalg.norm(others @ (C - true) @ others) / np.linalg.norm(others @ true @ others)
+        )
 
 
 @claim(
@@ -103,7 +108,9 @@ def t3_remainder(variant: Variant) -> Iterator[float]:
             if variant == "printed":
                 statement = linear * float(linear @ v_dot) / float(linear @ linear)
             else:
-                statement = linear + (-1.0 if variant == "control" else 1.0) * variant.factor("Q") * Q
+                statement = (
+                    linear + (-1.0 if variant == "control" else 1.0) * variant.factor("Q") * Q
+                )
             yield float(np.linalg.norm(v_dot - statement) / np.linalg.norm(Q))
 
 
@@ -130,7 +137,9 @@ def t3_stability(variant: Variant) -> Iterator[float]:
     unstable = variant == "control" or variant.has("C indefinite")
     rng, size = np.random.default_rng(0), 1e-3
     # ‖μ‖ = 1; not for slopes of both signs, where φ falls
-    for mixture, mu, xi in [p for p in _points() if abs(np.linalg.norm(p[1]) - 1) < 1e-6 and p[0].slopes[0] >= 0]:
+    for mixture, mu, xi in [
+        p for p in _points() if abs(np.linalg.norm(p[1]) - 1) < 1e-6 and p[0].slopes[0] >= 0
+    ]:
         if linearise(mixture, mu, xi).definite == unstable:
             continue
         here = np.append(mu, xi)
@@ -144,5 +153,7 @@ def t3_stability(variant: Variant) -> Iterator[float]:
         if not unstable:
             push = rng.standard_normal(len(mu))
             push *= size / np.linalg.norm(push)
-            held = mixture.integrate(7.0 / slowest, mu + push, xi, times=2, freeze_xi=True, method="LSODA")
+            held = mixture.integrate(
+                7.0 / slowest, mu + push, xi, times=2, freeze_xi=True, method="LSODA"
+            )
             yield float(np.linalg.norm(held.v[-1] - mu) / size)

@@ -28,7 +28,9 @@ SIGNED = MU * np.array([1, -1, 1, -1, 1, -1])
 # max (1 − e^{−y²})/y: where e^{y²} = 2y² + 1
 _Y = float(np.sqrt(-lambertw(-np.exp(-0.5) / 2, -1).real - 0.5))
 LEMMA6 = 2 * _Y / (2 * _Y**2 + 1)
-LEMMA7 = np.sqrt(2) * 0.5410442246351816  # √2 times the maximum of Dawson's integral (Abramowitz and Stegun, 7.1.17)
+LEMMA7 = (
+    np.sqrt(2) * 0.5410442246351816
+)  # √2 times the maximum of Dawson's integral (Abramowitz and Stegun, 7.1.17)
 
 
 def _ode(mu: Array, times: Array, exponent: float = 0.5) -> Array:
@@ -38,14 +40,19 @@ def _ode(mu: Array, times: Array, exponent: float = 0.5) -> Array:
         v = -mu * np.expm1(-s)
         return np.exp(exponent * v * v)
 
-    return solve_ivp(slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13).y.T
+    return solve_ivp(
+        slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
+    ).y.T
 
 
 @functools.cache
 def _solutions(exponent: float = 0.5) -> tuple[tuple[Array, Array], ...]:
     """μ (J,) of either sign and ln 1/δ (T, J) of Eqn. 6: one fixed set, three drawn ones."""
     rng = np.random.default_rng(17)
-    sets = [SIGNED, *(rng.uniform(0.2, 3.2, size=6) * rng.choice([-1, 1], size=6) for _ in range(3))]
+    sets = [
+        SIGNED,
+        *(rng.uniform(0.2, 3.2, size=6) * rng.choice([-1, 1], size=6) for _ in range(3)),
+    ]
     times = np.array([0.0, 0.01, 0.1, 0.5, 2.0, 8.0])
     return tuple((mu, _ode(mu, times, exponent)[1:]) for mu in sets)
 
@@ -68,13 +75,18 @@ def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         "e^{−1.02 y²}": "the exponent moved by 2 %, which moves the maximum by 1 %",
         "0.99 of the sharp constant": "a bound past the sharp one",
     },
-    equivalent={"g × 0.99": "a smaller function keeps the bound", "−g": "a negative function keeps the bound"},
+    equivalent={
+        "g × 0.99": "a smaller function keeps the bound",
+        "−g": "a negative function keeps the bound",
+    },
 )
 def l6(variant: Variant) -> Iterator[float]:
     """The maximum of g."""
     factor = 2.0 if variant == "control" else 1.02 if variant.has("e^{−1.02 y²}") else 1.0
     scale = variant.factor("g") / (0.99 if variant.has("0.99 of the sharp constant") else 1.0)
-    search = minimize_scalar(lambda y: np.expm1(-factor * y * y) / y, bounds=(1e-6, 50), method="bounded")
+    search = minimize_scalar(
+        lambda y: np.expm1(-factor * y * y) / y, bounds=(1e-6, 50), method="bounded"
+    )
     yield float(-scale * search.fun)
 
 
@@ -101,10 +113,18 @@ def l7(variant: Variant) -> Iterator[float]:
     x = y[:, None] * (nodes + 1) / 2
     power = 0.51 if variant.has("e^{0.51 x²} inside") else 0.5
     G = y / 2 * (np.exp(power * x * x - y[:, None] ** 2 / 2) @ weights)
-    if not variant.mutant and variant != "control" and np.abs(G - np.sqrt(2) * dawsn(y / np.sqrt(2))).max() > 1e-12:
+    if (
+        not variant.mutant
+        and variant != "control"
+        and np.abs(G - np.sqrt(2) * dawsn(y / np.sqrt(2))).max() > 1e-12
+    ):
         raise ArithmeticError("the quadrature is not Dawson's integral")
     G = variant.factor("G") * G * (1 + y if variant == "control" else 1.0)
-    yield float(G.max()) / (0.99 if variant.has("0.99 of the sharp constant") else 1.0) if G.min() >= 0 else np.inf
+    yield (
+        float(G.max()) / (0.99 if variant.has("0.99 of the sharp constant") else 1.0)
+        if G.min() >= 0
+        else np.inf
+    )
 
 
 @claim(
@@ -212,7 +232,9 @@ def t4_bound(variant: Variant) -> float:
 def t4_threshold(variant: Variant) -> Iterator[float]:
     """|Λ| at a tenth power of the threshold."""
     exponent = {"printed": -(MU**2), "corrected": MU**2 / 2, "control": -(MU**2) / 2}[str(variant)]
-    exponent = {"exp(0)": 0 * MU, "exp(μ_k²/4)": MU**2 / 4, "μ_j": MU[::-1] ** 2 / 2}.get(variant.mutant, exponent)
+    exponent = {"exp(0)": 0 * MU, "exp(μ_k²/4)": MU**2 / 4, "μ_j": MU[::-1] ** 2 / 2}.get(
+        variant.mutant, exponent
+    )
     s_k = 10 * PRINTED_BOUND * np.exp(exponent)
     for k, t in enumerate(flight_time(s_k, MU)):
         s = solve_bounce(MU, np.array([t])).log_inverse_delta[0]
@@ -241,7 +263,9 @@ def t4_linear_attention(variant: Variant) -> Iterator[float]:
             v = -mu * np.expm1(-s)
             return np.sqrt(v * v + c)
 
-        s = solve_ivp(slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13).y.T[1:]
+        s = solve_ivp(
+            slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
+        ).y.T[1:]
         R = variant.factor("R") * (np.abs(mu) if variant == "control" else np.sqrt(mu**2 + c))
         q = variant.factor("q") * linear_remainder(s, mu, c)
         yield float(np.abs((R * times[1:, None] - q) / s - 1).max())

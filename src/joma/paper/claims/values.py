@@ -26,14 +26,18 @@ class Path(NamedTuple):
     U: Array
 
 
-def _flow(attention: str, task: Task, U: Array, start: tuple[Array, Array, Array], *, trained: bool) -> Path:
+def _flow(
+    attention: str, task: Task, U: Array, start: tuple[Array, Array, Array], *, trained: bool
+) -> Path:
     """The gradient flow of h = φ(wᵀ(W_V U_C b + u_m)), written down for (w, W_V, z) as they stand."""
     sigma, phi = Attention(attention), as_activation("gelu")
     shapes = [part.shape for part in start]
     edges = np.cumsum([part.size for part in start])[:-1]
 
     def velocity(_: float, state: Array) -> Array:
-        w, W, z = (part.reshape(shape) for part, shape in zip(np.split(state, edges), shapes, strict=True))
+        w, W, z = (
+            part.reshape(shape) for part, shape in zip(np.split(state, edges), shapes, strict=True)
+        )
         b = sigma.weights(z, task.x)
         context = b @ U[:, :-1].T  # (N, d)
         f = context @ W.T + U[:, -1]
@@ -47,7 +51,10 @@ def _flow(attention: str, task: Task, U: Array, start: tuple[Array, Array, Array
     solved = solve_ivp(velocity, (0, END), first, "DOP853", times, rtol=1e-12, atol=1e-13)
     if not solved.success:
         raise ArithmeticError(solved.message)
-    w, W, z = (part.T.reshape(-1, *shape) for part, shape in zip(np.split(solved.y, edges), shapes, strict=True))
+    w, W, z = (
+        part.T.reshape(-1, *shape)
+        for part, shape in zip(np.split(solved.y, edges), shapes, strict=True)
+    )
     return Path(w, W, z, U)
 
 
@@ -82,7 +89,9 @@ def s2_values(variant: Variant) -> Iterator[float]:
             path = _flow(attention, task, U, start, trained=False)
             W = np.eye(D) if variant == "control" else variant.factor("W_V") * start[1]
             query = U[:, -1:]
-            merged = np.hstack([W @ U[:, :-1], W @ query if variant.has("the query too") else query])
+            merged = np.hstack(
+                [W @ U[:, :-1], W @ query if variant.has("the query too") else query]
+            )
             flow = JointFlow(task, attention, "gelu", embedding=merged)
             other = flow.integrate(END, w0=start[0], z0=start[2], times=7, rtol=1e-11, atol=1e-12)
             assert other.w is not None
@@ -111,7 +120,10 @@ def _trained(seed: int) -> Path:
     paper_formula=r"without $W_V$: $z=\tfrac12\sum_kv_k^2+c$",
     corrected_formula=r"$\sum_lz_l=\tfrac12\|W_V\|_F^2+c$ and $P(\sum_kw_kw_k^\top-W_VW_V^\top)P=C$",
     terms=("‖W_V‖²", "W_V W_Vᵀ"),
-    mutants={"P left out": "the balance in all directions", "one token missing": "Σ_l z_l without its first token"},
+    mutants={
+        "P left out": "the balance in all directions",
+        "one token missing": "Σ_l z_l without its first token",
+    },
 )
 def s2_trained_values(variant: Variant) -> Iterator[float]:
     """Drift of the two laws, and of the integral that is lost."""
@@ -120,7 +132,14 @@ def s2_trained_values(variant: Variant) -> Iterator[float]:
         u = path.U[:, -1]
         P = np.eye(D) - (0 if variant.has("P left out") else 1) * np.outer(u, u)
         W = path.values.transpose(0, 2, 1) if variant == "control" else path.values
-        balance = P @ (path.w @ path.w.transpose(0, 2, 1) - variant.factor("W_V W_Vᵀ") * W @ W.transpose(0, 2, 1)) @ P
+        balance = (
+            P
+            @ (
+                path.w @ path.w.transpose(0, 2, 1)
+                - variant.factor("W_V W_Vᵀ") * W @ W.transpose(0, 2, 1)
+            )
+            @ P
+        )
         z = path.z[:, 1:] if variant.has("one token missing") else path.z
         total = z.sum(axis=1) - variant.factor("‖W_V‖²") * 0.5 * (path.values**2).sum(axis=(1, 2))
         square = path.values @ path.values.transpose(0, 2, 1)

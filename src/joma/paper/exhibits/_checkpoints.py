@@ -13,7 +13,9 @@ def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
     from joma._checkpoints.audit.copies import settled, without_copies
 
     frame, dropped = without_copies(settled(run.frame(), "model"), "model")
-    return frame.groupby(["model", "gauge", "layer", "step"], sort=False).value.mean().reset_index(), dropped
+    return frame.groupby(
+        ["model", "gauge", "layer", "step"], sort=False
+    ).value.mean().reset_index(), dropped
 
 
 def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
@@ -22,7 +24,9 @@ def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
     curves = {
         (model, gauge, int(layer)): curve
         for gauge, rule in CHECKPOINTS.items()
-        for (model, layer), curve in describe_all(long[long.gauge == gauge], rule, ["model", "layer"]).items()
+        for (model, layer), curve in describe_all(
+            long[long.gauge == gauge], rule, ["model", "layer"]
+        ).items()
     }
     models = list(dict.fromkeys(frame.model))
     return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))

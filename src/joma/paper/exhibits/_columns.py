@@ -67,7 +67,9 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
     for key, part in wide.groupby([*COLUMN, "s"], sort=False):
         C, N_ch, N0, N1, s = cast("tuple[int, ...]", key)
         mean, sd = TABLE1[C, N_ch, N0, N1][s]
-        entry: dict[str, Any] = dict(zip([*COLUMN, "s"], map(int, (C, N_ch, N0, N1, s)), strict=True))
+        entry: dict[str, Any] = dict(
+            zip([*COLUMN, "s"], map(int, (C, N_ch, N0, N1, s)), strict=True)
+        )
         entry |= {"paper": mean} | {state: float(part[state].mean()) for state in STATES}
         for baseline in ("untrained", "permuted"):
             gain = part.trained - part[baseline]
@@ -76,7 +78,10 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
         entry["the paper's value"] = bool(abs(entry["trained"] - mean) <= 2 * spread)
         columns.append(entry)
     means = frame.pivot_table(index="s", columns="state", values="value")
-    above = {"trained": means.trained - means.permuted, "untrained": means.untrained - means["untrained permuted"]}
+    above = {
+        "trained": means.trained - means.permuted,
+        "untrained": means.untrained - means["untrained permuted"],
+    }
     numbers: dict[str, Any] = {}
     represented: dict[int, bool] = {}
     sentences = []
@@ -85,10 +90,15 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
         entries = [entry for entry in columns if entry["s"] == s]
         passed = sum(entry["above untrained"] and entry["above permuted"] for entry in entries)
         pairs = wide.xs(s, level="s")
-        gains = {baseline: mean_interval(pairs.trained - pairs[baseline]) for baseline in ("untrained", "permuted")}
+        gains = {
+            baseline: mean_interval(pairs.trained - pairs[baseline])
+            for baseline in ("untrained", "permuted")
+        }
         represented[s] = all(low > 0 for _, low, _ in gains.values())
         agree = sum(entry["the paper's value"] for entry in entries)
-        numbers[f"above chance at s = {s}"] = {state: float(gain[s]) for state, gain in above.items()}
+        numbers[f"above chance at s = {s}"] = {
+            state: float(gain[s]) for state, gain in above.items()
+        }
         numbers[f"passed at s = {s}"] = passed
         numbers[f"trained − baseline at s = {s}, with its 95 % interval"] = gains
         numbers[f"the paper's value at s = {s}"] = agree
@@ -101,7 +111,9 @@ def judge_rate(frame: pd.DataFrame) -> dict[str, Any]:
         )
         for baseline, interval in gains.items():
             added[baseline].append(f"{_signed(interval)} at s = {s}")
-    measured = ", ".join(f"s = {s}: {means.trained[s]:.2f} (untrained {means.untrained[s]:.2f})" for s in LAYERS)
+    measured = ", ".join(
+        f"s = {s}: {means.trained[s]:.2f} (untrained {means.untrained[s]:.2f})" for s in LAYERS
+    )
     reproduces = 2 * sum(entry["the paper's value"] for entry in columns) >= len(columns)
     return {
         "columns": columns, "numbers": numbers, "represented": represented, "reproduces": reproduces,

@@ -29,7 +29,14 @@ GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
 COMMON = (
     "vocabulary", "every", "threads", "valid_windows", "valid_every", "probe_windows", "fresh_adam", "short_window",
 )  # fmt: skip
-TOLD_APART_BY = ("data", "layers", "optimiser", "momentum", "lr", "activation")  # columns of the table
+TOLD_APART_BY = (
+    "data",
+    "layers",
+    "optimiser",
+    "momentum",
+    "lr",
+    "activation",
+)  # columns of the table
 PLAIN = {"probe_windows": 2, "threads": 1, "fresh_adam": False, "short_window": False}
 # what the authors' loop does besides; losses on all validation windows, to stand beside the paper's three digits
 # the models on real text that Figures 6 and 8, lowrank and clock look at, each trained once for all of them
@@ -38,7 +45,12 @@ GRID: dict[str, Any] = {
     "every": 10, "valid_windows": 16, "valid_every": 0,
     "gauges": ["entropy", "stable_rank", "gradient_rank", "update_rank"], **PLAIN,
 }  # fmt: skip
-TO_THE_LETTER = PLAIN | {"fresh_adam": True, "short_window": True, "valid_windows": 0, "valid_every": 1000}
+TO_THE_LETTER = PLAIN | {
+    "fresh_adam": True,
+    "short_window": True,
+    "valid_windows": 0,
+    "valid_every": 1000,
+}
 
 
 def train_all(
@@ -69,12 +81,16 @@ def train_all(
 
             with warnings.catch_warnings():
                 # what a watch tells a user to mend is a result here
-                warnings.filterwarnings("ignore", message=r"joma\.watch: (attention of layer|step \d+: )")
+                warnings.filterwarnings(
+                    "ignore", message=r"joma\.watch: (attention of layer|step \d+: )"
+                )
                 try:
                     out = writer.path.parent / RUNS / _folder(language)
                     trained[language] = train(language, out, say=lambda line: None, show=show)
                 except RunInUse:
-                    progress(len(trained) / len(planned), f"another exhibit trains {language.label}")
+                    progress(
+                        len(trained) / len(planned), f"another exhibit trains {language.label}"
+                    )
         if len(trained) == before:
             time.sleep(POLL)
     for language in planned:
@@ -88,7 +104,10 @@ def span(lr: float, tau: float, points: int, steps: int, every: int) -> dict[str
 
     Never less than ``steps`` steps, nor more often than ``every``.
 
-    >>> span(1e-4, 0.5, points=50, steps=1000, every=10), span(1e-2, 0.5, points=50, steps=1000, every=10)
+    >>> (
+    ...     span(1e-4, 0.5, points=50, steps=1000, every=10),
+    ...     span(1e-2, 0.5, points=50, steps=1000, every=10),
+    ... )
     ({'steps': 5000, 'every': 100}, {'steps': 1000, 'every': 10})
     """
     return {"steps": max(steps, round(tau / lr)), "every": max(every, round(tau / points / lr))}
@@ -115,7 +134,9 @@ def curves(run: Run, data: str, gauge: str = "entropy") -> dict[tuple[int, float
     share = (last == PHASES.index("collapsed")).groupby(by).mean()
     collapsed = share[share > 0.5].index if gauge == "entropy" else ()
     by_key = describe_all(measured(run, gauge, data), TRAINING[gauge], by, collapsed)
-    return {(int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()}
+    return {
+        (int(layers), float(lr), int(layer)): curve for (layers, lr, layer), curve in by_key.items()
+    }
 
 
 def seeds_that_bounce(run: Run, data: str) -> dict[tuple[int, float, int], list[int]]:

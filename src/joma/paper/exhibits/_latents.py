@@ -58,7 +58,9 @@ def signals(tree: HBLT, sample: HBLTSamples) -> tuple[Array, Array, Array]:
     return target, z, np.diag(cosine(z, guess - guess.mean(axis=0)))
 
 
-def measure_latents(writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array, case: str, draw: int) -> None:
+def measure_latents(
+    writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array, case: str, draw: int
+) -> None:
     """Write what the nodes of a trained graph learned of the latents z (N, latent), and where Theorem 1 fails."""
     g = path.graph
     columns = [g.index(node) for node in NODES]
@@ -73,17 +75,31 @@ def measure_latents(writer: RunWriter, path: CDAGPath, z: Array, ceiling: Array,
         now = triples(g, path.w[i], signals, z)
         so_far = now.condition if so_far is None else so_far & now.condition
         left = np.abs(path.w[i] - path.w[0]) > np.abs(path.w[0])  # the start has been outgrown
-        met = {"printed": now.premises, "condition": now.condition, "persistent": so_far & left[:, None, None]}
+        met = {
+            "printed": now.premises,
+            "condition": now.condition,
+            "persistent": so_far & left[:, None, None],
+        }
         values: dict[str, Any] = {"best": best[i], "loss": loss}
         if draw == 0:
             values["correlation"] = correlation
         writer.write(i, values, t=float(t), case=case, draw=draw)
         for kind, cases in met.items():
             failed = int((cases & (now.c4 <= 0)).sum())
-            writer.write(i, {"failed": failed}, t=float(t), case=case, draw=draw, kind=kind, met=int(cases.sum()))
+            writer.write(
+                i,
+                {"failed": failed},
+                t=float(t),
+                case=case,
+                draw=draw,
+                kind=kind,
+                met=int(cases.sum()),
+            )
         if met["condition"].any():
             constant = implied(now.c1, now.c2, now.c3)[met["condition"]]
-            writer.write(i, {"constant": float(np.median(constant))}, t=float(t), case=case, draw=draw)
+            writer.write(
+                i, {"constant": float(np.median(constant))}, t=float(t), case=case, draw=draw
+            )
     above = best >= np.multiply.outer(LEVELS, ceiling)[:, None, :]  # (level, T, latent)
     first = np.where(above.any(axis=1), path.t[above.argmax(axis=1)], -1.0)  # −1: never
     owner = correlation.argmax(axis=1)  # in the end
@@ -103,9 +119,12 @@ def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
     here = where(frame, case=case)
     learned = where(here, gauge="learned")
     learned = learned.assign(
-        layer=learned.latent.map(layer_of), t=learned.value.where(learned.value >= 0, np.inf).astype(float)
+        layer=learned.latent.map(layer_of),
+        t=learned.value.where(learned.value >= 0, np.inf).astype(float),
     )
-    ceiling = where(frame, gauge="ceiling")[["draw", "latent", "value"]].rename(columns={"value": "ceiling"})
+    ceiling = where(frame, gauge="ceiling")[["draw", "latent", "value"]].rename(
+        columns={"value": "ceiling"}
+    )
     end = where(here, gauge="best", step=here.step.max()).merge(ceiling, on=["draw", "latent"])
     end = end.assign(layer=end.latent.map(layer_of), share=end.value / end.ceiling)
     by_level: dict[str, dict[str, Any]] = {}
@@ -125,7 +144,9 @@ def levels(frame: pd.DataFrame, case: str) -> dict[str, dict[str, Any]]:
             "held": min(held.values()),
             "share held in the end": held,
             "share reached": {k: float((d.value >= 0).mean()) for k, d in rows.groupby("layer")},
-            "share there before training": {k: float((d.value == 0).mean()) for k, d in rows.groupby("layer")},
+            "share there before training": {
+                k: float((d.value == 0).mean()) for k, d in rows.groupby("layer")
+            },
         }
     return by_level
 
@@ -140,7 +161,8 @@ def story(frame: pd.DataFrame, case: str) -> dict[str, Any]:
     return {
         "levels": levels(frame, case),
         "share by a node of its layer": {
-            k: float(np.mean([NODES[int(n)][0] == OWN[str(k)] for n in rows.value])) for k, rows in layers
+            k: float(np.mean([NODES[int(n)][0] == OWN[str(k)] for n in rows.value]))
+            for k, rows in layers
         },
         "loss ≤ ¼ at": float(loss[loss.value <= 0.25].groupby("draw").t.min().mean()),
         "final loss": float(where(loss, step=loss.step.max()).value.mean()),

@@ -36,7 +36,9 @@ RULE = (
 REVISED = "holds asked for the order in all of the cells of the grid in all variants; now one endpoint decides"
 
 
-def measure_cooccurrence(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+def measure_cooccurrence(
+    writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress
+) -> None:
     """Write P[y_l = 1 | y_m = 1] by the height of the lowest common ancestor: exact, by formula, sampled."""
     C, L, epsilon = settings["classes"], settings["depth"], settings["epsilon"]
     tree = HBLT(L, settings["children"], 1 - epsilon, class_to_latent=1 - np.eye(C))
@@ -53,11 +55,22 @@ def measure_cooccurrence(writer: RunWriter, settings: dict[str, Any], seed: int,
             if not (name == "Theorem 5" and h == L):
                 writer.write(int(h), {"cooccurrence": value}, source=name, draw=-1)
     for draw in range(settings["draws"]):
-        progress(0.5 * draw / settings["draws"], f"sampling the tree, draw {draw + 1} of {settings['draws']}")
-        counts, occurrences = count_with_first(tree, settings["samples"], np.random.default_rng((seed, 0, draw)))
+        progress(
+            0.5 * draw / settings["draws"],
+            f"sampling the tree, draw {draw + 1} of {settings['draws']}",
+        )
+        counts, occurrences = count_with_first(
+            tree, settings["samples"], np.random.default_rng((seed, 0, draw))
+        )
         for h in height:
             share = counts[h == H].mean() / occurrences
-            writer.write(int(h), {"cooccurrence": share}, source="sampled", draw=draw, occurrences=occurrences)
+            writer.write(
+                int(h),
+                {"cooccurrence": share},
+                source="sampled",
+                draw=draw,
+                occurrences=occurrences,
+            )
 
 
 def orders(frame: pd.DataFrame) -> pd.DataFrame:
@@ -65,8 +78,12 @@ def orders(frame: pd.DataFrame) -> pd.DataFrame:
 
     In order: m–l before m–l′ (shallow); m–l and m′–l′ before β–β′ with its wait, and that before m–l′ (deep).
     """
-    rows = frame[frame.gauge == "association"][["case", "variant", "draw", "level", "scale", "pair", "value"]]
-    wide = rows.pivot_table("value", ["variant", "draw", "level", "scale"], ["case", "pair"])  # one value in each
+    rows = frame[frame.gauge == "association"][
+        ["case", "variant", "draw", "level", "scale", "pair", "value"]
+    ]
+    wide = rows.pivot_table(
+        "value", ["variant", "draw", "level", "scale"], ["case", "pair"]
+    )  # one value in each
     shallow = wide["shallow"].loc[PAPER]  # has no variants
     tables = []
     for variant in VARIANTS:
@@ -74,7 +91,10 @@ def orders(frame: pd.DataFrame) -> pd.DataFrame:
         done = np.maximum(deep["m–l"], deep["m′–l′"])
         near = (shallow["m–l"] < shallow["m–l′"]) & (done < deep["m–l′"])
         good = near & (done < deep["β–β′"]) & (deep["β–β′"] < deep["m–l′"])
-        by = {"share": good.groupby(["level", "scale"]).mean(), "near": near.groupby(["level", "scale"]).all()}
+        by = {
+            "share": good.groupby(["level", "scale"]).mean(),
+            "near": near.groupby(["level", "scale"]).all(),
+        }
         ratio = (deep["m–l′"] / deep["β–β′"]).loc[-1]
         tables.append(pd.DataFrame({**by, "ratio": ratio}).reset_index().assign(variant=variant))
     table = pd.concat(tables, ignore_index=True)
@@ -103,11 +123,15 @@ def grid_numbers(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Of each variant's part of `orders`: how much of the grid is in order, where, and the ratios of the times."""
     levels = {variant: table.groupby("level", sort=False) for variant, table in tables.items()}
     return {
-        "cells in order": {v: f"{int(table.good.sum())} of {len(table)}" for v, table in tables.items()},
+        "cells in order": {
+            v: f"{int(table.good.sum())} of {len(table)}" for v, table in tables.items()
+        },
         "scales in order, by level": {
-            v: {level: rows[rows.good].scale.tolist() for level, rows in grouped} for v, grouped in levels.items()
+            v: {level: rows[rows.good].scale.tolist() for level, rows in grouped}
+            for v, grouped in levels.items()
         },
         "t(m–l′) / t(β–β′) for scales 1 … 12, by level": {
-            v: {level: rows.ratio.round(4).tolist() for level, rows in grouped} for v, grouped in levels.items()
+            v: {level: rows.ratio.round(4).tolist() for level, rows in grouped}
+            for v, grouped in levels.items()
         },
     }

@@ -28,7 +28,9 @@ def families(run: Run, gauges: Sequence[str], until: Mapping[str, float]) -> Fou
         pace = clock.pace({"optimiser": optimiser, "momentum": beta})
         kind, rate = "momentum" if beta else str(optimiser), float(f"{lr * pace:.6g}")
         for key, curve in clock.curves_of(rows, str(run.path), pace).items():
-            found.setdefault((kind, int(layers), key), {}).setdefault(rate, []).append(curve.until(until[kind]))
+            found.setdefault((kind, int(layers), key), {}).setdefault(rate, []).append(
+                curve.until(until[kind])
+            )
     return found
 
 
@@ -36,7 +38,9 @@ def slow(found: Found, kind: str, layers: int, key: Key) -> list[tuple[float, li
     """Rates with their runs, but for the fastest; SGD together with momentum."""
     runs = found[kind, layers, key]
     slower = [(rate, curves) for rate, curves in runs.items() if rate < max(runs)]
-    return slower + list(found.get(("momentum", layers, key), {}).items()) if kind == "sgd" else slower
+    return (
+        slower + list(found.get(("momentum", layers, key), {}).items()) if kind == "sgd" else slower
+    )
 
 
 def mean_curves(found: Found, kinds: tuple[str, ...], layers: int, key: Key) -> pd.DataFrame:
@@ -45,7 +49,11 @@ def mean_curves(found: Found, kinds: tuple[str, ...], layers: int, key: Key) -> 
     for kind in kinds:
         for rate, runs in sorted(found.get((kind, layers, key), {}).items()):
             mean, name = clock.mean(runs), f"{rate:g}{' m' if kind == 'momentum' else ''}"
-            parts.append(pd.DataFrame({"rate": name, "step": mean.step, "tau": mean.tau, "value": mean.value}))
+            parts.append(
+                pd.DataFrame(
+                    {"rate": name, "step": mean.step, "tau": mean.tau, "value": mean.value}
+                )
+            )
     return pd.concat(parts, ignore_index=True)
 
 

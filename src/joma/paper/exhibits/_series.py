@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from joma._data.corpora import Corpus
 
 INFO = "series.json"
-STATE, SAVE_EVERY = "state.pt", 100  # what a stopped training goes on from, and steps between two of them
+STATE, SAVE_EVERY = (
+    "state.pt",
+    100,
+)  # what a stopped training goes on from, and steps between two of them
 SERIES: dict[str, Any] = {  # about 90 s on one core; the loss falls from 7.0 to 3.9 nats per token
     "data": "pydoc", "vocabulary": 1024, "layers": 4, "d": 128, "heads": 4,
     "batch": 8, "length": 64, "steps": 1000, "lr": 1e-3, "warmup": 100,
@@ -52,7 +55,9 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
     from joma._data.folders import cache_folder
 
     if unknown := settings.keys() - SERIES.keys():
-        raise ValueError(f"unknown settings of the series: {', '.join(sorted(unknown))}; there are {', '.join(SERIES)}")
+        raise ValueError(
+            f"unknown settings of the series: {', '.join(sorted(unknown))}; there are {', '.join(SERIES)}"
+        )
     settings = SERIES | settings
     progress(0.0, "a small GPT-NeoX: trained once, or waited for")
     text = corpus(settings["data"], tokeniser="bpe", vocabulary=settings["vocabulary"])
@@ -73,7 +78,10 @@ def series(settings: dict[str, Any], seed: int, progress: Progress) -> Path:
 
 def losses(folder: Path) -> dict[int, float]:
     """Step -> validation loss in nats per token, of a series."""
-    return {int(step): loss for step, loss in json.loads((folder / INFO).read_text())["valid_loss"].items()}
+    return {
+        int(step): loss
+        for step, loss in json.loads((folder / INFO).read_text())["valid_loss"].items()
+    }
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -90,7 +98,9 @@ def _complete(folder: Path) -> Path | None:
         return None
 
 
-def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, progress: Progress) -> None:
+def _train(
+    folder: Path, text: Corpus, settings: dict[str, Any], seed: int, progress: Progress
+) -> None:
     import numpy as np
     import torch
 
@@ -123,7 +133,11 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         # as Pythia: a linear start, then a cosine down to a tenth
-        lambda n: float(min((n + 1) / settings["warmup"], 0.1 + 0.45 * (1 + np.cos(np.pi * min(n / steps, 1.0))))),
+        lambda n: float(
+            min(
+                (n + 1) / settings["warmup"], 0.1 + 0.45 * (1 + np.cos(np.pi * min(n / steps, 1.0)))
+            )
+        ),
     )
     train, valid = streams(text.train, batch), streams(text.valid, batch)
     held_out = [window(valid, n, length) for n in range(min(4, epoch(valid, length)))]
@@ -154,7 +168,10 @@ def _train(folder: Path, text: Corpus, settings: dict[str, Any], seed: int, prog
                 tokenizer.save_pretrained(folder / f"step-{step}")
         if step < steps:
             if step % 10 == 0:
-                progress(step / steps, f"training a small GPT-NeoX: step {step} of {steps}, loss {latest:.2f}")
+                progress(
+                    step / steps,
+                    f"training a small GPT-NeoX: step {step} of {steps}, loss {latest:.2f}",
+                )
             loss(window(train, step, length)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

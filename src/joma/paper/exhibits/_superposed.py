@@ -49,9 +49,13 @@ def judged(frame: pd.DataFrame, model: str) -> tuple[dict[str, Any], Verdict, st
     share, several = {}, {}
     for state in ("trained", "untrained"):
         several[state] = where(frame, gauge="patterns", model=model, state=state).value >= 2
-        share[state] = float((where(frame, gauge="passed", model=model, state=state).value >= 2).mean())
+        share[state] = float(
+            (where(frame, gauge="passed", model=model, state=state).value >= 2).mean()
+        )
     level = where(frame, gauge="chance", model=model).value
-    power, pairs = (float(where(frame, gauge=g, model=model).value.iloc[0]) for g in ("power", "pairs"))
+    power, pairs = (
+        float(where(frame, gauge=g, model=model).value.iloc[0]) for g in ("power", "pairs")
+    )
     both = where(frame, gauge="fired_by_both", model=model)
     paired, others = (both[(both.a == both.b) == same].value for same in (True, False))
     total = len(several["trained"])

@@ -44,7 +44,9 @@ PAIRS = (
 )
 
 
-def fired_by_both(model: str | Path, revision: str | None, corpus: Superposition) -> list[list[int]]:
+def fired_by_both(
+    model: str | Path, revision: str | None, corpus: Superposition
+) -> list[list[int]]:
     """(4, 4): how many neurons text A of a row and text B of a column both fire; the paper's pairs are the diagonal.
 
     A text fires a neuron if it excites it at least `FIRES` as much as the strongest context in the corpus does. The
@@ -63,7 +65,10 @@ def fired_by_both(model: str | Path, revision: str | None, corpus: Superposition
     def fired(text: str) -> dict[int, Any]:
         tokens = encode(tokenizer, text)
         peaks = collect(net, [torch.tensor([tokens])], None, 2, len(tokens))  # one window
-        return {n: (p.value.amax(dim=1) >= FIRES * strongest[n]) & (strongest[n] > 0) for n, p in peaks.items()}
+        return {
+            n: (p.value.amax(dim=1) >= FIRES * strongest[n]) & (strongest[n] > 0)
+            for n, p in peaks.items()
+        }
 
     first, second = ([fired(pair[n]) for pair in PAIRS] for n in (0, 1))
     return [[sum(int((a[layer] & b[layer]).sum()) for layer in a) for b in second] for a in first]

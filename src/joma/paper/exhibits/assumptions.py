@@ -26,12 +26,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"data": "wikitext-2", "vocabulary": None, "steps": 15_000, "every": 100, "lr": 1e-4, "layers": 2,
               "width": 200},
 }  # fmt: skip
-GAUGES = ("gradient_stationarity", "gradient_agreement", "attention_drift", "eqn17_residual", "coherence")
+GAUGES = (
+    "gradient_stationarity",
+    "gradient_agreement",
+    "attention_drift",
+    "eqn17_residual",
+    "coherence",
+)
 MODELS = {"joint": "language model, jointly", "layerwise": "layer by layer", "gpt": "small GPT-2"}
 WOULD_DECIDE = "models on WikiText with batches so large that noise does not hide the mean gradient"
-REVISED = (
-    "a direction of which noise leaves nothing counted as one that is not kept, and the statement as one that fails"
-)
+REVISED = "a direction of which noise leaves nothing counted as one that is not kept, and the statement as one that fails"
 SHOWN = {
     "gradient_stationarity": "cos of successive mean gradients", "attention_drift": "share of attention that moves",
     "eqn17_residual": "what Eqn. 17 misses", "coherence": "largest cosine of token states",
@@ -47,11 +51,15 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             progress((n + share) / len(MODELS), MODELS[model])
 
         make = _gpt if model == "gpt" else _language
-        trained = make(folder / f"{model}-{seed}", settings, seed, show, layerwise=model == "layerwise")
+        trained = make(
+            folder / f"{model}-{seed}", settings, seed, show, layerwise=model == "layerwise"
+        )
         writer.refer(trained, GAUGES, model=model)
 
 
-def _language(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwise: bool) -> Run:
+def _language(
+    path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwise: bool
+) -> Run:
     from joma._train.language import train
     from joma._train.settings import Settings
 
@@ -59,7 +67,13 @@ def _language(path: Path, settings: dict[str, Any], seed: int, show: Any, *, lay
         **settings, hidden=settings["width"], gauges=("entropy", *GAUGES), layerwise=layerwise, seed=seed, threads=1,
         valid_windows=1, probe_windows=1,
     )  # fmt: skip
-    return train(chosen, path, force=True, say=lambda line: None, show=lambda state: show(state.step / state.steps))
+    return train(
+        chosen,
+        path,
+        force=True,
+        say=lambda line: None,
+        show=lambda state: show(state.step / state.steps),
+    )
 
 
 def _gpt(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwise: bool) -> Run:
@@ -70,16 +84,26 @@ def _gpt(path: Path, settings: dict[str, Any], seed: int, show: Any, *, layerwis
     from joma._measure.watch.watch import watch
     from joma._train.windows import streams, window
 
-    text, length = corpus(settings["data"], vocabulary=settings["vocabulary"], say=lambda line: None), 35
+    text, length = (
+        corpus(settings["data"], vocabulary=settings["vocabulary"], say=lambda line: None),
+        35,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        sizes = {"vocab_size": text.size, "n_positions": length, "n_layer": settings["layers"], "n_embd": 64}
+        sizes = {
+            "vocab_size": text.size,
+            "n_positions": length,
+            "n_layer": settings["layers"],
+            "n_embd": 64,
+        }
         model = GPT2LMHeadModel(GPT2Config(**sizes, n_head=2, bos_token_id=None, eos_token_id=None))
         model.loss_type = "ForCausalLM"  # the default, of which it would warn
         optimiser = torch.optim.Adam(model.parameters(), lr=settings["lr"])
         data = streams(text.train, 10)
         gauges = ("entropy", *GAUGES)
-        with watch(model, path, settings["every"], gauges, optimizer=optimiser, live=False, overwrite=True) as watched:
+        with watch(
+            model, path, settings["every"], gauges, optimizer=optimiser, live=False, overwrite=True
+        ) as watched:
             for step in range(settings["steps"]):
                 tokens = torch.from_numpy(window(data, step, length)[0])
                 loss = model(tokens, labels=tokens).loss
@@ -106,15 +130,28 @@ def draw(run: Run) -> p.Chart:
 
 def judge(run: Run) -> Judgement:
     """Which premises hold for which model, by the thresholds of a watch's last sentence."""
-    from joma._measure.watch.applicability import ORTHOGONAL, PREDICTED, STATIONARY, STEADY, TOLD, premises
+    from joma._measure.watch.applicability import (
+        ORTHOGONAL,
+        PREDICTED,
+        STATIONARY,
+        STEADY,
+        TOLD,
+        premises,
+    )
 
     frame = run.frame()
     found = {model: premises(where(frame, model=model)) for model in MODELS}
     numbers = {
-        model: {name: {"value": value, "holds": holds} for name, (value, holds, _) in measured.items()}
+        model: {
+            name: {"value": value, "holds": holds} for name, (value, holds, _) in measured.items()
+        }
         for model, measured in found.items()
     }
-    kept = {model: measured["gradients"][1] for model, measured in found.items() if "gradients" in measured}
+    kept = {
+        model: measured["gradients"][1]
+        for model, measured in found.items()
+        if "gradients" in measured
+    }
     rule = (
         f"medians over layers and the second half of training; gradients are stationary if successive mean gradients "
         f"have at least {STATIONARY:g} of the cosine that noise leaves (Spearman and Brown, from odd and even steps); "
@@ -124,12 +161,17 @@ def judge(run: Run) -> Judgement:
         f"cosine below {TOLD:g} that cannot be told, and unless it can in layer-wise training, nothing is decided. "
         f"{TOY_RULE}"
     )
-    verdict = {True: Verdict.UNDER, False: Verdict.FAILS, None: Verdict.UNDECIDED}[kept.get("layerwise")]
+    verdict = {True: Verdict.UNDER, False: Verdict.FAILS, None: Verdict.UNDECIDED}[
+        kept.get("layerwise")
+    ]
     if all(kept.get(model) for model in MODELS):
         verdict = Verdict.HOLDS
     elif verdict is Verdict.FAILS and any(kept.values()):
         verdict = Verdict.UNDECIDED
-    text = ". ".join(f"{MODELS[m]}: " + "; ".join(t for *_, t in measured.values()) for m, measured in found.items())
+    text = ". ".join(
+        f"{MODELS[m]}: " + "; ".join(t for *_, t in measured.values())
+        for m, measured in found.items()
+    )
     cosines = ", ".join(
         f"{m} {measured['gradients'][0]:.2f}{' (noise)' if measured['gradients'][1] is None else ''}"
         for m, measured in found.items()

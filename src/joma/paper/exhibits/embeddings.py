@@ -21,11 +21,36 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.exhibits.orthogonality import SMALL
 from joma.paper.verdict import Verdict
 
-PYTHIA = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 143000]
+PYTHIA = [
+    0,
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1000,
+    2000,
+    4000,
+    8000,
+    16000,
+    32000,
+    64000,
+    143000,
+]
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"series": {}, "data": "pydoc", "sample": 4096},
     "laptop": {"model": "smollm2", "steps": [0], "data": "wikitext-2", "sample": 8192},
-    "paper": {"model": "EleutherAI/pythia-1.4b", "steps": PYTHIA, "data": "wikitext-103", "sample": 8192},
+    "paper": {
+        "model": "EleutherAI/pythia-1.4b",
+        "steps": PYTHIA,
+        "data": "wikitext-103",
+        "sample": 8192,
+    },
 }
 STATISTICS = ("mean", "signed_mean", "q90", "maximum")
 AXES = {
@@ -62,24 +87,37 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         models = {step: (str(path), None) for step, path in checkpoints(folder).items()}
     for n, (step, (model, revision)) in enumerate(models.items()):
         progress(share + (1 - share) * n / len(models), f"step {step}")
-        geometry = embedding_geometry(model, settings["data"], sample=settings["sample"], revision=revision)
+        geometry = embedding_geometry(
+            model, settings["data"], sample=settings["sample"], revision=revision
+        )
         table = geometry.frame()
         for kind in KINDS:
             part = table[table.kind == kind]
             values = {name: part[name].to_numpy() for name in STATISTICS}
             values["same_token"] = geometry.between(centre=kind == "centred")
-            values["histogram"] = np.array([c.histogram(BINS).numpy() for c in getattr(geometry, kind)])
+            values["histogram"] = np.array(
+                [c.histogram(BINS).numpy() for c in getattr(geometry, kind)]
+            )
             writer.write(step, values, kind=kind)
         inner = table[table.kind == "centred, no outliers"].sort_values("layer")["mean"]
         writer.write(step, {"inner": inner.to_numpy()})
-        writer.write(step, {"random": geometry.random, "dimension": geometry.dimension, "tokens": part.tokens.iloc[0]})
+        writer.write(
+            step,
+            {
+                "random": geometry.random,
+                "dimension": geometry.dimension,
+                "tokens": part.tokens.iloc[0],
+            },
+        )
 
 
 def draw(run: Run) -> p.Chart:
     """Mean |cos| over training; its distribution at the end; the same token at two layers."""
     frame = run.frame()
     last = where(frame, step=frame.step.max())
-    random, dimension = (float(where(last, gauge=gauge).value.iloc[0]) for gauge in ("random", "dimension"))
+    random, dimension = (
+        float(where(last, gauge=gauge).value.iloc[0]) for gauge in ("random", "dimension")
+    )
     layers = 1 + int(where(frame, gauge="mean").layer.max())
     colour = p.by_layer(layers)
     cosine = (np.arange(BINS) + 0.5) / BINS
@@ -97,10 +135,15 @@ def draw(run: Run) -> p.Chart:
         )  # fmt: skip
         counts = where(last, gauge="histogram", kind=kind)
         total = counts.groupby("layer").value.transform("sum")
-        counts = counts.assign(cosine=cosine[counts.bin.astype(int)], value=counts.value / (total / BINS))
+        counts = counts.assign(
+            cosine=cosine[counts.bin.astype(int)], value=counts.value / (total / BINS)
+        )
         axes = p.x("cosine", "|cos|", domain=(0, 1)), p.y("value", "density")
         tip = ["layer", "cosine", "value"]
-        distribution = p.lines(counts, *axes, colour, interpolate="step", tip=tip), p.reference(expected, *axes)
+        distribution = (
+            p.lines(counts, *axes, colour, interpolate="step", tip=tip),
+            p.reference(expected, *axes),
+        )
         between = p.heat(
             where(last, gauge="same_token", kind=kind), p.x("other", "input of layer", **ticks),
             p.y("layer", "input of layer", **ticks), p.by("value", "cos", kind="Q", scheme="blues", domain=(0, 1)),
@@ -110,9 +153,13 @@ def draw(run: Run) -> p.Chart:
         note = "mean |cos|; dashed: random vectors"
         rows.append(
             p.row(
-                p.panel(f"Tokens {words}", over_steps, p.levels(random), note=note, size=(260, 200)),
+                p.panel(
+                    f"Tokens {words}", over_steps, p.levels(random), note=note, size=(260, 200)
+                ),
                 p.panel(last_step, *distribution, note="density of |cos|", size=(220, 200)),
-                p.panel("Between layers", between, note="mean cos of the same token", size=(180, 200)),
+                p.panel(
+                    "Between layers", between, note="mean cos of the same token", size=(180, 200)
+                ),
             )
         )
     return p.column(*rows)
@@ -122,15 +169,25 @@ def judge(run: Run) -> Judgement:
     """The drift that the cosines would cause, at the last checkpoint; by RULE."""
     frame = run.frame()
     last = where(frame, step=frame.step.max())
-    random, dimension = (where(last, gauge=gauge).value.iloc[0] for gauge in ("random", "dimension"))
-    means = {kind: where(last, gauge="mean", kind=kind).sort_values("layer").value.tolist() for kind in KINDS}
+    random, dimension = (
+        where(last, gauge=gauge).value.iloc[0] for gauge in ("random", "dimension")
+    )
+    means = {
+        kind: where(last, gauge="mean", kind=kind).sort_values("layer").value.tolist()
+        for kind in KINDS
+    }
     first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
     numbers: dict[str, Any] = {"random": float(random), "dimension": int(dimension)}
     numbers |= {"mean |cos|": means}
     if len(set(frame.step)) > 1:
         numbers["untrained, raw"] = first.sort_values("layer").value.tolist()
-    squares = {kind: [CONTEXT / dimension * (x / random) ** 2 for x in values] for kind, values in means.items()}
-    numbers["drift by the law"] = {kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()}
+    squares = {
+        kind: [CONTEXT / dimension * (x / random) ** 2 for x in values]
+        for kind, values in means.items()
+    }
+    numbers["drift by the law"] = {
+        kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()
+    }
     within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}
     numbers["almost orthogonal"] = within
     raw, centre = means["raw"], means["centred"]
@@ -153,7 +210,9 @@ def judge(run: Run) -> Judgement:
     )
     small = dimension < SMALL * CONTEXT
     verdict, would_decide = (Verdict.UNDECIDED, WOULD_DECIDE) if small else (verdict, "")
-    return Judgement(verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED)
+    return Judgement(
+        verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -35,10 +35,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "shuffles": 20,
     },
 }
-AXES = {"patterns": ["neuron"], "passed": ["neuron"], "chance": ["shuffle"], "fired_by_both": ["a", "b"]}
-REVISIONS = {"trained": None, "untrained": "step0"}  # of a model on the hub; one in a package gets new weights
+AXES = {
+    "patterns": ["neuron"],
+    "passed": ["neuron"],
+    "chance": ["shuffle"],
+    "fired_by_both": ["a", "b"],
+}
+REVISIONS = {
+    "trained": None,
+    "untrained": "step0",
+}  # of a model on the hub; one in a package gets new weights
 EXAMPLES = 4  # neurons that are shown, two patterns each
-STATES = {"trained": "trained", "untrained": "before training", "chance": "contexts dealt out at random"}
+STATES = {
+    "trained": "trained",
+    "untrained": "before training",
+    "chance": "contexts dealt out at random",
+}
 MERGED = 200  # pairs of neurons made one
 
 
@@ -49,18 +61,26 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma._runs import write_atomic, write_json
 
     if "models" in settings:
-        sources = {(name, s): located(name, r) for name in settings["models"] for s, r in REVISIONS.items()}
+        sources = {
+            (name, s): located(name, r) for name in settings["models"] for s, r in REVISIONS.items()
+        }
         share = 0.0
     else:
         share = 0.6  # of the time, if the series has to be trained
-        steps = checkpoints(series(settings["series"], seed, lambda done, what: progress(share * done, what)))
+        steps = checkpoints(
+            series(settings["series"], seed, lambda done, what: progress(share * done, what))
+        )
         ends = {"trained": max(steps), "untrained": min(steps)}
-        sources = {("small GPT-NeoX", state): (str(steps[step]), None) for state, step in ends.items()}
+        sources = {
+            ("small GPT-NeoX", state): (str(steps[step]), None) for state, step in ends.items()
+        }
     examples: dict[str, Any] = {}
     for n, ((name, state), (model, revision)) in enumerate(sources.items()):
 
         def report(done: float, what: str, n: int = n, state: str = state) -> None:
-            progress(share + (1 - share) * (n + 0.8 * done) / len(sources), f"{STATES[state]}: {what}")
+            progress(
+                share + (1 - share) * (n + 0.8 * done) / len(sources), f"{STATES[state]}: {what}"
+            )
 
         superposition = superpose(
             model,
@@ -81,12 +101,19 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             by_chance = superposition.chance(settings["shuffles"], seed)
             by_both = fired_by_both(model, revision, superposition)
             power, pairs = superposition.power(MERGED, seed)
-            controls: dict[str, Any] = {"chance": by_chance, "fired_by_both": by_both, "power": power, "pairs": pairs}
+            controls: dict[str, Any] = {
+                "chance": by_chance,
+                "fired_by_both": by_both,
+                "power": power,
+                "pairs": pairs,
+            }
             writer.write(0, controls, model=name, state=state)
             superposition.info["model"] = name
             examples[name] = as_json(superposition, superposition.top(EXAMPLES))
             short = name.rpartition("/")[2].replace(" ", "-")
-            write_atomic(writer.path / f"superpose-{short}.html", page(superposition, superposition.top(20)))
+            write_atomic(
+                writer.path / f"superpose-{short}.html", page(superposition, superposition.top(20))
+            )
     write_json(writer.path / "examples.json", {"models": examples})
 
 
@@ -99,10 +126,14 @@ def draw(run: Run) -> p.Chart:
         chance = float(level.mean()), float(level.std())
         note = "with a pattern: words that are over-represented among what their contexts attend to"
         any_pattern = _bars(where(frame, gauge="patterns", model=model), 1)
-        panels.append(p.panel(f"{model}: neurons with a pattern", any_pattern, note=note, size=(560, 120)))
+        panels.append(
+            p.panel(f"{model}: neurons with a pattern", any_pattern, note=note, size=(560, 120))
+        )
         note = "with two or more that pass all tests; dashed: two or more with contexts dealt out at random, ± 2 sd"
         superposed = _bars(where(frame, gauge="passed", model=model), 2, chance)
-        panels.append(p.panel(f"{model}: superposed neurons", superposed, note=note, size=(560, 120)))
+        panels.append(
+            p.panel(f"{model}: superposed neurons", superposed, note=note, size=(560, 120))
+        )
     note = "layer/neuron; bold: what the query (framed) attends to; shade: the neuron's activation"
     for model, shown in json.loads((run.path / "examples.json").read_text())["models"].items():
         rows = {
@@ -139,10 +170,14 @@ def judge(run: Run) -> Judgement:
     verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
     first = numbers[next(iter(numbers))]
     before = first["untrained"] * first["neurons"]
-    measured = f"{first['superposed']:,} of {first['neurons']:,} neurons, {before:,.0f} before training"
+    measured = (
+        f"{first['superposed']:,} of {first['neurons']:,} neurons, {before:,.0f} before training"
+    )
     would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
     paper = "4 neurons shown, 2 patterns each"
-    return Judgement(verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED)
+    return Judgement(
+        verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

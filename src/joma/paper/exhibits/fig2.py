@@ -69,7 +69,11 @@ NAMES = {"nc": "ẑ  (first integral)", "nc1": "ẑ₁ = ½ Σ v² only", "nc2":
 def draw(run: Run) -> p.Chart:
     """Both data sets: the frequencies x, and NC over training (line: mean over seeds, band: min to max)."""
     frame = run.frame()
-    nc = where(frame, gauge=list(NAMES)).groupby(["case", "step", "gauge"]).value.agg(["min", "mean", "max"])
+    nc = (
+        where(frame, gauge=list(NAMES))
+        .groupby(["case", "step", "gauge"])
+        .value.agg(["min", "mean", "max"])
+    )
     nc = nc.reset_index().assign(quantity=lambda table: table.gauge.map(NAMES))
     rows = []
     for case, title in CASES.items():
@@ -88,7 +92,9 @@ def draw(run: Run) -> p.Chart:
         rows.append(
             p.row(
                 p.panel(f"x: {title}", frequencies, size=(170, 200)),
-                p.panel("Normalised correlation with the true logits z(t)", correlation, size=(380, 200)),
+                p.panel(
+                    "Normalised correlation with the true logits z(t)", correlation, size=(380, 200)
+                ),
             )
         )
     return p.column(*rows, shared=True)
@@ -102,7 +108,10 @@ def judge(run: Run) -> Judgement:
     for case in CASES:
         nc = where(frame, gauge="nc", case=case).value
         means = where(frame, gauge=list(NAMES), case=case).groupby(["gauge", "step"]).value.mean()
-        ends = {f"{gauge}_end": where(last, gauge=gauge, case=case).value.mean() for gauge in (*NAMES, "size")}
+        ends = {
+            f"{gauge}_end": where(last, gauge=gauge, case=case).value.mean()
+            for gauge in (*NAMES, "size")
+        }
         alone = [step for part in ("nc1", "nc2") for step in means[part][means[part] >= HIGH].index]
         numbers[case] = {
             "nc_min": nc.min(), "nc_mean": nc.mean(), "nc_max": nc.max(), "lowest_mean": means["nc"].min(),
@@ -112,8 +121,13 @@ def judge(run: Run) -> Judgement:
     single = min(n["nc_min"] for n in numbers.values())
     first = max(n["nc1_end"] for n in numbers.values())
     sizes = [n["size_end"] for n in numbers.values()]
-    reached = [n["component_high_at"] for n in numbers.values() if n["component_high_at"] is not None]
-    measured, paper = f"NC(ẑ, z) ≥ {lowest:.3f}; ẑ₁ alone {first:.3f} in the end", "“high”; its components “do not”"
+    reached = [
+        n["component_high_at"] for n in numbers.values() if n["component_high_at"] is not None
+    ]
+    measured, paper = (
+        f"NC(ẑ, z) ≥ {lowest:.3f}; ẑ₁ alone {first:.3f} in the end",
+        "“high”; its components “do not”",
+    )
     text = (
         f"NC(ẑ, z) ≥ {lowest:.3f} throughout (means over seeds; single ones ≥ {single:.3f}), but ẑ ends "
         f"{min(sizes):.1f} to {max(sizes):.1f} times as large as z"

@@ -93,7 +93,9 @@ def judge(run: Run) -> Judgement:
     measured = f"{growing.sum()} of {late.size} grow, {saturated.sum()} saturated"
     paper = "“some” grow, the “remaining” saturate"
     holds = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
-    return Judgement(Verdict.HOLDS if holds else Verdict.FAILS, rule, summary, numbers, measured, paper)
+    return Judgement(
+        Verdict.HOLDS if holds else Verdict.FAILS, rule, summary, numbers, measured, paper
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -36,8 +36,15 @@ CASES = {
     "joint": "joint flow, same critical point", "target": "joint flow, same target",
 }  # fmt: skip
 ATTENTION = {"paper": "softmax(v²/3)", "eqn6": "softmax(v²/2)", "caption": "softmax(v²)"}
-SHOWN = {"paper": (0.0, 100.0), "eqn6": (0.0, 2.5), "joint": (1e-6, 10.0), "target": (1e-2, 10.0)}  # times
-SCALES = dict.fromkeys(("eqn6", "joint"), (0.25, 0.5, 0.75, 1.0, 1.25)) | {"target": (0.25, 1.0, 4.0, 16.0, 64.0, 256)}
+SHOWN = {
+    "paper": (0.0, 100.0),
+    "eqn6": (0.0, 2.5),
+    "joint": (1e-6, 10.0),
+    "target": (1e-2, 10.0),
+}  # times
+SCALES = dict.fromkeys(("eqn6", "joint"), (0.25, 0.5, 0.75, 1.0, 1.25)) | {
+    "target": (0.25, 1.0, 4.0, 16.0, 64.0, 256)
+}
 TIP: dict[str, str | None] = {"t": ".3g", "value": ".3f"}
 EPSILONS = (1.0, 0.9, 0.7, 0.5, 0.16)
 REVISED = (
@@ -55,9 +62,14 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         writer.write(0, {"mu": mu}, draw=s)
         for case, (t, v, nats) in curves(mu, settings["times"], SHOWN["paper"][1]).items():
             for i in range(len(t)):
-                gauges = {"entropy": nats[i]} | ({"v": v[i]} if s == 0 and case != "caption" else {})
+                gauges = {"entropy": nats[i]} | (
+                    {"v": v[i]} if s == 0 and case != "caption" else {}
+                )
                 writer.write(i, gauges, t=float(t[i]), case=case, draw=s)
-    progress(settings["seeds"] / (settings["seeds"] + 5), "the scale of μ, and the term that Section 4 drops")
+    progress(
+        settings["seeds"] / (settings["seeds"] + 5),
+        "the scale of μ, and the term that Section 4 drops",
+    )
     mu = np.linspace(1, 4, settings["components"])
     cells = [(case, scale, 1.0) for case, scales in SCALES.items() for scale in scales]
     cells += [(case, 1.0, epsilon) for case in ("eqn6", "joint") for epsilon in EPSILONS[1:]]
@@ -69,46 +81,87 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 def draw(run: Run) -> p.Chart:
     """Above v by component, coloured by time, with μ dashed; then entropy over time; below the two sweeps."""
     frame = run.frame().assign(log_t=lambda table: np.log10(table.t.where(table.t > 0)))
-    component, v = p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}), p.y("value", "v", domain=(0, 4))
+    component, v = (
+        p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}),
+        p.y("value", "v", domain=(0, 4)),
+    )
     target = p.reference(where(frame, gauge="mu", draw=0), component, v)
-    nats, most = p.y("value", "nats", domain=(0, 2.4)), p.levels(np.log(len(where(frame, gauge="mu", draw=0))))
+    nats, most = (
+        p.y("value", "nats", domain=(0, 2.4)),
+        p.levels(np.log(len(where(frame, gauge="mu", draw=0)))),
+    )
     above, below, bar = [], [], {"orient": "bottom", "gradientLength": 150}
     for case, (first, last) in SHOWN.items():
         inside, log = frame[frame.t.between(first, last)], first > 0
         states = where(inside, gauge="v", case=case)
-        shown = where(states, step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist())
-        time = p.by("log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme=p.DEPTH, legend=bar)
-        left = p.lines(shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3)
+        shown = where(
+            states,
+            step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist(),
+        )
+        time = p.by(
+            "log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme=p.DEPTH, legend=bar
+        )
+        left = p.lines(
+            shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3
+        )
         above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
         lines = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
         lines = lines.assign(attention=lines.case.map(ATTENTION).fillna("softmax(v²/2)"))
-        colour = p.by("attention", order=list(ATTENTION.values()), legend={"orient": "bottom", "symbolOpacity": 1})
-        x, tip = p.x("t", "t", log=log, format="~g" if log else None, ticks=5), {"attention": None, "draw": None, **TIP}
+        colour = p.by(
+            "attention",
+            order=list(ATTENTION.values()),
+            legend={"orient": "bottom", "symbolOpacity": 1},
+        )
+        x, tip = (
+            p.x("t", "t", log=log, format="~g" if log else None, ticks=5),
+            {"attention": None, "draw": None, **TIP},
+        )
         right = p.lines(lines, x, nats, colour, detail="draw", bold="datum.draw == 0", tip=tip)
-        below.append(p.panel("attention entropy", right, most, note="one line per draw; dashed: ln M", size=(200, 150)))
+        below.append(
+            p.panel(
+                "attention entropy",
+                right,
+                most,
+                note="one line per draw; dashed: ln M",
+                size=(200, 150),
+            )
+        )
     return p.column(p.row(*above), p.row(*below), _sweeps(frame))
 
 
 def _sweeps(frame: pd.DataFrame) -> p.Chart:
     """Dip and rebound over the scale of μ, and the rebound over ε."""
     M, y = len(where(frame, gauge="mu", draw=0)), p.y("value", "nats", domain=(0, 2.4))
-    cells = where(frame, gauge=["dip", "rebound"]).assign(dynamics=lambda table: table.case.map(CASES))
-    colour = p.by("dynamics", order=[CASES[case] for case in SCALES], legend={"orient": "bottom", "columns": 1})
+    cells = where(frame, gauge=["dip", "rebound"]).assign(
+        dynamics=lambda table: table.case.map(CASES)
+    )
+    colour = p.by(
+        "dynamics",
+        order=[CASES[case] for case in SCALES],
+        legend={"orient": "bottom", "columns": 1},
+    )
     panels, tip = [], {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
     for gauge in ("dip", "rebound"):
-        rows, note = where(cells, gauge=gauge, epsilon=1.0), f"μ = scale × (1 … 4), M = {M} evenly spaced"
+        rows, note = (
+            where(cells, gauge=gauge, epsilon=1.0),
+            f"μ = scale × (1 … 4), M = {M} evenly spaced",
+        )
         drawn = p.lines(rows, p.x("scale", "scale of μ", log=True), y, colour, tip=tip, points=True)
         panels.append(p.panel(gauge, drawn, note=note, size=(280, 170)))
     rows = where(cells, gauge="rebound", scale=1.0, case=["eqn6", "joint"])
     kept = p.lines(rows, p.x("epsilon", "ε"), y, colour, tip=tip, points=True)
-    last = p.panel("rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170))
+    last = p.panel(
+        "rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170)
+    )
     return p.row(*panels, last, shared=True)
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
     """Per case and draw of μ: entropy at the start, its fall, its rise from the trough to the end; do both count?"""
     told = describe_all(entropy, EXACT, ["case", "draw"], over="t")
-    rows = [(*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in told.items()]
+    rows = [
+        (*key, curve.start, curve.depth, curve.bounce, curve.bounced) for key, curve in told.items()
+    ]
     return pd.DataFrame(rows, columns=["case", "draw", "start", "depth", "rebound", "bounces"])
 
 
@@ -117,23 +170,44 @@ def judge(run: Run) -> Judgement:
     frame = run.frame()
     each = dips(where(frame, gauge="entropy"))
     means = each.groupby("case")[["depth", "rebound", "bounces"]].mean()
-    numbers: dict[str, Any] = {case: {name: float(means[name][case]) for name in means.columns} for case in CASES}
-    shares = {case: counted(where(each, case=case).bounces.astype(float)) for case in CASES if case != "target"}
+    numbers: dict[str, Any] = {
+        case: {name: float(means[name][case]) for name in means.columns} for case in CASES
+    }
+    shares = {
+        case: counted(where(each, case=case).bounces.astype(float))
+        for case in CASES
+        if case != "target"
+    }
     sweep = where(frame, gauge="rebound")
-    term = {c: where(sweep, case=c, scale=1.0).set_index("epsilon").value.to_dict() for c in ("eqn6", "joint")}
-    scales = {c: where(sweep, case=c, epsilon=1.0).set_index("scale").value.to_dict() for c in SCALES}
-    numbers |= {"M": len(where(frame, gauge="mu", draw=0)), "rebound by ε": term, "rebound by scale": scales}
+    term = {
+        c: where(sweep, case=c, scale=1.0).set_index("epsilon").value.to_dict()
+        for c in ("eqn6", "joint")
+    }
+    scales = {
+        c: where(sweep, case=c, epsilon=1.0).set_index("scale").value.to_dict() for c in SCALES
+    }
+    numbers |= {
+        "M": len(where(frame, gauge="mu", draw=0)),
+        "rebound by ε": term,
+        "rebound by scale": scales,
+    }
     rule = (
         f"entropy falls by {EXACT.fall} below its start and rises again by {EXACT.rise} in at least half of the draws, "
         "by Eqn. 6 and by the joint flow with the same critical point; the attention of the authors' script and of the "
         f"caption are told beside. Holds: also with the dropped term kept, 90 % of the rebound at ε = {TERM}; holds "
         "under a condition: without; else fails"
     )
-    measured = "; ".join(f"{case} −{numbers[case]['depth']:.2f}, +{numbers[case]['rebound']:.2f}" for case in CASES)
-    eqn6, joint = (", ".join(f"{term[c][e]:.2f}" for e in (1.0, TERM, EPSILONS[-1])) for c in ("eqn6", "joint"))
+    measured = "; ".join(
+        f"{case} −{numbers[case]['depth']:.2f}, +{numbers[case]['rebound']:.2f}" for case in CASES
+    )
+    eqn6, joint = (
+        ", ".join(f"{term[c][e]:.2f}" for e in (1.0, TERM, EPSILONS[-1])) for c in ("eqn6", "joint")
+    )
     text = f"M = {numbers['M']}, dip and rebound in nats: {measured}. Rebound for ε = 1, {TERM}, {EPSILONS[-1]}, "
     text += f"evenly spaced μ: Eqn. 6 {eqn6}; joint {joint}"
-    text += "; draws that dip and rebound: " + ", ".join(f"{case} {in_words(s)}" for case, s in shares.items())
+    text += "; draws that dip and rebound: " + ", ".join(
+        f"{case} {in_words(s)}" for case, s in shares.items()
+    )
     verdict = Verdict.HOLDS
     if term["eqn6"][TERM] < 0.9 * term["eqn6"][1.0]:
         verdict, text = Verdict.UNDER, f"{text}. So: Eqn. 6 needs C = I, a condition left unsaid"

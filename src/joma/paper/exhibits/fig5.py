@@ -35,18 +35,29 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     grid.measure_cooccurrence(writer, settings, seed, progress)
     for case, tree in trees(settings["classes"], settings["epsilon"]).items():
         for draw in range(-1, settings["draws"]):  # −1: exact
-            progress(0.5 + 0.5 * (draw + 1) / (settings["draws"] + 1), f"{case} hierarchy, association times")
+            progress(
+                0.5 + 0.5 * (draw + 1) / (settings["draws"] + 1),
+                f"{case} hierarchy, association times",
+            )
             rng = None if draw < 0 else np.random.default_rng((seed, 1, draw))
             given = probabilities(tree, case, settings["samples"], rng)
             for variant in grid.VARIANTS if case == "deep" else (grid.PAPER,):
                 dynamics, source = variant.split(", ")
-                for pair, times in association_times(given[source], grid.LEVELS, grid.SCALES, dynamics).items():
-                    writer.write(0, {"association": times}, case=case, pair=pair, draw=draw, variant=variant)
+                for pair, times in association_times(
+                    given[source], grid.LEVELS, grid.SCALES, dynamics
+                ).items():
+                    writer.write(
+                        0, {"association": times}, case=case, pair=pair, draw=draw, variant=variant
+                    )
             if draw < 0:
                 remaining = np.geomspace(1, 0.5 * (1 - grid.LEVELS[-1]), 60)
-                for pair, times in association_times(given["co-occurrence"], 1 - remaining, [grid.DRAWN]).items():
+                for pair, times in association_times(
+                    given["co-occurrence"], 1 - remaining, [grid.DRAWN]
+                ).items():
                     for i, time in enumerate(times[:, 0]):
-                        writer.write(i, {"time": time}, remaining=float(remaining[i]), case=case, pair=pair)
+                        writer.write(
+                            i, {"time": time}, remaining=float(remaining[i]), case=case, pair=pair
+                        )
 
 
 def draw(run: Run) -> p.Chart:
@@ -60,7 +71,9 @@ def draw(run: Run) -> p.Chart:
     tip = {"source": None, "step": None, "value": ".4f"}
     cooccurrence = p.panel(
         "co-occurrence",
-        p.lines(where(cells, source=order), x, y, colour, dash=p.dash("source", order), tip=tip, width=2),
+        p.lines(
+            where(cells, source=order), x, y, colour, dash=p.dash("source", order), tip=tip, width=2
+        ),
         p.dots(where(cells, source="sampled"), x, y, tip=["step", "value"], size=45, color="black"),
         note="H = L: only the class is common",
         size=(270, 210),
@@ -74,16 +87,32 @@ def draw(run: Run) -> p.Chart:
 def _curves(frame: pd.DataFrame, case: str) -> Any:
     """Association times against the level, at one scale."""
     order = list(PAIRS["deep"])
-    x, colour = p.x("value", "association time"), p.by("pair", order=order, legend={"orient": "bottom"})
-    axis = {"values": [1 - level for level in grid.LEVELS], "labelExpr": "format(1 - datum.value, '.1%')"}
+    x, colour = (
+        p.x("value", "association time"),
+        p.by("pair", order=order, legend={"orient": "bottom"}),
+    )
+    axis = {
+        "values": [1 - level for level in grid.LEVELS],
+        "labelExpr": "format(1 - datum.value, '.1%')",
+    }
     y = p.y("remaining", "level", log=True, domain=(0.0005, 1), axis=axis)
     tip = {"pair": None, "value": ".3f", "remaining": ".3f"}
-    rows = where(frame, gauge="association", case=case, variant=grid.PAPER, scale=grid.SCALES.index(grid.DRAWN))
-    rows = rows[rows.draw >= 0].assign(remaining=lambda table: 1 - np.take(grid.LEVELS, table.level.astype(int)))
+    rows = where(
+        frame,
+        gauge="association",
+        case=case,
+        variant=grid.PAPER,
+        scale=grid.SCALES.index(grid.DRAWN),
+    )
+    rows = rows[rows.draw >= 0].assign(
+        remaining=lambda table: 1 - np.take(grid.LEVELS, table.level.astype(int))
+    )
     curves = where(frame, gauge="time", case=case)
     return p.panel(
         f"{case} hierarchy, Eqn. 6",
-        p.lines(curves, x, y, colour, dash=p.dash("pair", order), order="remaining", tip=tip, width=2),
+        p.lines(
+            curves, x, y, colour, dash=p.dash("pair", order), order="remaining", tip=tip, width=2
+        ),
         p.strokes(rows, x, y, colour),
         note=f"μ = {grid.DRAWN} P(l | m); marks: one per draw of the data",
         size=(270, 210),
@@ -106,7 +135,9 @@ def judge(run: Run) -> Judgement:
     """Sampled and exact co-occurrence agree; over which levels and scales all draws associate in the paper's order."""
     frame = run.frame()
     cells = where(frame, gauge="cooccurrence")
-    exact, eqn = (where(cells, source=source).set_index("step").value for source in ("exact", "Eqn. 8"))
+    exact, eqn = (
+        where(cells, source=source).set_index("step").value for source in ("exact", "Eqn. 8")
+    )
     sampled = where(cells, source="sampled")
     # one query token: an estimate has at most the binomial error of a single pair
     error = (sampled.value - sampled.step.map(exact)).abs() / np.sqrt(0.25 / sampled.occurrences)

@@ -10,7 +10,17 @@ from joma._runs.patterns import Patterns
 from joma._show.plots import panels as p
 from joma._show.plots import patterns
 from joma.paper.exhibits import _curves
-from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma.paper.exhibits._curves import (
+    AXES,
+    GRID,
+    PLAIN,
+    TO_THE_LETTER,
+    TOY,
+    TOY_RULE,
+    best_loss,
+    curves,
+    measured,
+)
 from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
@@ -36,7 +46,9 @@ RULE = (
     f"top layer bounces. The stable rank of the lower MLP is told by the same rule, a dip of {RANK.fall} and a rise "
     f"of {RANK.rise}, and does not decide. {TOY_RULE}"
 )
-WOULD_DECIDE = "models on WikiText at the paper's learning rate, with several seeds: --preset laptop or paper"
+WOULD_DECIDE = (
+    "models on WikiText at the paper's learning rate, with several seeds: --preset laptop or paper"
+)
 REVISED = (
     "any difference between the bottom and the top layer counted; now it is at least the margin. Models on the toy "
     "corpus were judged; now they are not"
@@ -46,7 +58,9 @@ REVISED = (
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train one model per corpus, depth and seed."""
     if len(settings["steps"]) != len(settings["data"]):
-        raise ValueError(f"steps {settings['steps']} must have one number per corpus in data {settings['data']}")
+        raise ValueError(
+            f"steps {settings['steps']} must have one number per corpus in data {settings['data']}"
+        )
     runs = [
         {"data": data, "layers": layers, "lr": settings["lr"], "steps": steps}
         for data, steps in zip(settings["data"], settings["steps"], strict=True)
@@ -57,7 +71,11 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
     """The paper's losses by depth, where ours can be compared with them: all words, and all validation windows."""
-    return PAPER.get(data, {}) if settings["vocabulary"] is None and settings["valid_windows"] == 0 else {}
+    return (
+        PAPER.get(data, {})
+        if settings["vocabulary"] is None and settings["valid_windows"] == 0
+        else {}
+    )
 
 
 GAUGES = {"entropy": "attention entropy (nats)", "stable_rank": "stable rank of the lower MLP"}
@@ -80,16 +98,28 @@ def draw(run: Run) -> p.Chart:
             title = f"{data}, {title}" if len(settings["data"]) > 1 else title
             panels = []
             for gauge, name in GAUGES.items():
-                table, deepest = where(measured(run, gauge, data), layers=layers), max(settings["layers"])
-                lines = p.layer_lines(
-                    table, p.x("step", "minibatch", log=True), p.y("value", name, zero=gauge == "entropy"), deepest
+                table, deepest = (
+                    where(measured(run, gauge, data), layers=layers),
+                    max(settings["layers"]),
                 )
-                panels.append(p.panel(title if gauge == "entropy" else None, lines, size=(320, 190)))
+                lines = p.layer_lines(
+                    table,
+                    p.x("step", "minibatch", log=True),
+                    p.y("value", name, zero=gauge == "entropy"),
+                    deepest,
+                )
+                panels.append(
+                    p.panel(title if gauge == "entropy" else None, lines, size=(320, 190))
+                )
             columns.append(p.column(*panels, shared=True))
         rows.append(p.row(*columns, shared=True))
     chart = p.column(*rows, shared=True)
     attention = _attention(run)
-    return chart if attention is None else p.column(chart, patterns.draw(attention, top=True, size=200))
+    return (
+        chart
+        if attention is None
+        else p.column(chart, patterns.draw(attention, top=True, size=200))
+    )
 
 
 def _attention(run: Run) -> Patterns | None:
@@ -118,20 +148,31 @@ def judge(run: Run) -> Judgement:
         words = [f"{_curves.deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
         ranks, rank_numbers = _curves.rank_story(run, data)
         seeds = _curves.seeds_that_bounce(run, data)
-        counts = ", ".join(f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths)
+        counts = ", ".join(
+            f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths
+        )
         at, of, below = (_curves.listed(found) for found in (shown, depths, suppressed))
         summary.append(
             f"{name}top layer dips and bounces at depths {at} of {of}, in how many seeds by depth: {counts}; bottom "
             f"layer below it at {below} of {_curves.listed(deeper)}; {'; '.join(words)}; {ranks}"
         )
-        paths.append(name + ", ".join(f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()))
+        paths.append(
+            name
+            + ", ".join(
+                f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()
+            )
+        )
         paper = _paper(settings, data)
-        losses += [f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"] * bool(paper)
+        losses += [
+            f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"
+        ] * bool(paper)
         numbers[data] = {
             "entropy": _curves.entropy_story(run, data),
             "seeds whose top layer bounces": {_curves.deep(n): seeds[n, lr, n - 1] for n in depths},
             "stable rank": rank_numbers,
-            "best validation loss": {_curves.deep(n): loss for (n, _), loss in best_loss(run, data).items()},
+            "best validation loss": {
+                _curves.deep(n): loss for (n, _), loss in best_loss(run, data).items()
+            },
             "the paper's": {_curves.deep(n): loss for n, loss in PAPER.get(data, {}).items()},
         }
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS

@@ -44,7 +44,9 @@ RULE = (
     "counts. A small model that is trained here shows the method and decides nothing about Pythia: without a "
     "pretrained model the statement is not decided here"
 )
-WOULD_DECIDE = 'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
+WOULD_DECIDE = (
+    'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
+)
 REVISED = (
     "a small model trained here decided, too, and its curve was judged as fails; the last and the first layer were "
     "judged where groups of layers are now"
@@ -64,22 +66,45 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             writer.note(left_out=str(error))
             continue
         if source != name:
-            revisions = {"pythia": None, "main": None}.get(revisions, revisions)  # all that the folder has
+            revisions = {"pythia": None, "main": None}.get(
+                revisions, revisions
+            )  # all that the folder has
         if name == OWN:
-            source = str(series(settings["series"], seed, lambda share, what: progress(0.8 * share, what)))
+            source = str(
+                series(settings["series"], seed, lambda share, what: progress(0.8 * share, what))
+            )
 
         def report(done: int, total: int, what: str, n: int = n, name: str = name) -> None:
             share = done / max(total, 1)
-            progress((n + (0.8 + 0.2 * share if name == OWN else share)) / len(models), f"scanning {name}: {what}")
+            progress(
+                (n + (0.8 + 0.2 * share if name == OWN else share)) / len(models),
+                f"scanning {name}: {what}",
+            )
 
-        chosen = {"data": settings["data"], "tokens": settings["tokens"], "length": settings["length"]}
-        decides = fingerprint(["joma._checkpoints.scan"], {"source": source, "revisions": revisions, **chosen})
+        chosen = {
+            "data": settings["data"],
+            "tokens": settings["tokens"],
+            "length": settings["length"],
+        }
+        decides = fingerprint(
+            ["joma._checkpoints.scan"], {"source": source, "revisions": revisions, **chosen}
+        )
         folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{decides}"
-        result = scan(source, folder, revisions=revisions, gauges=tuple(GAUGES), retry=True, report=report, **chosen)
+        result = scan(
+            source,
+            folder,
+            revisions=revisions,
+            gauges=tuple(GAUGES),
+            retry=True,
+            report=report,
+            **chosen,
+        )
         if result.failed:
             failures[name] = f"{len(result.failed)} of {len(result.status())}"
             if set(result.status().values()) == {"failed"}:
-                raise ValueError(f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}")
+                raise ValueError(
+                    f"nothing of {name} could be measured: {result.checkpoints().note.iloc[0]}"
+                )
         writer.refer(Run(result.path), tuple(GAUGES), model=name)
     if failures:
         writer.note(failures=failures)
@@ -101,7 +126,9 @@ def draw(run: Run) -> p.Chart:
             if single:
                 lines = p.lines(part, p.x("layer", "layer"), y, points=True)
             else:
-                lines = p.layer_lines(part, p.step_axis(part.step, scan=True), y, 1 + int(part.layer.max()))
+                lines = p.layer_lines(
+                    part, p.step_axis(part.step, scan=True), y, 1 + int(part.layer.max())
+                )
             title = f"{model} (one checkpoint)" if single else model
             panels.append(p.panel(None if panels else title, lines, size=(320, 190)))
         columns.append(p.column(*panels, shared=True))
@@ -129,7 +156,9 @@ def judge(run: Run) -> Judgement:
             + (in_words(attends[-1]) if attends else "could not be measured")
         )
     pretrained = [model for model in models if model != OWN]
-    bounced, suppressed = ([model for model in names if model != OWN] for names in (bounced, suppressed))
+    bounced, suppressed = (
+        [model for model in names if model != OWN] for names in (bounced, suppressed)
+    )
     complete = bounced == pretrained and suppressed == pretrained
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
     verdict = verdict if pretrained else Verdict.UNDECIDED
@@ -140,8 +169,14 @@ def judge(run: Run) -> Judgement:
     if dropped:
         copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
         words.append(f"left out, since a later checkpoint has the same weights: {copies}")
-    numbers = {f"{model}, {gauge}, layer {layer}": c.numbers() for (model, gauge, layer), c in curves.items()}
-    measured, paper = f"stable rank of the top layer {', '.join(tops)}", "drop and bounce in top layers (no numbers)"
+    numbers = {
+        f"{model}, {gauge}, layer {layer}": c.numbers()
+        for (model, gauge, layer), c in curves.items()
+    }
+    measured, paper = (
+        f"stable rank of the top layer {', '.join(tops)}",
+        "drop and bounce in top layers (no numbers)",
+    )
     decided_by = "" if pretrained else WOULD_DECIDE
     return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
 

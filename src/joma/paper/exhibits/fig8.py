@@ -8,7 +8,17 @@ from joma._runs import Run, RunWriter
 from joma._runs.curve import ENTROPY
 from joma._show.plots import panels as p
 from joma.paper.exhibits import _curves
-from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TO_THE_LETTER, TOY, TOY_RULE, best_loss, curves, measured
+from joma.paper.exhibits._curves import (
+    AXES,
+    GRID,
+    PLAIN,
+    TO_THE_LETTER,
+    TOY,
+    TOY_RULE,
+    best_loss,
+    curves,
+    measured,
+)
 from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
@@ -28,9 +38,7 @@ RULE = (
     f"condition: (a) at some depth; fails: at none. Losses and curves are means over the seeds. {TOY_RULE}"
 )
 MOST = 2.7  # nats on the axis
-WOULD_DECIDE = (
-    "losses on WikiText, with several seeds, and every learning rate trained for long enough: --preset laptop or paper"
-)
+WOULD_DECIDE = "losses on WikiText, with several seeds, and every learning rate trained for long enough: --preset laptop or paper"
 REVISED = "models on the toy corpus, each rate trained for the same few steps with one seed, were judged, as holds"
 
 
@@ -38,7 +46,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     """Train one model per depth, learning rate and seed."""
     runs = [
         {"data": settings["data"], "layers": layers, "lr": lr}
-        | _curves.span(lr, settings["tau"], settings["points"], settings["steps"], settings["every"])
+        | _curves.span(
+            lr, settings["tau"], settings["points"], settings["steps"], settings["every"]
+        )
         for layers in settings["layers"]
         for lr in settings["lr"]
     ]
@@ -58,8 +68,13 @@ def draw(run: Run) -> p.Chart:
         ends = top.sort_values("step").groupby("lr").tail(1).sort_values("value")
         places = p.apart(ends.value, MOST * 0.06)
         below = {"orient": "bottom", "symbolOpacity": 1}  # beside are the names at the ends
-        colour = p.by("run", "validation loss", order=list(names.values()), scheme=p.DEPTH, legend=below)
-        x, y = p.x("step", "minibatch", log=True), p.y("value", "attention entropy (nats)", domain=(0, MOST))
+        colour = p.by(
+            "run", "validation loss", order=list(names.values()), scheme=p.DEPTH, legend=below
+        )
+        x, y = (
+            p.x("step", "minibatch", log=True),
+            p.y("value", "attention entropy (nats)", domain=(0, MOST)),
+        )
         drawn = p.lines(top, x, y, colour, tip={"run": None, "step": None, "value": ".3f"})
         labels = ends.assign(value=places, rate=ends.lr.map("{:g}".format))
         named = p.words(labels, x, y, "rate", colour, align="left", dx=6)
@@ -75,7 +90,9 @@ def judge(run: Run) -> Judgement:
     by_layer, losses = curves(run, data), best_loss(run, data)
     matches = {key: by_layer[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
     best = {n: min((losses[n, lr], lr) for lr in rates)[1] for n in depths}
-    collapses = [n for n in depths if any(by_layer[n, rates[-1], layer].collapsed for layer in range(n))]
+    collapses = [
+        n for n in depths if any(by_layer[n, rates[-1], layer].collapsed for layer in range(n))
+    ]
     lowest = [n for n in depths if matches[n, best[n]]]
     apart = [n for n in depths if _apart([(losses[n, lr], matches[n, lr]) for lr in rates])]
     complete = lowest == apart == collapses == depths
@@ -87,7 +104,9 @@ def judge(run: Run) -> Judgement:
     ]
     ranks, rank_numbers = _curves.rank_story(run, data)
     numbers = {
-        "validation loss": {f"{_curves.deep(n)}, lr {lr:g}": loss for (n, lr), loss in losses.items()},
+        "validation loss": {
+            f"{_curves.deep(n)}, lr {lr:g}": loss for (n, lr), loss in losses.items()
+        },
         "matches": {f"{_curves.deep(n)}, lr {lr:g}": match for (n, lr), match in matches.items()},
         "depths whose best run matches": lowest,
         "depths whose matching runs are all better": apart,
@@ -96,7 +115,8 @@ def judge(run: Run) -> Judgement:
         "stable rank": rank_numbers,
     }
     best_runs = [
-        f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}" for n in depths
+        f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}"
+        for n in depths
     ]
     collapse = f"lr {rates[-1]:g} collapses at depths {_curves.listed(collapses)} of {_curves.listed(depths)}"
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS

@@ -51,13 +51,22 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         thetas = Thetas(family)
         rho = family.ppf(y)
         writer.write(0, {"y": y, "G": thetas.F(rho), "level": thetas.level(rho)}, family=name)
-        for i, ratio in enumerate((-WEIGHTS[1] / WEIGHTS[0], *np.geomspace(1.05, 20.0, settings["ratios"]))):
+        for i, ratio in enumerate(
+            (-WEIGHTS[1] / WEIGHTS[0], *np.geomspace(1.05, 20.0, settings["ratios"]))
+        ):
             rays = critical_rays(family, [1.0, -float(ratio)])
-            pairs = [ray.rho for ray in rays.rays] + [(c.rho1[1], c.rho1[1] - c.separation) for c in rays.continua]
+            pairs = [ray.rho for ray in rays.rays] + [
+                (c.rho1[1], c.rho1[1] - c.separation) for c in rays.continua
+            ]
             row = {"pairs": float(len(pairs))}
             if pairs:
                 y1, y2 = (float(family.cdf(r)) for r in pairs[0])
-                row |= {"y1": y1, "y2": y2, "slope": float(thetas.level(pairs[0][0])), "D": rays.separations[0]}
+                row |= {
+                    "y1": y1,
+                    "y2": y2,
+                    "slope": float(thetas.level(pairs[0][0])),
+                    "D": rays.separations[0],
+                }
             writer.write(i, row, family=name, ratio=float(ratio))
     progress(len(named) / (len(named) + 1), "flows")
     heavy = named[HEAVY]
@@ -67,7 +76,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     axis = np.eye(settings["n"])[0]
     v0, xi0 = ray.point(np.stack([ray.separation * axis, 0 * axis]))
     for factor in FACTORS:
-        mixture = Mixture(heavy, np.stack([factor * ray.separation * axis, 0 * axis]), np.array(WEIGHTS))
+        mixture = Mixture(
+            heavy, np.stack([factor * ray.separation * axis, 0 * axis]), np.array(WEIGHTS)
+        )
         path = mixture.integrate(float(t[-1]), v0 + noise[:-1], xi0 + noise[-1], times=t)
         for i, (time, v) in enumerate(zip(path.t, path.v, strict=True)):
             writer.write(i, {"norm": float(np.linalg.norm(v))}, t=float(time), factor=factor)
@@ -89,8 +100,16 @@ def draw(run: Run) -> p.Chart:
     curves, pairs = _curves(frame), _pairs(frame)
     colour = p.by("family", order=(order := list(families(1))), domain=order)
     drawn = pairs[(pairs.step == 0) & (pairs.pairs > 0)]
-    chords = [pd.DataFrame({"family": r.family, "y": [0.0, 1.0], "G": [0.0, r.slope]}) for r in drawn.itertuples()]
-    ends = pd.concat([drawn.assign(y=drawn[c], G=drawn[c] * drawn.slope, level=drawn.slope) for c in ("y1", "y2")])
+    chords = [
+        pd.DataFrame({"family": r.family, "y": [0.0, 1.0], "G": [0.0, r.slope]})
+        for r in drawn.itertuples()
+    ]
+    ends = pd.concat(
+        [
+            drawn.assign(y=drawn[c], G=drawn[c] * drawn.slope, level=drawn.slope)
+            for c in ("y1", "y2")
+        ]
+    )
     disc: dict[str, Any] = {"size": 45, "filled": True, "opacity": 1}
     x, y = p.x("y", "y = θ₁(ρ)"), p.y("G", "G(y)", domain=(0, 2.5))
     top = p.panel(
@@ -101,7 +120,14 @@ def draw(run: Run) -> p.Chart:
         note=f"dashed: the line through two points with y in the ratio {-WEIGHTS[1] / WEIGHTS[0]:g}",
         size=(330, 230),
     )
-    x = p.x("y", "y (log)", log=True, domain=(1e-4, 1), ticks=[1e-4, 1e-3, 0.01, 0.1, 0.5, 1], format="~g")
+    x = p.x(
+        "y",
+        "y (log)",
+        log=True,
+        domain=(1e-4, 1),
+        ticks=[1e-4, 1e-3, 0.01, 0.1, 0.5, 1],
+        format="~g",
+    )
     y = p.y("level", "G(y)/y", domain=(0, 6))
     slope = p.panel(
         "the line's slope, G(y)/y",
@@ -113,7 +139,9 @@ def draw(run: Run) -> p.Chart:
     ratio = p.x("ratio", "a₋/a₊ (log)", log=True, domain=(1, 20), ticks=[1, 1.5, 2, 3, 5, 10, 20])
     silent = p.by("family", order=order, domain=order, legend=False)
     needed = p.lines(pairs[(pairs.step > 0) & (pairs.pairs > 0)], ratio, p.y("D", "D*"), silent)
-    separation = p.panel("the separation D* that critical rays need", needed, note="families not shown have none")
+    separation = p.panel(
+        "the separation D* that critical rays need", needed, note="families not shown have none"
+    )
     names = [f"{factor:g} D*" for factor in FACTORS]
     norms = where(frame, gauge="norm").assign(separation=lambda f: f.factor.map("{:g} D*".format))
     fate = p.lines(
@@ -129,7 +157,9 @@ def judge(run: Run) -> Judgement:
     """A pair on one line, for every family or only for those whose G(y)/y does not increase."""
     frame = run.frame()
     curves, pairs = _curves(frame).sort_values(["family", "y"]), _pairs(frame)
-    steps = curves.groupby("family")["level"].apply(lambda level: float((level.diff() / level).min()))
+    steps = curves.groupby("family")["level"].apply(
+        lambda level: float((level.diff() / level).min())
+    )
     has = pairs[pairs.step == 0].set_index("family").pairs > 0
     flow = where(frame, gauge="norm").sort_values("t").groupby("factor").value
     change = (flow.last() / flow.first()).to_dict()
@@ -144,7 +174,9 @@ def judge(run: Run) -> Judgement:
         "exactly those whose G(y)/y is not increasing (holds under a condition); and ‖v‖ falls, stays within 25 %, "
         "and grows at 0.8, 1 and 1.2 D*"
     )
-    with_pairs, without = (", ".join(name for name in has.index if bool(has[name]) == yes) for yes in (True, False))
+    with_pairs, without = (
+        ", ".join(name for name in has.index if bool(has[name]) == yes) for yes in (True, False)
+    )
     fates = change[0.8] < 0.75 and abs(change[1.0] - 1) < 0.25 and change[1.2] > 1.25
     summary = f"pairs: {with_pairs or 'none'}; none: {without or '–'}"
     measured, paper = f"two crossings in {int(has.sum())} of {len(has)} families", "“twice”"
@@ -153,7 +185,9 @@ def judge(run: Run) -> Judgement:
         verdict = Verdict.HOLDS
     elif has.any() and fates and all(has[name] == (steps[name] <= 1e-9) for name in has.index):
         verdict = Verdict.UNDER
-        summary += ". So: under tails that are exponential or heavier, at one separation D* of the centres"
+        summary += (
+            ". So: under tails that are exponential or heavier, at one separation D* of the centres"
+        )
     return Judgement(verdict, rule, summary, numbers, measured, paper)
 
 

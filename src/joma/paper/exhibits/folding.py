@@ -59,7 +59,9 @@ def draw(run: Run) -> p.Chart:
     t, z, token = p.x("t", "t"), p.y("value", "attention logits z"), p.by("token", "token")
     columns = []
     for case in CASES:
-        joint, folded = (where(frame, gauge="z", case=case, flow=flow) for flow in ("joint", "folded"))
+        joint, folded = (
+            where(frame, gauge="z", case=case, flow=flow) for flow in ("joint", "folded")
+        )
         rings = folded[folded.t.isin(np.sort(folded.t.unique())[::10])]
         gap = where(frame, gauge="difference", case=case)
         below = p.lines(
@@ -67,7 +69,10 @@ def draw(run: Run) -> p.Chart:
             p.y("value", "largest difference", log=True, domain=(1e-17, 10), format=".0e", ticks=5),
             colour=p.FAINT, tip={"t": None, "value": ".1e"},
         )  # fmt: skip
-        logits = p.lines(joint, t, z, token, tip={"token": None, "t": None, "value": ".4f"}), p.dots(rings, t, z, token)
+        logits = (
+            p.lines(joint, t, z, token, tip={"token": None, "t": None, "value": ".4f"}),
+            p.dots(rings, t, z, token),
+        )
         note = "line: joint flow, rings: folded"
         above = p.panel(f"{case} attention", *logits, note=note, size=(250, 190))
         columns.append(p.column(above, p.panel(None, below, size=(250, 90)), shared=True))

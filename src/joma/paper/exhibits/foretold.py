@@ -37,7 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RATES = {"lr": 1.0, "attention_lr": 10.0}  # those of realtext
 FITS = {"fit": "Fit: the next word", "fit_relative": "Fit: rare next words count more"}
-PREDICTORS = {"foretold": "foretold", "saliency": "saliency Δ", "frequency": "frequency", "shuffled": "shuffled"}
+PREDICTORS = {
+    "foretold": "foretold",
+    "saliency": "saliency Δ",
+    "frequency": "frequency",
+    "shuffled": "shuffled",
+}
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -59,8 +64,16 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             progress(0.4 + 0.6 * step / settings["steps"], f"step {step} of SGD")
     for n, (m, (tokens, orders)) in enumerate(predicted.items()):
         learned = block.learned(m)[tokens]
-        ranks = {name: float(stats.spearmanr(values, learned).statistic) for name, values in orders.items()}
-        writer.write(settings["steps"], ranks, query=vocabulary[m], half="chosen on" if n % 2 == 0 else "judged on")
+        ranks = {
+            name: float(stats.spearmanr(values, learned).statistic)
+            for name, values in orders.items()
+        }
+        writer.write(
+            settings["steps"],
+            ranks,
+            query=vocabulary[m],
+            half="chosen on" if n % 2 == 0 else "judged on",
+        )
 
 
 def _exact(rng: np.random.Generator, nodes: int) -> dict[str, float]:
@@ -70,12 +83,16 @@ def _exact(rng: np.random.Generator, nodes: int) -> dict[str, float]:
     start = np.zeros((5, nodes)), np.zeros(nodes), np.zeros(5)
     z = run_to_rest(JointFlow(task, "exp", attention_lr=0.5), *start)[2]
     small = 0.01 * rng.standard_normal((5, nodes))  # at v = 0 softmax attention rests
-    soft = JointFlow(task, "softmax", attention_lr=0.5).integrate(200.0, small, *start[1:], times=2, method="LSODA")
+    soft = JointFlow(task, "softmax", attention_lr=0.5).integrate(
+        200.0, small, *start[1:], times=2, method="LSODA"
+    )
     rank = stats.spearmanr(end.z, soft.z[-1]).statistic
     return {"error": float(np.abs(z - end.z).max()), "softmax_rank": float(rank)}
 
 
-def _predict(data: Places, m: int, V: int, size: int, rng: np.random.Generator) -> tuple[Any, dict[str, Array]]:
+def _predict(
+    data: Places, m: int, V: int, size: int, rng: np.random.Generator
+) -> tuple[Any, dict[str, Array]]:
     """The most frequent context words of query m, and what each predictor makes of them, (tokens,) each."""
     chosen = data.query == m
     context, target = data.context[chosen], data.target[chosen]
@@ -92,7 +109,9 @@ def _predict(data: Places, m: int, V: int, size: int, rng: np.random.Generator) 
     ratio = RATES["attention_lr"] / RATES["lr"]
     orders = {
         "fit": final_attention(Task.regression(x, y), attention_lr=ratio).z,
-        "fit_relative": final_attention(Task.regression(x, y / np.sqrt(rate)), attention_lr=ratio).z,
+        "fit_relative": final_attention(
+            Task.regression(x, y / np.sqrt(rate)), attention_lr=ratio
+        ).z,
         "saliency": np.linalg.norm(x.T @ (y - rate), axis=1) / len(x),
         "frequency": x.mean(axis=0),
     }
@@ -106,8 +125,15 @@ def ranks(run: Run) -> tuple[str, pd.DataFrame]:
     first = where(frame, half="chosen on", gauge=list(FITS)).groupby("gauge").value.mean()
     fit = str(first.idxmax())
     held = where(frame, half="judged on")
-    named = {fit: "foretold", f"shuffled_{fit}": "shuffled", "saliency": "saliency", "frequency": "frequency"}
-    return fit, held[held.gauge.isin(list(named))].assign(predictor=lambda table: table.gauge.map(named))
+    named = {
+        fit: "foretold",
+        f"shuffled_{fit}": "shuffled",
+        "saliency": "saliency",
+        "frequency": "frequency",
+    }
+    return fit, held[held.gauge.isin(list(named))].assign(
+        predictor=lambda table: table.gauge.map(named)
+    )
 
 
 def draw(run: Run) -> p.Chart:
@@ -123,14 +149,19 @@ def draw(run: Run) -> p.Chart:
     held = held.assign(name=held.predictor.map(PREDICTORS))
     order = list(PREDICTORS.values())
     table = held.groupby("name").value.apply(mean_interval)
-    spans = pd.DataFrame([{"name": name, "mean": a, "low": b, "high": c} for name, (a, b, c) in table.items()])
+    spans = pd.DataFrame(
+        [{"name": name, "mean": a, "low": b, "high": c} for name, (a, b, c) in table.items()]
+    )
     x = p.x("name", "", kind="N", sort=order)
     tip = {"query": None, "name": None, "value": ".2f"}
     y = p.y("value", "rank correlation with trained attention")
     points = p.dots(held, x, y, p.by("name", order=order), tip=tip)
     spread = p.intervals(spans, x, p.y("low"), high="high")
     note = f"dots: queries not chosen on; bars: 95 % of the mean. {FITS[fit]}"
-    return p.row(left, p.panel("Softmax attention trained on text", points, spread, note=note, size=(380, 220)))
+    return p.row(
+        left,
+        p.panel("Softmax attention trained on text", points, spread, note=note, size=(380, 220)),
+    )
 
 
 def judge(run: Run) -> Judgement:
@@ -140,7 +171,9 @@ def judge(run: Run) -> Judgement:
     soft = mean_interval(where(frame, gauge="softmax_rank").value)
     spans = {name: mean_interval(held[held.predictor == name].value) for name in PREDICTORS}
     best = max(("foretold", "saliency", "frequency"), key=lambda name: spans[name][0])
-    text = ", ".join(f"{PREDICTORS[n]} {m:.2f} ({low:.2f} … {high:.2f})" for n, (m, low, high) in spans.items())
+    text = ", ".join(
+        f"{PREDICTORS[n]} {m:.2f} ({low:.2f} … {high:.2f})" for n, (m, low, high) in spans.items()
+    )
     rule = (
         "holds: the prediction is within 1e-6 of the exp flow at rest in all tasks, and on text the rank correlation "
         "of foretold and trained attention, mean over the queries judged on, is above 0 with its 95 % interval, above "
@@ -148,13 +181,21 @@ def judge(run: Run) -> Judgement:
         "fails: the first part does"
     )
     foretells = spans["foretold"][1] > max(0.0, spans["shuffled"][2])
-    verdict = Verdict.FAILS if error > 1e-6 else Verdict.HOLDS if foretells and best == "foretold" else Verdict.UNDER
+    verdict = (
+        Verdict.FAILS
+        if error > 1e-6
+        else Verdict.HOLDS
+        if foretells and best == "foretold"
+        else Verdict.UNDER
+    )
     summary = (
         f"exp attention to {error:.0e}, softmax attention's order at {soft[0]:.2f} ({soft[1]:.2f} … {soft[2]:.2f}); "
         f"text, {held['query'].nunique()} queries judged on: {text}; the winner is {PREDICTORS[best]}"
     )
     numbers = {"error": error, "softmax_rank": soft, "text": spans, "fit": fit, "winner": best}
-    return Judgement(verdict, rule, summary, numbers, f"to {error:.0e}; text {spans['foretold'][0]:.2f}")
+    return Judgement(
+        verdict, rule, summary, numbers, f"to {error:.0e}; text {spans['foretold'][0]:.2f}"
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

@@ -26,9 +26,27 @@ from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"draws": 20, "tokens": 8, "nodes": 4, "ratios": [1, 10, 100, 1000, 10_000], "t_softmax": 20.0},
-    "laptop": {"draws": 100, "tokens": 20, "nodes": 10, "ratios": [1, 10, 100, 1000, 10_000], "t_softmax": 100.0},
-    "paper": {"draws": 500, "tokens": 20, "nodes": 10, "ratios": [1, 10, 100, 1000, 10_000], "t_softmax": 100.0},
+    "quick": {
+        "draws": 20,
+        "tokens": 8,
+        "nodes": 4,
+        "ratios": [1, 10, 100, 1000, 10_000],
+        "t_softmax": 20.0,
+    },
+    "laptop": {
+        "draws": 100,
+        "tokens": 20,
+        "nodes": 10,
+        "ratios": [1, 10, 100, 1000, 10_000],
+        "t_softmax": 100.0,
+    },
+    "paper": {
+        "draws": 500,
+        "tokens": 20,
+        "nodes": 10,
+        "ratios": [1, 10, 100, 1000, 10_000],
+        "t_softmax": 100.0,
+    },
 }
 LATE = 0.9  # of the time until the blow-up
 SLOPE, LARGE = 0.2, 100  # how far the exponent may be from −1, and from which r on
@@ -60,7 +78,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         progress(draw / settings["draws"], f"draw {draw + 1} of {settings['draws']}")
         rng = np.random.default_rng((seed, draw))
         task = random_gradients(rng, tokens=settings["tokens"], nodes=settings["nodes"])
-        v0, z0 = rng.standard_normal((task.tokens, task.nodes)), 0.1 * rng.standard_normal(task.tokens)
+        v0, z0 = (
+            rng.standard_normal((task.tokens, task.nodes)),
+            0.1 * rng.standard_normal(task.tokens),
+        )
         end = min(blow_up(task, v0, z0), 1e3)
         for ratio in settings["ratios"]:
             for attention, t_end in (("exp", LATE * end), ("softmax", settings["t_softmax"])):
@@ -69,8 +90,12 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
                 path = flow.integrate(t_end, v0, None, z0, times=times)
                 labels = {"ratio": ratio, "attention": attention, "draw": draw}
                 for n, entropy in enumerate(path.entropy()):
-                    if n < len(times) and path.t[n] == times[n]:  # a joint flow may blow up before the frozen one
-                        writer.write(n, {"entropy": float(entropy)}, t=n / (len(times) - 1), **labels)
+                    if (
+                        n < len(times) and path.t[n] == times[n]
+                    ):  # a joint flow may blow up before the frozen one
+                        writer.write(
+                            n, {"entropy": float(entropy)}, t=n / (len(times) - 1), **labels
+                        )
                 if attention == "exp" and path.t[-1] == times[-1]:
                     closed = closed_logits(task, v0, z0, times)
                     first = path.z[-1].argmax() == closed[-1].argmax()
@@ -91,7 +116,9 @@ def draw(run: Run) -> p.Chart:
     for attention, of in (("exp", f"{LATE:g} of the time until the blow-up"), ("softmax", "time")):
         x, y = p.x("t", f"share of {of}"), p.y("value", "attention entropy (nats)", zero=True)
         lines = p.lines(where(curves, attention=attention), x, y, p.by("r", order=order))
-        panels.append(p.panel(f"{attention.capitalize()} attention, the first draw", lines, size=(240, 190)))
+        panels.append(
+            p.panel(f"{attention.capitalize()} attention, the first draw", lines, size=(240, 190))
+        )
     return p.row(*panels, shared=True)
 
 
@@ -116,7 +143,9 @@ def judge(run: Run) -> Judgement:
         f"at r = {winners.index[-1]:g} the same token leads in {winners.iloc[-1]:.0%} of the draws; with the MLP "
         f"frozen, softmax attention ends sparser in {in_words(sparser)} draws"
     )
-    verdict = Verdict.FAILS if not limit else Verdict.HOLDS if sparser["low"] > 0.5 else Verdict.UNDER
+    verdict = (
+        Verdict.FAILS if not limit else Verdict.HOLDS if sparser["low"] > 0.5 else Verdict.UNDER
+    )
     measured = f"exponent {slope:.2f}, sparser in {in_words(sparser)}"
     return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
 

@@ -25,9 +25,33 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 6, "rho": 0.9, "layers": [2], "width": 32, "steps": 200, "every": 25, "lr": 1e-3},
-    "laptop": {"seeds": 8, "rho": 0.9, "layers": [2, 3], "width": 64, "steps": 2000, "every": 50, "lr": 1e-3},
-    "paper": {"seeds": 20, "rho": 0.9, "layers": [2, 3], "width": 1024, "steps": 10_000, "every": 50, "lr": 1e-4},
+    "quick": {
+        "seeds": 6,
+        "rho": 0.9,
+        "layers": [2],
+        "width": 32,
+        "steps": 200,
+        "every": 25,
+        "lr": 1e-3,
+    },
+    "laptop": {
+        "seeds": 8,
+        "rho": 0.9,
+        "layers": [2, 3],
+        "width": 64,
+        "steps": 2000,
+        "every": 50,
+        "lr": 1e-3,
+    },
+    "paper": {
+        "seeds": 20,
+        "rho": 0.9,
+        "layers": [2, 3],
+        "width": 1024,
+        "steps": 10_000,
+        "every": 50,
+        "lr": 1e-4,
+    },
 }
 ENOUGH = 6  # trainings: six of six in order have an interval above ½, five of five have not
 FIRST_SEED = 1000  # settings and rule were chosen on smaller ones
@@ -45,25 +69,43 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     """Train one network per shape, depth of the network and seed."""
     from joma.paper.labs.tree import TreeSettings, follow
 
-    seeds = {"deep": settings["seeds"], "shallow": -(-settings["seeds"] // 3)}  # only deep trees are judged
-    work = [(shape, layers, draw) for shape in SHAPES for layers in settings["layers"] for draw in range(seeds[shape])]
+    seeds = {
+        "deep": settings["seeds"],
+        "shallow": -(-settings["seeds"] // 3),
+    }  # only deep trees are judged
+    work = [
+        (shape, layers, draw)
+        for shape in SHAPES
+        for layers in settings["layers"]
+        for draw in range(seeds[shape])
+    ]
     common = {name: settings[name] for name in ("rho", "width", "steps", "every", "lr")}
     for n, (shape, layers, draw) in enumerate(work):
 
         def show(step: int, n: int = n) -> None:
-            progress((n + step / settings["steps"]) / len(work), f"{work[n][0]} tree, seed {work[n][2] + 1}")
+            progress(
+                (n + step / settings["steps"]) / len(work),
+                f"{work[n][0]} tree, seed {work[n][2] + 1}",
+            )
 
         drawn = int(np.random.SeedSequence((seed, FIRST_SEED + draw)).generate_state(1)[0] % 2**31)
         chosen = TreeSettings(**common, **SHAPES[shape], layers=layers, seed=drawn)
         for step, tree, row in follow(chosen, show):
-            flat = {f"{g}_{b}": x for g, v in row.items() if isinstance(v, list) for b, x in enumerate(v)}
+            flat = {
+                f"{g}_{b}": x
+                for g, v in row.items()
+                if isinstance(v, list)
+                for b, x in enumerate(v)
+            }
             flat |= {g: v for g, v in row.items() if not isinstance(v, list)}
             writer.write(step, flat, shape=shape, layers=layers, draw=draw, tree=tree)
 
 
 def curve(frame: pd.DataFrame, gauge: str, block: int | None) -> pd.DataFrame:
     """A gauge over steps, one column per training; attention on cousins is that beyond tokens which share nothing."""
-    wide = where(frame, gauge=gauge if block is None else f"{gauge}_{block}").pivot_table("value", "step", LABELS)
+    wide = where(frame, gauge=gauge if block is None else f"{gauge}_{block}").pivot_table(
+        "value", "step", LABELS
+    )
     if block is None:
         return wide
     others = where(frame, gauge=f"attention_others_{block}").pivot_table("value", "step", LABELS)
@@ -88,7 +130,16 @@ def orders(frame: pd.DataFrame) -> pd.DataFrame:
             one, two = halfway(early[column], least), halfway(late[column], least)
             keys = dict(zip(LABELS, column, strict=True))
             both = not np.isnan(one + two)
-            rows.append({**keys, "order": name, "first": one, "second": two, "learned": both, "in_order": one < two})
+            rows.append(
+                {
+                    **keys,
+                    "order": name,
+                    "first": one,
+                    "second": two,
+                    "learned": both,
+                    "in_order": one < two,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -102,10 +153,20 @@ def draw(run: Run) -> p.Chart:
         named = {f"attention_{kin}_0": kin for kin in ("siblings", "cousins", "others")}
         for title, names in ((f"{shape}: attention over uniform, block 1", named),
                              (f"{shape}: held-out NCorr", {"ncorr_beta": "β", "ncorr_alpha": "α"})):  # fmt: skip
-            data = where(part, gauge=list(names)).groupby(["gauge", "tree", "step"]).value.mean().reset_index()
+            data = (
+                where(part, gauge=list(names))
+                .groupby(["gauge", "tree", "step"])
+                .value.mean()
+                .reset_index()
+            )
             data = data.assign(what=data.gauge.map(names))
-            colour, dashes = p.by("what", order=list(names.values())), p.dash("tree", ["tree", "permuted"])
-            lines = p.lines(data, p.x("step", "minibatch"), p.y("value", zero=False), colour, dash=dashes)
+            colour, dashes = (
+                p.by("what", order=list(names.values())),
+                p.dash("tree", ["tree", "permuted"]),
+            )
+            lines = p.lines(
+                data, p.x("step", "minibatch"), p.y("value", zero=False), colour, dash=dashes
+            )
             panels.append(p.panel(title, lines, size=(300, 170)))
     return p.column(p.row(*panels[:2]), p.row(*panels[2:]))
 
@@ -137,9 +198,14 @@ def judge(run: Run) -> Judgement:
         f"seeds from {FIRST_SEED} on"
     )
     passed = [
-        name for name in ORDERS if numbers[f"{name}, tree"]["low"] > max(0.5, numbers[f"{name}, permuted"]["high"])
+        name
+        for name in ORDERS
+        if numbers[f"{name}, tree"]["low"] > max(0.5, numbers[f"{name}, permuted"]["high"])
     ]
-    learned = any(2 * numbers[f"{name}, tree"]["learned"] >= numbers[f"{name}, tree"]["trainings"] for name in ORDERS)
+    learned = any(
+        2 * numbers[f"{name}, tree"]["learned"] >= numbers[f"{name}, tree"]["trainings"]
+        for name in ORDERS
+    )
     enough = min(numbers[f"{name}, tree"]["trainings"] for name in ORDERS) >= ENOUGH
     decided = (Verdict.FAILS, Verdict.UNDER, Verdict.HOLDS)[len(passed)]
     verdict = decided if learned and enough else Verdict.UNDECIDED
@@ -153,7 +219,11 @@ def judge(run: Run) -> Judgement:
         f"; competition between queries: rank correlation {competition[0]:.2f} ({competition[1]:.2f} to "
         f"{competition[2]:.2f}); accuracy {numbers['accuracy']:.2f}"
     )
-    decide = "" if verdict is not Verdict.UNDECIDED else "longer training of wider networks: --preset laptop"
+    decide = (
+        ""
+        if verdict is not Verdict.UNDECIDED
+        else "longer training of wider networks: --preset laptop"
+    )
     measured = f"latents in order in {numbers['latents, tree']['in_order']} of {numbers['latents, tree']['trainings']}"
     return Judgement(verdict, rule, text, numbers, measured, "level by level", would_decide=decide)
 

@@ -113,11 +113,17 @@ def exhibit(
     if not id.isidentifier():
         raise ValueError(f"an exhibit's id must be an identifier such as 'fig3', got {id!r}")
     if missing := set(PRESETS) - set(settings or PRESETS):
-        raise ValueError(f"exhibit {id!r} has no settings for the preset {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"exhibit {id!r} has no settings for the preset {', '.join(sorted(missing))}"
+        )
     per_preset = dict(settings) if settings else {preset: {} for preset in PRESETS}
-    exhibit = Exhibit(id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables))
+    exhibit = Exhibit(
+        id, title, statement, seconds, Experiment(per_preset, run, draw, judge, axes or {}, tables)
+    )
     known = EXHIBITS.get(id)
-    if known is not None and (known.declared is None or known.declared.run.__module__ != run.__module__):
+    if known is not None and (
+        known.declared is None or known.declared.run.__module__ != run.__module__
+    ):
         raise ValueError(f"there is an exhibit {id!r} already; choose another id")
     EXHIBITS[id] = exhibit
     return exhibit

@@ -50,14 +50,21 @@ def stories(run: Run) -> dict[tuple[int, int], dict[str, Curve]]:
     out: dict[tuple[int, int], dict[str, Curve]] = {}
     for gauge in (*RANKS, "entropy"):
         rule = ENTROPY if gauge == "entropy" else RANK
-        for (layers, layer), curve in describe_all(measured(run, gauge, data), rule, ["layers", "layer"]).items():
+        for (layers, layer), curve in describe_all(
+            measured(run, gauge, data), rule, ["layers", "layer"]
+        ).items():
             out.setdefault((int(layers), int(layer)), {})[gauge] = curve
     return out
 
 
 def half_way(frame: pd.DataFrame, curve: Curve) -> float:
     """The first step after its peak at which a curve, smoothed, has made half of its fall; infinite without one."""
-    smooth = frame.sort_values("step").set_index("step").value.rolling(RANK.window, center=True, min_periods=1).median()
+    smooth = (
+        frame.sort_values("step")
+        .set_index("step")
+        .value.rolling(RANK.window, center=True, min_periods=1)
+        .median()
+    )
     if curve.depth <= 0:
         return math.inf
     peak = smooth[smooth.index <= curve.trough_step].idxmax()
@@ -84,14 +91,19 @@ def draw(run: Run) -> p.Chart:
     tables = {gauge: measured(run, gauge, settings["data"]) for gauge in (*RANKS, "entropy")}
     columns = []
     for layers in settings["layers"]:
-        own = {gauge: table[(table.layers == layers) & (table.layer == layers - 1)] for gauge, table in tables.items()}
+        own = {
+            gauge: table[(table.layers == layers) & (table.layer == layers - 1)]
+            for gauge, table in tables.items()
+        }
         ranks = pd.concat([own[gauge].assign(of=name) for gauge, name in RANKS.items()])
         x, tip = p.step_axis(ranks.step), {"of": None, "step": None, "value": ".3g"}
         colour = p.by("of", order=list(RANKS.values()))
         title = f"{deep(layers)}: lower MLP of the top layer"
         above = p.lines(ranks, x, p.y("value", "stable rank", log=True), colour, tip=tip)
         below = p.lines(own["entropy"], x, p.y("value", "attention entropy (nats)", zero=True))
-        columns.append(p.column(p.panel(title, above, size=(300, 180)), p.panel(None, below, size=(300, 110))))
+        columns.append(
+            p.column(p.panel(title, above, size=(300, 180)), p.panel(None, below, size=(300, 110)))
+        )
     return p.row(*columns)
 
 
@@ -114,11 +126,20 @@ def judge(run: Run) -> Judgement:
             f"({curves['entropy'].pattern})"
         )
     both = all(lower) and all(earlier)
-    verdict = Verdict.HOLDS if both else Verdict.UNDER if all(lower) or all(earlier) else Verdict.FAILS
+    verdict = (
+        Verdict.HOLDS if both else Verdict.UNDER if all(lower) or all(earlier) else Verdict.FAILS
+    )
     measured_ = f"lower in {sum(lower)} of {len(lower)} layers, earlier in {sum(earlier)}"
     toy = run.info["config"]["settings"]["data"] == TOY
     verdict = Verdict.UNDECIDED if toy else verdict
-    return Judgement(verdict, RULE, "; ".join(words), numbers, measured_, would_decide=WOULD_DECIDE if toy else "")
+    return Judgement(
+        verdict,
+        RULE,
+        "; ".join(words),
+        numbers,
+        measured_,
+        would_decide=WOULD_DECIDE if toy else "",
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

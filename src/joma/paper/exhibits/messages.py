@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from joma.paper.exhibits.base import Exhibit
 from joma.paper.verdict import Verdict
 
-HOLDS, CORRECTED, UNDER, INDISTINCT = Verdict.HOLDS, Verdict.CORRECTED, Verdict.UNDER, Verdict.INDISTINCT
+HOLDS, CORRECTED, UNDER, INDISTINCT = (
+    Verdict.HOLDS,
+    Verdict.CORRECTED,
+    Verdict.UNDER,
+    Verdict.INDISTINCT,
+)
 FAILS, UNDECIDED = Verdict.FAILS, Verdict.UNDECIDED
 _REASONS = {UNDECIDED: "Not decided here", Verdict.ERROR: "Not made"}
 

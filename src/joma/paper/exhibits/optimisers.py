@@ -32,7 +32,9 @@ OPTIMISERS: dict[str, Optimiser] = {
     "AdamW": AdamW(),
 }
 RATES = {"SGD": 0.02, "momentum": 0.002, "weight decay": 0.02, "Adam": 0.002, "AdamW": 0.002}
-FIRST_SEED = 1000  # the design was changed after a look at seeds 0, 1, …: those that judge are others
+FIRST_SEED = (
+    1000  # the design was changed after a look at seeds 0, 1, …: those that judge are others
+)
 REACH = 2.5  # compared when the largest weight is this large
 
 
@@ -55,7 +57,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             progress((s + n / 6) / settings["seeds"], f"seed {s + 1}, {name}")
             path = flow.descend(settings["steps"], RATES[name], start, optimiser=optimiser)
             largest = np.abs(path.v).max(axis=(1, 2))
-            stop = int(np.argmax(largest >= REACH)) if (largest >= REACH).any() else len(largest) - 1
+            stop = (
+                int(np.argmax(largest >= REACH)) if (largest >= REACH).any() else len(largest) - 1
+            )
             entropy, drift = path.entropy(), path.invariant().drift
             for i in np.unique(np.linspace(0, stop, 60).astype(int)):
                 values = {"entropy": entropy[i], "largest": largest[i], "drift": drift[i]}
@@ -64,13 +68,23 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             plain, adapted = minibatch_orders(
                 task, name, settings["batches"], np.random.default_rng((seed, FIRST_SEED + s, 1))
             )
-            writer.write(0, {"order_saliency": plain, "order_adapted": adapted}, optimiser=name, draw=s, progress=1.0)
+            writer.write(
+                0,
+                {"order_saliency": plain, "order_adapted": adapted},
+                optimiser=name,
+                draw=s,
+                progress=1.0,
+            )
 
 
-def minibatch_orders(task: Task, name: str, batches: int, rng: np.random.Generator) -> tuple[float, float]:
+def minibatch_orders(
+    task: Task, name: str, batches: int, rng: np.random.Generator
+) -> tuple[float, float]:
     """Correlation of how far v has moved with Δ, and with Δ/√(Δ² + σ²), in minibatches of 8 at small rates."""
     size, rate = 8, 1e-5
-    per_sample = task.x * task.g  # (N, M): at z = 0 the gradients of v, which small rates leave as they are
+    per_sample = (
+        task.x * task.g
+    )  # (N, M): at z = 0 the gradients of v, which small rates leave as they are
     delta, variance = per_sample.mean(axis=0), per_sample.var(axis=0) / size
     optimiser: SGD | Adam = SGD() if name == "SGD" else Adam()
     v, none = np.zeros(task.tokens), np.zeros(task.tokens)
@@ -90,14 +104,19 @@ def draw(run: Run) -> p.Chart:
     way = p.x("progress", f"share of the steps until max|v| = {REACH:g}")
     optimiser = p.by("optimiser", order=list(OPTIMISERS))
     axes = {"entropy": "attention entropy in nats", "drift": "drift of z − (r/2T) Σ v²"}
-    curves = {gauge: p.lines(first[first.gauge == gauge], way, p.y("value", y), optimiser) for gauge, y in axes.items()}
+    curves = {
+        gauge: p.lines(first[first.gauge == gauge], way, p.y("value", y), optimiser)
+        for gauge, y in axes.items()
+    }
     return p.row(*(p.panel(None, curve, size=(320, 220)) for curve in curves.values()), shared=True)
 
 
 def judge(run: Run) -> Judgement:
     """Does the winner's sparsity survive Adam, and which saliency orders the tokens?"""
     frame = run.frame()
-    entropy = frame[frame.gauge == "entropy"].sort_values("progress").groupby(["optimiser", "draw"]).value
+    entropy = (
+        frame[frame.gauge == "entropy"].sort_values("progress").groupby(["optimiser", "draw"]).value
+    )
     lost = (entropy.first() - entropy.last()).groupby("optimiser").mean()
     order = frame[frame.gauge.str.startswith("order")].groupby(["optimiser", "gauge"]).value.mean()
     numbers = {
@@ -118,7 +137,9 @@ def judge(run: Run) -> Judgement:
     separate = min(lost["SGD"], lost["momentum"]) >= 3 * lost["Adam"]
     ordered = order["Adam", "order_adapted"] > order["Adam", "order_saliency"]
     verdict = Verdict.UNDER if separate and ordered else Verdict.FAILS
-    return Judgement(verdict, rule, text, numbers, f"{lost['SGD']:.2f} against {lost['Adam']:.2f} nats", "")
+    return Judgement(
+        verdict, rule, text, numbers, f"{lost['SGD']:.2f} against {lost['Adam']:.2f} nats", ""
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

@@ -44,15 +44,34 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     M, seeds = settings["M"], range(settings["seeds"])
     jobs: list[tuple[str, str, int, int, int, float]] = []
     jobs += [("dimension", "exp", M, d, s, 0.0) for s in seeds for d in settings["d"]]
-    jobs += [("dimension", a, M, d, s, 0.0) for s in seeds for a in ("linear", "softmax") for d in settings["d"][::2]]
-    jobs += [("coherence", a, M, M, s, float(e)) for s in seeds for a in ("linear", "exp") for e in EPSILON]
-    jobs += [("tokens", "exp", m, settings["fixed_d"], s, 0.0) for s in seeds for m in settings["tokens"]]
+    jobs += [
+        ("dimension", a, M, d, s, 0.0)
+        for s in seeds
+        for a in ("linear", "softmax")
+        for d in settings["d"][::2]
+    ]
+    jobs += [
+        ("coherence", a, M, M, s, float(e))
+        for s in seeds
+        for a in ("linear", "exp")
+        for e in EPSILON
+    ]
+    jobs += [
+        ("tokens", "exp", m, settings["fixed_d"], s, 0.0) for s in seeds for m in settings["tokens"]
+    ]
     for n, (sweep, attention, m, d, s, epsilon) in enumerate(jobs):
         progress(n / len(jobs), f"{sweep}: {attention}, M = {m}, d = {d}, seed {s + 1}")
         rng = np.random.default_rng((seed, s))
         task = uneven_classification(m, rng)
         U = tilted(m, epsilon, rng) if sweep == "coherence" else unit_vectors(d, m, rng)
-        labels = {"sweep": sweep, "attention": attention, "M": m, "d": d, "draw": s, "epsilon": epsilon}
+        labels = {
+            "sweep": sweep,
+            "attention": attention,
+            "M": m,
+            "d": d,
+            "draw": s,
+            "epsilon": epsilon,
+        }
         writer.write(n, drift_with(U, task, attention), **labels)
 
 
@@ -61,7 +80,9 @@ def table(run: Run) -> pd.DataFrame:
     return wide(run.frame(), ["step", "sweep", "attention", "M", "d", "draw", "epsilon"])
 
 
-def _sweep(rows: pd.DataFrame, field: str, name: str, title: str, note: str, gauge: str = "drift") -> Any:
+def _sweep(
+    rows: pd.DataFrame, field: str, name: str, title: str, note: str, gauge: str = "drift"
+) -> Any:
     """A gauge against what varies in a sweep: geometric mean over draws, least and largest."""
     values = rows.assign(value=rows[gauge].clip(lower=1e-17)).groupby(["attention", field]).value
     spread = values.agg(low="min", mid=lambda v: np.exp(np.log(v).mean()), high="max").reset_index()
@@ -76,7 +97,9 @@ def _sweep(rows: pd.DataFrame, field: str, name: str, title: str, note: str, gau
 
 def draw(run: Run) -> p.Chart:
     """Drift against d, ε and M; below it the control on the same flows, and the coherence seen beside the counts."""
-    random, tilt, many = (where(table(run), sweep=sweep) for sweep in ("dimension", "coherence", "tokens"))
+    random, tilt, many = (
+        where(table(run), sweep=sweep) for sweep in ("dimension", "coherence", "tokens")
+    )
     M, fixed = int(random.M.iloc[0]), int(many.d.iloc[0])
     exp = where(random, attention="exp")
 
@@ -86,16 +109,26 @@ def draw(run: Run) -> p.Chart:
     top = [
         _sweep(random, "d", "dimension d", f"Random unit vectors, M = {M}", in_d),
         _sweep(tilt, "epsilon", "coherence ε", f"UᵀU = I + ε E, M = {M}", in_epsilon),
-        _sweep(many, "M", "tokens M", f"Random unit vectors, d = {fixed}", law("M", *exponent(many, "M"))),
+        _sweep(
+            many,
+            "M",
+            "tokens M",
+            f"Random unit vectors, d = {fixed}",
+            law("M", *exponent(many, "M")),
+        ),
     ]
     coherences = exp.groupby("d").coherence.mean().reset_index(name="value")
     counts = {
         "largest |cos| seen": coherences.value,
         "d = 8 ε⁻² ln M": np.sqrt(8 * math.log(M) / coherences.d),
         "d = 4 ε⁻² ln M": np.sqrt(4 * math.log(M) / coherences.d),
-        "Welch: least possible": np.sqrt((M - coherences.d).clip(lower=0) / (coherences.d * (M - 1))),
+        "Welch: least possible": np.sqrt(
+            (M - coherences.d).clip(lower=0) / (coherences.d * (M - 1))
+        ),
     }
-    coherence = pd.concat([coherences.assign(value=value, which=which) for which, value in counts.items()])
+    coherence = pd.concat(
+        [coherences.assign(value=value, which=which) for which, value in counts.items()]
+    )
     compared = p.lines(
         coherence[coherence.value > 0], p.x("d", "dimension d", log=True), p.y("value", "coherence ε", log=True),
         p.by("which", scheme="dark2"), points=True, tip={"which": None, "d": None, "value": ".3f"},
@@ -109,16 +142,30 @@ def draw(run: Run) -> p.Chart:
 def judge(run: Run) -> Judgement:
     """The exponents of the drift, and the control."""
     data = table(run)
-    random, tilt, many = (where(data, sweep=sweep) for sweep in ("dimension", "coherence", "tokens"))
+    random, tilt, many = (
+        where(data, sweep=sweep) for sweep in ("dimension", "coherence", "tokens")
+    )
     M = int(random.M.iloc[0])
-    numbers: dict[str, Any] = {"control": float(data.control.max()), "moved": float(data.moved.median())}
+    numbers: dict[str, Any] = {
+        "control": float(data.control.max()),
+        "moved": float(data.moved.median()),
+    }
     for attention in ("linear", "exp"):
         rows = where(random[random.d >= SMALL * M], attention=attention)
-        over = {"exponent_d": "d", "exponent_coherence_random": "coherence"} if len(set(rows.d)) > 1 else {}
+        over = (
+            {"exponent_d": "d", "exponent_coherence_random": "coherence"}
+            if len(set(rows.d)) > 1
+            else {}
+        )
         numbers[attention] = {name: exponent(rows, x) for name, x in over.items()}
-        numbers[attention]["exponent_epsilon"] = exponent(where(tilt, attention=attention), "epsilon")
+        numbers[attention]["exponent_epsilon"] = exponent(
+            where(tilt, attention=attention), "epsilon"
+        )
     for name, attention in (("softmax", "softmax"), ("drift", "exp")):
-        numbers[name] = {str(d): float(g.drift.median()) for d, g in where(random, attention=attention).groupby("d")}
+        numbers[name] = {
+            str(d): float(g.drift.median())
+            for d, g in where(random, attention=attention).groupby("d")
+        }
     numbers["exponent_M"] = power = exponent(many, "M")
     exp = where(random, attention="exp")
     far = exp[exp.d >= SMALL * M]
@@ -130,22 +177,32 @@ def judge(run: Run) -> Judgement:
     numbers["drift_per_root"] = {str(d): float(value) for d, value in roots.items()}
     root, spread = float(roots.median()), float(roots.max() / roots.min())
     numbers["count"] = {  # d ε²/ln M with the coherence seen: the lemma's 8, the union bound's 4
-        str(d): float(np.mean(g.d.to_numpy() * g.coherence.to_numpy() ** 2) / math.log(M)) for d, g in exp.groupby("d")
+        str(d): float(np.mean(g.d.to_numpy() * g.coherence.to_numpy() ** 2) / math.log(M))
+        for d, g in exp.groupby("d")
     }
     rule = (
         "UᵀU = I + εE: the exponent of the drift in ε is 1 to 0.05 for linear and exp attention; random vectors, exp "
         f"attention: where drift is small (d ≥ {SMALL}M), drift ÷ √(M/d), by medians, is the same within a factor of "
         f"{WITHIN:g} at all widths; the control stays below 1e-7"
     )
-    slopes, in_d = [numbers[a]["exponent_epsilon"] for a in ("linear", "exp")], numbers["exp"]["exponent_d"]
+    slopes, in_d = (
+        [numbers[a]["exponent_epsilon"] for a in ("linear", "exp")],
+        numbers["exp"]["exponent_d"],
+    )
     text = (
         "drift ∝ ε^{:.3f} [{:.3f}, {:.3f}]; ".format(*slopes[1])
-        + "random vectors d^{:.2f} [{:.2f}, {:.2f}] · M^{:.2f} [{:.2f}, {:.2f}], ".format(*in_d, *power)
+        + "random vectors d^{:.2f} [{:.2f}, {:.2f}] · M^{:.2f} [{:.2f}, {:.2f}], ".format(
+            *in_d, *power
+        )
         + f"about {root:.2f} √(M/d), within a factor of {spread:.2f}; control {numbers['control']:.0e}"
     )
     measured = f"drift ∝ ε^{slopes[1][0]:.3f}, random vectors {root:.2f} √(M/d)"
     verdict = Verdict.FAILS
-    if all(abs(s[0] - 1) <= 0.05 for s in slopes) and spread <= WITHIN and numbers["control"] <= 1e-7:
+    if (
+        all(abs(s[0] - 1) <= 0.05 for s in slopes)
+        and spread <= WITHIN
+        and numbers["control"] <= 1e-7
+    ):
         verdict = Verdict.CORRECTED
         text += ". The extra terms are of order ε, but M of them add up: small drift takes d ≫ M, not d ~ ln M"
     return Judgement(verdict, rule, text, numbers, measured, "“ε-related terms”", revised=REVISED)

@@ -67,14 +67,18 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     half, d, seeds = settings["half"], settings["d"], settings["seeds"]
     for s in range(seeds):
         rng = np.random.default_rng((seed, s))
-        task = class_distributions(rng, smooth=True, distinct=half, common=half, classes=settings["classes"])
+        task = class_distributions(
+            rng, smooth=True, distinct=half, common=half, classes=settings["classes"]
+        )
         U = np.linalg.qr(rng.standard_normal((d, 2 * half + 1)))[0]
         w = 0.1 * rng.standard_normal((d, settings["classes"]))
         W_Q, W_K = (rng.standard_normal((d, d)) / np.sqrt(d) for _ in range(2))
         z = U[:, :-1].T @ W_K @ (W_Q.T @ U[:, -1])  # all cases start from the same logits
         for n, case in enumerate(CASES):
             progress((s + n / len(CASES)) / seeds, f"{CASES[case]}, seed {s + 1} of {seeds}")
-            flow = EmbeddingFlow(task, "exp", "gelu", embedding_lr=float(case in ("trained", "both")))
+            flow = EmbeddingFlow(
+                task, "exp", "gelu", embedding_lr=float(case in ("trained", "both"))
+            )
             logits = {"z0": z} if case in ("free", "trained") else {"W_Q0": W_Q, "W_K0": W_K}
             path = flow.integrate(T_END, w, U, **logits, times=settings["times"], until=MOVED)
             if not path.ending.done:
@@ -97,12 +101,16 @@ SHOWN = {
 def draw(run: Run) -> p.Chart:
     """Against how far the logits have moved: what Theorem 1 misses, the correlation, and what stays conserved."""
     table = wide(run.frame(), ["case", "draw", "step"])
-    table = table[table.moved >= 1e-3].assign(case=table.case.map(CASES), exact=table.exact.clip(lower=1e-17))
+    table = table[table.moved >= 1e-3].assign(
+        case=table.case.map(CASES), exact=table.exact.clip(lower=1e-17)
+    )
     x = p.x("moved", "largest motion of a logit", log=True, ticks=[0.001, 0.01, 0.1, 1])
     colour = p.by("case", order=list(CASES.values()), legend={"orient": "bottom", "columns": 2})
     panels = []
     for gauge, (title, y) in SHOWN.items():
-        data = table[table.gap > 1e-8] if gauge == "gap" else table  # "free" is off the scale: exact
+        data = (
+            table[table.gap > 1e-8] if gauge == "gap" else table
+        )  # "free" is off the scale: exact
         tip = {"case": None, "draw": None, "moved": ".3f", gauge: ".2e"}
         curves = p.lines(data, x, y, colour, detail="draw", tip=tip, width=1.5, opacity=0.75)
         panels.append(p.panel(title, curves, size=(290, 180)))
@@ -150,9 +158,14 @@ def judge(run: Run) -> Judgement:
         text += f"; with the matrix of the start product logits are predicted to 5 % until they moved by {span(start)}"
     text += f"; exact replacements drift by {exact:.0e}"
     ends = [gap for case, n in numbers.items() if case != "free" for gap in n["gap_end"]]
-    measured, paper = f"misses {span(ends)} of the motion; what replaces it drifts by {exact:.0e}", "left open"
+    measured, paper = (
+        f"misses {span(ends)} of the motion; what replaces it drifts by {exact:.0e}",
+        "left open",
+    )
     worst = max(max(n["gap_end"] + n["gap_first"]) for n in numbers.values())
-    verdict = Verdict.FAILS if exact > 1e-8 else Verdict.HOLDS if worst <= 0.05 else Verdict.CORRECTED
+    verdict = (
+        Verdict.FAILS if exact > 1e-8 else Verdict.HOLDS if worst <= 0.05 else Verdict.CORRECTED
+    )
     return Judgement(verdict, rule, text, numbers, measured, paper)
 
 

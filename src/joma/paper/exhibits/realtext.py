@@ -23,9 +23,33 @@ from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"text": "pydoc", "V": 500, "K": 48, "window": 16, "steps": 1500, "batch": 256, "queries": 50},
-    "laptop": {"text": "wikitext-2", "V": 500, "K": 64, "window": 32, "steps": 20_000, "batch": 256, "queries": 100},
-    "paper": {"text": "wikitext-2", "V": 500, "K": 128, "window": 35, "steps": 100_000, "batch": 256, "queries": 200},
+    "quick": {
+        "text": "pydoc",
+        "V": 500,
+        "K": 48,
+        "window": 16,
+        "steps": 1500,
+        "batch": 256,
+        "queries": 50,
+    },
+    "laptop": {
+        "text": "wikitext-2",
+        "V": 500,
+        "K": 64,
+        "window": 32,
+        "steps": 20_000,
+        "batch": 256,
+        "queries": 100,
+    },
+    "paper": {
+        "text": "wikitext-2",
+        "V": 500,
+        "K": 128,
+        "window": 35,
+        "steps": 100_000,
+        "batch": 256,
+        "queries": 200,
+    },
 }
 RATES = {"lr": 1.0, "attention_lr": 10.0}
 CASES = ("linear", "exp", "softmax")
@@ -49,23 +73,42 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         losses: list[float] = []
         for step in range(1, steps + 1):
             pick = rng.integers(len(data.query), size=settings["batch"])
-            losses.append(block.step(Places(data.query[pick], data.context[pick], data.target[pick])))
+            losses.append(
+                block.step(Places(data.query[pick], data.context[pick], data.target[pick]))
+            )
             if step % every and step != steps:
                 continue
             progress((n + step / steps) / len(CASES), f"{attention} attention, step {step}")
-            writer.write(step, {"loss": float(np.mean(losses[-every:])), **block.drifts()}, case=attention)
+            writer.write(
+                step, {"loss": float(np.mean(losses[-every:])), **block.drifts()}, case=attention
+            )
             for m, other in zip(usual.tolist(), np.roll(usual, 1).tolist(), strict=True):
-                writer.write(step, block.agreement(m, other, means[m]), case=attention, query=vocabulary[m])
+                writer.write(
+                    step, block.agreement(m, other, means[m]), case=attention, query=vocabulary[m]
+                )
         _examples(writer, block, vocabulary, means, steps)
 
 
-def _examples(writer: RunWriter, block: TextBlock, words: list[str], means: dict[int, Any], step: int) -> None:
+def _examples(
+    writer: RunWriter, block: TextBlock, words: list[str], means: dict[int, Any], step: int
+) -> None:
     """The largest logits of the first few queries that are words, learned and predicted."""
     for m in [m for m in means if words[m] not in PUNCTUATION][:EXAMPLES]:
         occurring = np.flatnonzero(means[m] > 0)
-        for which, values in (("learned", block.learned(m)), ("predicted", block.predicted(m, means[m]))):
-            for rank, l in enumerate(occurring[np.argsort(-values[occurring], kind="stable")][:TOP], 1):
-                labels = {"case": block.attention, "query": words[m], "side": which, "rank": rank, "word": words[l]}
+        for which, values in (
+            ("learned", block.learned(m)),
+            ("predicted", block.predicted(m, means[m])),
+        ):
+            for rank, l in enumerate(
+                occurring[np.argsort(-values[occurring], kind="stable")][:TOP], 1
+            ):
+                labels = {
+                    "case": block.attention,
+                    "query": words[m],
+                    "side": which,
+                    "rank": rank,
+                    "word": words[l],
+                }
                 writer.write(step, {"logit": float(values[l])}, **labels)
 
 
@@ -81,7 +124,9 @@ def draw(run: Run) -> p.Chart:
     """Drift beside its law; correlation over training; the top words of a few queries under softmax."""
     frame = run.frame()
     x, colour = p.x("step", "step of SGD"), p.by("case", order=CASES)
-    y = p.y("value", "relative to the summed logits", log=True, domain=(1e-17, 1), format=".0e", ticks=6)
+    y = p.y(
+        "value", "relative to the summed logits", log=True, domain=(1e-17, 1), format=".0e", ticks=6
+    )
     tip = {"case": None, "step": None, "value": ".2e"}
     positive = frame.assign(value=frame.value.clip(lower=1e-17))
     drift, law, error = (where(positive, gauge=gauge) for gauge in ("drift", "law", "law_error"))
@@ -94,7 +139,9 @@ def draw(run: Run) -> p.Chart:
         size=(330, 220),
     )
     values = where(frame, gauge=list(NAMES), case="softmax").groupby(["step", "gauge"]).value
-    quartiles = pd.DataFrame({name: values.quantile(q) for name, q in QUARTILES.items()}).reset_index()
+    quartiles = pd.DataFrame(
+        {name: values.quantile(q) for name, q in QUARTILES.items()}
+    ).reset_index()
     quartiles["prediction"] = quartiles.gauge.map(NAMES)
     predicted = p.bands(
         quartiles, x, p.y("low", "NC over context words", domain=(-0.4, 1)),
@@ -105,13 +152,24 @@ def draw(run: Run) -> p.Chart:
     top = where(frame, gauge="logit", case="softmax")
     lists = top.groupby(["query", "word"]).side.transform("nunique")
     top = top.assign(hit=np.where(lists == 2, "in both lists", "in one"))
-    above, bare = {"orient": "top", "domain": False, "ticks": False}, {"domain": False, "ticks": False}
-    side, rank = p.x("side", kind="N", sort=["learned", "predicted"], axis=above), p.y("rank", kind="O", axis=bare)
-    colour, tip = p.by("hit", colours={"in both lists": p.ACCENT, "in one": "#9aa3ad"}), {"word": None, "value": ".3f"}
+    above, bare = (
+        {"orient": "top", "domain": False, "ticks": False},
+        {"domain": False, "ticks": False},
+    )
+    side, rank = (
+        p.x("side", kind="N", sort=["learned", "predicted"], axis=above),
+        p.y("rank", kind="O", axis=bare),
+    )
+    colour, tip = (
+        p.by("hit", colours={"in both lists": p.ACCENT, "in one": "#9aa3ad"}),
+        {"word": None, "value": ".3f"},
+    )
     tables = []
     for query, rows in top.groupby("query", sort=False):
         words = p.words(rows, side, rank, "word", colour, fontSize=12, tip=tip)
-        tables.append(p.panel(f"query “{query}”", words, note="largest logits, softmax", size=(170, 110)))
+        tables.append(
+            p.panel(f"query “{query}”", words, note="largest logits, softmax", size=(170, 110))
+        )
     return p.column(p.row(left, right), p.row(*tables, shared=True))
 
 
@@ -147,7 +205,9 @@ def judge(run: Run) -> Judgement:
         f"{soft['nc_other']:.2f}, Σv² of all {soft['nc_shared']:.2f}), size {soft['size']:.1f} times; loss "
         f"{soft['loss_start']:.2f} → {soft['loss_end']:.2f}"
     )
-    measured = f"law to {worst:.0e}; softmax NC {soft['nc']:.2f} (another query {soft['nc_other']:.2f})"
+    measured = (
+        f"law to {worst:.0e}; softmax NC {soft['nc']:.2f} (another query {soft['nc_other']:.2f})"
+    )
     verdict = Verdict.FAILS
     if worst <= 1e-10:
         predicts = soft["nc"] >= 0.7 and soft["nc"] > max(soft["nc_other"], soft["nc_shared"])

@@ -24,7 +24,14 @@ CLAIMS_SECONDS = 60.0  # roughly, on one slow core
 SLOWER = {"quick": 1.0, "laptop": 10.0, "paper": 60.0}  # how many times slower than quick, roughly
 _TIMES = "times.json"
 # imported once, in the process that those of the exhibits are forked from
-_PRELOAD = ("torch", "pandas", "vl_convert", "scipy.integrate", "scipy.stats", "joma._show.plots.panels")
+_PRELOAD = (
+    "torch",
+    "pandas",
+    "vl_convert",
+    "scipy.integrate",
+    "scipy.stats",
+    "joma._show.plots.panels",
+)
 
 
 @dataclass
@@ -100,7 +107,9 @@ class Runner:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"at least one job at a time is needed, got {self.jobs}")
         self.engine = check_engine(self.engine, self.address)
-        check_output(self.exhibits, self.preset, self.out, self.seed, force=self.force, report=self.report)
+        check_output(
+            self.exhibits, self.preset, self.out, self.seed, force=self.force, report=self.report
+        )
         self.out = self.out.absolute()
         tidy(self.out / exhibit.id for exhibit in self.exhibits)
         times = _read(self.out / _TIMES).get(self.preset, {})
@@ -109,13 +118,17 @@ class Runner:
             entry.expected = times.get(entry.id) or _guess(entry.exhibit, self.preset)
             self._entries[entry.id] = entry
         self._find()
-        waiting = sorted((e for e in self._entries.values() if e.state == "waiting"), key=lambda e: -e.expected)
+        waiting = sorted(
+            (e for e in self._entries.values() if e.state == "waiting"), key=lambda e: -e.expected
+        )
         if waiting:
             try:
                 with self._engine() as engine:
                     self._make(waiting, engine)
             finally:
-                tidy(self.out / exhibit.id for exhibit in self.exhibits)  # of those that had to be killed
+                tidy(
+                    self.out / exhibit.id for exhibit in self.exhibits
+                )  # of those that had to be killed
         return self._result()
 
     def _engine(self) -> AbstractContextManager[Engine]:
@@ -172,7 +185,10 @@ class Runner:
             entry.verdict, entry.what = _words(end.value)
             if entry.fresh:
                 if entry.exhibit is None:
-                    write_json(self.out / "claims.json", {**_basis(), "results": [r.as_dict() for r in end.value]})
+                    write_json(
+                        self.out / "claims.json",
+                        {**_basis(), "results": [r.as_dict() for r in end.value]},
+                    )
                 times = _read(self.out / _TIMES)
                 times.setdefault(self.preset, {})[entry.id] = round(entry.seconds, 2)
                 write_json(self.out / _TIMES, times)
@@ -182,17 +198,24 @@ class Runner:
         result = Reproduction([])
         for entry in self._entries.values():
             if entry.exhibit is None:
-                result.claims, result.claims_error = self._values.get(CLAIMS), self._errors.get(CLAIMS)
+                result.claims, result.claims_error = (
+                    self._values.get(CLAIMS),
+                    self._errors.get(CLAIMS),
+                )
                 result.claims_seconds, result.claims_fresh = entry.seconds, entry.fresh
             elif entry.id in self._values:
                 result.outcomes.append(self._values[entry.id])
             else:
                 error = self._errors[entry.id]
-                result.outcomes.append(Outcome(entry.exhibit, self.out / entry.id, None, entry.seconds, error=error))
+                result.outcomes.append(
+                    Outcome(entry.exhibit, self.out / entry.id, None, entry.seconds, error=error)
+                )
         return result
 
 
-def _reproduce(exhibit: Exhibit, preset: str, out: Path, seed: int, force: bool, progress: Progress) -> Outcome:
+def _reproduce(
+    exhibit: Exhibit, preset: str, out: Path, seed: int, force: bool, progress: Progress
+) -> Outcome:
     return reproduce(exhibit, preset, out, seed, force=force, progress=progress)
 
 
@@ -247,7 +270,9 @@ def read_claims(out: Path) -> list[Result] | None:
 
     try:
         rows = _read(out / "claims.json")["results"]
-        return [Result.from_dict({name: unspell(value) for name, value in row.items()}) for row in rows]
+        return [
+            Result.from_dict({name: unspell(value) for name, value in row.items()}) for row in rows
+        ]
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
 
@@ -267,7 +292,11 @@ def time_left(entries: Iterable[Entry], workers: int, now: float) -> float:
     """
     entries = list(entries)
     done = [entry for entry in entries if entry.state == "done" and entry.fresh]
-    pace = sum(entry.seconds for entry in done) / sum(entry.expected for entry in done) if done else 1.0
+    pace = (
+        sum(entry.seconds for entry in done) / sum(entry.expected for entry in done)
+        if done
+        else 1.0
+    )
     free = []
     for entry in (entry for entry in entries if entry.state == "running"):
         spent = now - entry.started
@@ -278,6 +307,8 @@ def time_left(entries: Iterable[Entry], workers: int, now: float) -> float:
             free.append(total - spent)
     free += [0.0] * (workers - len(free))
     heapq.heapify(free)
-    for entry in sorted((entry for entry in entries if entry.state == "waiting"), key=lambda entry: -entry.expected):
+    for entry in sorted(
+        (entry for entry in entries if entry.state == "waiting"), key=lambda entry: -entry.expected
+    ):
         heapq.heappush(free, heapq.heappop(free) + entry.expected * pace)
     return max(free)

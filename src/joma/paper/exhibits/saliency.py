@@ -20,8 +20,18 @@ from joma.theory import saliency
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"text": "pydoc", "queries": ["the", "a", "is", "of"], "window": 16, "min_count": 10},
-    "laptop": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 32, "min_count": 50},
-    "paper": {"text": "wikitext-2", "queries": ["the", "united", "song", "he"], "window": 64, "min_count": 50},
+    "laptop": {
+        "text": "wikitext-2",
+        "queries": ["the", "united", "song", "he"],
+        "window": 32,
+        "min_count": 50,
+    },
+    "paper": {
+        "text": "wikitext-2",
+        "queries": ["the", "united", "song", "he"],
+        "window": 64,
+        "min_count": 50,
+    },
 }
 KINDS = {"distinct": "#d55e00", "between": "#b07a00", "common": "#0072b2"}
 SHOWN = 1500  # words per panel, by saliency
@@ -41,7 +51,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             if case == "shuffled":
                 tokens = words.copy()
                 tokens[place] = tokens[rng.permutation(place)]
-            frame = saliency(tokens, query, window=settings["window"], min_count=settings["min_count"])
+            frame = saliency(
+                tokens, query, window=settings["window"], min_count=settings["min_count"]
+            )
             for rank, row in enumerate(frame.itertuples(index=False)):
                 gauges = {name: float(getattr(row, name)) for name in GAUGES}
                 labels = {"word": row.token, "favours": row.favours, "kind": row.kind}
@@ -59,12 +71,18 @@ def draw(run: Run) -> p.Chart:
     panels = []
     for query in dict.fromkeys(frame["query"]):
         rows = where(table, query=query)
-        points = p.dots(rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6)
+        points = p.dots(
+            rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6
+        )
         named = _apart(where(rows, kind="distinct").sort_values("step"))
         labels = p.words(named, x, y, "label", align="left", dx=5, fontSize=10, color=p.INK)
         note = "named: large Δ, word → the next word that it favours"
-        panels.append(p.panel(f"context words of “{query}”", points, labels, note=note, size=(330, 230)))
-    return p.column(*(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True)
+        panels.append(
+            p.panel(f"context words of “{query}”", points, labels, note=note, size=(330, 230))
+        )
+    return p.column(
+        *(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True
+    )
 
 
 def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:

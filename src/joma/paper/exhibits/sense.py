@@ -115,7 +115,9 @@ def check_sense(name: str, value: Any, examples: Sequence[Any], exhibit: str = "
         _check_number(name, value, kinds, exhibit)
 
 
-def _check_mapping(name: str, value: Any, examples: Sequence[Mapping[str, Any]], exhibit: str) -> None:
+def _check_mapping(
+    name: str, value: Any, examples: Sequence[Mapping[str, Any]], exhibit: str
+) -> None:
     if not isinstance(value, dict):
         raise _refusal(name, "a JSON object", value, examples)
     if name in FREE_KEYS:

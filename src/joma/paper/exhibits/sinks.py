@@ -20,8 +20,20 @@ from joma.paper.verdict import Verdict
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
     "quick": {"model": OWN, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
-    "laptop": {"model": "smollm2", "series": {}, "data": "wikitext-2", "tokens": 20_000, "length": 512},
-    "paper": {"model": "EleutherAI/pythia-1.4b", "series": {}, "data": "wikitext-103", "tokens": 20_000, "length": 512},
+    "laptop": {
+        "model": "smollm2",
+        "series": {},
+        "data": "wikitext-2",
+        "tokens": 20_000,
+        "length": 512,
+    },
+    "paper": {
+        "model": "EleutherAI/pythia-1.4b",
+        "series": {},
+        "data": "wikitext-103",
+        "tokens": 20_000,
+        "length": 512,
+    },
 }
 GAUGES = ("entropy", "sink_mass", "nonsink_entropy")
 AXES = {gauge: ["layer", "head"] for gauge in GAUGES}
@@ -45,11 +57,18 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         folder = series(settings["series"], seed, lambda share, what: progress(0.9 * share, what))
         source = str(list(checkpoints(folder).values())[-1])
     sample = {key: settings[key] for key in ("data", "tokens", "length")}
-    result = scan(source, gauges=GAUGES, report=lambda done, total, what: progress(0.9, what), **sample)
+    result = scan(
+        source, gauges=GAUGES, report=lambda done, total, what: progress(0.9, what), **sample
+    )
     if result.failed:
-        raise ValueError(f"{settings['model']} could not be measured: {result.checkpoints().note.iloc[0]}")
+        raise ValueError(
+            f"{settings['model']} could not be measured: {result.checkpoints().note.iloc[0]}"
+        )
     frame = result.frame()
-    tables = {g: where(frame, gauge=g).pivot(index="layer", columns="head", values="value") for g in GAUGES}
+    tables = {
+        g: where(frame, gauge=g).pivot(index="layer", columns="head", values="value")
+        for g in GAUGES
+    }
     writer.write(0, {gauge: table.to_numpy() for gauge, table in tables.items()})
 
 
@@ -78,7 +97,13 @@ def draw(run: Run) -> p.Chart:
     layers = 1 + int(table.layer.max())
     ticks = list(range(0, layers, max(1, layers // 10)))
     layer, head = p.x("layer", "layer", kind="O", ticks=ticks), p.y("head", "head", kind="O")
-    mass = p.heat(table, layer, head, p.by("sink_mass", "mass", kind="Q", scheme="blues", domain=(0, 1)), tip=tip)
+    mass = p.heat(
+        table,
+        layer,
+        head,
+        p.by("sink_mass", "mass", kind="Q", scheme="blues", domain=(0, 1)),
+        tip=tip,
+    )
     ends = largest(length, sinks=True), largest(length, sinks=False)
     dots = p.dots(
         table, p.x("entropy", "attention entropy (nats)", domain=(0, ends[0])),
@@ -106,7 +131,9 @@ def judge(run: Run) -> Judgement:
         "sink mass by layer": table.groupby("layer").sink_mass.mean().tolist(),
     }  # fmt: skip
     decided = settings["model"] != OWN and low >= MANY * total
-    verdict = (Verdict.HOLDS if 2 * parked > low else Verdict.FAILS) if decided else Verdict.UNDECIDED
+    verdict = (
+        (Verdict.HOLDS if 2 * parked > low else Verdict.FAILS) if decided else Verdict.UNDECIDED
+    )
     summary = (
         f"{settings['model']}: {low} of {total} heads have a low entropy, and {parked} of these are parked on the "
         f"first token and spread beside it; mean sink mass {table.sink_mass.mean():.2f}"
@@ -114,7 +141,9 @@ def judge(run: Run) -> Judgement:
         + f"; mean entropy {table.entropy.mean():.2f} nats, without the first token {table.nonsink_entropy.mean():.2f}"
     )
     would_decide = "" if decided else WOULD_DECIDE
-    return Judgement(verdict, RULE, summary, numbers, f"{parked} of {low} low heads are parked", "", would_decide)
+    return Judgement(
+        verdict, RULE, summary, numbers, f"{parked} of {low} low heads are parked", "", would_decide
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)

@@ -30,7 +30,11 @@ SETTINGS = {
     "paper": {"seeds": 100, "t_end": 200.0, "times": 2001},
 }
 CASES = {"smooth": "smoothly moving classes", "random": "random classes"}
-NAMES = {"eqn18": "Eqn. 18, b̄ at the start", "eqn17": "Eqn. 17, moving b̄", "transport": "the same, v centred"}
+NAMES = {
+    "eqn18": "Eqn. 18, b̄ at the start",
+    "eqn17": "Eqn. 17, moving b̄",
+    "transport": "the same, v centred",
+}
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -50,7 +54,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         predicted = {"eqn18": invariant.z_hat, **_integrated(flow, path)}
         for name, z_hat in predicted.items():
             nc = normalised_correlation(z_hat - path.z[0], path.z - path.z[0])
-            size = np.linalg.norm(z_hat - path.z[0], axis=1)[1:] / np.linalg.norm(path.z - path.z[0], axis=1)[1:]
+            size = (
+                np.linalg.norm(z_hat - path.z[0], axis=1)[1:]
+                / np.linalg.norm(path.z - path.z[0], axis=1)[1:]
+            )
             for i in kept:
                 values = {"nc": nc[i], "size": size[i - 1], "drift": drift[i]}
                 writer.write(int(i), values, t=float(path.t[i]), case=case, draw=s, prediction=name)
@@ -78,11 +85,21 @@ def draw(run: Run) -> p.Chart:
     frame["name"] = frame.prediction.map(NAMES)
     mean = frame.groupby(["case", "gauge", "name", "t"]).value.mean().reset_index()
     t, name = p.x("t", "t", log=True), p.by("name", order=list(NAMES.values()))
-    axes = {"nc": p.y("value", "correlation with z − z(0)", zero=False), "size": p.y("value", "‖ẑ‖ / ‖z‖", log=True)}
+    axes = {
+        "nc": p.y("value", "correlation with z − z(0)", zero=False),
+        "size": p.y("value", "‖ẑ‖ / ‖z‖", log=True),
+    }
     rows = []
     for case, title in CASES.items():
         data = {gauge: mean[(mean.case == case) & (mean.gauge == gauge)] for gauge in axes}
-        rows.append(p.row(*(p.panel(title, p.lines(data[g], t, y, name), size=(300, 190)) for g, y in axes.items())))
+        rows.append(
+            p.row(
+                *(
+                    p.panel(title, p.lines(data[g], t, y, name), size=(300, 190))
+                    for g, y in axes.items()
+                )
+            )
+        )
     return p.column(*rows)
 
 
@@ -90,8 +107,16 @@ def judge(run: Run) -> Judgement:
     """Are the sums exact, and does the centred velocity beat Eqn. 18 early?"""
     frame = run.frame()
     drift = float(frame[frame.gauge == "drift"].value.max())
-    early = frame[(frame.t >= 0.5) & (frame.t <= 2.0) & (frame.gauge == "nc")].groupby("prediction").value.mean()
-    last = frame[(frame.t == frame.t.max()) & (frame.gauge == "size")].groupby("prediction").value.mean()
+    early = (
+        frame[(frame.t >= 0.5) & (frame.t <= 2.0) & (frame.gauge == "nc")]
+        .groupby("prediction")
+        .value.mean()
+    )
+    last = (
+        frame[(frame.t == frame.t.max()) & (frame.gauge == "size")]
+        .groupby("prediction")
+        .value.mean()
+    )
     numbers = {
         "drift": drift,
         "nc_early": {name: float(early[name]) for name in NAMES},
@@ -104,7 +129,9 @@ def judge(run: Run) -> Judgement:
         f"{last['eqn18']:.1f} times as large as z"
     )
     holds = drift <= 1e-9 and early["transport"] > early["eqn18"]
-    return Judgement(Verdict.HOLDS if holds else Verdict.FAILS, rule, text, numbers, f"drift {drift:.0e}", "")
+    return Judgement(
+        Verdict.HOLDS if holds else Verdict.FAILS, rule, text, numbers, f"drift {drift:.0e}", ""
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

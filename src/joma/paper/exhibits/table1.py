@@ -14,7 +14,15 @@ import numpy as np
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma._show.plots.tables import latex, markdown
-from joma.paper.exhibits._columns import COLUMN, LAYERS, STATES, baselines, judge_rate, rate, summary
+from joma.paper.exhibits._columns import (
+    COLUMN,
+    LAYERS,
+    STATES,
+    baselines,
+    judge_rate,
+    rate,
+    summary,
+)
 from joma.paper.exhibits._noisy import noisy_story, noisy_table, run_noisy, trend
 from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.labs.table1 import TABLE1
@@ -38,7 +46,9 @@ RULE = (
     "(a column agrees if the means are no further apart than twice the sd of both together); else fails. Below d = "
     f"{LEAST['d']} and {LEAST['steps']:,} steps the statement is not decided here"
 )
-WOULD_DECIDE = "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
+WOULD_DECIDE = (
+    "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
+)
 REVISED = "every column had to pass by itself, by 2 sd over 3 to 5 seeds, and small networks were judged as fails"
 
 
@@ -48,10 +58,19 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     from joma.paper.labs.ncorr import train_and_measure
 
     columns = list(TABLE1)[: settings["columns"]]
-    work = [(lr, column, draw) for lr in settings["lr"] for column in columns for draw in range(settings["seeds"])]
+    work = [
+        (lr, column, draw)
+        for lr in settings["lr"]
+        for column in columns
+        for draw in range(settings["seeds"])
+    ]
     for n, (lr, (C, N_ch, N0, N1), draw) in enumerate(work):
 
-        def show(step: int, n: int = n, name: str = f"C = {C}, N_ch = {N_ch}, ({N0}, {N1}), seed {draw + 1}") -> None:
+        def show(
+            step: int,
+            n: int = n,
+            name: str = f"C = {C}, N_ch = {N_ch}, ({N0}, {N1}), seed {draw + 1}",
+        ) -> None:
             progress((n + step / settings["steps"]) / len(work), f"lr {work[n][0]:g}, {name}")
 
         show(0)
@@ -71,7 +90,13 @@ def tables(run: Run) -> dict[str, str]:
     table = {(str(row.column), row.s, row.state): row for row in summary(run).itertuples()}
     names = list(dict.fromkeys(name for name, _, _ in table))
     states, caption = ["paper", *STATES], f"{_settings(run)} {baselines(run)}"
-    accuracy = dict(zip(names, run.frame("accuracy").groupby(["lr", *COLUMN], sort=False).value.mean(), strict=True))
+    accuracy = dict(
+        zip(
+            names,
+            run.frame("accuracy").groupby(["lr", *COLUMN], sort=False).value.mean(),
+            strict=True,
+        )
+    )
 
     def cells(name: str, sign: str) -> list[str]:
         rows = [table[name, s, state] for s in LAYERS for state in states]
@@ -83,7 +108,9 @@ def tables(run: Run) -> dict[str, str]:
     headers = [["", *wide, ""], ["", *states * len(LAYERS), "accuracy"]]
     comment = f"NCorr, mean and sd over seeds. {caption}".replace("%", " percent")
     return {
-        "table.md": markdown(f"NCorr, mean ± sd over seeds. {caption}", header, ([n, *cells(n, "±")] for n in names)),
+        "table.md": markdown(
+            f"NCorr, mean ± sd over seeds. {caption}", header, ([n, *cells(n, "±")] for n in names)
+        ),
         "table.tex": latex(comment, headers, ([formulas[n], *cells(n, r"\pm")] for n in names)),
         "noisy.md": noisy_table(run),
     }
@@ -94,7 +121,11 @@ def _settings(run: Run) -> str:
     differ = [key for key in paper if key not in ("lr", "noisy") and settings[key] != paper[key]]
     smaller = [f"{key} {settings[key]:g} (paper {paper[key]:g})" for key in differ]
     rates = f"learning rate {', '.join(map(rate, settings['lr']))}"
-    return f"With {', '.join([*smaller, rates])}." if smaller else f"At the scale of the paper, {rates}."
+    return (
+        f"With {', '.join([*smaller, rates])}."
+        if smaller
+        else f"At the scale of the paper, {rates}."
+    )
 
 
 SHOWN = {
@@ -108,17 +139,34 @@ def draw(run: Run) -> p.Chart:
     labels = {"paper": "the paper's value", **STATES}
     order = [labels[state] for state in SHOWN]
     table = where(summary(run), state=list(SHOWN))
-    table = table.assign(low=table["mean"] - table.sd, high=table["mean"] + table.sd, what=table.state.map(labels))
-    colours, shapes = (dict(zip(order, values, strict=True)) for values in zip(*SHOWN.values(), strict=True))
+    table = table.assign(
+        low=table["mean"] - table.sd, high=table["mean"] + table.sd, what=table.state.map(labels)
+    )
+    colours, shapes = (
+        dict(zip(order, values, strict=True)) for values in zip(*SHOWN.values(), strict=True)
+    )
     column = p.x("column", kind="N", sort=None, angle=-30, axis={"labelLimit": 200})
     channels = p.by("what", order=order, colours=colours), p.offset("what", order)
     rows = []
-    for s, title in zip(LAYERS, ("s = 0: latents that own tokens", "s = 1: latents that own latents"), strict=True):
-        part, (low, mean) = where(table, s=s), (p.y(y, "NCorr", domain=(0.3, 1.05)) for y in ("low", "mean"))
+    for s, title in zip(
+        LAYERS, ("s = 0: latents that own tokens", "s = 1: latents that own latents"), strict=True
+    ):
+        part, (low, mean) = (
+            where(table, s=s),
+            (p.y(y, "NCorr", domain=(0.3, 1.05)) for y in ("low", "mean")),
+        )
         spread = p.intervals(part, column, low, *channels, high="high")
         tip = {"column": None, "what": None, "mean": ".3f", "sd": ".3f"}
         points = p.dots(
-            part, column, mean, *channels, p.shape("what", shapes), tip=tip, size=55, filled=True, opacity=1
+            part,
+            column,
+            mean,
+            *channels,
+            p.shape("what", shapes),
+            tip=tip,
+            size=55,
+            filled=True,
+            opacity=1,
         )
         note = "mean over latents of the best node's correlation; bars: ± 1 sd over seeds"
         rows.append(p.panel(title, spread, points, note=note, size=(640, 200)))
@@ -140,7 +188,9 @@ def judge(run: Run) -> Judgement:
     numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())
     (noise, numbers["noisy"]), (change, numbers["trend"]) = noisy_story(run), trend(run)
     columns = judged[best]["columns"]
-    paper = {s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS}
+    paper = {
+        s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS
+    }
     settings = run.info["config"]["settings"]
     small = any(settings[key] < least for key, least in LEAST.items())
     none = Verdict.INDISTINCT if any(judged[lr]["reproduces"] for lr in rates) else Verdict.FAILS

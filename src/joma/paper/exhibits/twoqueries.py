@@ -58,12 +58,20 @@ def draw(run: Run) -> p.Chart:
     apart = where(rows, residual=True).groupby(["attention", "angle"]).apart.max().reset_index()
     apart["apart"] = apart.apart.clip(lower=1e-17)
     y = p.y("apart", "largest miss, of the way of w", log=True, format=".0e")
-    panels = [p.panel("Products with the embeddings", p.lines(apart, x, y, colour, points=True), size=(240, 200))]
+    panels = [
+        p.panel(
+            "Products with the embeddings",
+            p.lines(apart, x, y, colour, points=True),
+            size=(240, 200),
+        )
+    ]
     kinds = {"complete": "complete pattern, least", "lacking": "incomplete pattern, largest"}
     for residual, name in RESIDUAL.items():
         nodes = where(rows, residual=residual).groupby(["attention", "angle"])
         ends = nodes.agg({"complete": "min", "lacking": "max"}).rename(columns=kinds)
-        outputs = ends.reset_index().melt(["attention", "angle"], var_name="pattern", value_name="output")
+        outputs = ends.reset_index().melt(
+            ["attention", "angle"], var_name="pattern", value_name="output"
+        )
         y = p.y("output", "output of the node")
         lines = p.lines(outputs, x, y, colour, dash=p.dash("pattern", list(kinds.values())))
         note = "solid: least of complete patterns; dashed: largest of others"
@@ -85,10 +93,15 @@ def judge(run: Run) -> Judgement:
         }
         for (a, c, r), part in rows.groupby(["attention", "angle", "residual"])
     }  # fmt: skip
-    tilted, bare = where(rows[rows.angle > 0], residual=True), where(rows, angle=0.0, residual=False)
+    tilted, bare = (
+        where(rows[rows.angle > 0], residual=True),
+        where(rows, angle=0.0, residual=False),
+    )
     least = tilted.angle.min()
     missed = tilted[tilted.angle == least].apart.median()
-    fires_right = [where(part, attention=["linear", "exp"]).separated.eq(1).mean() for part in (tilted, bare)]
+    fires_right = [
+        where(part, attention=["linear", "exp"]).separated.eq(1).mean() for part in (tilted, bare)
+    ]
     softmax = where(stated, attention="softmax")
     text = (
         f"as stated under {', '.join(held) or 'no'} attention; the weight decomposes to {stated.apart.max():.0e}; at a "
@@ -97,8 +110,12 @@ def judge(run: Run) -> Judgement:
         f"embeddings, and in {fires_right[1]:.0%} without the residual connection; under softmax complete patterns "
         f"have outputs from {softmax.complete.min():.2f} on, others up to {softmax.lacking.max():.2f}"
     )
-    verdict = Verdict.HOLDS if len(held) == len(ATTENTIONS) else Verdict.UNDER if held else Verdict.FAILS
-    measured = f"decomposes to {stated.apart.max():.0e}; as stated under {', '.join(held) or 'none'}"
+    verdict = (
+        Verdict.HOLDS if len(held) == len(ATTENTIONS) else Verdict.UNDER if held else Verdict.FAILS
+    )
+    measured = (
+        f"decomposes to {stated.apart.max():.0e}; as stated under {', '.join(held) or 'none'}"
+    )
     return Judgement(verdict, RULE, text, numbers, measured, "“match both pattern 1 and pattern 2”")
 
 

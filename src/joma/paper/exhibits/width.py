@@ -48,25 +48,36 @@ WOULD_DECIDE = "a statement of what over-parameterisation brings, and language m
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train a block per width and seed, with and without the residual connection, and write its losses."""
     code, vocabulary = most_frequent(words_of(settings["text"]), settings["V"])
-    text, cases = places(code, settings["window"]), [(r, K) for r in RESIDUAL for K in settings["widths"]]
+    text, cases = (
+        places(code, settings["window"]),
+        [(r, K) for r in RESIDUAL for K in settings["widths"]],
+    )
     for n, (residual, K) in enumerate(cases):
         for s in range(settings["seeds"]):
             progress((n + s / settings["seeds"]) / len(cases), f"{K} nodes, {RESIDUAL[residual]}")
-            sizes = {"words": len(vocabulary), "batch": settings["batch"], "steps": settings["steps"]}
+            sizes = {
+                "words": len(vocabulary),
+                "batch": settings["batch"],
+                "steps": settings["steps"],
+            }
             losses = train(text, K, residual, 1000 * seed + s, **sizes)
             for end in range(EVERY, len(losses) + 1, EVERY):
                 labels = {"width": K, "residual": residual, "draw": s}
                 writer.write(end, {"loss": float(losses[end - EVERY : end].mean())}, **labels)
 
 
-def train(text: Places, K: int, residual: bool, seed: int, *, words: int, batch: int, steps: int) -> Array:
+def train(
+    text: Places, K: int, residual: bool, seed: int, *, words: int, batch: int, steps: int
+) -> Array:
     """The losses (steps,) of one block under Adam; minibatches depend on nothing but the seed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         block = JoMABlock(words, K, attention="softmax", residual=residual)
         twin = Twin(block, nn.Linear(K, words), "Adam")
-    query, context, target = (torch.as_tensor(part) for part in (text.query, text.context, text.target))
+    query, context, target = (
+        torch.as_tensor(part) for part in (text.query, text.context, text.target)
+    )
     for _ in range(steps):
         pick = torch.randint(len(query), (batch,), generator=generator)
         twin.step(query[pick], context[pick], target[pick])
@@ -111,8 +122,14 @@ def judge(run: Run) -> Judgement:
     parts, ends = [], last(frame)
     for residual, name in RESIDUAL.items():
         part = where(ends, residual=residual)
-        intervals = {K: mean_interval(where(part, width=K).value) for K in sorted(set(part.width.astype(int)))}
-        stops = next((K for K, wider in pairwise(intervals) if intervals[wider][2] >= intervals[K][0]), max(intervals))
+        intervals = {
+            K: mean_interval(where(part, width=K).value)
+            for K in sorted(set(part.width.astype(int)))
+        }
+        stops = next(
+            (K for K, wider in pairwise(intervals) if intervals[wider][2] >= intervals[K][0]),
+            max(intervals),
+        )
         steps = minibatches(where(frame, residual=residual))
         numbers[name] = {"loss": intervals, "falls until": stops, "minibatches": steps}
         losses = ", ".join(f"{mean:.2f} ({K})" for K, (mean, *_) in intervals.items())
@@ -122,7 +139,9 @@ def judge(run: Run) -> Judgement:
             f"narrowest ends: {sooner}"
         )
     measured = f"loss falls until {numbers[RESIDUAL[True]]['falls until']} nodes"
-    return Judgement(Verdict.UNDECIDED, RULE, "; ".join(parts), numbers, measured, "a question", WOULD_DECIDE)
+    return Judgement(
+        Verdict.UNDECIDED, RULE, "; ".join(parts), numbers, measured, "a question", WOULD_DECIDE
+    )
 
 
 EXPERIMENT = Experiment(SETTINGS, run, draw, judge)

@@ -56,7 +56,10 @@ def count_with_first(tree: HBLT, samples: int, rng: np.random.Generator) -> tupl
     for _ in range(-(-samples // 25_000)):  # in parts: all variables of all samples are large
         tokens = tree.sample(min(25_000, samples), rng).tokens
         with_first = tokens[tokens[:, 0] == 1]
-        counts, occurrences = counts + with_first.sum(axis=0, dtype=np.int64), occurrences + len(with_first)
+        counts, occurrences = (
+            counts + with_first.sum(axis=0, dtype=np.int64),
+            occurrences + len(with_first),
+        )
     return counts, occurrences
 
 
@@ -68,15 +71,24 @@ def association_time(mu: float, level: float, dynamics: str = "eqn6") -> float:
     if dynamics == "eqn6":
         return float(flight_time(-np.log1p(-level), mu))
     end = level * np.sqrt(lambertw(mu**2).real)
-    return float(quad(lambda v: np.exp(-v * v / 2) / (abs(mu) - v * np.exp(v * v / 2)), 0, end, epsabs=1e-12)[0])
+    return float(
+        quad(
+            lambda v: np.exp(-v * v / 2) / (abs(mu) - v * np.exp(v * v / 2)), 0, end, epsabs=1e-12
+        )[0]
+    )
 
 
 def association_times(
-    probability: dict[str, float], levels: Sequence[float] | Array, scales: Sequence[float], dynamics: str = "eqn6"
+    probability: dict[str, float],
+    levels: Sequence[float] | Array,
+    scales: Sequence[float],
+    dynamics: str = "eqn6",
 ) -> dict[str, Array]:
     """The association times of each pair (level, scale), β–β′ after what it waits for."""
     times = {
-        pair: np.array([[association_time(scale * p, level, dynamics) for scale in scales] for level in levels])
+        pair: np.array(
+            [[association_time(scale * p, level, dynamics) for scale in scales] for level in levels]
+        )
         for pair, p in probability.items()
     }
     if "β–β′" in times:

@@ -31,17 +31,23 @@ def inputs(name: str, rng: np.random.Generator, tokens: int = 6) -> Task:
     if name == "uneven":
         return uneven_classification(tokens, rng)
     half = tokens // 2
-    return class_distributions(rng, smooth=name == "smooth", distinct=half, common=tokens - half, classes=tokens + 2)
+    return class_distributions(
+        rng, smooth=name == "smooth", distinct=half, common=tokens - half, classes=tokens + 2
+    )
 
 
-def with_gradients(task: Task, kind: str, activation: str, rng: np.random.Generator, scale: float) -> Task:
+def with_gradients(
+    task: Task, kind: str, activation: str, rng: np.random.Generator, scale: float
+) -> Task:
     """The inputs of ``task`` with gradients of this kind; ``scale`` is that of the targets."""
     if kind == "targets":
         B = rng.standard_normal((task.tokens, task.nodes))
         y = as_activation(activation).phi(scale * (task.x - task.p @ task.x) @ B)
         return Task.regression(task.x, y, p=task.p, signed=task.signed)
     if kind == "fixed":
-        return Task(task.x, task.gradient(np.zeros((task.samples, task.nodes))), task.p, task.signed)
+        return Task(
+            task.x, task.gradient(np.zeros((task.samples, task.nodes))), task.p, task.signed
+        )
     return task
 
 

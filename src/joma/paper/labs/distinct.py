@@ -73,7 +73,9 @@ class Distinct:
 def find_distinct(data: Hierarchy) -> Distinct:
     """The distinct positions of the C sequences of noiseless data."""
     if data.rho != 1:
-        raise ValueError(f"sequences of noisy data (rho = {data.rho}) are not few: use the plain loop")
+        raise ValueError(
+            f"sequences of noisy data (rho = {data.rho}) are not few: use the plain loop"
+        )
     return distinct_positions(data.distinct().x, data.pad)
 
 
@@ -92,7 +94,9 @@ def distinct_positions(x: Ints, pad: int) -> Distinct:
         tokens = [word for word in row if word != pad]
         p = len(row) - len(tokens)
         if row[p:] != tokens or len(set(tokens)) < len(tokens):
-            raise ValueError(f"sequence {n} must be padding first and then words, none of them twice: {row}")
+            raise ValueError(
+                f"sequence {n} must be padding first and then words, none of them twice: {row}"
+            )
         path: list[int] = []
         for j in range(len(tokens)):
             node = nodes.setdefault((p, *tokens[: j + 1]), len(nodes))
@@ -111,7 +115,9 @@ def distinct_positions(x: Ints, pad: int) -> Distinct:
         if p:
             node_bias[node, 0] = word_bias[node, 0] = math.log(p)
     last, sequence = np.unique(ends, return_inverse=True)
-    return Distinct(*(torch.from_numpy(part) for part in (words, word, word_bias, node_bias, last, sequence)))
+    return Distinct(
+        *(torch.from_numpy(part) for part in (words, word, word_bias, node_bias, last, sequence))
+    )
 
 
 def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
@@ -122,7 +128,10 @@ def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
         query = distinct.word if n == 0 else None  # None: every row of h is a query
         bias = distinct.node_bias if n else distinct.word_bias
         if n == final:
-            query, bias = distinct.last if query is None else query[distinct.last], bias[distinct.last]
+            query, bias = (
+                distinct.last if query is None else query[distinct.last],
+                bias[distinct.last],
+            )
         h = block.mlp(_attend(block, h, query, bias))[0]  # (n, d); in the last block (r, d)
     return model.classes(h)
 

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from joma.theory.setting import Activation, Array, Task, as_activation
 from joma.theory.tasks import Start
 
-FULL = (
-    30.0  # exp attention: where a logit gets here, what is left of time until the blow-up is of the order e^{-2 · 30}
-)
+# exp attention: where a logit gets here, what is left of time until the blow-up is of the order e^{-2 · 30}
+FULL = 30.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,9 @@ class _Field:
     activation: Activation
 
     def of(self, rows: NDArray[np.bool_]) -> _Field:
-        return _Field(self.x[rows], self.g[rows], self.p[rows], self.loss, self.softmax, self.activation)
+        return _Field(
+            self.x[rows], self.g[rows], self.p[rows], self.loss, self.softmax, self.activation
+        )
 
     def unpack(self, y: Array) -> tuple[Array, Array, Array]:
         S, M, K = len(y), self.x.shape[2], self.g.shape[2]
@@ -129,7 +130,9 @@ def integrate_all(
             "per task, tasks of one shape and loss, and exp or softmax attention"
         )
     x, g, p = (np.stack([getattr(task, name) for task in tasks]) for name in ("x", "g", "p"))
-    right = _Field(x, g, p[:, :, None], tasks[0].loss, attention == "softmax", as_activation(activation))
+    right = _Field(
+        x, g, p[:, :, None], tasks[0].loss, attention == "softmax", as_activation(activation)
+    )
     y = np.stack([np.concatenate([start.v0.ravel(), start.xi0, start.z0]) for start in starts])
     rows, blown, step, taken = [y], np.full(len(y), np.inf), np.full(len(y), 1e-3), 0
     for begin, end in pairwise(times):
@@ -137,13 +140,17 @@ def integrate_all(
         while (on := t < end).any():
             taken += 1
             if taken > max_steps:
-                raise RuntimeError(f"{max_steps} steps taken, and t = {t.min():.4g} of {times[-1]:g}")
+                raise RuntimeError(
+                    f"{max_steps} steps taken, and t = {t.min():.4g} of {times[-1]:g}"
+                )
             left = end - t[on]
             h = np.minimum(step[on], left)
             new, good, wanted = _advance(right.of(on), y[on], h, rtol, atol, rough)
             flows = np.flatnonzero(on)
             # a step that was cut short by an output time tells nothing against the longer one
-            step[flows] = np.where(good & (h < step[flows]), np.maximum(step[flows], wanted), wanted)
+            step[flows] = np.where(
+                good & (h < step[flows]), np.maximum(step[flows], wanted), wanted
+            )
             y[flows[good]] = new[good]
             t[flows[good]] = np.where(h == left, end, t[on] + h)[good]
             if attention == "exp":

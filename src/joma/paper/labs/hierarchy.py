@@ -44,7 +44,9 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, d) -> output (B, T, d) and hidden activations (B, T, hidden)."""
-        mixed = functional.scaled_dot_product_attention(self.query(h), self.key(h), self.value(h), is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            self.query(h), self.key(h), self.value(h), is_causal=True
+        )
         return self.mlp(h + mixed)
 
 
@@ -59,13 +61,19 @@ class HierarchyTransformer(nn.Module):
         layers: number of blocks.
     """
 
-    def __init__(self, M: int, C: int, d: int = 1024, hidden: int | None = None, layers: int = 3) -> None:
+    def __init__(
+        self, M: int, C: int, d: int = 1024, hidden: int | None = None, layers: int = 3
+    ) -> None:
         super().__init__()
         for name, value in {"M": M, "C": C, "d": d, "hidden": hidden, "layers": layers}.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         self.embed = nn.Embedding(M, d)
-        self.blocks = nn.ModuleList(Block(d, 4 * M if hidden is None else hidden) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(d, 4 * M if hidden is None else hidden) for _ in range(layers)
+        )
         self.classes = nn.Linear(d, C)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +111,9 @@ class Training:
         if self.steps < 0 or self.batch < 1:
             raise ValueError(f"steps must be ≥ 0 and batch ≥ 1, got {self.steps} and {self.batch}")
         if not (self.lr > 0 and self.weight_decay >= 0):
-            raise ValueError(f"lr must be > 0 and weight_decay ≥ 0, got {self.lr} and {self.weight_decay}")
+            raise ValueError(
+                f"lr must be > 0 and weight_decay ≥ 0, got {self.lr} and {self.weight_decay}"
+            )
         if self.method not in ("auto", "plain", "distinct"):
             raise ValueError(f"method must be 'auto', 'plain' or 'distinct', got {self.method!r}")
 
@@ -122,7 +132,9 @@ def plain_loss(model: HierarchyTransformer, x: Tensor, labels: Tensor) -> Tensor
 
 def distinct_loss(model: HierarchyTransformer, distinct: Distinct, labels: Tensor) -> Tensor:
     """The same number, from the distinct positions and how often each class was drawn."""
-    of_class = functional.log_softmax(distinct_logits(model, distinct), dim=1)[distinct.sequence]  # (C, C)
+    of_class = functional.log_softmax(distinct_logits(model, distinct), dim=1)[
+        distinct.sequence
+    ]  # (C, C)
     counts = torch.bincount(labels, minlength=len(of_class))
     return -(of_class.diagonal() * counts).sum() / len(labels)
 
@@ -143,13 +155,18 @@ def train(
     if method == "auto":
         method = "distinct" if data.rho == 1 else "plain"
     if method == "distinct" and data.rho != 1:
-        raise ValueError(f"method 'distinct' needs data without noise, rho is {data.rho}: use 'plain' or 'auto'")
+        raise ValueError(
+            f"method 'distinct' needs data without noise, rho is {data.rho}: use 'plain' or 'auto'"
+        )
     rng = np.random.default_rng((seed, 1))
     device = model.embed.weight.device
     if method == "distinct":
         distinct = find_distinct(data).to(device, model.embed.weight.dtype)
     optimiser = torch.optim.Adam(
-        model.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=method == "distinct"
+        model.parameters(),
+        lr=training.lr,
+        weight_decay=training.weight_decay,
+        fused=method == "distinct",
     )
     losses: list[float] = []
     for step in range(training.steps):
@@ -161,7 +178,9 @@ def train(
             loss = plain_loss(model, torch.from_numpy(data.sample(labels, rng).x).to(device), y)
         losses.append(loss.item())
         if not np.isfinite(losses[-1]):
-            raise FloatingPointError(f"the loss is {losses[-1]} at step {step}: take a smaller lr than {training.lr}")
+            raise FloatingPointError(
+                f"the loss is {losses[-1]} at step {step}: take a smaller lr than {training.lr}"
+            )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -73,7 +73,9 @@ class Hierarchy:
             y0, tokens = (y1 @ self.owns[1]), (y1 @ self.owns[1]) @ self.owns[0]
             return HierarchySamples(self._write(tokens), labels, (y0, y1))
         if rng is None:
-            raise ValueError(f"rho is {self.rho}: noisy sequences need a random generator, sample(labels, rng)")
+            raise ValueError(
+                f"rho is {self.rho}: noisy sequences need a random generator, sample(labels, rng)"
+            )
         y1, y0, tokens = self._noisy(labels, rng)
         for _ in range(_REDRAWS):
             unfit = np.flatnonzero(~_fits(tokens, self.T))
@@ -97,7 +99,9 @@ class Hierarchy:
 
     def _write(self, tokens: Bools) -> Ints:
         """Rows of ``tokens`` (B, M - 1) as sequences (B, T): index order, padding first."""
-        order = np.argsort(tokens, axis=1, kind="stable")  # what is off first, then what is on, each in index order
+        order = np.argsort(
+            tokens, axis=1, kind="stable"
+        )  # what is off first, then what is on, each in index order
         x = np.where(np.take_along_axis(tokens, order, axis=1), order, self.pad)
         padding = np.full((len(x), max(0, self.T - x.shape[1])), self.pad)
         return np.concatenate([padding, x], axis=1)[:, -self.T :]
@@ -151,7 +155,9 @@ def make_hierarchy(
     hierarchy = Hierarchy((owns[0], owns[1], owns[2]), T, float(rho))
     longest = int((owns[2] @ owns[1] @ owns[0]).sum(axis=1).max())
     if longest > T:
-        raise ValueError(f"the longest class has {longest} tokens and T is {T}: take a larger T or a smaller N_ch")
+        raise ValueError(
+            f"the longest class has {longest} tokens and T is {T}: take a larger T or a smaller N_ch"
+        )
     return hierarchy
 
 

@@ -43,11 +43,14 @@ def held_out_correlation(latents: ArrayLike, activations: ArrayLike) -> float:
     the other, both ways; the mean over latents (N, n) and nodes (N, H). NaN if no latent varies in both halves."""
     y, a = np.asarray(latents, dtype=np.float64), np.asarray(activations, dtype=np.float64)
     halves = [
-        (_directions(y[half]), np.nan_to_num(_directions(a[half]))) for half in (slice(0, None, 2), slice(1, None, 2))
+        (_directions(y[half]), np.nan_to_num(_directions(a[half])))
+        for half in (slice(0, None, 2), slice(1, None, 2))
     ]
     scores = []
     for choose, score in (halves, halves[::-1]):
-        best = (choose[0].T @ choose[1]).argmax(axis=1)  # of a latent that is constant here: node 0, and NaN below
+        best = (choose[0].T @ choose[1]).argmax(
+            axis=1
+        )  # of a latent that is constant here: node 0, and NaN below
         scores.append((score[0] * score[1][:, best]).sum(axis=0) + 0.0 * choose[0].sum(axis=0))
     return _mean(np.mean(scores, axis=0))
 
@@ -71,26 +74,40 @@ class NCorr(NamedTuple):
 
     value: Floats
     permuted: Floats  # latents permuted over the distinct samples: the mean over permutations
-    held_out: Floats  # nodes chosen on one half of the draws and scored on the other; NaN without noise
+    held_out: (
+        Floats  # nodes chosen on one half of the draws and scored on the other; NaN without noise
+    )
     held_out_permuted: Floats  # the same with latents permuted over the draws
-    permuted_draws: Floats  # latents permuted over `SAMPLES` draws; without noise it takes copies for evidence
+    permuted_draws: (
+        Floats  # latents permuted over `SAMPLES` draws; without noise it takes copies for evidence
+    )
 
 
 def maximal_activations(model: HierarchyTransformer, x: NDArray[np.int64]) -> list[Floats]:
     """Of each block, the maximal activation over the sequence: (N, T) -> (N, hidden) each."""
     device = model.embed.weight.device
     with torch.no_grad():
-        parts = [model.hidden(torch.from_numpy(part).to(device))[1] for part in np.array_split(x, 1 + len(x) // 128)]
-    return [torch.cat([a.amax(dim=1) for a in block]).double().cpu().numpy() for block in zip(*parts, strict=True)]
+        parts = [
+            model.hidden(torch.from_numpy(part).to(device))[1]
+            for part in np.array_split(x, 1 + len(x) // 128)
+        ]
+    return [
+        torch.cat([a.amax(dim=1) for a in block]).double().cpu().numpy()
+        for block in zip(*parts, strict=True)
+    ]
 
 
-def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, permutations: int = 20) -> NCorr:
+def measure_ncorr(
+    model: HierarchyTransformer, data: Hierarchy, seed: int = 0, permutations: int = 20
+) -> NCorr:
     """NCorr of a model and its permuted nulls.
 
     Without noise the samples are the C sequences, once each: what `SAMPLES` draws tend to. With noise they are drawn.
     """
     if len(model.blocks) < len(LAYERS):
-        raise ValueError(f"NCorr compares {len(LAYERS)} layers of latents, the model has {len(model.blocks)} block")
+        raise ValueError(
+            f"NCorr compares {len(LAYERS)} layers of latents, the model has {len(model.blocks)} block"
+        )
     if permutations < 1:
         raise ValueError(f"permutations must be ≥ 1, got {permutations}")
     rng = np.random.default_rng((seed, 2))
@@ -101,15 +118,25 @@ def measure_ncorr(model: HierarchyTransformer, data: Hierarchy, seed: int = 0, p
     layers = []
     for s in LAYERS:
         y, a = samples.latents[s], activations[s]
-        nulls = [_mean(best_correlation(y[rng.permutation(len(y))], a)) for _ in range(permutations)]
+        nulls = [
+            _mean(best_correlation(y[rng.permutation(len(y))], a)) for _ in range(permutations)
+        ]
         permuted_draws = _mean(best_correlation(y[draws][rng.permutation(SAMPLES)], a[draws]))
         held_out = held_out_permuted = float("nan")
         if data.rho < 1:
             held_out = held_out_correlation(y, a)
             orders = [rng.permutation(len(y)) for _ in range(permutations)]
-            held_out_permuted = float(np.mean([held_out_correlation(y[order], a) for order in orders]))
+            held_out_permuted = float(
+                np.mean([held_out_correlation(y[order], a) for order in orders])
+            )
         layers.append(
-            (_mean(best_correlation(y, a)), float(np.mean(nulls)), held_out, held_out_permuted, permuted_draws)
+            (
+                _mean(best_correlation(y, a)),
+                float(np.mean(nulls)),
+                held_out,
+                held_out_permuted,
+                permuted_draws,
+            )
         )
     return NCorr(*(np.array(values) for values in zip(*layers, strict=True)))
 

@@ -19,7 +19,9 @@ from joma.theory.bounce import softmax_entropy
 from joma.theory.setting import Array
 
 
-def solve_in_log_time(field: Callable[[Array], Array], start: Array, end: float) -> tuple[Array, Array]:
+def solve_in_log_time(
+    field: Callable[[Array], Array], start: Array, end: float
+) -> tuple[Array, Array]:
     """Times (T,) up to ``end`` and states (T, …) of v̇ = field(v) from v(0) = 0; ``start`` is field(0).
 
     The times are the solver's own steps, which are short where v runs: an even grid would step over a narrow trough.
@@ -32,7 +34,9 @@ def solve_in_log_time(field: Callable[[Array], Array], start: Array, end: float)
     span = (first, float(np.log(end)))
     solution = solve_ivp(slope, span, start.ravel() * np.exp(first), "LSODA", rtol=1e-8, atol=1e-12)
     if not solution.success:
-        raise RuntimeError(f"the flow stopped at t = {np.exp(solution.t[-1]):.3g}: {solution.message}")
+        raise RuntimeError(
+            f"the flow stopped at t = {np.exp(solution.t[-1]):.3g}: {solution.message}"
+        )
     return np.exp(solution.t), np.asarray(solution.y.T.reshape(-1, *start.shape))
 
 

@@ -17,7 +17,9 @@ def gradient_size(flow: JointFlow, v: Array, xi: Array, z: Array) -> float:
     """The largest component of the loss's gradient in (u, ξ)."""
     task = flow.task
     g = task.p[:, None] * task.gradient(flow.attention.weights(z, task.x) @ v + xi)
-    return max(float(np.abs(task.x.T @ g / flow.attention.A).max()), float(np.abs(g.sum(axis=0)).max()))
+    return max(
+        float(np.abs(task.x.T @ g / flow.attention.A).max()), float(np.abs(g.sum(axis=0)).max())
+    )
 
 
 def run_to_rest(
@@ -29,7 +31,9 @@ def run_to_rest(
     """
     span, t = 20.0, 0.0
     while t < longest:
-        path = flow.integrate(span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000)
+        path = flow.integrate(
+            span, v, xi, z, times=2, rtol=1e-9, atol=1e-12, method="LSODA", max_steps=100_000
+        )
         if not path.done:
             raise ArithmeticError(f"after t = {t:g}: {path.status}")
         v, xi, z, t = path.v[-1], path.xi[-1], path.z[-1], t + span

@@ -75,7 +75,9 @@ def trained_node(attention: str, seed: int, angle: float, residual: bool = True)
     v, xi, one_hot = np.zeros((2, M)), np.zeros(2), np.eye(2)[query]
     h = np.zeros(len(y))
     for _ in range(STEPS):
-        b = np.vstack([sigma.weights(z[m], x[query == m]) for m in range(2)])  # (N, M): queries come in order
+        b = np.vstack(
+            [sigma.weights(z[m], x[query == m]) for m in range(2)]
+        )  # (N, M): queries come in order
         f = np.hstack([b, one_hot if residual else 0 * one_hot]) @ E.T  # (N, d)
         a = f @ w
         h = np.maximum(a, 0.0)

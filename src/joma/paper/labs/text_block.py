@@ -53,7 +53,14 @@ class TextBlock:
     """The block and its SGD; V words, K nodes."""
 
     def __init__(
-        self, attention: str, V: int, K: int, rng: np.random.Generator, *, lr: float, attention_lr: float
+        self,
+        attention: str,
+        V: int,
+        K: int,
+        rng: np.random.Generator,
+        *,
+        lr: float,
+        attention_lr: float,
     ) -> None:
         self.attention, self.V, self.lr, self.attention_lr = attention, V, lr, attention_lr
         self.v, self.xi = 0.1 * rng.standard_normal((V, K)), np.zeros((V, K))
@@ -83,7 +90,9 @@ class TextBlock:
 
     def scale(self) -> float:
         """The size of the summed logits, at least 1."""
-        total = {"exp": self.z.sum(axis=0), "linear": (self.z**2).sum(axis=0), "softmax": self.z}[self.attention]
+        total = {"exp": self.z.sum(axis=0), "linear": (self.z**2).sum(axis=0), "softmax": self.z}[
+            self.attention
+        ]
         return max(1.0, float(np.abs(total).max()))
 
     def attend(self, query: Index, context: Index) -> tuple[Array, Array]:
@@ -124,7 +133,9 @@ class TextBlock:
         dz = self.attention_lr * np.bincount(flat, pull.ravel(), V * V).reshape(V, V)
         dv = self.lr * (attended.T @ s)
         pairs, where = np.unique(flat, return_inverse=True)
-        self.part[pairs] += self.lr * (sparse.csr_array((b.ravel(), (where, rows)), shape=(len(pairs), N)) @ s)
+        self.part[pairs] += self.lr * (
+            sparse.csr_array((b.ravel(), (where, rows)), shape=(len(pairs), N)) @ s
+        )
         if self.attention == "exp":
             self.law -= self.ratio / 2 * (dv**2).sum(axis=1)
         elif self.attention == "linear":
@@ -140,7 +151,11 @@ class TextBlock:
         """z_m − z_m(0) as the theory predicts it from query m's part of v (of query ``source``, as a control), (V,)."""
         part = self.part.reshape(self.V, self.V, -1)[m if source is None else source]
         return predicted_logits(
-            part, self.v, self.v0, ratio=self.ratio, b_bar=b_bar if self.attention == "softmax" else None
+            part,
+            self.v,
+            self.v0,
+            ratio=self.ratio,
+            b_bar=b_bar if self.attention == "softmax" else None,
         )
 
     def learned(self, m: int) -> Array:

@@ -56,13 +56,27 @@ class TreeSettings:
 
     def checked(self) -> TreeSettings:
         """These settings; what makes no sense is an error."""
-        for name in ("depth", "latents", "children", "classes", "layers", "width", "steps", "batch", "every"):
+        for name in (
+            "depth",
+            "latents",
+            "children",
+            "classes",
+            "layers",
+            "width",
+            "steps",
+            "batch",
+            "every",
+        ):
             check_whole(name, getattr(self, name))
         check_whole("seed", self.seed, least=0)
         if not 0 < self.rho < 1:
-            raise ValueError(f"rho must be between 0 and 1, got {self.rho!r}; data without noise are those of table1")
+            raise ValueError(
+                f"rho must be between 0 and 1, got {self.rho!r}; data without noise are those of table1"
+            )
         if self.depth not in (2, 3):
-            raise ValueError(f"depth must be 2 (class, β, tokens) or 3 (class, α, β, tokens), got {self.depth}")
+            raise ValueError(
+                f"depth must be 2 (class, β, tokens) or 3 (class, α, β, tokens), got {self.depth}"
+            )
         if self.depth == 3 and self.layers < 2:
             raise ValueError("a tree of depth 3 has two layers of latents: take layers 2 or more")
         if not self.lr > 0:
@@ -89,9 +103,13 @@ class Kinship:
         return cls(same_beta & different, same_alpha & ~same_beta, ~same_alpha)
 
 
-def attention_over_uniform(model: HierarchyTransformer, x: Tensor, tokens: int) -> list[NDArray[np.float64]]:
+def attention_over_uniform(
+    model: HierarchyTransformer, x: Tensor, tokens: int
+) -> list[NDArray[np.float64]]:
     """Per block, the mean attention of query token m on token l over 1/(visible keys), (M, M); NaN where never seen."""
-    one_hot = functional.one_hot(x, tokens + 1).to(model.embed.weight.dtype)[..., :tokens]  # (B, T, M): no padding
+    one_hot = functional.one_hot(x, tokens + 1).to(model.embed.weight.dtype)[
+        ..., :tokens
+    ]  # (B, T, M): no padding
     visible = torch.arange(1, x.shape[1] + 1, dtype=one_hot.dtype)
     earlier = torch.ones(x.shape[1], x.shape[1], dtype=one_hot.dtype).tril()
     pairs = torch.einsum("bim,ij,bjl->ml", one_hot, earlier, one_hot)
@@ -101,8 +119,14 @@ def attention_over_uniform(model: HierarchyTransformer, x: Tensor, tokens: int) 
         for block in model.blocks:
             assert isinstance(block, Block)
             scores = block.query(h) @ block.key(h).mT / h.shape[2] ** 0.5
-            attention = scores.masked_fill(earlier == 0, -torch.inf).softmax(dim=-1) * visible[:, None]
-            out.append((torch.einsum("bim,bij,bjl->ml", one_hot, attention, one_hot) / pairs).double().numpy())
+            attention = (
+                scores.masked_fill(earlier == 0, -torch.inf).softmax(dim=-1) * visible[:, None]
+            )
+            out.append(
+                (torch.einsum("bim,bij,bjl->ml", one_hot, attention, one_hot) / pairs)
+                .double()
+                .numpy()
+            )
             h = block(h)[0]
     return out
 
@@ -125,7 +149,9 @@ def measures(
             out[f"attention_{kin}"] = [float(np.nanmean(lift[mask])) for lift in lifts]
     out["competition"] = [_competition(lift, kinship) for lift in lifts]
     names = ("alpha", "beta")[-len(samples.latents) :]
-    for name, latents, block in zip(reversed(names), reversed(samples.latents), range(2), strict=False):
+    for name, latents, block in zip(
+        reversed(names), reversed(samples.latents), range(2), strict=False
+    ):
         y = latents if order is None else latents[order]
         out[f"ncorr_{name}"] = held_out_correlation(y, activations[block])
     return out
@@ -133,9 +159,15 @@ def measures(
 
 def _competition(lift: NDArray[np.float64], kinship: Kinship) -> float:
     """Spearman's correlation over tokens l of the attention from l's siblings with that from all who are not."""
-    related, foreign = (np.where(mask, lift, np.nan) for mask in (kinship.siblings, ~kinship.siblings))
+    related, foreign = (
+        np.where(mask, lift, np.nan) for mask in (kinship.siblings, ~kinship.siblings)
+    )
     np.fill_diagonal(foreign, np.nan)
-    known = [l for l in range(len(lift)) if not (np.isnan(related[:, l]).all() or np.isnan(foreign[:, l]).all())]
+    known = [
+        l
+        for l in range(len(lift))
+        if not (np.isnan(related[:, l]).all() or np.isnan(foreign[:, l]).all())
+    ]
     given = [(np.nanmean(related[:, l]), np.nanmean(foreign[:, l])) for l in known]
     return float(stats.spearmanr(*np.array(given).T).statistic)
 
@@ -145,7 +177,10 @@ def follow(
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Train, and give (step, "tree" or "permuted", gauges) at the start and every so many steps."""
     settings = settings.checked()
-    chosen = {name: getattr(settings, name) for name in ("classes", "latents", "depth", "children", "rho", "seed")}
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("classes", "latents", "depth", "children", "rho", "seed")
+    }
     tree = make_tree(chosen)
     M = tree.tokens.size
     test = tree.sample(TEST, settings.seed + 10_000)
@@ -154,23 +189,35 @@ def follow(
     shuffled = Kinship.of(tree, rng.permutation(M)), rng.permutation(TEST)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = HierarchyTransformer(M + 1, settings.classes, settings.width, layers=settings.layers)
+        model = HierarchyTransformer(
+            M + 1, settings.classes, settings.width, layers=settings.layers
+        )
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.lr)
     for step in range(settings.steps + 1):
         if step % settings.every == 0 or step == settings.steps:
             with torch.no_grad():
                 right = (model(x_test).argmax(dim=1).numpy() == test.classes).mean()
-            seen = attention_over_uniform(model, x_test, M), maximal_activations(model, x_test.numpy())
-            yield step, "tree", {**measures(*seen, test, Kinship.of(tree), None), "accuracy": float(right)}
+            seen = (
+                attention_over_uniform(model, x_test, M),
+                maximal_activations(model, x_test.numpy()),
+            )
+            yield (
+                step,
+                "tree",
+                {**measures(*seen, test, Kinship.of(tree), None), "accuracy": float(right)},
+            )
             yield step, "permuted", measures(*seen, test, *shuffled)
         if step == settings.steps:
             return
         batch = tree.sample(settings.batch, int(rng.integers(2**31)))
         loss = functional.cross_entropy(
-            model(torch.from_numpy(batch.sequences(M, M))), torch.from_numpy(np.asarray(batch.classes))
+            model(torch.from_numpy(batch.sequences(M, M))),
+            torch.from_numpy(np.asarray(batch.classes)),
         )
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss.item()} at step {step}: take a smaller lr than {settings.lr}")
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {step}: take a smaller lr than {settings.lr}"
+            )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -178,14 +225,24 @@ def follow(
 
 
 def train_tree(
-    settings: TreeSettings, out: Path, *, force: bool = False, show: Callable[[int], None] = lambda step: None
+    settings: TreeSettings,
+    out: Path,
+    *,
+    force: bool = False,
+    show: Callable[[int], None] = lambda step: None,
 ) -> Run:
     """``joma train hierarchy``: one training into the run folder ``out``."""
     config = {name: getattr(settings, name) for name in TreeSettings.__dataclass_fields__}
     with staged(out, overwrite=force) as folder:
         packages = ("joma", "torch", "numpy")
         with RunWriter.create(
-            folder, kind="hierarchy", config=config, seed=settings.seed, axes=AXES, name=out.name, packages=packages
+            folder,
+            kind="hierarchy",
+            config=config,
+            seed=settings.seed,
+            axes=AXES,
+            name=out.name,
+            packages=packages,
         ) as writer:
             for step, state, row in follow(settings, show):
                 writer.write(step, row, tree=state)

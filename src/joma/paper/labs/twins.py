@@ -45,7 +45,9 @@ class Fold:
 
     def possible(self, optimiser: str) -> bool:
         """Whether the block accepts it."""
-        return not (optimiser == "momentum" and self.carry == "weights" and self.attention == "softmax")
+        return not (
+            optimiser == "momentum" and self.carry == "weights" and self.attention == "softmax"
+        )
 
 
 FOLDS = (
@@ -63,7 +65,9 @@ class Data(NamedTuple):
     targets: int
 
 
-def topics(rng: np.random.Generator, words: int = 60, queries: int = 6, classes: int = 8, count: int = 4000) -> Data:
+def topics(
+    rng: np.random.Generator, words: int = 60, queries: int = 6, classes: int = 8, count: int = 4000
+) -> Data:
     """A synthetic task: the context is drawn from the class's distribution of words, the query at random."""
     share = rng.gamma(0.3, size=(classes, words))
     share /= share.sum(axis=1, keepdims=True)
@@ -76,7 +80,9 @@ def topics(rng: np.random.Generator, words: int = 60, queries: int = 6, classes:
 class Twin:
     """A block with a linear head, its optimiser, and what a step costs."""
 
-    def __init__(self, block: JoMABlock, head: nn.Linear, optimiser: str, pace: float = 1.0) -> None:
+    def __init__(
+        self, block: JoMABlock, head: nn.Linear, optimiser: str, pace: float = 1.0
+    ) -> None:
         lr, _, momentum, _ = OPTIMISERS[optimiser]
         lr *= pace
         self.block, self.head = block, copy.deepcopy(head)
@@ -132,7 +138,9 @@ def compare(
         )  # fmt: skip
         head = nn.Linear(nodes, data.targets, dtype=torch.float64)
     start = joint.logits
-    one, two = (Twin(block, head, optimiser, pace) for block in (joint, joint.fold(fold.carry, told)))
+    one, two = (
+        Twin(block, head, optimiser, pace) for block in (joint, joint.fold(fold.carry, told))
+    )
     query, context, target = (torch.as_tensor(part) for part in data.places.__dict__.values())
     for step in range(1, steps + 1):
         pick = torch.randint(len(query), (batch,), generator=generator)

@@ -1,6 +1,12 @@
 """Isotropic mixtures: the nonlinear dynamics without attention (Section 4, Appendices A.3 and A.4), corrected."""
 
-from joma.theory.isotropic.critical import Continuum, CriticalRay, CriticalRays, critical_points, critical_rays
+from joma.theory.isotropic.critical import (
+    Continuum,
+    CriticalRay,
+    CriticalRays,
+    critical_points,
+    critical_rays,
+)
 from joma.theory.isotropic.families import ExpNorm, Gaussian, Laplace, StudentT, UniformBall
 from joma.theory.isotropic.linear import Fate, Linearisation, fate, linearise
 from joma.theory.isotropic.mixture import Mixture, Path, Thetas, expectation

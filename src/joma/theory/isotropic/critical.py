@@ -39,7 +39,9 @@ class CriticalRay:
         one, two = finite(centres, "centres", 2)
         D = float(np.linalg.norm(one - two))
         if abs(D - self.separation) > 1e-6 * self.separation:
-            raise ValueError(f"the centres are {D:.8g} apart; this ray exists at {self.separation:.8g} only")
+            raise ValueError(
+                f"the centres are {D:.8g} apart; this ray exists at {self.separation:.8g} only"
+            )
         v = self.sign * norm * (one - two) / D
         return v, float(norm * self.rho[0] - v @ one)
 
@@ -60,7 +62,9 @@ class CriticalRays:
     rays: tuple[CriticalRay, ...]
     continua: tuple[Continuum, ...] = ()
     reason: str = ""
-    dead_below: float | None = None  # compact support, ReLU: with both ρ below this the node is dead and nothing moves
+    dead_below: float | None = (
+        None  # compact support, ReLU: with both ρ below this the node is dead and nothing moves
+    )
     orthogonal: float | None = None  # a₁ = −a₂: critical for every v ⊥ x̄₁ − x̄₂ with ρ₁ = ρ₂ = this
 
     def __bool__(self) -> bool:
@@ -69,7 +73,11 @@ class CriticalRays:
     @property
     def separations(self) -> tuple[float, ...]:
         """Where they exist."""
-        return tuple(sorted({ray.separation for ray in self.rays} | {run.separation for run in self.continua}))
+        return tuple(
+            sorted(
+                {ray.separation for ray in self.rays} | {run.separation for run in self.continua}
+            )
+        )
 
 
 def critical_rays(
@@ -100,18 +108,24 @@ def critical_rays(
     if weights.shape != (2,) or not weights.all():
         raise ValueError(f"a must be two weights that are not zero, got {weights.tolist()}")
     if separation is not None and not (np.isfinite(separation) and separation > 0):
-        raise ValueError(f"the separation of the centres must be a positive number, got {separation!r}")
+        raise ValueError(
+            f"the separation of the centres must be a positive number, got {separation!r}"
+        )
     rectified = 0.0 in slopes and slopes != (0.0, 0.0)
     dead = -family.radius if rectified and np.isfinite(family.radius) else None
     if thetas.jump == 0:
         return CriticalRays((), reason="none: a linear activation has a constant field")
     if slopes[0] * slopes[1] >= 0 and weights.prod() > 0:
-        return CriticalRays((), reason="none: the weights have one sign, so has ξ̇ = Σ a θ₁", dead_below=dead)
+        return CriticalRays(
+            (), reason="none: the weights have one sign, so has ξ̇ = Σ a θ₁", dead_below=dead
+        )
     if weights.sum() == 0:
         if slopes[0] * slopes[1] >= 0:
             reason = "none: equal weights force ρ₁ = ρ₂, and then v̇ = a₁θ₁(ρ)(x̄₁ − x̄₂) ≠ 0"
             return CriticalRays((), reason=reason, dead_below=dead)
-        return CriticalRays((), orthogonal=float(thetas.inverse(0.0)), reason="only v ⊥ x̄₁ − x̄₂ at the zero of θ₁")
+        return CriticalRays(
+            (), orthogonal=float(thetas.inverse(0.0)), reason="only v ⊥ x̄₁ − x̄₂ at the zero of θ₁"
+        )
     rays, continua = _scan(thetas, weights)
     ratio = float(np.abs(weights).max() / np.abs(weights).min())
     if not (rays or continua):
@@ -126,7 +140,13 @@ def critical_rays(
         dead_below=dead,
     )
     needed = ", ".join(f"{D:.8g}" for D in every.separations)
-    return here if here else replace(here, reason=f"none at separation {separation:.8g}: critical rays need {needed}")
+    return (
+        here
+        if here
+        else replace(
+            here, reason=f"none at separation {separation:.8g}: critical rays need {needed}"
+        )
+    )
 
 
 def critical_points(mixture: Mixture, *, rtol: float = 1e-8) -> CriticalRays:
@@ -140,7 +160,9 @@ def critical_points(mixture: Mixture, *, rtol: float = 1e-8) -> CriticalRays:
         The rays; none is an answer, with a reason.
     """
     if len(mixture.a) != 2:
-        raise ValueError(f"critical points are found for two components, the mixture has {len(mixture.a)}")
+        raise ValueError(
+            f"critical points are found for two components, the mixture has {len(mixture.a)}"
+        )
     D = float(np.linalg.norm(mixture.centres[0] - mixture.centres[1]))
     if D == 0:
         raise ValueError("the two centres coincide: x̄₁ − x̄₂ is the zero vector")
@@ -150,9 +172,13 @@ def critical_points(mixture: Mixture, *, rtol: float = 1e-8) -> CriticalRays:
 def _scan(thetas: Thetas, a: Array) -> tuple[tuple[CriticalRay, ...], tuple[Continuum, ...]]:
     """Zeros of a₁F(ρ₁) + a₂F(ρ₂) along a₁θ₁(ρ₁) + a₂θ₁(ρ₂) = 0."""
     mirror = 1 if abs(thetas.slopes[0]) <= abs(thetas.slopes[1]) else -1
-    if mirror < 0:  # φ(−x) is the same problem with ρ → −ρ; quantiles are accurate where θ₁ is small on the left
+    if (
+        mirror < 0
+    ):  # φ(−x) is the same problem with ρ → −ρ; quantiles are accurate where θ₁ is small on the left
         thetas = Thetas(thetas.family, (-thetas.slopes[1], -thetas.slopes[0]))
-    lead = int(np.argmin(np.abs(a)))  # the component with the larger |θ₁|: the other's quantile is then well determined
+    lead = int(
+        np.argmin(np.abs(a))
+    )  # the component with the larger |θ₁|: the other's quantile is then well determined
     ratio, unit = -a[lead] / a[1 - lead], 2 * float(thetas.family.tail_mean(0.0))
 
     def other(rho: Array) -> Array:
@@ -187,7 +213,9 @@ def _scan(thetas: Thetas, a: Array) -> tuple[tuple[CriticalRay, ...], tuple[Cont
             high = _edge(at, _GRID[last], _GRID[min(last + 1, len(_GRID) - 1)])
             _, separation, sign = solution(0.5 * (max(low, -3.0) + high))
             ends = [solution(u)[0][0] for u in (low, high)]
-            if thetas.family.cdf(unit * np.sinh(low)) < 1e8 * thetas.family.floor:  # sight ends there, the run does not
+            if (
+                thetas.family.cdf(unit * np.sinh(low)) < 1e8 * thetas.family.floor
+            ):  # sight ends there, the run does not
                 ends[0] = -mirror * np.inf
             continua.append(Continuum((min(ends), max(ends)), separation, sign))
         rays = []

@@ -65,7 +65,9 @@ class UniformBall(Radial):
         return betainc(half, half, np.clip((1 - x) / 2, 0.0, 1.0))
 
     def _tail(self, x: Array) -> Array:
-        return self._constant / (self.n + 1) * np.maximum(0.0, (1 - x) * (1 + x)) ** ((self.n + 1) / 2)
+        return (
+            self._constant / (self.n + 1) * np.maximum(0.0, (1 - x) * (1 + x)) ** ((self.n + 1) / 2)
+        )
 
     def _isf(self, q: Array) -> Array:
         half = (self.n + 1) / 2
@@ -137,7 +139,12 @@ class Laplace(Radial):
         r, n = np.asarray(r, float), self.n
         safe = np.maximum(r, 1e-300)
         with np.errstate(over="ignore"):
-            return 2 / (2 * np.pi) ** (n / 2) * (safe / np.sqrt(2)) ** (1 - n / 2) * kv(n / 2 - 1, np.sqrt(2) * safe)
+            return (
+                2
+                / (2 * np.pi) ** (n / 2)
+                * (safe / np.sqrt(2)) ** (1 - n / 2)
+                * kv(n / 2 - 1, np.sqrt(2) * safe)
+            )
 
     def _marginal(self, x: Array) -> Array:
         return np.exp(-np.sqrt(2) * x) / np.sqrt(2)
@@ -153,7 +160,11 @@ class Laplace(Radial):
 
     def sample(self, size: int, rng: np.random.Generator) -> Array:
         """(size, n) independent draws."""
-        return self.scale * np.sqrt(rng.exponential(size=size))[:, None] * rng.standard_normal((size, self.n))
+        return (
+            self.scale
+            * np.sqrt(rng.exponential(size=size))[:, None]
+            * rng.standard_normal((size, self.n))
+        )
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,11 @@ class ExpNorm(Radial):
         x = np.asarray(x, float)
         safe = np.clip(x, 1e-9, 1e3)  # beyond, e^{−x} is 0
         log = order * np.log(safe) + np.log(kve(order, safe)) - safe
-        return np.where(x < 1e-9, 1.0, np.where(x > 700, 0.0, np.exp(log - gammaln(order) - (order - 1) * np.log(2))))
+        return np.where(
+            x < 1e-9,
+            1.0,
+            np.where(x > 700, 0.0, np.exp(log - gammaln(order) - (order - 1) * np.log(2))),
+        )
 
     def _marginal(self, x: Array) -> Array:
         half = self.n / 2

@@ -75,16 +75,26 @@ class Linearisation:
         """γ/‖μ‖: from the largest ball about μ in which Eqn. 5 keeps v(t) to ``tolerance`` of ‖v(0) − μ‖, for all t."""
         values, vectors = np.linalg.eigh(self.C)
         if values.min() <= 0:
-            raise ValueError(f"C is not positive definite (least eigenvalue {values.min():.3g}): the flow leaves μ")
+            raise ValueError(
+                f"C is not positive definite (least eigenvalue {values.min():.3g}): the flow leaves μ"
+            )
         times = np.concatenate([[0.0], np.geomspace(0.05, 8.0, 40) / values.min()])
 
         def off(gamma: float, direction: Array) -> float:
             step = gamma * float(np.linalg.norm(self.mu)) * direction
             path = self.mixture.integrate(
-                times[-1], self.mu + step, self.xi, times=times, freeze_xi=True, rtol=1e-7, method="LSODA"
+                times[-1],
+                self.mu + step,
+                self.xi,
+                times=times,
+                freeze_xi=True,
+                rtol=1e-7,
+                method="LSODA",
             )
             linear = (np.exp(-np.outer(path.t, values)) * (vectors.T @ step)) @ vectors.T
-            return float(np.linalg.norm(path.v - self.mu - linear, axis=1).max() / np.linalg.norm(step))
+            return float(
+                np.linalg.norm(path.v - self.mu - linear, axis=1).max() / np.linalg.norm(step)
+            )
 
         return _reach(off, self._directions(angles), tolerance, np.geomspace(0.01, 0.999, 8), 1e-3)
 
@@ -94,11 +104,18 @@ class Linearisation:
         if len(along) == 1:
             return [along, -along]
         across = np.linalg.svd(along[None, :])[2][-1]
-        return [np.cos(angle) * along + np.sin(angle) * across for angle in np.linspace(0.0, np.pi, angles)]
+        return [
+            np.cos(angle) * along + np.sin(angle) * across
+            for angle in np.linspace(0.0, np.pi, angles)
+        ]
 
 
 def _reach(
-    off: Callable[[float, Array], float], directions: list[Array], tolerance: float, radii: Array, rtol: float
+    off: Callable[[float, Array], float],
+    directions: list[Array],
+    tolerance: float,
+    radii: Array,
+    rtol: float,
 ) -> float:
     """The least γ at which off(γ, direction) passes the tolerance in any direction; 1 if none does."""
     best = 1.0
@@ -110,7 +127,12 @@ def _reach(
             if off(gamma, direction) > tolerance:
                 if low == 0:
                     return 0.0
-                best = min(best, float(brentq(lambda g, d=direction: off(g, d) - tolerance, low, gamma, rtol=rtol)))
+                best = min(
+                    best,
+                    float(
+                        brentq(lambda g, d=direction: off(g, d) - tolerance, low, gamma, rtol=rtol)
+                    ),
+                )
                 break
             low = gamma
     return best
@@ -128,7 +150,9 @@ def linearise(mixture: Mixture, mu: ArrayLike, xi: float) -> Linearisation:
     """
     mu = finite(mu, "mu", 1)
     if len(mixture.a) != 2 or not mixture.a[0] > 0 > mixture.a[1] or mixture.centres[1].any():
-        raise ValueError("Theorem 3 takes two components: first one with a > 0, then one with a < 0 about the centre 0")
+        raise ValueError(
+            "Theorem 3 takes two components: first one with a > 0, then one with a < 0 about the centre 0"
+        )
     if not mu.any():
         raise ValueError("μ is the zero vector: Theorem 3 needs μ ≠ 0")
     v_dot, xi_dot = mixture.field(mu, xi)
@@ -145,10 +169,16 @@ def linearise(mixture: Mixture, mu: ArrayLike, xi: float) -> Linearisation:
     r_plus = norm * rho[0]  # Eqns. 73-74 take θ₁ at r, not at ρ
     printed = (
         s * a[0] * D / norm**2 * float(thetas.theta1(r_plus)),
-        s * a[0] * D / norm**4 * (xi * float(thetas.density(r_plus)) - 2 * float(thetas.theta1(r_plus))),
+        s
+        * a[0]
+        * D
+        / norm**4
+        * (xi * float(thetas.density(r_plus)) - 2 * float(thetas.theta1(r_plus))),
     )
     jacobian = mixture.jacobian(mu, xi)
-    return Linearisation(mixture, mu, float(xi), jacobian, printed, (pull, (radial - pull) / norm**2), s)
+    return Linearisation(
+        mixture, mu, float(xi), jacobian, printed, (pull, (radial - pull) / norm**2), s
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +192,9 @@ class Fate:
     firing: Array  # (C,) share of each component that activates the node
 
 
-def fate(mixture: Mixture, v0: ArrayLike, xi0: float, *, horizon: float = 1e4, tolerance: float = 1e-6) -> Fate:
+def fate(
+    mixture: Mixture, v0: ArrayLike, xi0: float, *, horizon: float = 1e4, tolerance: float = 1e-6
+) -> Fate:
     """Follow the direction u of (v, ξ) in its own time, u′ = ∇L − (u·∇L) u with L = E[gφ], to its end.
 
     dt = ‖(v, ξ)‖ dτ turns the flow into gradient ascent of L on the unit sphere: it ends where ∇L ∥ u.

@@ -73,7 +73,9 @@ class Thetas:
     def inverse(self, y: ArrayLike) -> Array:
         """θ₁⁻¹(y), for y strictly between the slopes."""
         if self.jump == 0:
-            raise ValueError(f"θ₁ is constant for a linear activation (both slopes {self.slopes[0]:g})")
+            raise ValueError(
+                f"θ₁ is constant for a linear activation (both slopes {self.slopes[0]:g})"
+            )
         return self.family.ppf((np.asarray(y, float) - self.slopes[0]) / self.jump)
 
     def G(self, y: ArrayLike) -> Array:  # noqa: N802
@@ -116,14 +118,19 @@ def expectation(
         raise ValueError(f"v has {len(v)} components and the mean {len(mean)}")
     norm = float(np.linalg.norm(inside))
     if norm == 0:
-        raise ValueError("v is zero, or orthogonal to the subspace of the distribution: Lemma 1 needs v ≠ 0")
+        raise ValueError(
+            "v is zero, or orthogonal to the subspace of the distribution: Lemma 1 needs v ≠ 0"
+        )
     r = float(v @ mean + xi)
     cuts = sorted({(k - r) / norm for k in kinks} | {0.0})
     edges = [-family.radius, *(c for c in cuts if abs(c) < family.radius), family.radius]
 
     def integral(weight: Callable[[float], float]) -> float:
         f = lambda s: weight(s) * float(psi(norm * s + r)) * float(family.marginal(s))  # noqa: E731
-        parts = (quad(f, *ends, epsabs=1e-13, epsrel=1e-12, limit=200, full_output=1)[0] for ends in pairwise(edges))
+        parts = (
+            quad(f, *ends, epsabs=1e-13, epsrel=1e-12, limit=200, full_output=1)[0]
+            for ends in pairwise(edges)
+        )
         return float(sum(parts))
 
     with np.errstate(over="ignore", under="ignore"):  # ψ far out, where p_n is 0
@@ -134,11 +141,15 @@ def expectation(
 def _basis(basis: ArrayLike | None, family: Radial, M: int) -> Array | None:
     if basis is None:
         if family.n != M:
-            raise ValueError(f"the family lives in R^{family.n} and v has {M} components; give a basis (M, n)")
+            raise ValueError(
+                f"the family lives in R^{family.n} and v has {M} components; give a basis (M, n)"
+            )
         return None
     R = finite(basis, "basis", 2)
     if R.shape != (M, family.n) or not np.allclose(R.T @ R, np.eye(family.n), atol=1e-10):
-        raise ValueError(f"basis must be {(M, family.n)} with orthonormal columns, got shape {R.shape}")
+        raise ValueError(
+            f"basis must be {(M, family.n)} with orthonormal columns, got shape {R.shape}"
+        )
     return R
 
 
@@ -182,7 +193,9 @@ class Mixture:
     def __post_init__(self) -> None:
         centres, a = finite(self.centres, "centres", 2), finite(self.a, "a", 1)
         if len(centres) != len(a) or not len(a):
-            raise ValueError(f"centres has {len(centres)} rows for {len(a)} weights a; give one centre per weight")
+            raise ValueError(
+                f"centres has {len(centres)} rows for {len(a)} weights a; give one centre per weight"
+            )
         object.__setattr__(self, "centres", centres)
         object.__setattr__(self, "a", a)
         object.__setattr__(self, "basis", _basis(self.basis, self.family, centres.shape[1]))
@@ -202,7 +215,9 @@ class Mixture:
         if norm > 0:
             return r / norm
         if (r == 0).any():
-            raise ValueError("v and the pre-activation of a centre are both zero: the field has no direction there")
+            raise ValueError(
+                "v and the pre-activation of a centre are both zero: the field has no direction there"
+            )
         return np.copysign(np.inf, r)
 
     def field(self, v: ArrayLike, xi: float) -> tuple[Array, float]:
@@ -211,7 +226,9 @@ class Mixture:
         inside = _project(np.asarray(v, float), self.basis)
         norm = float(np.linalg.norm(inside))
         pull = self.a * thetas.theta1(rho)
-        return pull @ self.centres + (self.a @ thetas.theta2(rho)) * inside / (norm or 1.0), float(pull.sum())
+        return pull @ self.centres + (self.a @ thetas.theta2(rho)) * inside / (norm or 1.0), float(
+            pull.sum()
+        )
 
     def objective(self, v: ArrayLike, xi: float) -> float:
         """E[g φ(v·x + ξ)] = ‖v‖ Σ_j a_j F(ρ_j), of which the flow is the gradient; ½ d(‖v‖² + ξ²)/dt equals it."""
@@ -239,10 +256,16 @@ class Mixture:
         """The flow from (v0, ξ0). ``freeze_xi`` holds ξ, as Theorem 3 does; LSODA is for long spans of time."""
         start = finite(v0, "v0", 1)
         if not start.any() and xi0 == 0:
-            raise ValueError("v0 and xi0 are both zero: the field has no direction there, start elsewhere")
+            raise ValueError(
+                "v0 and xi0 are both zero: the field has no direction there, start elsewhere"
+            )
         if not (np.isfinite(t_end) and t_end > 0):
             raise ValueError(f"t_end must be a positive number, got {t_end!r}")
-        out = np.linspace(0.0, t_end, times) if isinstance(times, (int, np.integer)) else finite(times, "times", 1)
+        out = (
+            np.linspace(0.0, t_end, times)
+            if isinstance(times, (int, np.integer))
+            else finite(times, "times", 1)
+        )
 
         def slope(_: float, y: Array) -> Array:
             v_dot, xi_dot = self.field(y[:-1], y[-1])
@@ -254,7 +277,9 @@ class Mixture:
         size.terminal = True  # type: ignore[attr-defined]
         y0 = np.append(start, float(xi0))
         tiny = 0.01 * rtol * float(np.linalg.norm(y0))
-        solution = solve_ivp(slope, (0.0, float(t_end)), y0, method, out, events=size, rtol=rtol, atol=tiny)
+        solution = solve_ivp(
+            slope, (0.0, float(t_end)), y0, method, out, events=size, rtol=rtol, atol=tiny
+        )
         died = solution.t_events[0] if solution.t_events else np.empty(0)
         if len(died):
             ending = Ending(EndingKind.DIED, float(died[0]), f"dies at t = {died[0]:.10g}")
@@ -269,7 +294,9 @@ class Mixture:
         """``samples`` draws per component as a ``Task`` whose gradients are constant in each component."""
         C = len(self.a)
         noise = self.family.sample(C * samples, rng)
-        x = np.repeat(self.centres, samples, axis=0) + (noise if self.basis is None else noise @ self.basis.T)
+        x = np.repeat(self.centres, samples, axis=0) + (
+            noise if self.basis is None else noise @ self.basis.T
+        )
         return Task(x, C * np.repeat(self.a, samples)[:, None], signed=True)
 
     def sampled(self, samples: int, rng: np.random.Generator) -> JointFlow:

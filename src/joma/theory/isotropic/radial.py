@@ -45,7 +45,9 @@ class Radial:
 
     n: int
     scale: float = 1.0
-    floor: ClassVar[float] = 1e-12  # tail probabilities below this are not to be trusted: a density underflows there
+    floor: ClassVar[float] = (
+        1e-12  # tail probabilities below this are not to be trusted: a density underflows there
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, (int, np.integer)) or self.n < 1:
@@ -80,7 +82,9 @@ class Radial:
         """The quantile: ``cdf(ppf(y)) = y`` for y in (0, 1)."""
         y = np.asarray(y, float)
         if not ((y > 0) & (y < 1)).all():
-            raise ValueError(f"quantiles are asked for y in (0, 1), got {y[~((y > 0) & (y < 1))].flat[0]:g}")
+            raise ValueError(
+                f"quantiles are asked for y in (0, 1), got {y[~((y > 0) & (y < 1))].flat[0]:g}"
+            )
         x = self._isf(np.minimum(y, 1 - y))
         return self.scale * np.where(y < 0.5, -x, x)
 
@@ -107,7 +111,9 @@ class Radial:
         n = self.n
         if n == 1:
             return self._density(x)
-        return sphere(n - 1) * self._integral(lambda x, step, r: r * (step * (x + r)) ** ((n - 3) / 2), x)
+        return sphere(n - 1) * self._integral(
+            lambda x, step, r: r * (step * (x + r)) ** ((n - 3) / 2), x
+        )
 
     def _upper(self, x: Array) -> Array:
         n = self.n
@@ -175,7 +181,9 @@ class Radial:
         u, mass = _LOG_RADII, self._log_mass(_LOG_RADII)
         for _ in range(2):  # refine to where the mass is
             cumulative = np.concatenate([[0.0], cumulative_trapezoid(mass, u)])
-            inside = (cumulative > 1e-12 * cumulative[-1]) & (cumulative < (1 - 1e-12) * cumulative[-1])
+            inside = (cumulative > 1e-12 * cumulative[-1]) & (
+                cumulative < (1 - 1e-12) * cumulative[-1]
+            )
             first, last = np.flatnonzero(inside)[[0, -1]]
             u = np.linspace(u[max(first - 1, 0)], u[min(last + 1, len(u) - 1)], 6001)
             mass = self._log_mass(u)
@@ -219,7 +227,9 @@ class Density(Radial):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.p0):
-            raise TypeError(f"p0 must be a callable density p₀(r) of the distance r ≥ 0, got {self.p0!r}")
+            raise TypeError(
+                f"p0 must be a callable density p₀(r) of the distance r ≥ 0, got {self.p0!r}"
+            )
         with np.errstate(all="ignore"):
             values = self._raw(np.exp(_LOG_RADII))
             start = int(np.argmax(np.isfinite(values)))  # a pole at 0 may overflow there
@@ -230,14 +240,24 @@ class Density(Radial):
                     f"it is {values[bad][0]:g}"
                 )
             if not (values > 0).any():
-                raise ValueError("the density is 0 everywhere between r = e⁻⁶⁰ and e⁶⁰: it does not normalise")
+                raise ValueError(
+                    "the density is 0 everywhere between r = e⁻⁶⁰ and e⁶⁰: it does not normalise"
+                )
             self._judge_ends(values[start:])
-            mass = np.concatenate([[0.0], cumulative_trapezoid(_log_mass(values, _LOG_RADII, self.n), _LOG_RADII)])
+            mass = np.concatenate(
+                [[0.0], cumulative_trapezoid(_log_mass(values, _LOG_RADII, self.n), _LOG_RADII)]
+            )
             object.__setattr__(self, "_radius", self._find_radius(values))
-        object.__setattr__(self, "scale", float(np.exp(np.interp(0.5 * mass[-1], mass, _LOG_RADII))))
-        norm = 2 * float(self._upper(np.zeros(())))  # adaptive, as is all until the rules have been compared
+        object.__setattr__(
+            self, "scale", float(np.exp(np.interp(0.5 * mass[-1], mass, _LOG_RADII)))
+        )
+        norm = 2 * float(
+            self._upper(np.zeros(()))
+        )  # adaptive, as is all until the rules have been compared
         if not (np.isfinite(norm) and norm > 0):
-            raise ValueError(f"the density does not normalise: its integral over R^{self.n} came out as {norm:g}")
+            raise ValueError(
+                f"the density does not normalise: its integral over R^{self.n} came out as {norm:g}"
+            )
         object.__setattr__(self, "_norm", norm)
         if self._agrees():
             object.__setattr__(self, "_is_smooth", True)
@@ -264,22 +284,34 @@ class Density(Radial):
         """Whether the fast rule gives what the adaptive one gives."""
         x = np.array([0.0, 0.1, 0.5, 1.0, 2.0]) * min(1.0, 0.4 * self._end)
         kernel: _quadrature.Kernel = lambda x, step, r: r * (step * (x + r)) ** ((self.n - 1) / 2)  # noqa: E731
-        fast, safe = (rule(self._density, kernel, x, self._end) for rule in (_quadrature.smooth, _quadrature.adaptive))
+        fast, safe = (
+            rule(self._density, kernel, x, self._end)
+            for rule in (_quadrature.smooth, _quadrature.adaptive)
+        )
         return bool(np.abs(fast - safe).max() <= 1e-9 * safe.max())
 
     def _judge_ends(self, values: Array) -> None:
         """Refuse densities whose integral, or whose mean distance, diverges: by their powers of r at both ends."""
         wide = _LOG_RADII[250] - _LOG_RADII[0]  # a factor of 148 in r
-        if min(values[0], values[250]) > 0 and np.log(values[250] / values[0]) / wide + self.n <= 1e-9:
-            raise ValueError(f"the density does not normalise: near r = 0 it grows like 1/r^{self.n} or faster")
-        slope = np.log(values[-1] / values[-251]) / wide + 0.0 if values[-1] > 0 else -np.inf  # p₀ ~ r^slope
+        if (
+            min(values[0], values[250]) > 0
+            and np.log(values[250] / values[0]) / wide + self.n <= 1e-9
+        ):
+            raise ValueError(
+                f"the density does not normalise: near r = 0 it grows like 1/r^{self.n} or faster"
+            )
+        slope = (
+            np.log(values[-1] / values[-251]) / wide + 0.0 if values[-1] > 0 else -np.inf
+        )  # p₀ ~ r^slope
         text = f"at large r the density behaves like r^{slope:.4g}"
         if slope + self.n >= -1e-9:
             raise ValueError(
                 f"the density does not normalise: {text}; in R^{self.n} it must fall faster than r^-{self.n}"
             )
         if slope + self.n >= -1 - 1e-9:
-            raise ValueError(f"no mean distance: {text}; θ₂ needs a fall faster than r^-{self.n + 1} in R^{self.n}")
+            raise ValueError(
+                f"no mean distance: {text}; θ₂ needs a fall faster than r^-{self.n + 1} in R^{self.n}"
+            )
 
     def _find_radius(self, values: Array) -> float:
         """The edge of a compact support, by bisection; a density that merely underflows has none."""

@@ -131,7 +131,9 @@ class Alarms:
     def restored(cls, state: Mapping[str, Any], notices: Notices | None = None) -> Alarms:
         """Return the alarms that `state` describes; an alarm that is not in it begins anew."""
         alarms = cls(notices)
-        states = unspell(dict(state["alarms"]))  # a state that was written as JSON spells infinities
+        states = unspell(
+            dict(state["alarms"])
+        )  # a state that was written as JSON spells infinities
         for alarm in alarms._alarms:
             if alarm.kind in states:
                 alarm.restore(states[alarm.kind])
