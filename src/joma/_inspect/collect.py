@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from joma._data.pretrained import check_tokens
 from joma._inspect.seen import Neurons, Rows
-from joma._measure.events.source import Enough, Source
+from joma._measure.events.source import EventSource, PassComplete
 
 LEAST = 8  # tokens that a query sees at least, itself included; so many decide whether two contexts are the same
 
@@ -141,7 +141,7 @@ def collect(
             activations, windows["tokens"], windows["keys"], windows["start"], rows
         )
 
-    source = Source(model, [Neurons(on_neurons)])
+    source = EventSource(model, [Neurons(on_neurons)])
     count = start
     training = model.training
     model.eval()
@@ -153,7 +153,7 @@ def collect(
                 tokens = tokens.to(device)
                 first = count + length * torch.arange(B, device=device)
                 windows |= {"tokens": tokens, "keys": context_keys(tokens), "start": first}
-                with suppress(Enough):
+                with suppress(PassComplete):
                     model(tokens)
                 source.raise_problems()
                 last = max(neurons or (), default=None)

@@ -262,11 +262,11 @@ def _measure(net: nn.Module, tokens: Tensor) -> Geometry:
 
     from joma._data.pretrained import check_tokens
     from joma._inspect.seen import BlockInputs
-    from joma._measure.events.source import Source
+    from joma._measure.events.source import EventSource
 
     check_tokens(net, tokens)
     inputs = BlockInputs()
-    source = Source(net, [inputs])
+    source = EventSource(net, [inputs])
     training = net.training
     net.eval()
     try:

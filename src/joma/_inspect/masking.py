@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from joma._inspect.group import Context, Word, normalised
 from joma._inspect.layer import tail
 from joma._measure.events.events import Hidden, ModuleBegins
-from joma._measure.events.source import Enough, Source
+from joma._measure.events.source import EventSource, PassComplete
 from joma.models.matrices import find_matrices, plain_name
 
 MASKED, SIGN, LARGEST = 8, 0.05, 0.05
@@ -225,7 +225,7 @@ def _at_queries(
     """Activations (n,), and the MLP's inputs (n, d) if its lower matrix is found; None if layers share the MLP."""
     device = next(model.parameters()).device
     observer = _AtQueries(layer, _lower_module(model, layer))
-    source = Source(model, [observer])
+    source = EventSource(model, [observer])
     order: list[int] = []
     training = model.training
     model.eval()
@@ -239,7 +239,7 @@ def _at_queries(
                     torch.tensor([x[n] for n in chosen], device=device) for x in (queries, neurons)
                 )
                 observer.expect((tokens.shape[0], tokens.shape[1]), at, which)
-                with suppress(Enough):
+                with suppress(PassComplete):
                     model(tokens)
                 source.raise_problems()
                 order += chosen

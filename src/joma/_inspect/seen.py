@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from joma._measure.events.events import Attention, BlockInput, Hidden, PassBegins, PassEnds, Place
+from joma._measure.events.events import (
+    AttentionEvent,
+    BlockInput,
+    Hidden,
+    PassBegins,
+    PassEnds,
+    Place,
+)
 
 Rows = Callable[
     [int, Tensor], Tensor
@@ -19,15 +26,15 @@ OnNeurons = Callable[
 class Neurons:
     """An observer that pairs an MLP's hidden neurons with the attention of its block, for ``on_neurons``."""
 
-    wants = (PassBegins, PassEnds, Attention, Hidden)
+    wants = (PassBegins, PassEnds, AttentionEvent, Hidden)
 
     def __init__(self, on_neurons: OnNeurons) -> None:
         self._on_neurons = on_neurons
-        self._attentions: dict[str, Attention] = {}  # of this pass, by module, the latest last
+        self._attentions: dict[str, AttentionEvent] = {}  # of this pass, by module, the latest last
 
-    def observe(self, event: PassBegins | PassEnds | Attention | Hidden) -> None:
+    def observe(self, event: PassBegins | PassEnds | AttentionEvent | Hidden) -> None:
         """Attention is remembered within a pass."""
-        if isinstance(event, Attention):
+        if isinstance(event, AttentionEvent):
             self._attentions.pop(event.call.name, None)
             self._attentions[event.call.name] = event
         elif isinstance(event, Hidden):
@@ -38,7 +45,7 @@ class Neurons:
         else:
             self._attentions.clear()
 
-    def _of_block(self, mlp: str) -> Attention:
+    def _of_block(self, mlp: str) -> AttentionEvent:
         """The attention whose name has most in common with the MLP's; of equal ones the latest."""
         parts = mlp.split(".")
 

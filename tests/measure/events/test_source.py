@@ -8,7 +8,7 @@ from torch import nn
 
 import joma
 from joma._measure.events import events
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, entropy_of, sharpen
 
 CALL = nn.Module.__call__
@@ -56,7 +56,7 @@ class Everything:
 
 def test_a_new_observer_takes_ten_lines_and_no_change_to_the_source():
     model, observer = build(), MaxLogit()
-    with Source(model, [observer]).listening():
+    with EventSource(model, [observer]).listening():
         model(tokens()).sum().backward()
     assert list(observer.largest) == [("blocks.0.attn", 0), ("blocks.1.attn", 0)]
     for largest, block in zip(observer.largest.values(), model.blocks, strict=True):
@@ -79,7 +79,7 @@ class ResidualShare:
 def test_what_modules_write_to_the_residual_stream_can_be_observed():
     model, observer = build(), ResidualShare()
     x = tokens()
-    with Source(model, [observer]).listening():
+    with EventSource(model, [observer]).listening():
         model(x)
     assert list(observer.shares) == [
         "blocks.0.attn",
@@ -95,8 +95,8 @@ def test_what_modules_write_to_the_residual_stream_can_be_observed():
 
 @pytest.mark.parametrize("how", ["sdpa", "softmax", "einsum"])
 def test_attention_events_hold_the_attention_that_was_computed(how):
-    model, observer = build(how), Everything(events.Attention)
-    with Source(model, [observer]).listening(), torch.no_grad():
+    model, observer = build(how), Everything(events.AttentionEvent)
+    with EventSource(model, [observer]).listening(), torch.no_grad():
         model(tokens())
     assert [type(event) for event in observer.events] == [
         events.DotProduct if how == "sdpa" else events.Scores
@@ -131,7 +131,7 @@ def test_grouped_heads_masks_and_biases_have_the_rows_of_the_formula():
     boolean[..., 0] = True
     for mask in (boolean, torch.randn(6, 9, generator=generator)):
         model, observer = Grouped(), Everything(events.DotProduct)
-        with Source(model, [observer]).listening():
+        with EventSource(model, [observer]).listening():
             model(q, k, k, mask)
         (event,) = observer.events
         scores = 0.3 * q @ k.repeat_interleave(2, dim=1).mT
@@ -145,7 +145,7 @@ def test_events_come_in_the_order_in_which_things_happen():
     model = build(layers=1)
     observer = Everything(*events.KINDS)
     x = tokens()
-    with Source(model, [observer]).listening():
+    with EventSource(model, [observer]).listening():
         output = model(x)
     seen = [(type(event).__name__, event.call.name) for event in observer.events]
     inner = [
@@ -173,8 +173,8 @@ def test_nothing_is_computed_that_nobody_asked_for(monkeypatch):
     calls = []
     stats = events.stats_with_mask
     monkeypatch.setattr(events, "stats_with_mask", lambda *args: calls.append(1) or stats(*args))
-    model, observer = build(), Everything(events.Attention)
-    with Source(model, [observer, Everything(events.Hidden)]).listening():
+    model, observer = build(), Everything(events.AttentionEvent)
+    with EventSource(model, [observer, Everything(events.Hidden)]).listening():
         model(tokens())
     assert not calls
     assert observer.events[0].stats is observer.events[0].stats
@@ -197,7 +197,7 @@ class Fails:
 def test_an_observer_that_fails_is_a_problem_of_the_module_and_hurts_neither_model_nor_others():
     model, other = build(), MaxLogit()
     expected = model(tokens()).detach()
-    source = Source(model, [Fails(), other])
+    source = EventSource(model, [Fails(), other])
     with source.listening():
         assert torch.equal(model(tokens()), expected)
     assert set(source.problems) == {
@@ -221,7 +221,7 @@ def test_an_observer_may_use_the_model_itself():
             self.logits = model.head(event.states)
 
     model, lens, others = build(layers=1), Lens(), Everything(events.ModuleBegins)
-    with Source(model, [lens, others]).listening():
+    with EventSource(model, [lens, others]).listening():
         model(tokens())
     torch.testing.assert_close(lens.logits, model.head(model.embed(tokens())).detach())
     assert [event.call.name for event in others.events].count("head") == 1
@@ -236,7 +236,7 @@ def test_events_are_of_full_precision_under_autocast():
             self.kind = (event.states.float() @ torch.ones(16, 2)).dtype
 
     model, observer = build(), Product()
-    with Source(model, [observer]).listening(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with EventSource(model, [observer]).listening(), torch.autocast("cpu", dtype=torch.bfloat16):
         model(tokens())
     assert observer.kind == torch.float32
 
@@ -288,7 +288,7 @@ def test_torch_func_over_a_watched_model_goes_on_and_the_reason_is_said_once(per
 
 def test_nested_tensors_are_refused_with_the_reason():
     model = build()
-    source = Source(model, [])
+    source = EventSource(model, [])
     nested = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
     assert not source.measurable(events.Call("blocks.0.attn", model, (), {}, 0), nested)
     assert "block-diagonal mask" in str(source.problems["blocks.0.attn"])
@@ -304,8 +304,8 @@ def test_attention_inside_of_vmap_is_left_out():
             )
             return y + one(x)
 
-    model, observer = PerSample(), Everything(events.Attention)
-    source = Source(model, [observer])
+    model, observer = PerSample(), Everything(events.AttentionEvent)
+    source = EventSource(model, [observer])
     x = torch.randn(2, 3, 5, 4)
     expected = model(x)
     with source.listening():

@@ -1,4 +1,4 @@
-"""The events that a `Source` gives to its observers, and what an observer is.
+"""The events that a `EventSource` gives to its observers, and what an observer is.
 
 An event holds what is there anyway (references to tensors of the pass); whatever has to be worked out is worked out
 when an observer first asks for it, once for all observers. An observer names the kinds of events it wants; a kind that
@@ -7,8 +7,8 @@ longer than they need.
 
     PassBegins, PassEnds        the outermost module call
     ModuleBegins, ModuleEnds    each module call, with arguments and output
-    Attention                   an attention: `DotProduct` (fused, from queries and keys) or `Scores` (eager, a softmax)
-    Refused                     the attention of a module is not what it seemed to be
+    AttentionEvent              an attention: `DotProduct` (fused, from queries and keys) or `Scores` (eager, a softmax)
+    AttentionRefused                     the attention of a module is not what it seemed to be
     BlockInput                  what the block around an attention was given
     Hidden                      hidden neurons of an MLP: what its upper matrix is given
 """
@@ -203,7 +203,7 @@ class ModuleEnds(Event):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Attention(Event):
+class AttentionEvent(Event):
     """An attention was computed; of one of the two kinds below."""
 
     real: Tensor | None = field(
@@ -258,7 +258,7 @@ class Attention(Event):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DotProduct(Attention):
+class DotProduct(AttentionEvent):
     """``scaled_dot_product_attention`` with these arguments, brought to four dimensions."""
 
     query: Tensor = field(repr=False)  # (B, H, Tq, d)
@@ -342,7 +342,7 @@ class DotProduct(Attention):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scores(Attention):
+class Scores(AttentionEvent):
     """A softmax over scores; a learned sink may be one more column."""
 
     scores: Tensor = field(repr=False)  # (B, H, Tq, Tk)
@@ -377,7 +377,7 @@ def _numbered(name: str, ordinal: int) -> str:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Refused(Event):
+class AttentionRefused(Event):
     """What was seen of a module's attention in this pass is not to be used; the reason is a problem of the source."""
 
 
@@ -447,5 +447,5 @@ class Hidden(Event):
 
 
 KINDS: tuple[type[Event], ...] = (
-    PassBegins, PassEnds, ModuleBegins, ModuleEnds, DotProduct, Scores, Refused, BlockInput, Hidden,
+    PassBegins, PassEnds, ModuleBegins, ModuleEnds, DotProduct, Scores, AttentionRefused, BlockInput, Hidden,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from joma._measure.events.events import Attention, DotProduct, Scores
+from joma._measure.events.events import AttentionEvent, DotProduct, Scores
 from joma._measure.events.reasons import Refusal
 from joma._measure.gauges.masks import hidden_scores, key_columns, lowest_seen
 
@@ -66,7 +66,7 @@ def refused_facts(seen: Seen, refusal: Refusal) -> AttentionFacts:
     )
 
 
-def measured_facts(seen: Seen, event: Attention, real: Tensor | None) -> AttentionFacts:
+def measured_facts(seen: Seen, event: AttentionEvent, real: Tensor | None) -> AttentionFacts:
     """Return what is known about an attention that is measured; ``real`` is (B or 1, 1, Tq), False at padding."""
     layout = seen.layout
     assert layout is not None
@@ -114,7 +114,7 @@ def _describe_axes(layout: Layout, shape: Sequence[int], keys: int) -> str:
     return ", ".join([*parts, f"keys {keys}"])
 
 
-def _describe_form(event: Attention) -> str:
+def _describe_form(event: AttentionEvent) -> str:
     """Return the form in which a mask is applied."""
     if isinstance(event, Scores):
         return "in the scores"
@@ -125,7 +125,7 @@ def _describe_form(event: Attention) -> str:
     return f"causal and {form}" if event.causal else form
 
 
-def _describe_hidden(event: Attention) -> str:
+def _describe_hidden(event: AttentionEvent) -> str:
     """Return which keys are hidden, by the first head; a mask may differ from head to head.
 
     Worked example: two samples of 4 tokens, the second one with a padded key at its end, all of it
@@ -150,7 +150,7 @@ def _describe_hidden(event: Attention) -> str:
     return "; ".join(parts) or "nothing"
 
 
-def _visible_keys(event: Attention) -> Tensor | None:
+def _visible_keys(event: AttentionEvent) -> Tensor | None:
     """Return True for keys that the queries of the first head see, (B or 1, Tq or 1, Tk); None if all are seen."""
     if isinstance(event, Scores):
         scores = event.scores[:, 0].detach()  # (B, Tq, columns)

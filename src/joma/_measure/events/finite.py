@@ -40,7 +40,7 @@ class FirstNotFinite:
 
 @dataclass
 class FiniteTrace:
-    """Follows the outputs of modules; `Source` calls it for each.
+    """Follows the outputs of modules; `EventSource` calls it for each.
 
     Attributes:
         blocks: names of the blocks.

@@ -22,7 +22,7 @@ from joma._measure.events.guard import FUNCTION_CHECK, Seen
 from joma._measure.events.layout import Layout, Product
 
 if TYPE_CHECKING:
-    from joma._measure.events.source import Source
+    from joma._measure.events.source import EventSource
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 _LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
@@ -48,7 +48,7 @@ _CARRIES_ON = {
 class Functions(UncompiledMode):
     """Looks at the functions called in a pass; each is called first, and looked at afterwards."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: EventSource) -> None:
         super().__init__()
         self.source = source
 
@@ -80,7 +80,7 @@ class Functions(UncompiledMode):
 class _Inside(TorchDispatchMode):
     """Looks into F.multi_head_attention_forward, whose query is (T, B, d) or (T, d)."""
 
-    def __init__(self, source: Source, query: Tensor, key: Tensor) -> None:
+    def __init__(self, source: EventSource, query: Tensor, key: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.batch = query.shape[1] if query.dim() == 3 else 1
@@ -109,7 +109,7 @@ class _Inside(TorchDispatchMode):
 
 
 def _on_sdpa(
-    source: Source, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    source: EventSource, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     layout: Layout | None = None, is_self: bool | None = None, backend: str = "sdpa",
 ) -> None:  # fmt: skip
@@ -168,7 +168,7 @@ def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
 
 
 def _on_softmax(
-    source: Source,
+    source: EventSource,
     output: Tensor,
     logarithm: bool,
     input: Tensor,
@@ -196,7 +196,7 @@ def _on_softmax(
 
 
 def _on_scores(
-    source: Source, call: Call, scores: Tensor, probabilities: Tensor, product: Product, shape: tuple[int, ...],
+    source: EventSource, call: Call, scores: Tensor, probabilities: Tensor, product: Product, shape: tuple[int, ...],
     dim: int,
 ) -> None:  # fmt: skip
     """Scores (…, Tk) in the module ``call``, and their softmax: attention, once it is multiplied with values.
@@ -217,7 +217,7 @@ def _on_scores(
 
 
 def _on_own_scores(
-    source: Source, scores: Tensor, probabilities: Tensor, batch: int, is_self: bool
+    source: EventSource, scores: Tensor, probabilities: Tensor, batch: int, is_self: bool
 ) -> None:
     """Scores (…, Tq, Tk) inside of F.multi_head_attention_forward, which is known to multiply them with values."""
     call = source.running[-1]
@@ -240,7 +240,7 @@ def plain_layout(tensor: Tensor) -> Layout:
     return Layout((Axis(B, 1), Axis(H, H)), 2)
 
 
-def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
+def _on_product(source: EventSource, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
     """A product; of two activations, it may be the scores of an attention, or its weights with values."""
     product = Product.of(function, output, args)
     if product is None:
@@ -261,7 +261,7 @@ def _on_product(source: Source, function: Any, output: Tensor, args: tuple[Any, 
         source.running[-1].projections.append(projection)
 
 
-def _follow(source: Source, function: Any, output: Any, args: tuple[Any, ...]) -> None:
+def _follow(source: EventSource, function: Any, output: Any, args: tuple[Any, ...]) -> None:
     """Follow the outputs of an attention that is being looked at: are two of them added or subtracted?"""
     call = source.running[-1] if source.running else None
     if call is None or not call.followed or not isinstance(output, Tensor):

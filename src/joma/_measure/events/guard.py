@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.aside import exactly
-from joma._measure.events.events import Attention, Call, DotProduct, Scores, wide
+from joma._measure.events.events import AttentionEvent, Call, DotProduct, Scores, wide
 from joma._measure.events.evidence import Projection, same_tokens
 from joma._measure.events.facts import AttentionFacts, refused_facts
 from joma._measure.events.layout import (
@@ -36,7 +36,7 @@ from joma._measure.events.layout import (
 from joma._measure.events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
-    from joma._measure.events.source import Source
+    from joma._measure.events.source import EventSource
 
 _ROWS = 16  # of each attention that are worked out again
 # A module is looked at again in its measurements 2, 4, 8, 16, 32, … and then in every 16th: what it computes may change
@@ -83,7 +83,7 @@ class Seen:
     ``fields`` are those of the event, with the axes that the module gave them; ``layout`` brings them to (B, H, Tq, …).
     """
 
-    kind: type[Attention]
+    kind: type[AttentionEvent]
     call: Call
     calls: tuple[Call, ...]
     key: Key
@@ -189,7 +189,7 @@ class Guard:
         is_new: was no pass seen yet?
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: EventSource) -> None:
         self.source = source
         self.set_aside: dict[str, str] = {}
         self.kernels: dict[str, tuple[Any, str]] = {}

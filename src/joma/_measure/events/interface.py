@@ -27,14 +27,14 @@ from joma._measure.events.guard import Seen, disagreement
 from joma._measure.events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
-    from joma._measure.events.source import Source
+    from joma._measure.events.source import EventSource
 
 _SEEN_ANYWAY = ("sdpa", "eager", "paged|eager")
 _ARGUMENTS = ("module", "query", "key", "value", "attention_mask")
 
 
 @contextmanager
-def interface_watched(source: Source) -> Iterator[None]:
+def interface_watched(source: EventSource) -> Iterator[None]:
     """Look at the functions that are taken from `AttentionInterface` within this block."""
     interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if interface is None:
@@ -56,7 +56,7 @@ def interface_watched(source: Source) -> Iterator[None]:
             interface.__getitem__ = own
 
 
-def _looked_at(source: Source, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _looked_at(source: EventSource, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         running = source.running[-1] if source.running else None
@@ -76,7 +76,7 @@ def _looked_at(source: Source, name: str, function: Callable[..., Any]) -> Calla
 
 
 def _on_kernel(
-    source: Source,
+    source: EventSource,
     call: Call,
     name: str,
     function: Callable[..., Any],

@@ -32,7 +32,7 @@ from joma._measure.events.functions import plain_layout
 from joma._measure.events.guard import Seen
 
 if TYPE_CHECKING:
-    from joma._measure.events.source import Source
+    from joma._measure.events.source import EventSource
 
 Fields = Callable[
     [dict[str, Any], Tensor], dict[str, Any]
@@ -79,7 +79,7 @@ _BACKENDS: dict[Fields, str] = {
 
 
 @contextmanager
-def kernels_watched(source: Source, looking: TorchFunctionMode) -> Iterator[None]:
+def kernels_watched(source: EventSource, looking: TorchFunctionMode) -> Iterator[None]:
     """Look at calls of these functions within this block, without the mode ``looking``."""
     known: dict[Any, Fields] = {}
     for (module, name), fields in _KERNELS.items():
@@ -152,7 +152,7 @@ def _inner(value: Any) -> Any:
     return value
 
 
-def _replaced(source: Source, value: Any, fields: Fields, looking: TorchFunctionMode) -> Any:
+def _replaced(source: EventSource, value: Any, fields: Fields, looking: TorchFunctionMode) -> Any:
     """Return a value of the same kind that calls the function and looks at the call."""
     if type(value) is staticmethod:
         return staticmethod(_replaced(source, value.__func__, fields, looking))
@@ -191,7 +191,7 @@ def _plain(function: FunctionType) -> Any:
 
 
 def _looked_at(
-    source: Source, function: Callable[..., Any], fields: Fields, looking: TorchFunctionMode
+    source: EventSource, function: Callable[..., Any], fields: Fields, looking: TorchFunctionMode
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -209,7 +209,7 @@ def _looked_at(
 
 
 def _on_call(
-    source: Source,
+    source: EventSource,
     function: Callable[..., Any],
     fields: Fields,
     output: Any,

@@ -30,7 +30,7 @@ from joma._measure.events.visibility import (
 from joma._measure.gauges.masks import hidden_scores, lowest_seen
 
 if TYPE_CHECKING:
-    from joma._measure.events.events import Attention, Call
+    from joma._measure.events.events import AttentionEvent, Call
 
 Rule = str | Tensor | Callable[[tuple[Any, ...], dict[str, Any]], Tensor | None]
 # One for all modules, or one per side ("source", "target") or module; None for a side or module without padding.
@@ -235,7 +235,7 @@ def real_tokens(
 
 
 def real_queries(
-    event: Attention, stated: StatedPadding | None, is_self: bool, certain: bool
+    event: AttentionEvent, stated: StatedPadding | None, is_self: bool, certain: bool
 ) -> Tensor | None:
     """(B or 1, 1, Tq), True for queries that are not padding; None if none is known to be.
 
@@ -282,7 +282,7 @@ def _shows_everything(event: Any) -> bool:
     return not hasattr(event, "scores") and event.mask is None
 
 
-def _note(event: Attention, B: int, T: int, real: Tensor | None) -> None:
+def _note(event: AttentionEvent, B: int, T: int, real: Tensor | None) -> None:
     """Remember what was found, for a cross-attention and for other gauges of the same block."""
     event.block.real[B, T] = real
     if len(event.calls) > 1:
@@ -391,7 +391,7 @@ def _seen_in_scores(scores: Tensor, learned_sink: int | None, queries: int) -> T
     return by_head[0]
 
 
-def _is_pattern(claim: _Claim, event: Attention) -> bool:
+def _is_pattern(claim: _Claim, event: AttentionEvent) -> bool:
     """Is a mask (T, T) one of queries and keys, though there are as many samples as tokens?"""
     if claim.rows.shape[0] != claim.rows.shape[1]:
         return False
@@ -399,7 +399,7 @@ def _is_pattern(claim: _Claim, event: Attention) -> bool:
     return sees is not None and any(bool((sees == reading).all()) for reading in claim.readings)
 
 
-def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Tensor | None:
+def _agreed(event: AttentionEvent, states: Tensor | None, claim: _Claim | None) -> Tensor | None:
     """What mask and argument agree on, (B or 1, 1, T) or None; a `Refusal` if they contradict each other."""
     if claim is None and states is None:
         return _hidden_by_an_argument(event)
@@ -432,7 +432,7 @@ def _agreed(event: Attention, states: Tensor | None, claim: _Claim | None) -> Te
     )
 
 
-def _hidden_by_an_argument(event: Attention) -> Tensor | None:
+def _hidden_by_an_argument(event: AttentionEvent) -> Tensor | None:
     """Return what an argument (B, T) of any name says, if real queries give no attention to what it takes for padding.
 
     For masks that give no evidence of their own, since heads see different keys (top-k).
@@ -465,7 +465,7 @@ def _arguments_like_masks(
                 yield name, rows
 
 
-def _without_doubt(event: Attention, states: Tensor) -> Tensor:
+def _without_doubt(event: AttentionEvent, states: Tensor) -> Tensor:
     """Decide what doubtful tokens are, by an argument (B, T) of any name that fits the mask; a `Refusal` if none does.
 
     Worked example: of [doubtful, doubtful, real, real], the argument [0, 0, 1, 1] makes [padding, padding, real, real].
@@ -504,7 +504,7 @@ def _has_padding_elsewhere(calls: tuple[Call, ...], T: int) -> bool:
     return False
 
 
-def _is_hidden(event: Attention, real: Tensor) -> bool:
+def _is_hidden(event: AttentionEvent, real: Tensor) -> bool:
     """Do real queries give no attention to what a reading takes for padding? By some queries of some samples."""
     B, _, T = event.shape
     real = real.expand(B, T)

@@ -30,6 +30,7 @@ from joma._measure.events.calls import (
 )
 from joma._measure.events.events import (
     KINDS,
+    AttentionRefused,
     BlockInput,
     Call,
     Event,
@@ -40,7 +41,6 @@ from joma._measure.events.events import (
     Pass,
     PassBegins,
     PassEnds,
-    Refused,
 )
 from joma._measure.events.evidence import Projection
 from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
@@ -107,11 +107,11 @@ def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, modules[name]) for name in names]
 
 
-class Enough(Exception):
+class PassComplete(Exception):
     """A pass is over: all that was to be seen of it was seen. Raised by a source that has an ``until``."""
 
 
-class Source:
+class EventSource:
     """Events of a model's passes, for observers that want them.
 
     A pass with gradients is training; from the first one on, passes without are validation, and give no events. Before
@@ -133,7 +133,7 @@ class Source:
         left_out: why passes were not measured -> how many; whoever reads it clears it.
         was_bypassed: another library took the detour of module calls away while this source listened.
         trace: finds the first module whose output is not finite, if it is asked for.
-        until: stop a pass, by `Enough`, when the hidden neurons of this layer were seen; a compiled model goes on.
+        until: stop a pass, by `PassComplete`, when the hidden neurons of this layer were seen; a compiled model goes on.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ class Source:
                 with self.guarded():
                     self._emit(Hidden, entry, layer=layer, states=self._hidden(entry))
                 if layer == self.until and not self._replaying:
-                    raise Enough
+                    raise PassComplete
             output = call()
             with self.guarded(entry):
                 self._after(entry, output, depth, mark)
@@ -495,7 +495,7 @@ class Source:
     def refuse(self, call: Call, calls: tuple[Call, ...], refusal: Refusal) -> None:
         """The attention of a module cannot be measured, and what was told of it in this pass is wrong."""
         self.problems.setdefault(call.name, refusal)
-        self._emit(Refused, call, calls)
+        self._emit(AttentionRefused, call, calls)
 
     def calls_to(self, call: Call) -> tuple[Call, ...]:
         """The running modules down to this one."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from joma._measure.events.events import Attention, Event
+from joma._measure.events.events import AttentionEvent, Event
 from joma._measure.events.facts import AttentionFacts
 from joma._measure.events.layout import Heads
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason, Refusal, message_of
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 from joma._measure.watch.inputs import check_heads, check_model, no_attention
 from joma._measure.watch.order import CallOrder
 from joma._measure.watch.probe import Probe
@@ -38,12 +38,12 @@ _EXPERT = re.compile(r"\[\d+\]$")  # of a stack of matrices; "[:64]" is one half
 class _AttentionCalls:
     """An observer that counts how often each module attends in a pass."""
 
-    wants: tuple[type[Event], ...] = (Attention,)
+    wants: tuple[type[Event], ...] = (AttentionEvent,)
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def observe(self, event: Attention) -> None:
+    def observe(self, event: AttentionEvent) -> None:
         """Count one attention."""
         name, _ = event.place
         self.counts[name] += 1
@@ -79,7 +79,9 @@ def explain(
     stated = None if padding is None else StatedPadding(padding, modules)
     calls = _AttentionCalls()
     order = CallOrder(unnamed_pairs(model))
-    source = Source(model, [calls, *order.observers], stated, heads=check_heads(heads, modules))
+    source = EventSource(
+        model, [calls, *order.observers], stated, heads=check_heads(heads, modules)
+    )
     order.ran = source.ran
     probe.check_ids(source)
     try:
@@ -97,7 +99,7 @@ def explain(
 
 
 def build_explanation(
-    source: Source,
+    source: EventSource,
     unseen: Mapping[str, str],
     calls: Mapping[str, int],
     around: Mapping[str, tuple[str, str]],
@@ -149,7 +151,7 @@ def _misfit(model: nn.Module, error: Exception) -> str:
     )
 
 
-def _notes(source: Source, has_attention: bool) -> list[str]:
+def _notes(source: EventSource, has_attention: bool) -> list[str]:
     notes = []
     if not has_attention and not source.problems:
         notes.append(no_attention(source.model, len(source.ran)))
@@ -165,7 +167,7 @@ def _notes(source: Source, has_attention: bool) -> list[str]:
 
 
 def _attention_rows(
-    source: Source,
+    source: EventSource,
     unseen: Mapping[str, str],
     calls: Mapping[str, int],
     projections: Mapping[str, Sequence[str]],
@@ -211,7 +213,12 @@ def _attention_rows(
 
 
 def _attention_row(
-    name: str, class_name: str, facts: AttentionFacts, calls: int, matrices: str, source: Source
+    name: str,
+    class_name: str,
+    facts: AttentionFacts,
+    calls: int,
+    matrices: str,
+    source: EventSource,
 ) -> ExplainedModule:
     status = MEASURED
     message = ""
@@ -268,7 +275,7 @@ def _split(message: str) -> tuple[str, str]:
     return message[: match.start()], match[1]
 
 
-def _projections(source: Source) -> dict[str, list[str]]:
+def _projections(source: EventSource) -> dict[str, list[str]]:
     """Return attention module -> those of q, k, v and o that were found."""
     parts: dict[str, list[str]] = {}
     for part in _PROJECTIONS:
@@ -297,7 +304,7 @@ def _matrices_of(module: str, projections: Mapping[str, Sequence[str]]) -> str:
 
 
 def _mlp_rows(
-    source: Source, around: Mapping[str, tuple[str, str]], stated: Sequence[str] | None
+    source: EventSource, around: Mapping[str, tuple[str, str]], stated: Sequence[str] | None
 ) -> Iterator[ExplainedModule]:
     modules = {name: module for module, name in source.names.items()}
     if stated is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma._measure.events.events import Attention, Event, Observer
+from joma._measure.events.events import AttentionEvent, Event, Observer
 from joma._measure.events.optimiser import StepBegins
 from joma._measure.gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, Weights, share_missed
 from joma._measure.gauges.kinds import BLOCK
@@ -32,14 +32,14 @@ class _Inputs:
     It also tries whether the module's attention is that of its weights, as `BlockMotion.logits` has it.
     """
 
-    wants: tuple[type[Event], ...] = (Attention,)
+    wants: tuple[type[Event], ...] = (AttentionEvent,)
 
     def __init__(self, weights: Mapping[str, Callable[[], Weights]]) -> None:
         self._weights = weights  # module -> reads its q, k and b_Q
         self.seen: dict[str, tuple[Tensor, int]] = {}  # module -> states (n, d), heads
         self.missed: dict[str, float] = {}  # module -> share of its logits
 
-    def observe(self, event: Attention) -> None:
+    def observe(self, event: AttentionEvent) -> None:
         """Keep some distinct rows of the module's input."""
         name, states = event.call.name, event.call.states
         if name in self.seen or name not in self._weights or states is None or states.dim() != 3:
@@ -51,7 +51,7 @@ class _Inputs:
         with torch.no_grad():
             self.missed[name] = self._missed(event, states)
 
-    def _missed(self, event: Attention, states: Tensor) -> float:
+    def _missed(self, event: AttentionEvent, states: Tensor) -> float:
         """Of some real queries of the first sample."""
         first = (
             states[0] if getattr(event.call.module, "batch_first", True) else states[:, 0]

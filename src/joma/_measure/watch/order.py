@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from joma._measure.events.events import Attention, Event
+from joma._measure.events.events import AttentionEvent, Event
 
 
 class CallOrder:
@@ -20,7 +20,7 @@ class CallOrder:
         around: lower map -> (upper map, module), of pairs that were taken for an MLP and have attention between them.
     """
 
-    wants: tuple[type[Event], ...] = (Attention,)
+    wants: tuple[type[Event], ...] = (AttentionEvent,)
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pairs = list(pairs)
@@ -32,7 +32,7 @@ class CallOrder:
         """Of passes, if there is a pair whose role is not certain."""
         return [self] if self.pairs else []
 
-    def observe(self, event: Attention) -> None:
+    def observe(self, event: AttentionEvent) -> None:
         """Attention was computed in a module, which may have come to its end meanwhile."""
         module = event.call.name
         is_root = len(event.calls) == 1

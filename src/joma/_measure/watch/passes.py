@@ -12,7 +12,7 @@ from joma._measure.events.finite import FiniteTrace
 from joma._measure.events.layout import Heads
 from joma._measure.events.padding import StatedPadding
 from joma._measure.events.reasons import Reason, message_of
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 from joma._measure.gauges.kinds import ATTENTION_KINDS, HIDDEN
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import Notices
@@ -103,7 +103,7 @@ class Passes:
         self.losses, self.blocks = Losses(), blocks
         self.unseen: dict[str, str] = {}
         self._modes = Modes()
-        self.source = Source(
+        self.source = EventSource(
             model,
             [self.tally, self.losses, self._modes, *observers],
             padding,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from joma._measure.events.events import Attention, Event, PassBegins, Place, Refused
+from joma._measure.events.events import AttentionEvent, AttentionRefused, Event, PassBegins, Place
 from joma._measure.watch.record import Record
 from joma._measure.watch.tally import Layer
 from joma._runs.names import harmless
@@ -22,7 +22,9 @@ class PatternKeeper:
     """An observer of the probe's attention; what goes wrong in it is said once, and nothing is kept from then on."""
 
     def __init__(self, words: Sequence[str] | None, on: bool) -> None:
-        self.wants: tuple[type[Event], ...] = (PassBegins, Attention, Refused) if on else ()
+        self.wants: tuple[type[Event], ...] = (
+            (PassBegins, AttentionEvent, AttentionRefused) if on else ()
+        )
         self._words = None if words is None else [harmless(word) for word in words][:MOST_TOKENS]
         self._problem: str | None = None
         self._seen: dict[
@@ -32,12 +34,12 @@ class PatternKeeper:
         self._kept: list[Pattern] | None = None  # None: those of the folder are not read yet
         self._written = 0  # the step of the last file
 
-    def observe(self, event: PassBegins | Attention | Refused) -> None:
+    def observe(self, event: PassBegins | AttentionEvent | AttentionRefused) -> None:
         """Keep the rows of the first sequence; the pass is the probe's."""
         try:
             if isinstance(event, PassBegins):
                 self._seen.clear()
-            elif isinstance(event, Refused):
+            elif isinstance(event, AttentionRefused):
                 for place in [
                     place for place in self._seen if place[0].split("/")[0] == event.call.name
                 ]:

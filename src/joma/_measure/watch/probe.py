@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from joma._measure.events.border import UncompiledMode
 from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
 from joma._measure.events.reasons import Reason, Refusal
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 
 # Where the first of these is called, all ids have been looked up in embeddings.
 _BEHIND_EMBEDDINGS = frozenset({
@@ -41,7 +41,7 @@ class Probe:
                 f"{name} must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}"
             )
 
-    def check_ids(self, source: Source) -> None:
+    def check_ids(self, source: EventSource) -> None:
         """Refuse token ids that an embedding of the model does not have, before training begins.
 
         The model is run up to its first matrix product, in eval mode. What else may be wrong with the batch is not
@@ -74,7 +74,7 @@ class Probe:
         ):  # the end of the check; or a problem that the first measurement reports
             pass
 
-    def run(self, source: Source) -> bool:
+    def run(self, source: EventSource) -> bool:
         """Make the pass, which training does not notice; False if it failed, and the source knows why."""
         model = source.model
         try:
@@ -86,7 +86,7 @@ class Probe:
             return False
         return True
 
-    def run_once(self, source: Source) -> None:
+    def run_once(self, source: EventSource) -> None:
         """Make the pass in the mode that the model is in; training does not notice it."""
         args, kwargs = self._arguments(source.model)
         with source.listening():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from joma._measure.events.events import Attention, DotProduct
+from joma._measure.events.events import AttentionEvent, DotProduct
 from joma._measure.gauges.attention import AttentionStats
 from joma._measure.gauges.kinds import ATTENTION_KINDS, KEYS
 from joma._measure.gauges.registry import Gauge
@@ -33,7 +33,7 @@ class Sampler:
         """The draws of a step are a function of its number."""
         self._generator.manual_seed(step)
 
-    def draw(self, event: Attention) -> Tensor | None:
+    def draw(self, event: AttentionEvent) -> Tensor | None:
         """Positions (n,) to measure; None if all are: there are not more, or attention is eager."""
         Tq = event.shape[2]
         if Tq <= self._queries or not isinstance(event, DotProduct):
@@ -56,7 +56,7 @@ def check_sampled(gauges: Sequence[Gauge]) -> None:
 
 
 def estimate(
-    event: Attention, stats: AttentionStats, values: Tensor, positions: Tensor
+    event: AttentionEvent, stats: AttentionStats, values: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Total, count and variance of the total (H,) of values (B, H, n) at these positions, over all real queries."""
     B, H, Tq = event.shape

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.events import (
-    Attention,
+    AttentionEvent,
+    AttentionRefused,
     BlockInput,
     Event,
     Pass,
     PassBegins,
     Place,
-    Refused,
     counted,
 )
 from joma._measure.gauges.kinds import ATTENTION, KEYS
@@ -82,18 +82,23 @@ class Tally:
     @property
     def wants(self) -> tuple[type[Event], ...]:
         """Hidden states only if there is a gauge for them."""
-        return (PassBegins, Attention, Refused, *([BlockInput] if self.hidden_gauges else []))
+        return (
+            PassBegins,
+            AttentionEvent,
+            AttentionRefused,
+            *([BlockInput] if self.hidden_gauges else []),
+        )
 
-    def observe(self, event: PassBegins | Attention | Refused | BlockInput) -> None:
+    def observe(self, event: PassBegins | AttentionEvent | AttentionRefused | BlockInput) -> None:
         """Add what was seen to the sums, or take it out again."""
         self._seen = None
         if isinstance(event, PassBegins):
             self._fold()
             self._current = self._sums.setdefault(event.current, {})
             self._counts[event.current] = 1
-        elif isinstance(event, Refused):
+        elif isinstance(event, AttentionRefused):
             self._forget(event.call.name)
-        elif isinstance(event, Attention):
+        elif isinstance(event, AttentionEvent):
             self._add_attention(event, *event.place)
         else:
             self._add_hidden(event)
@@ -150,7 +155,7 @@ class Tally:
                 _add(self._seen, self._sums[one], self._largest)
         return self._seen
 
-    def _add_attention(self, event: Attention, name: str, invocation: int) -> None:
+    def _add_attention(self, event: AttentionEvent, name: str, invocation: int) -> None:
         """Add the queries of one attention call."""
         positions = None if self.sampler is None else self.sampler.draw(event)
         stats, shape = None, event.shape

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from joma._measure.events.reasons import Reason
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 from joma._measure.watch.inputs import looks_like_attention
 
 _SCRIPTED = f"it is TorchScript, which runs outside of Python: watch the model before torch.jit {Reason.TORCHSCRIPT}"
@@ -24,7 +24,7 @@ _PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
 
 
 def unseen_modules(
-    source: Source, explained: Iterable[str], is_complete: bool = False
+    source: EventSource, explained: Iterable[str], is_complete: bool = False
 ) -> dict[str, str]:
     """Return module -> a sentence with the cause, of modules that ran and look like attention.
 

@@ -21,7 +21,7 @@ from joma._measure.events.layout import Heads
 from joma._measure.events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason
-from joma._measure.events.source import Source
+from joma._measure.events.source import EventSource
 from joma._measure.events.structure import Structure
 from joma._measure.gauges.kinds import ATTENTION, ATTENTION_KINDS, HIDDEN, WEIGHT
 from joma._measure.gauges.registry import Gauge
@@ -308,7 +308,9 @@ class Watch:
         self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
         # measured steps are listened to; what needs no attention of them asks in which precision they are computed
         listened = bool(self._in_passes) and self._probe is None
-        self._ears = self._passes.source if listened else Source(model, [self._charges.precision])
+        self._ears = (
+            self._passes.source if listened else EventSource(model, [self._charges.precision])
+        )
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
