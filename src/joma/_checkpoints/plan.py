@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +22,11 @@ from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
 from joma.models.matrices import Matrix, find_matrices
 from joma.models.parts import PARTS, PRODUCTS, UPDATE
+from joma.models.skeleton import BadTensorName, natural_order, skeleton
 
-# what maps into the hidden neurons, and out of them, is called
-_IN = re.compile(
-    r"gate|up_proj|h_to_4h|c_fc|fc_?(1|in)$|^w_?[13]$|^wi(_\d)?$|intermediate|lin(ear)?_?1$|proj_in",
-    re.IGNORECASE,
-)
-_OUT = re.compile(
-    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj",
-    re.IGNORECASE,
-)
 # families of which the model itself tells nothing else: it is not built, since transformers takes seconds to import
 _USUAL = ("bert", "gpt2", "gpt_neox", "llama", "opt")
 _SCALES = ("_scale", "_scale_inv", "_scales")
-_EMBEDDING = re.compile(
-    r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -300,7 +287,7 @@ def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
         if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))
     ]
     planned = []
-    for name in sorted(chosen, key=_natural):
+    for name in sorted(chosen, key=natural_order):
         shape = tensors.entry(name).shape
         if len(shape) < 2:
             continue
@@ -311,98 +298,16 @@ def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
             title = name.removesuffix(".weight") + (f"[{n}]" if len(shape) > 2 else "")
             planned.append(Planned(title, (piece,), lambda views: views, 1))
     if not planned:
-        some = ", ".join(sorted(tensors.names, key=_natural)[:8])
+        some = ", ".join(sorted(tensors.names, key=natural_order)[:8])
         raise MissingPart(
             f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …"
         )
     return planned
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """layers.2 before layers.10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
-
-
-class Conv1D(nn.Module):
-    """GPT-2's linear map: its weight is (in, out)."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, columns))
-
-
 def _skeleton(tensors: Tensors) -> nn.Module:
-    """A tree of modules on the meta device with the names and shapes of the file; nothing but matrices in it."""
-    names = [name for name in tensors.names if not any(map(_EMBEDDING.search, name.split(".")))]
-    entries = {
-        name: tensors.entry(name) for name in names
-    }  # a shard of embeddings alone is not even opened
-    transposed = any(
-        re.search(r"(^|\.)c_attn\.weight$", name)
-        and len(e.shape) == 2
-        and e.shape[1] == 3 * e.shape[0]
-        for name, e in entries.items()
-    )
-    config = SimpleNamespace(
-        **{k: v for k, v in (tensors.config or {}).items() if isinstance(k, str)}
-    )
-    root = nn.Module()
-    with torch.device("meta"):
-        for name in sorted(entries, key=lambda name: _order(name, entries[name], transposed)):
-            try:
-                _plant(root, name.split("."), entries[name].shape, transposed, config)
-            except (
-                KeyError,
-                AttributeError,
-                TypeError,
-                ValueError,
-            ):  # as "a" and "a.b", or "forward"
-                raise BadCheckpoint(
-                    f"{name!r} is no name that a tensor of a model can have"
-                ) from None
-    return root
-
-
-def _order(name: str, entry: Entry, transposed: bool) -> tuple[Any, ...]:
-    """By layers, and within one the maps out of the hidden neurons last: a lower MLP matrix precedes its upper.
-
-    Names decide; where they tell nothing, shapes do: most MLPs are wider inside, but many experts are not.
-    """
-    parts = name.split(".")
-    last = max((n for n, part in enumerate(parts) if part.isdigit()), default=-1)
-    named = [
-        bool(_OUT.search(part))
-        for part in parts[last + 1 :]
-        if _OUT.search(part) or _IN.search(part)
-    ]
-    if named:
-        out = named[-1]  # of the innermost part of the name that says which it is
-    else:
-        rows, columns = (
-            (entry.shape[::-1] if transposed else entry.shape) if len(entry.shape) == 2 else (0, 0)
-        )
-        out = columns > rows
-    return (
-        *(_natural(".".join(parts[: last + 1])) if last >= 0 else []),
-        (2, int(out), ""),
-        *_natural(name),
-    )
-
-
-def _plant(
-    root: nn.Module, path: list[str], shape: tuple[int, ...], transposed: bool, config: Any
-) -> None:
-    if len(shape) not in (2, 3):
-        return
-    linear = len(shape) == 2 and path[-1] == "weight" and len(path) > 1
-    module = root
-    for part in path[: -2 if linear else -1]:
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module._modules[part] or module
-        module.config = config
-    if linear:
-        leaf = Conv1D(*shape) if transposed else nn.Linear(shape[1], shape[0], bias=False)
-        module.add_module(path[-2], leaf)
-    else:
-        module.register_parameter(path[-1], nn.Parameter(torch.empty(shape)))
+    """Build the modules that the names and shapes of a file show."""
+    try:
+        return skeleton(tensors.names, lambda name: tensors.entry(name).shape, tensors.config)
+    except BadTensorName as error:
+        raise BadCheckpoint(str(error)) from None
