@@ -1,5 +1,6 @@
 """Corpora: the paper's words, blocks that change nothing, caches that many processes hit, windows by step number."""
 
+import hashlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from joma._data import text as text_module
+from joma._data import zipf
 from joma._data.cache import write_tokens
 from joma._data.corpora import Corpus, corpus
 from joma._data.folders import cache_folder
@@ -239,6 +242,22 @@ def test_windows_that_do_not_exist(call, message):
 
 
 # --- where text comes from
+
+
+def test_zipf_is_the_same_everywhere_with_zipf_frequencies_and_first_order_dependence():
+    words = zipf.text().split()
+    counts = Counter(words)
+    assert hashlib.sha256(zipf.text()).hexdigest().startswith("2c336136f4f48c3e")
+    # By Zipf's law the r-th word has frequency proportional to 1/r; successors add noise to it.
+    frequencies = sorted(counts.values(), reverse=True)[:200]
+    ranks = np.arange(1, len(frequencies) + 1)
+    slope = np.polyfit(np.log(ranks), np.log(frequencies), 1)[0]
+    assert -1.15 < slope < -0.85
+    # The word after a given one is drawn from few successors half of the time.
+    followers = Counter(after for word, after in pairwise(words) if word == b"w0")
+    share = sum(count for _, count in followers.most_common(5)) / followers.total()
+    assert share > 0.5
+    assert corpus("zipf").size == len(counts) + 1  # and <unk>
 
 
 def test_hblt_has_the_trees_own_co_occurrence():

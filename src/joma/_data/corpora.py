@@ -4,6 +4,7 @@
 |---|---|
 | `wikitext-2`, `wikitext-103` | from a folder in `$JOMA_DATA`, else from the hub |
 | `pydoc` | the standard library's own reference, about 80,000 words: on every machine, no download |
+| `zipf` | a seeded text with Zipf frequencies, 60,000 words: the same on every machine (`zipf.py`) |
 | `hblt`, `hblt:rho=0.9,…` | samples of a hierarchical binary latent tree, one line each (`trees.py`) |
 | a path | a text file, or a folder of text files |
 | `hf:NAME`, `hf:NAME:CONFIG` | a data set of the Hugging Face hub, or a folder that `datasets` can load |
@@ -163,6 +164,8 @@ def _find(
         return str(source), *_wikitext(str(source), cache, say)
     if source == "pydoc":
         return "pydoc", *_pydoc()
+    if source == "zipf":
+        return "zipf", *_zipf()
     if isinstance(source, str) and source.partition(":")[0] == "hblt":
         return source, *_hblt(source.partition(":")[2])
     if isinstance(source, str) and source.startswith("hf:"):
@@ -178,7 +181,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     """Refuse what names no corpus, before anything is read; names on the hub are not looked up."""
     if not os.fspath(source):
         raise ValueError(f"no corpus was named: give one of {_choices()}")
-    if source in (*WIKITEXT, "pydoc"):
+    if source in (*WIKITEXT, "pydoc", "zipf"):
         return
     if isinstance(source, str) and (source.partition(":")[0] == "hblt" or source.startswith("hf:")):
         return
@@ -190,7 +193,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
 
 
 def _choices() -> str:
-    return f"{', '.join(WIKITEXT)}, pydoc, hblt, hf:NAME, or the path of a text file or a folder of them"
+    return f"{', '.join(WIKITEXT)}, pydoc, zipf, hblt, hf:NAME, or the path of a text file or a folder of them"
 
 
 def _pydoc() -> tuple[Text, Text]:
@@ -202,6 +205,12 @@ def _pydoc() -> tuple[Text, Text]:
         ) from error
     text = "\n".join(topics[name] for name in sorted(topics))
     return Text((Span("pydoc_data.topics", text.encode()),)).split(1 - VALID)
+
+
+def _zipf() -> tuple[Text, Text]:
+    from joma._data.zipf import text
+
+    return Text((Span("zipf", text()),)).split(1 - VALID)
 
 
 def _hblt(spec: str) -> tuple[Text, Text]:

@@ -39,7 +39,8 @@ class Settings:
     """All that decides a run's outcome. The defaults are the paper's."""
 
     data: str = _setting(
-        "pydoc", "wikitext-2, wikitext-103, pydoc, hblt, hf:NAME, a text file or a folder of them"
+        "pydoc",
+        "wikitext-2, wikitext-103, pydoc, zipf, hblt, hf:NAME, a text file or a folder of them",
     )
     tokeniser: str = _setting("words", "words (the paper's) or bpe")
     vocabulary: int | None = _setting(None, "keep so many words")
