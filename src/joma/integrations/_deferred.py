@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from joma._measure.events.layout import Heads
+    from joma._measure.events.axes import Heads
     from joma._measure.events.padding import Padding
     from joma._measure.watch.alarms import Alert
     from joma._measure.watch.alarms.reporting import OnAlert

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from joma._measure.events.evidence import Projection, find_queries
-from joma._measure.events.layout import by_sizes, may_be_heads
+from joma._measure.events.axes.projections import RecordedProjection
+from joma._measure.events.axes.sizes import axes_by_sizes, may_be_heads
+from joma._measure.events.axes.values import find_queries
 
 T, D, H = 14, 32, 4
 SIZE = D // H
@@ -34,7 +35,7 @@ SIZE = D // H
     ],
 )
 def test_sizes_decide_only_if_they_leave_one_reading(sizes, samples, widths, heads):
-    axes = by_sizes(sizes, samples, widths)
+    axes = axes_by_sizes(sizes, samples, widths)
     assert (None if axes is None else tuple(axis.heads for axis in axes)) == heads
 
 
@@ -54,7 +55,7 @@ def test_equal_rows_of_padding_do_not_hide_the_heads():
     y = torch.randn(3, T, D, generator=generator)
     y[1, 3:] = y[1, 3]
     queries = y.unflatten(-1, (H, SIZE)).permute(2, 0, 1, 3).flatten(0, 1)  # (heads · batch, T, d)
-    found = find_queries(queries, 1, [Projection(None, y)])
+    found = find_queries(queries, 1, [RecordedProjection(None, y)])
     assert found is not None
     (axis,) = found.axes
     assert (axis.size, axis.heads, axis.heads_first) == (3 * H, H, True)

@@ -17,8 +17,8 @@ from joma._measure.events.reasons import Refusal
 from joma._measure.gauges.masks import hidden_scores, key_columns, lowest_seen
 
 if TYPE_CHECKING:
+    from joma._measure.events.axes import Layout
     from joma._measure.events.guard import Seen
-    from joma._measure.events.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def measured_facts(seen: Seen, event: AttentionEvent, real: Tensor | None) -> At
         backend=seen.backend,
         axes=_describe_axes(layout, seen.shape, seen.key_count),
         heads=H if layout.certain else None,
-        heads_evidence=layout.evidence.value,
+        heads_evidence=layout.evidence.summary,
         share=layout.share,
         mask=_describe_form(event),
         hides=_describe_hidden(event),

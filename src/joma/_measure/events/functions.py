@@ -15,11 +15,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from joma._measure.events.axes import Axis, Layout, RecordedProjection
 from joma._measure.events.border import UncompiledMode
 from joma._measure.events.events import BlockInput, Call, DotProduct, Scores
-from joma._measure.events.evidence import Axis, Projection
 from joma._measure.events.guard import FUNCTION_CHECK, Seen
-from joma._measure.events.layout import Layout, Product
+from joma._measure.events.products import Product, read_product
 
 if TYPE_CHECKING:
     from joma._measure.events.source import EventSource
@@ -242,7 +242,7 @@ def plain_layout(tensor: Tensor) -> Layout:
 
 def _on_product(source: EventSource, function: Any, output: Tensor, args: tuple[Any, ...]) -> None:
     """A product; of two activations, it may be the scores of an attention, or its weights with values."""
-    product = Product.of(function, output, args)
+    product = read_product(function, output, args)
     if product is None:
         tensors = [a for a in args if is_plain(a)]
         if len(tensors) > 2 and not any(map(source.is_parameter, tensors)):
@@ -257,7 +257,9 @@ def _on_product(source: EventSource, function: Any, output: Tensor, args: tuple[
         map(is_plain, product.operands)
     ):  # a projection without a module
         parameter = 0 if source.is_parameter(product.operands[0]) else 1
-        projection = Projection(product.operands[1 - parameter], product.projected(parameter))
+        projection = RecordedProjection(
+            product.operands[1 - parameter], product.projected(parameter)
+        )
         source.running[-1].projections.append(projection)
 
 

@@ -21,18 +21,19 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.aside import exactly
-from joma._measure.events.events import AttentionEvent, Call, DotProduct, Scores, wide
-from joma._measure.events.evidence import Projection, same_tokens
-from joma._measure.events.facts import AttentionFacts, refused_facts
-from joma._measure.events.layout import (
+from joma._measure.events.axes import (
+    AxesQuestion,
     Layout,
-    Product,
+    RecordedProjection,
+    attends_in_pieces,
+    come_from_same_tokens,
     decide_layout,
-    in_pieces,
-    query_axis_by_values,
-    token_counts,
-    which_query_axis,
+    find_query_axis,
+    possible_token_counts,
 )
+from joma._measure.events.events import AttentionEvent, Call, DotProduct, Scores, wide
+from joma._measure.events.facts import AttentionFacts, refused_facts
+from joma._measure.events.products import Product
 from joma._measure.events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Seen:
         default=None, repr=False
     )  # (axes of the scores …, d)
     query_axis: int | None = None
-    projections: tuple[Projection, ...] = field(default=(), repr=False)
+    projections: tuple[RecordedProjection, ...] = field(default=(), repr=False)
     is_self: bool | None = None  # do queries and keys come from the same tokens?
     key_rows: Callable[[int], Tensor | None] | None = field(
         default=None, repr=False
@@ -238,7 +239,8 @@ class Guard:
             self._multiplied(product)
 
     def _multiplied(self, product: Product) -> None:
-        for weights, values, query_axes in product.weights():
+        for operand in product.weights_candidates():
+            weights, values, query_axes = operand.weights, operand.values, operand.query_axes
             for call in reversed(self.source.running):
                 for seen in call.held:
                     if not seen.known and _matches(seen, weights, query_axes):
@@ -270,7 +272,8 @@ class Guard:
         """Keep why a product that no attention waits for is not one of weights and values."""
         if self._set_aside_linear(call, product.operands):
             return
-        for weights, values, _ in product.weights():
+        for operand in product.weights_candidates():
+            weights, values = operand.weights, operand.values
             if weights.dim() < 3:
                 continue
             if any(_are_weights(scores, weights) for scores in call.softmaxes):
@@ -288,13 +291,20 @@ class Guard:
 
     def _set_aside_linear(self, call: Call, operands: Sequence[Tensor]) -> bool:
         """True if one operand is a product that was summed over tokens, as keys times values is."""
-        tokens = token_counts(self.source.running)
+        tokens = possible_token_counts(self.source.running)
         for operand in operands:
             earlier = call.products.get(operand.numel())
-            if earlier is None or earlier.summed is None or earlier.summed < 2 or not earlier.outer:
+            if (
+                earlier is None
+                or earlier.summed_size is None
+                or earlier.summed_size < 2
+                or not earlier.outer_sizes
+            ):
                 continue
-            sums_tokens = any(count % earlier.summed == 0 for count in tokens)
-            if sums_tokens and not any(size in (*tokens, earlier.summed) for size in earlier.outer):
+            sums_tokens = any(count % earlier.summed_size == 0 for count in tokens)
+            if sums_tokens and not any(
+                size in (*tokens, earlier.summed_size) for size in earlier.outer_sizes
+            ):
                 self._set_aside(call, Reason.LINEAR, _LINEAR)
                 return True
         return False
@@ -393,9 +403,17 @@ class Guard:
         queries = None if seen.queries is None else seen.queries()
         keys = seen.fields["key"].shape[-2] if seen.kind is DotProduct else tensor.shape[-1]
         layout = decide_layout(
-            queries, seen.shape, seen.query_axis, keys, seen.calls, seen.projections,
-            self.source.heads_of(name), _shared_axis(seen),
-        )  # fmt: skip
+            AxesQuestion(
+                queries,
+                seen.shape,
+                seen.query_axis,
+                keys,
+                seen.calls,
+                seen.projections,
+                stated_heads=self.source.heads_of(name),
+                shared_axis=_shared_axis(seen),
+            )
+        )
         if not layout.certain and name not in self.without_heads:
             self.without_heads.append(name)
         if layout.share < 1:
@@ -410,7 +428,7 @@ class Guard:
         assert seen.query_axis is not None
         queries = None if seen.queries is None else seen.queries()
         keys = None if seen.key_rows is None else seen.key_rows(seen.query_axis)
-        return same_tokens(queries, keys, seen.call, seen.projections)
+        return come_from_same_tokens(queries, keys, seen.call, seen.projections)
 
     def _refuse(self, seen: Seen, refusal: Refusal) -> None:
         states = seen.call.states
@@ -429,7 +447,7 @@ class Guard:
         self.source.emit_attention(seen)
 
 
-def _projections(calls: tuple[Call, ...]) -> tuple[Projection, ...]:
+def _projections(calls: tuple[Call, ...]) -> tuple[RecordedProjection, ...]:
     """What modules gave so far, in the three innermost modules that are running; the latest last."""
     return tuple(projection for call in calls[-3:] for projection in call.projections)
 
@@ -486,7 +504,7 @@ def _mixture(attentions: list[Seen]) -> Refusal | None:
     for n, seen in enumerate(known):
         assert seen.query_axis is not None
         queries = seen.shape[seen.query_axis]
-        if in_pieces(seen.call, seen.shape, seen.query_axis):
+        if attends_in_pieces(seen.call, seen.shape, seen.query_axis):
             return Refusal(
                 Reason.PIECES,
                 f"it attends in {len(attentions)} pieces, {queries} queries in one of them (blocks of the sequence, "
@@ -533,7 +551,9 @@ def _matches(seen: Seen, weights: Tensor, query_axes: tuple[int, ...]) -> bool:
         seen.check = WEIGHTS_CHECK
         seen.difference = None if math.isnan(difference) else difference
         along = _query_axes(scores, weights, axes, query_axes)
-        seen.query_axis = _which_query_axis(seen, along)
+        seen.query_axis = find_query_axis(
+            seen.shape, along, seen.call, seen.queries, seen.projections
+        )
         if seen.query_axis is None:
             seen.refusal = Refusal(
                 Reason.QUERY_AXIS,
@@ -551,13 +571,6 @@ def _are_weights(scores: Tensor, weights: Tensor) -> bool:
         return False
     ways = _ways(scores, weights, 0)
     return any(_row_difference(scores, weights, axes, sink) is not None for axes, sink in ways)
-
-
-def _which_query_axis(seen: Seen, query_axes: tuple[int, ...]) -> int | None:
-    axis = which_query_axis(seen.shape, query_axes, seen.call)
-    if axis is not None or seen.queries is None:
-        return axis
-    return query_axis_by_values(seen.queries(), query_axes, seen.projections)
 
 
 def _ways(

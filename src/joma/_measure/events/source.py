@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from joma._measure.events.aside import exactly
+from joma._measure.events.axes import Heads, RecordedProjection
 from joma._measure.events.calls import (
     install,
     is_bypassed,
@@ -42,7 +43,6 @@ from joma._measure.events.events import (
     PassBegins,
     PassEnds,
 )
-from joma._measure.events.evidence import Projection
 from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
 from joma._measure.events.facts import measured_facts, refused_facts
 from joma._measure.events.finite import FiniteTrace
@@ -50,7 +50,6 @@ from joma._measure.events.functions import Functions, is_plain, is_sharded
 from joma._measure.events.guard import Guard, Seen
 from joma._measure.events.interface import interface_watched
 from joma._measure.events.kernels import kernels_watched
-from joma._measure.events.layout import Heads
 from joma._measure.events.padding import StatedPadding, real_queries, real_tokens
 from joma._measure.events.reasons import Reason, Refusal
 from joma._measure.events.structure import Structure
@@ -658,7 +657,7 @@ def _collect(entry: Call, parent: Call, output: Any) -> None:
         is_convolution = isinstance(entry.module, _CONVOLUTIONS) or (
             inner is not None and inner.is_convolution and inner.output.shape == output.shape
         )
-        parent.projections.append(Projection(entry.states, output, is_convolution))
+        parent.projections.append(RecordedProjection(entry.states, output, is_convolution))
         del parent.projections[:-_MOST_PROJECTIONS]
 
 

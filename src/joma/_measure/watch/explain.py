@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from joma._measure.events.axes import Heads
 from joma._measure.events.events import AttentionEvent, Event
 from joma._measure.events.facts import AttentionFacts
-from joma._measure.events.layout import Heads
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason, Refusal, message_of
 from joma._measure.events.source import EventSource

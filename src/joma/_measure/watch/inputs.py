@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from joma._measure.events.layout import ORDERS, Heads
+from joma._measure.events.axes import ORDERS, Heads
 from joma._measure.events.reasons import Reason
 from joma._measure.gauges.kinds import GRADIENT, UPDATE_OF_STEP, WEIGHT
 from joma._measure.gauges.registry import Gauge

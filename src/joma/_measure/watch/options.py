@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch.optim import Optimizer
 
-from joma._measure.events.layout import Heads
+from joma._measure.events.axes import Heads
 from joma._measure.events.padding import Padding
 from joma._measure.gauges.registry import Gauge, in_training
 from joma._measure.watch.alarms.reporting import OnAlert

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from joma._measure.events.axes import Heads
 from joma._measure.events.events import Observer, Pass, PassBegins, PassEnds, counted
 from joma._measure.events.finite import FiniteTrace
-from joma._measure.events.layout import Heads
 from joma._measure.events.padding import StatedPadding
 from joma._measure.events.reasons import Reason, message_of
 from joma._measure.events.source import EventSource

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from joma._measure.events.axes import Heads
 from joma._measure.events.finite import FiniteTrace
-from joma._measure.events.layout import Heads
 from joma._measure.events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason
