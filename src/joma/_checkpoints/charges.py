@@ -13,9 +13,9 @@ from joma._checkpoints.model import model_of
 from joma._checkpoints.plan import Piece, matcher
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
+from joma._measure.charges.by_layer import ChargeState, LayerCharges, by_part, explain_missing
 from joma._measure.charges.charge import Read
 from joma._measure.charges.find import find
-from joma._measure.charges.state import Layered, State, by_part, missing
 from joma._measure.gauges.registry import Gauge
 from joma.models.blocks import Blocks
 
@@ -56,7 +56,7 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
         concerned = [gauge for gauge in gauges if gauge.part == part]
         try:
             if part not in by_kind:
-                raise BadCheckpoint(missing(charges, part))
+                raise BadCheckpoint(explain_missing(charges, part))
             _measure_kind(measured, by_kind[part], concerned, read)
         except BadCheckpoint as error:  # the other kinds may be complete
             measured.problems |= dict.fromkeys((gauge.name for gauge in concerned), str(error))
@@ -64,7 +64,7 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
 
 
 def _measure_kind(
-    measured: MeasuredCharges, layers: list[Layered], gauges: list[Gauge], read: Read
+    measured: MeasuredCharges, layers: list[LayerCharges], gauges: list[Gauge], read: Read
 ) -> None:
     """Add the gauges of one kind of charges."""
     states = [_state(layer, read) if layer.charges else None for layer in layers]
@@ -98,7 +98,7 @@ def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
     return places
 
 
-def _state(layer: Layered, read: Read) -> State:
+def _state(layer: LayerCharges, read: Read) -> ChargeState:
     once: dict[int, Tensor | None] = {}  # queries and keys may be parts of one tensor
 
     def kept(parameter: Tensor) -> Tensor | None:
@@ -108,4 +108,4 @@ def _state(layer: Layered, read: Read) -> State:
 
     balance = layer.balance(layer.sums(kept))
     unknown = torch.full_like(balance, math.nan)
-    return State(balance, unknown, None)
+    return ChargeState(balance, unknown, None)

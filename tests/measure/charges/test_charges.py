@@ -107,7 +107,7 @@ def test_the_law_per_step_knows_momentum_decay_and_rates(settings):
         optimizer.step()
         deviations = law.after()
         assert not deviations, "; ".join(map(str, deviations))
-        exact += len(law._held)
+        exact += len(law._before)
     assert exact >= 8 * 15
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import joma
-from joma._measure.charges.state import by_part
+from joma._measure.charges.by_layer import by_part
 from joma.models.blocks import Blocks
 
 from .families import batch, encoder, loss_of, make

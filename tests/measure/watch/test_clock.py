@@ -95,7 +95,7 @@ def test_a_rate_that_is_told_late_gives_no_clock():
     with joma.watch(encoder(), every=1, gauges="stable_rank") as w:
         w.step()
         with pytest.warns(
-            UserWarning, match="τ is not known: the learning rate was not told before step 2"
+            UserWarning, match="τ is unknown: no learning rate was given before step 2"
         ):
             w.step(lr=0.1)
         w.step(lr=0.1)
@@ -109,7 +109,7 @@ def test_the_optimisers_rate_counts_and_what_is_told_beside_it_does_not():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with joma.watch(model, every=1, gauges="stable_rank", optimizer=optimizer) as w:
         optimizer.step()
-        with pytest.warns(UserWarning, match="left aside"):
+        with pytest.warns(UserWarning, match="is ignored"):
             w.step(lr=0.7)
     assert w.tau == [0.1]
 
@@ -147,7 +147,7 @@ def test_a_resumed_watch_goes_on_with_its_clock(tmp_path, way):
     model, optimizer, w = begin(
         run=tmp_path / "run", resume=True
     )  # after step 6, at which nothing was recorded
-    with w, pytest.warns(UserWarning, match="τ is not known: "):
+    with w, pytest.warns(UserWarning, match="τ is unknown: "):
         train(model, optimizer, w, 2, first=7, **told)
     assert math.isnan(w.tau[0])
 
@@ -185,7 +185,7 @@ def test_groups_of_one_rate_are_one_number_until_they_come_apart():
         w.step()
         optimizer.param_groups[1]["lr"] = 0.2
         optimizer.step()
-        with pytest.warns(UserWarning, match="have come apart: those of the first are recorded"):
+        with pytest.warns(UserWarning, match="no longer have one learning rate: that of the first is recorded"):
             w.step()
     assert w.frame().query("gauge == 'lr'").value.to_list() == [0.1, 0.1]
     assert "group" not in w.frame()

@@ -149,7 +149,7 @@ PARTS = {
     "alarms": "joma._measure.watch.alarms.Alarms.update",
     "record": "joma._measure.watch.record.Record.write",
     "kept readings": "joma._measure.watch.record.Record.keep",
-    "clock": "joma._measure.watch.clock.Clock.tell",
+    "clock": "joma._measure.watch.clock.Clock.advance",
     "search": "joma._measure.watch.watch.find_not_finite",
 }
 

@@ -629,14 +629,14 @@ def test_layers_with_different_numbers_of_heads():
 
 
 def test_what_it_shows():
-    from joma._measure.watch.display import line
+    from joma._measure.watch.display import status_line
 
     model = HandWrittenGPT("sdpa", layers=3)
     w = joma.watch(model, every=1)
     assert "no measurement yet" in w._repr_html_()
     model(tokens())
     w.step(loss=3.25)
-    text = line(w).plain
+    text = status_line(w).plain
     assert "step 1" in text
     assert "loss 3.25" in text
     assert "0–2 dense" in text

@@ -1,21 +1,23 @@
 """A charge: a quantity of a model's weights that its training conserves, and the bilinear form behind it.
 
-A charge comes from a way to change weights that the model's outputs do not see (Noether). For two matrices X, Y (h, n)
-that act through XᵀY only, any invertible A does it, X → AX, Y → A⁻ᵀY, and gradients satisfy, whatever the optimiser,
+A charge comes from a change of the weights that leaves the model's outputs as they are (Noether).
+Two matrices X, Y (h, n) that act through XᵀY only allow any invertible A: X → AX, Y → A⁻ᵀY. Their
+gradients satisfy, whatever the optimiser,
 
     B(θ, g) = X G_Xᵀ − (Y G_Yᵀ)ᵀ = 0        (the gradient identity)
 
-so gradient flow conserves Q(θ) = B(θ, θ) = XXᵀ − YYᵀ. Here Q is a sum over *sides*, views of parameters with a weight:
+so gradient flow conserves Q(θ) = B(θ, θ) = XXᵀ − YYᵀ. In general B is a sum over *sides*, views of
+parameters with a weight w. Let X be a side's view of the weights and D that of a gradient or a
+step. A view is linear. There are three forms:
 
-    matrix   B = Σ w X Dᵀ over sides with w > 0, plus Σ w (X Dᵀ)ᵀ over those with w < 0      (…, h, h)
-    rows     B_i = Σ w ⟨X_i, D_i⟩, one number per row                                         (…, h)
-    linear   B = Σ w D, where the quantity itself is linear in the weights                     (…)
-
-with X a side's view of the weights and D that of a gradient or a step. Views are linear.
+    matrix   B = Σ w X Dᵀ over sides with w > 0, plus Σ w (X Dᵀ)ᵀ over sides with w < 0   (…, h, h)
+    rows     B_i = Σ w ⟨X_i, D_i⟩, one number per row                                      (…, h)
+    linear   B = Σ w D, for a quantity that is itself linear in the weights                (…)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,18 +33,23 @@ if TYPE_CHECKING:
     from joma._measure.charges.anatomy import Norm
 
 Form = Literal["matrix", "rows", "linear"]
-Read = Callable[
-    [Tensor], Tensor | None
-]  # from a parameter to what is looked at: itself, its gradient, its step
+
+# From a parameter to the tensor to look at: the parameter itself, its gradient, its step.
+Read = Callable[[Tensor], Tensor | None]
 
 
 def itself(parameter: Tensor) -> Tensor:
-    """Look at the weights."""
+    """Return the weights themselves."""
     return parameter
 
 
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient that the parameter holds now."""
+    return parameter.grad
+
+
 class Status(StrEnum):
-    """How a charge is conserved by gradient flow."""
+    """Degree to which gradient flow conserves a charge."""
 
     EXACT = "exact"
     EPSILON = "up to ε"  # the ε of a normalisation breaks it a little
@@ -51,161 +58,271 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A view of one parameter. ``view`` maps a tensor of the parameter's shape to (…, h, n); it is linear."""
+    """A view of one parameter.
+
+    Attributes:
+        name: of the parameter.
+        parameter: the tensor that trains.
+        view: a linear map from a tensor of the parameter's shape to (…, h, n).
+        weight: of this side in the charge; its sign says on which side of the balance it is.
+        offset: added to the weights, for a normalisation that scales by 1 + γ.
+    """
 
     name: str
     parameter: Tensor
     view: Callable[[Tensor], Tensor]
     weight: float = 1.0
-    offset: float = 0.0  # a normalisation that scales by 1 + γ
+    offset: float = 0.0
 
     def weights(self, read: Read = itself) -> Tensor:
-        """The view of the weights, with the offset; ``read`` may take them from elsewhere, as from a file."""
+        """Return the view of the weights with the offset; ``read`` may read them from a file."""
         tensor = read(self.parameter)
         assert tensor is not None
-        seen = self._read(tensor)
-        return seen + self.offset if self.offset else seen
+        weights = self._view(tensor)  # (…, h, n)
+        if self.offset:
+            return weights + self.offset
+        return weights
 
     def of(self, read: Read) -> Tensor:
-        """The view of a gradient or step of this parameter; zeros where it has none."""
+        """Return the view of a gradient or step of this parameter; zeros if it has none."""
         tensor = read(self.parameter)
-        return self._read(self.parameter if tensor is None else tensor) * (
-            0.0 if tensor is None else 1.0
-        )
+        if tensor is None:
+            return self._view(self.parameter) * 0.0
+        return self._view(tensor)
 
-    def _read(self, tensor: Tensor) -> Tensor:
+    def _view(self, tensor: Tensor) -> Tensor:
         tensor = whole(tensor.detach())
-        return self.view(tensor if tensor.dtype == torch.float64 else tensor.float())
+        if tensor.dtype != torch.float64:
+            tensor = tensor.float()
+        return self.view(tensor)
+
+
+class BilinearForm(ABC):
+    """One way to combine the sides of a charge.
+
+    Attributes:
+        is_linear: True if the quantity is linear in the weights, so that B(d, d) is zero.
+    """
+
+    is_linear = False
+
+    @abstractmethod
+    def product(self, side: Side, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+        """Return the side's term of B, times ``factor``, from two views (…, h, n)."""
+
+    @abstractmethod
+    def size(self, side: Side) -> Tensor:
+        """Return the side's share of what Q is small or large against, per leading index."""
+
+    @abstractmethod
+    def heads_of(self, total: Tensor) -> int:
+        """Return the number of heads of a sum of products; 1 if the charge is not per head."""
+
+
+class MatrixForm(BilinearForm):
+    """B = Σ w X Dᵀ, transposed for the sides of negative weight."""
+
+    def product(self, side: Side, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+        product = left @ right.mT  # (…, h, h)
+        if side.weight < 0:
+            product = product.mT
+        return side.weight * factor * product
+
+    def size(self, side: Side) -> Tensor:
+        return abs(side.weight) * matrix_norms(side.weights()) ** 2
+
+    def heads_of(self, total: Tensor) -> int:
+        if total.dim() == 3:  # (heads, h, h)
+            return total.shape[0]
+        return 1
+
+
+class RowsForm(BilinearForm):
+    """B_i = Σ w ⟨X_i, D_i⟩, one number per row."""
+
+    def product(self, side: Side, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+        return side.weight * factor * (left * right).sum(dim=-1)  # (…, h)
+
+    def size(self, side: Side) -> Tensor:
+        return abs(side.weight) * torch.linalg.vector_norm(side.weights(), dim=-1) ** 2
+
+    def heads_of(self, total: Tensor) -> int:
+        if total.dim() == 2:  # (heads, h)
+            return total.shape[0]
+        return 1
+
+
+class LinearForm(BilinearForm):
+    """B = Σ w D, whatever the weights are."""
+
+    is_linear = True
+
+    def product(self, side: Side, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+        return side.weight * factor * right
+
+    def size(self, side: Side) -> Tensor:
+        return abs(side.weight) * side.weights().abs()
+
+    def heads_of(self, total: Tensor) -> int:
+        return 1
+
+
+FORMS: dict[Form, BilinearForm] = {
+    "matrix": MatrixForm(),
+    "rows": RowsForm(),
+    "linear": LinearForm(),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Charge:
-    """One conserved quantity of a model, or one that might be expected and is not; ``reason`` says why."""
+    """One conserved quantity of a model, or one that might be expected and is not conserved.
 
-    kind: str  # "qk", "vo", "key_bias", "mlp", "norm", "sum" or "stream"
+    Attributes:
+        kind: "qk", "vo", "key_bias", "mlp", "norm", "sum" or "stream".
+        name: name of its module and kind.
+        status: exact, up to ε, or none.
+        reason: why it has this status.
+        form: how the sides are combined.
+        sides: views of the parameters that it is made of.
+        layer: number of its layer; None if it is not of one layer.
+        scale_by: sides whose gradients a linear charge is compared with; () for its own.
+        norms: the normalisations whose ε breaks a charge up to ε.
+    """
+
+    kind: str
     name: str
     status: Status
     reason: str
     form: Form = "rows"
     sides: tuple[Side, ...] = ()
     layer: int | None = None
-    scale_by: tuple[
-        Side, ...
-    ] = ()  # of a linear charge: what its gradient is compared with, if not itself
-    norms: tuple[Norm, ...] = ()  # of a charge up to ε: the normalisations whose ε it is
+    scale_by: tuple[Side, ...] = ()
+    norms: tuple[Norm, ...] = ()
 
     @property
     def conserved(self) -> bool:
-        """Exact, or up to ε."""
+        """True if it is conserved exactly or up to ε."""
         return self.status is not Status.NONE
 
     @property
+    def algebra(self) -> BilinearForm:
+        """The bilinear form."""
+        return FORMS[self.form]
+
+    @property
     def two_sided(self) -> bool:
-        """Are there two sides that can be held against each other?"""
+        """True if there are two sides to compare with each other."""
         signs = {side.weight > 0 for side in self.sides}
-        return self.form != "linear" and len(signs) == 2
+        return not self.algebra.is_linear and len(signs) == 2
 
     def value(self) -> Tensor:
-        """Q(θ)."""
-        if self.form == "linear":
-            return _total([side.weight * side.weights() for side in self.sides])
-        return _total(
-            [_product(side, side.weights(), side.weights(), self.form) for side in self.sides]
-        )
+        """Return Q(θ)."""
+        terms = []
+        for side in self.sides:
+            weights = side.weights()
+            terms.append(self.algebra.product(side, weights, weights))
+        return total_of(terms)
 
     def sums(self, read: Read = itself) -> tuple[Tensor, Tensor]:
-        """(P, N) with Q = P − N: the sides that count positive and those that count negative, in double precision.
+        """Return (P, N) with Q = P − N, in double precision.
 
-        (heads, numbers) each, heads = 1 for charges that are not per head; zeros where there is no such side.
+        P is the sum over sides of positive weight, N that over sides of negative weight. Both are
+        (heads, numbers), with one head if the charge is not per head, and zero without such sides.
         """
-        signed: dict[bool, list[Tensor]] = {True: [], False: []}
+        positive: list[Tensor] = []
+        negative: list[Tensor] = []
         for side in self.sides:
-            x = widened(side.weights(read))
-            signed[side.weight > 0].append(
-                _product(side, x, x, self.form) * (1 if side.weight > 0 else -1)
-            )
-        some = (signed[True] or signed[False])[0]
-        heads = some.shape[0] if some.dim() == (3 if self.form == "matrix" else 2) else 1
-        plus, minus = (
-            _total(signed[sign]) if signed[sign] else torch.zeros_like(some)
-            for sign in (True, False)
-        )
-        return plus.reshape(heads, -1), minus.reshape(heads, -1)
+            weights = widened(side.weights(read))
+            term = self.algebra.product(side, weights, weights)
+            if side.weight > 0:
+                positive.append(term)
+            else:
+                negative.append(-term)
+        example = (positive or negative)[0]
+        heads = self.algebra.heads_of(example)
+        plus = torch.zeros_like(example)
+        if positive:
+            plus = total_of(positive)
+        minus = torch.zeros_like(example)
+        if negative:
+            minus = total_of(negative)
+        return plus.reshape(heads, -1), minus.reshape(heads, -1)  # (heads, numbers) each
 
     def size(self) -> Tensor:
-        """Σ |w| ‖X‖² over the sides, per leading index: what Q is small or large against."""
-        if self.form == "linear":
-            return _total([abs(side.weight) * side.weights().abs() for side in self.sides])
-        return _total(
-            [abs(side.weight) * _norms(side.weights(), self.form) ** 2 for side in self.sides]
-        )
+        """Return Σ |w| ‖X‖² over the sides, per leading index: what Q is small or large against."""
+        return total_of([self.algebra.size(side) for side in self.sides])
 
     def bilinear(self, read: Read) -> Tensor:
-        """B(θ, d) of a gradient or step d."""
-        if self.form == "linear":
-            return _total([side.weight * side.of(read) for side in self.sides])
-        return _total(
-            [_product(side, side.weights(), side.of(read), self.form) for side in self.sides]
+        """Return B(θ, d) for a gradient or step d."""
+        return total_of(
+            [self.algebra.product(side, side.weights(), side.of(read)) for side in self.sides]
         )
 
     def square(self, read: Read) -> Tensor:
-        """B(d, d) of a gradient or step d; zero for a linear charge."""
-        if self.form == "linear":
+        """Return B(d, d) for a gradient or step d; zero for a linear charge."""
+        if self.algebra.is_linear:
             return torch.zeros(())
-        return _total(
-            [_product(side, side.of(read), side.of(read), self.form) for side in self.sides]
-        )
+        terms = []
+        for side in self.sides:
+            step = side.of(read)
+            terms.append(self.algebra.product(side, step, step))
+        return total_of(terms)
 
     def residual(self, read: Read, right_side: float = 0.0, against: Read | None = None) -> Tensor:
-        """|B(θ, g)| relative to Σ |w| ‖X‖‖G‖, per head: zero to rounding for a healthy gradient g.
+        """Return |B(θ, g)| relative to Σ |w| ‖X‖‖G‖: zero to rounding for a healthy gradient g.
 
-        (heads,) for charges per head, () for others; zero where there is no gradient at all. Of a charge up to ε, B
-        minus its ``right_side``. ``against`` reads G, if that is not g.
+        Arguments:
+            read: reads g.
+            right_side: subtracted from B, for a charge up to ε.
+            against: reads G, if that is not g.
+
+        Returns:
+            (heads,) for charges per head, () for others; zero where there is no gradient at all.
         """
-        b = self.bilinear(read) - right_side
-        against = against or read
-        if self.form == "linear":
-            compared = self.scale_by or self.sides
-            norm = torch.stack([read_norm(side, against) for side in compared]).sum()
-            return torch.linalg.vector_norm(b) / norm if norm > 0 else torch.zeros_like(norm)
-        heads = self.form == "matrix" or b.dim() > 1
-        scale = _total(
-            [
-                abs(side.weight)
-                * _norms(side.weights(), "matrix")
-                * _norms(side.of(against), "matrix")
-                for side in self.sides
-            ]
-        )
-        if heads:
-            norm = torch.linalg.vector_norm(b.flatten(scale.dim()), dim=-1)
+        identity = self.bilinear(read) - right_side
+        if against is None:
+            against = read
+        if self.algebra.is_linear:
+            return self._linear_residual(identity, against)
+        scales = []
+        for side in self.sides:
+            gradient_norms = matrix_norms(side.of(against))
+            scales.append(abs(side.weight) * matrix_norms(side.weights()) * gradient_norms)
+        scale = total_of(scales)  # (heads,) or ()
+        is_per_head = self.form == "matrix" or identity.dim() > 1
+        if is_per_head:
+            norm = torch.linalg.vector_norm(identity.flatten(scale.dim()), dim=-1)
         else:
-            norm, scale = torch.linalg.vector_norm(b), scale.sum()
+            norm = torch.linalg.vector_norm(identity)
+            scale = scale.sum()
+        # The inner `where` keeps 0/0 from being computed at all.
         return torch.where(scale > 0, norm / torch.where(scale > 0, scale, 1.0), 0.0)
+
+    def _linear_residual(self, identity: Tensor, against: Read) -> Tensor:
+        compared = self.scale_by or self.sides
+        scale = torch.stack([read_norm(side, against) for side in compared]).sum()
+        if scale > 0:
+            return torch.linalg.vector_norm(identity) / scale
+        return torch.zeros_like(scale)
 
 
 def read_norm(side: Side, read: Read) -> Tensor:
-    """‖gradient‖ of a side's parameter."""
+    """Return the norm of what ``read`` gives for a side's parameter, in double precision."""
     tensor = read(side.parameter)
     if tensor is None:
         return torch.zeros((), dtype=torch.float64)
     return torch.linalg.vector_norm(whole(tensor.detach()).double())
 
 
-def _product(side: Side, x: Tensor, d: Tensor, form: Form) -> Tensor:
-    if form == "rows":
-        return side.weight * (x * d).sum(dim=-1)
-    product = x @ d.mT
-    return side.weight * (product if side.weight > 0 else product.mT)
+def matrix_norms(matrices: Tensor) -> Tensor:
+    """Return ‖x‖ over (h, n), per leading index."""
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1))
 
 
-def _norms(x: Tensor, form: Form) -> Tensor:
-    """‖x‖ over (h, n), per leading index; "rows": over n."""
-    return torch.linalg.vector_norm(x, dim=-1 if form == "rows" else (-2, -1))
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    out = terms[0]
+def total_of(terms: list[Tensor]) -> Tensor:
+    """Return the sum of one term or more, added in their order."""
+    total = terms[0]
     for term in terms[1:]:
-        out = out + term
-    return out
+        total = total + term
+    return total

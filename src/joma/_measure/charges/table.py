@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from joma._measure.charges.anatomy import Placement
+from joma._measure.charges.by_layer import LayerCharges
 from joma._measure.charges.charge import Charge, Status
 from joma._measure.charges.epsilon import EpsilonTerm
 from joma._measure.charges.find import find
-from joma._measure.charges.identity import Deviation, Verdict, judge_gradients
+from joma._measure.charges.identity import Deviation, GradientVerdict, judge_gradients
 from joma._measure.charges.law import StepLaw
-from joma._measure.charges.state import Layered
 from joma._runs.warning import warn
 
 if TYPE_CHECKING:
@@ -43,44 +44,20 @@ class Charges(Sequence[Charge]):
 
     @property
     def conserved(self) -> tuple[Charge, ...]:
-        """Those that gradient flow conserves, exactly or up to ε."""
+        """The charges that gradient flow conserves, exactly or up to ε."""
         return tuple(charge for charge in self.all if charge.conserved)
 
     @torch.no_grad()
     def to_frame(self) -> pd.DataFrame:
-        """One row per charge: kind, layer, name, status, reason, numbers, and the balance.
+        """Return one row per charge: kind, layer, name, status, reason, numbers, and the balance.
 
-        ``numbers`` is how many conserved numbers it holds. ``balance`` is ‖X − Y‖/(‖X‖ + ‖Y‖) of its two sides, 0 where
-        they are equal and 1 where one is missing; NaN on the meta device, and for charges of one side.
+        ``numbers`` counts the conserved numbers that it holds. ``balance`` is ‖X − Y‖/(‖X‖ + ‖Y‖)
+        of its two sides: 0 where they are equal and 1 where one is missing. It is NaN on the meta
+        device, and for charges with one side.
         """
         import pandas as pd
 
-        rows = []
-        for charge in self.all:
-            meta = any(side.parameter.is_meta for side in charge.sides)
-            balance, numbers = float("nan"), 0
-            if charge.sides and not meta:
-                q = charge.value()
-                numbers = _numbers(charge, q)
-                if charge.two_sided:
-                    plus, minus = charge.sums()
-                    balance = float(
-                        Layered(charge.name, (charge,)).balance(
-                            (plus.reshape(1, -1), minus.reshape(1, -1))
-                        )
-                    )
-            rows.append(
-                {
-                    "kind": charge.kind,
-                    "layer": charge.layer,
-                    "name": charge.name,
-                    "status": str(charge.status),
-                    "reason": charge.reason,
-                    "numbers": numbers if charge.conserved else 0,
-                    "balance": balance,
-                }
-            )
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame([_row(charge) for charge in self.all])
         frame["layer"] = frame["layer"].astype("Int64")
         return frame
 
@@ -91,55 +68,89 @@ class Charges(Sequence[Charge]):
         computed_in: torch.dtype | None = None,
         epsilon: EpsilonTerm | None = None,
     ) -> list[Deviation]:
-        """Charges whose gradient identity the gradients of now break; empty if all is well.
+        """Return the charges whose gradient identity is broken now; empty if all is well.
 
-        Call it after ``loss.backward()``, before the optimiser's step. Gradients may be scaled, all by the same factor.
+        Call it after ``loss.backward()``, before the optimiser's step. Gradients may be scaled, all
+        by the same factor.
 
         Arguments:
             tolerance: relative; by default the root of the machine precision of the passes.
-            computed_in: the type that the passes were computed in: ``torch.bfloat16`` under such an autocast,
-                ``torch.float32`` if nothing was cast. By default the gradients show it. Where they do not, and a lower
-                precision than that of the parameters would explain what is off, it is not returned; if nothing else is
-                off, a warning says so.
-            epsilon: what was recorded of the passes by `epsilon`; without it, charges up to ε are not judged.
+            computed_in: the type that the passes were computed in: ``torch.bfloat16`` under such an
+                autocast, ``torch.float32`` if nothing was cast. By default the gradients show it.
+                Where they do not, and a lower precision than that of the parameters would explain
+                a deviation, it is not returned. If nothing else is off, a warning says so.
+            epsilon: the record that `epsilon` made of the passes. Without it, charges up to ε are
+                not judged.
 
         Returns:
-            What is off, the head named.
+            The deviations, with the number of the head.
         """
         verdict = judge_gradients(self.all, tolerance, computed_in, epsilon)
         if verdict.undecided and not verdict.deviations:
-            warn(_undecided(verdict))
+            warn(_inconclusive(verdict))
         return verdict.deviations
 
     def epsilon(self) -> EpsilonTerm:
-        """A context in which to run the model forward and backward, so that charges up to ε can be judged too."""
+        """Return a context for a forward and backward pass that lets charges up to ε be judged."""
         return EpsilonTerm(self.all)
 
     def law(self, optimizer: torch.optim.Optimizer) -> StepLaw:
-        """The law per step of ``torch.optim.SGD``, to check updates with; see ``StepLaw``."""
+        """Return the law per step of ``torch.optim.SGD``, to check updates with; see ``StepLaw``."""
         return StepLaw(self.all, optimizer)
 
     def __str__(self) -> str:
-        groups: dict[tuple[str, str, str], int] = {}
+        counts: dict[tuple[str, str, str], int] = {}
         for charge in self.all:
-            reason = (
-                charge.reason.split(":")[0]
-                if charge.kind == "norm" and charge.conserved
-                else charge.reason
-            )
-            key = charge.kind, str(charge.status), reason
-            groups[key] = groups.get(key, 0) + 1
-        return "\n".join(
-            f"{kind:9s} {status:8s} {n:4d} ×  {reason}"
-            for (kind, status, reason), n in groups.items()
-        )
+            reason = charge.reason
+            if charge.kind == "norm" and charge.conserved:
+                reason = reason.partition(":")[0]  # the rest names the matrices of one block
+            key = (charge.kind, str(charge.status), reason)
+            counts[key] = counts.get(key, 0) + 1
+        lines = []
+        for (kind, status, reason), count in counts.items():
+            lines.append(f"{kind:9s} {status:8s} {count:4d} ×  {reason}")
+        return "\n".join(lines)
 
 
-def _undecided(verdict: Verdict) -> str:
-    """Explain what was not judged, and what to do about it."""
+def _row(charge: Charge) -> dict[str, Any]:
+    balance = math.nan
+    numbers = 0
+    is_meta = any(side.parameter.is_meta for side in charge.sides)
+    if charge.sides and not is_meta:
+        if charge.conserved:
+            numbers = _count_numbers(charge, charge.value())
+        if charge.two_sided:
+            plus, minus = charge.sums()
+            # All heads as one: (1, heads × numbers).
+            sums = (plus.reshape(1, -1), minus.reshape(1, -1))
+            balance = float(LayerCharges(charge.name, (charge,)).balance(sums))
+    return {
+        "kind": charge.kind,
+        "layer": charge.layer,
+        "name": charge.name,
+        "status": str(charge.status),
+        "reason": charge.reason,
+        "numbers": numbers,
+        "balance": balance,
+    }
+
+
+def _count_numbers(charge: Charge, value: Tensor) -> int:
+    """Return the number of independent conserved numbers."""
+    if charge.form == "matrix":
+        # (…, h, h): a symmetric matrix has h(h + 1)/2 of them.
+        width = value.shape[-1]
+        return int(value[..., 0, 0].numel()) * width * (width + 1) // 2
+    return int(value.numel())
+
+
+def _inconclusive(verdict: GradientVerdict) -> str:
+    """Return a message on what was not judged, and what to do about it."""
     worst = max(verdict.undecided, key=lambda deviation: deviation.value)
     others = len(verdict.undecided) - 1
-    more = f", and {others} more are off" if others else ""
+    more = ""
+    if others:
+        more = f", and {others} more are off"
     return (
         f"joma.charges: the gradients are inconclusive. {worst} in the precision of the parameters"
         f"{more}. Passes that were computed in a lower precision would explain it, but the "
@@ -148,26 +159,19 @@ def _undecided(verdict: Verdict) -> str:
     )
 
 
-def _numbers(charge: Charge, q: torch.Tensor) -> int:
-    """How many conserved numbers a charge holds: a symmetric matrix has h(h + 1)/2."""
-    if charge.form == "matrix":
-        h = q.shape[-1]
-        return int(q[..., 0, 0].numel()) * h * (h + 1) // 2
-    return int(q.numel())
-
-
 def charges(model: nn.Module, norm: Placement | None = None) -> Charges:
-    """The conserved quantities of a model's weights, found by structure.
+    """Find the conserved quantities of a model's weights, by its structure.
 
-    Each is called *exact*, *up to ε* (of a normalisation) or *none*, with the reason.
+    Each one is *exact*, *up to ε* (of a normalisation) or *none*, with the reason.
 
     Arguments:
-        model: any Transformer with attention projections under usual names: transformers' models, PyTorch's own layers,
-            hand-written ones.
-        norm: "pre" or "post", where normalisation stands; known of PyTorch's layers and the usual families.
+        model: any Transformer with attention projections under usual names: models of transformers,
+            PyTorch's own layers, hand-written ones.
+        norm: "pre" or "post", the placement of normalisations. PyTorch's layers and the usual
+            families do not need it.
 
     Returns:
-        The charges; a ValueError if no attention is found.
+        The charges. A model without attention raises a ValueError.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True)
     >>> found = charges(

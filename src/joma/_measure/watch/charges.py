@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from joma._measure.charges.by_layer import (
+    ChargeHistory,
+    ChargeState,
+    by_part,
+    explain_missing,
+)
 from joma._measure.charges.charge import Charge, Status
 from joma._measure.charges.find import find
 from joma._measure.charges.identity import Deviation, check_gradients
-from joma._measure.charges.state import State, States, by_part, missing
 from joma._measure.events.events import PassBegins
 from joma._measure.events.optimiser import StepBegins
 from joma._measure.gauges.kinds import CHARGE
@@ -73,7 +78,7 @@ class Charges:
         layers = by_part(self._all, blocks)
         for gauge in self.gauges:
             if gauge.part not in layers:
-                raise ValueError(missing(self._all, gauge.part))
+                raise ValueError(explain_missing(self._all, gauge.part))
             if gauge.name.startswith("charge_residual") and not self._optimizers:
                 raise ValueError(
                     f"{gauge.name} is measured before an optimiser's step: give optimizer=…"
@@ -82,7 +87,7 @@ class Charges:
             raise ValueError(
                 "the model is on the meta device: its weights have no values to measure"
             )
-        self._states = States(
+        self._states = ChargeHistory(
             {part: layers[part] for part in dict.fromkeys(g.part for g in self.gauges)}
         )
         with torch.no_grad():
@@ -145,7 +150,7 @@ class Charges:
             here = bool(chosen) and self._processes.computes_weights
             with torch.no_grad():
                 states = {
-                    n: self._states.of(part, layer)
+                    n: self._states.state_of(part, layer)
                     for n, layer in enumerate(layers)
                     if layer.charges and here
                 }
@@ -153,7 +158,7 @@ class Charges:
                 values[gauge.name] = self._table(gauge, states)
         return values
 
-    def _table(self, gauge: Gauge, states: Mapping[int, State]) -> Values:
+    def _table(self, gauge: Gauge, states: Mapping[int, ChargeState]) -> Values:
         """Return the table (layers, heads) of a gauge, or (layers,) of charges that are not per head."""
         widths = self.widths[gauge.name]
         table = Values.empty(len(widths), max(widths))

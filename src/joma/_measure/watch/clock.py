@@ -1,130 +1,191 @@
 """The clock of a training, τ = Σ lr, and the learning rates that it adds up.
 
-Rates come from the optimisers, if they are watched, or are told with every step. With Adam a step moves each parameter
-by about its learning rate, so that runs of different rates are compared at equal τ rather than at equal steps.
+Rates come from the optimisers, if they are watched, or from the user with every step. With Adam a
+step moves each parameter by about its learning rate. So runs of different rates are compared at
+equal τ rather than at equal steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from joma._measure.events.optimiser import Steps
 from joma._measure.watch.alarms.notices import Notices
 
 
+@dataclass(frozen=True)
+class StatedRate:
+    """The last learning rate that the user gave, and the sum of the rates so far."""
+
+    rate: float
+    tau: float
+
+
 class Clock:
-    """Learning rates and τ of a watch; nothing until there is an optimiser or a rate was told.
+    """Learning rates and τ of a watch; both are empty until a rate is known.
 
     Arguments:
-        steps: of the optimisers that are watched.
-        grouped: record one rate and one τ per parameter group, not only those of the first, which stand for all.
+        steps: steps of the optimisers that are watched; None if rates come from the user.
+        is_grouped: True to record one rate and one τ per parameter group. Otherwise those of the
+            first group stand for all.
+        notices: takes messages to the user.
     """
 
-    def __init__(self, steps: Steps | None, grouped: bool, notices: Notices) -> None:
-        self._steps, self._grouped, self._notices = steps, grouped, notices
-        self._told: tuple[float, float] | None = None  # rate and τ
-        self._restored = False
+    def __init__(self, steps: Steps | None, is_grouped: bool, notices: Notices) -> None:
+        self._steps = steps
+        self._is_grouped = is_grouped
+        self._notices = notices
+        self._stated: StatedRate | None = None
+        self._is_restored = False
 
     @property
     def rates(self) -> list[float]:
-        """The learning rates of the last step, per group; empty if none is known."""
-        return (
-            self._steps.rates
-            if self._steps is not None
-            else []
-            if self._told is None
-            else [self._told[0]]
-        )
+        """Learning rates of the last step, per group; empty if none is known."""
+        if self._steps is not None:
+            return self._steps.rates
+        if self._stated is not None:
+            return [self._stated.rate]
+        return []
 
     @property
     def tau(self) -> list[float]:
-        """The sums of the learning rates so far, per group; empty if none is known."""
-        return (
-            self._steps.tau
-            if self._steps is not None
-            else []
-            if self._told is None
-            else [self._told[1]]
-        )
-
-    def tell(self, rate: float | None, after: int, upto: int) -> None:
-        """The steps after + 1, …, upto were made at this rate; without one, at the last that was told."""
+        """Sums of the learning rates so far, per group; empty if none is known."""
         if self._steps is not None:
-            for name, problem in self._steps.problems.items():
-                self._notices.once(("optimiser", name), f"{name} could not be followed: {problem}")
-            if not self._grouped and len(set(self._steps.rates)) > 1:
-                self._notices.once(
-                    "groups",
-                    "the learning rates of the parameter groups have come apart: those of the first are recorded",
-                )
-            if rate is not None:
-                self._notices.once(
-                    "lr", "step(lr=…) is left aside: the rates are those of the optimiser given"
-                )
-        elif rate is not None or self._told is not None:
-            last, tau = self._told or (math.nan, 0.0 if after < 1 else math.nan)
-            rate = last if rate is None else rate
-            self._told = rate, tau + rate * max(1, upto - after)
-            if math.isnan(tau):
-                self._notices.once(
-                    "tau", f"τ is not known: the learning rate was not told before step {upto}"
-                )
+            return self._steps.tau
+        if self._stated is not None:
+            return [self._stated.tau]
+        return []
+
+    def advance(self, rate: float | None, last_step: int, step: int) -> None:
+        """Count the steps last_step + 1, …, step.
+
+        Arguments:
+            rate: learning rate of these steps, if the user gave one; None for the last one given.
+            last_step: the step that was counted last.
+            step: the step that was just made.
+        """
+        if self._steps is not None:
+            self._check_optimisers(self._steps, rate)
+        elif rate is not None or self._stated is not None:
+            self._add_stated(rate, last_step, step)
+
+    def _check_optimisers(self, steps: Steps, rate: float | None) -> None:
+        for name, problem in steps.problems.items():
+            self._notices.once(("optimiser", name), f"{name} could not be followed: {problem}")
+        if not self._is_grouped and len(set(steps.rates)) > 1:
+            self._notices.once(
+                "groups",
+                "the parameter groups no longer have one learning rate: that of the first is "
+                "recorded",
+            )
+        if rate is not None:
+            self._notices.once(
+                "lr", "step(lr=…) is ignored: the learning rates come from the optimizer"
+            )
+
+    def _add_stated(self, rate: float | None, last_step: int, step: int) -> None:
+        if self._stated is not None:
+            last_rate = self._stated.rate
+            tau = self._stated.tau
+        else:
+            last_rate = math.nan
+            tau = 0.0
+            if last_step >= 1:  # the rates of earlier steps are unknown
+                tau = math.nan
+        if rate is None:
+            rate = last_rate
+        self._stated = StatedRate(rate, tau + rate * max(1, step - last_step))
+        if math.isnan(tau):
+            self._notices.once(
+                "tau", f"τ is unknown: no learning rate was given before step {step}"
+            )
 
     def rows(self) -> dict[str, Any]:
-        """What is recorded as gauges."""
-        rates, tau = self.rates, self.tau
+        """Return what is recorded as gauges."""
+        rates = self.rates
         if not rates:
             return {}
-        return {"lr": rates, "tau": tau} if self._grouped else {"lr": rates[0]}
+        if self._is_grouped:
+            return {"lr": rates, "tau": self.tau}
+        return {"lr": rates[0]}
 
     def columns(self) -> dict[str, float]:
-        """What is recorded with every gauge: τ of the first group."""
-        return {"tau": self.tau[0]} if self.rates else {}
+        """Return what is recorded with every gauge: τ of the first group."""
+        if not self.rates:
+            return {}
+        return {"tau": self.tau[0]}
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
-        return {
-            "told": self._told,
-            "optimisers": self._steps.state() if self._steps is not None else None,
-        }
+        """Return what `restore` needs."""
+        stated = None
+        if self._stated is not None:
+            stated = (self._stated.rate, self._stated.tau)
+        optimisers = None
+        if self._steps is not None:
+            optimisers = self._steps.state()
+        return {"told": stated, "optimisers": optimisers}
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Go on from a `state` after ``step``; None is that of a watch that kept no clock: then τ is not known."""
+        """Continue from a `state` after ``step``; None, of a watch without a clock, leaves τ unknown."""
         if state is None:
             if self._steps is not None and step > 0:
-                self._steps.add([math.nan] * len(self._steps.tau))
+                self._add_unknown(self._steps)
             return
-        rate_and_tau = state["told"]
-        self._told = (
-            None if rate_and_tau is None else (float(rate_and_tau[0]), float(rate_and_tau[1]))
-        )
+        self._stated = None
+        if state["told"] is not None:
+            rate, tau = state["told"]
+            self._stated = StatedRate(float(rate), float(tau))
         if self._steps is not None and state["optimisers"] is not None:
             self._steps.restore(state["optimisers"])
-        self._restored = True
+        self._is_restored = True
 
-    def go_on(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-        """A run is resumed from its folder alone, after ``step``: τ is what was recorded there, or not known."""
-        if self._restored or step < 1:
+    def continue_from_rows(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
+        """Continue a run after ``step`` from the rows of its folder alone.
+
+        τ is the one recorded at that step, or else unknown.
+        """
+        if self._is_restored or step < 1:
             return
-        found = [row for row in rows if row["step"] == step and row.get("tau") is not None]
-        groups = [row["value"] for row in found if row["gauge"] == "tau"]
-        base = (
-            [float(x) for x in groups[-1]] if groups else [float(row["tau"]) for row in found[-1:]]
-        )
+        last_rows = []
+        for row in rows:
+            if row["step"] == step and row.get("tau") is not None:
+                last_rows.append(row)
+        recorded = _recorded_tau(last_rows)
         if self._steps is not None:
-            base = (
-                base if self._grouped else base * len(self._steps.tau)
-            )  # groups of one rate have one τ
-            known = len(base) == len(self._steps.tau)
-            self._steps.add(base if known else [math.nan] * len(self._steps.tau))
-            if not known:
-                self._notices.once(
-                    "tau",
-                    f"τ is not known: nothing was recorded at step {step}, from which the run goes on. Load the "
-                    "watch's state_dict() from the checkpoint to keep it",
-                )
-        elif base:
-            rates = [row["value"] for row in found if row["gauge"] == "lr"]
-            self._told = (float(rates[-1]), base[0]) if rates else None
+            self._continue_optimisers(self._steps, recorded, step)
+        elif recorded:
+            rates = [row["value"] for row in last_rows if row["gauge"] == "lr"]
+            self._stated = None
+            if rates:
+                self._stated = StatedRate(float(rates[-1]), recorded[0])
+
+    def _continue_optimisers(self, steps: Steps, recorded: list[float], step: int) -> None:
+        groups = len(steps.tau)
+        if not self._is_grouped:
+            recorded = recorded * groups  # groups of one rate have one τ
+        if len(recorded) == groups:
+            steps.add(recorded)
+            return
+        self._add_unknown(steps)
+        self._notices.once(
+            "tau",
+            f"τ is unknown: nothing was recorded at step {step}, after which the run continues. "
+            "Load the watch's state_dict() from the checkpoint to keep it",
+        )
+
+    def _add_unknown(self, steps: Steps) -> None:
+        steps.add([math.nan] * len(steps.tau))
+
+
+def _recorded_tau(rows: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return τ per group from the rows of one step; empty if they have none."""
+    tau: list[float] = []
+    groups: list[float] = []
+    for row in rows:
+        tau = [float(row["tau"])]
+        if row["gauge"] == "tau":
+            groups = [float(value) for value in row["value"]]
+    return groups or tau

@@ -1,47 +1,58 @@
-"""What a watch shows: a line in the terminal, a table in a notebook."""
+"""The displays of a watch: a line in the terminal, a table in a notebook."""
 
 from __future__ import annotations
 
 import math
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joma._measure.watch.measurement import Measurement
+    from joma._measure.watch.phases import Phase
     from joma._measure.watch.watch import Watch
 
-STYLES = {
-    "dense": "green",
-    "sparsifying": "yellow",
-    "bouncing": "cyan",
-    "collapsed": "bold red",
-    "failing": "bold red",
-    "ended": "bold red",
+
+@dataclass(frozen=True)
+class PhaseStyle:
+    """The look of a phase: a style of Rich, and a colour that readers with any vision tell apart."""
+
+    terminal: str
+    html_colour: str
+
+
+# The colours are those of Okabe and Ito.
+_TROUBLE = PhaseStyle("bold red", "#d55e00")
+PHASE_STYLES = {
+    "dense": PhaseStyle("green", "#009e73"),
+    "sparsifying": PhaseStyle("yellow", "#e69f00"),
+    "bouncing": PhaseStyle("cyan", "#0072b2"),
+    "collapsed": _TROUBLE,
+    "failing": _TROUBLE,
+    "ended": _TROUBLE,
 }
-_COLOURS = {
-    "dense": "#009e73",
-    "sparsifying": "#e69f00",
-    "bouncing": "#0072b2",
-    "collapsed": "#d55e00",
-    "failing": "#d55e00",
-    "ended": "#d55e00",
-}
+
+# Back to the first column, and clear the line.
+_CLEAR_LINE = "\r\x1b[2K"
 
 
 class LiveLine:
-    """One line of the terminal that is written over: step, loss, mean entropy, and the phase of each layer.
+    """One line of the terminal, rewritten in place: step, loss, mean entropy, phases of layers.
 
-    Streams stay the user's: nothing is redirected, so that whatever else writes to the terminal does so as without a
-    watch. While a progress bar is on the screen, that bar has the line to itself. The ``introduction`` is printed once,
-    above the line.
+    It redirects no stream: other programs write to the terminal as they do without a watch. While a
+    progress bar is on the screen, the bar has the line to itself.
+
+    Arguments:
+        introduction: printed once, above the line.
     """
 
     def __init__(self, introduction: str = "") -> None:
         self._introduction = introduction
         self._is_on_screen = False
-        self._last = ""  # for a stream that cannot be written over: shown once, at the end
+        self._last_line = ""  # for a stream that cannot be rewritten: it gets the last line only
 
     def show(self, watch: Watch) -> None:
         """Show the state after a measurement."""
@@ -52,24 +63,22 @@ class LiveLine:
 
         console = Console(stderr=True, force_jupyter=False)
         with console.capture() as captured:
-            console.print(line(watch), end="", soft_wrap=not console.is_terminal)
-        if console.is_terminal and not console.is_dumb_terminal:
-            if self._introduction:
-                self._write(f"\r\x1b[2K{self._introduction}\n")
-                self._introduction = ""
-            self._write(
-                f"\r\x1b[2K{captured.get()}"
-            )  # back to the first column, and clear the line
-            self._is_on_screen = True
-        else:
-            self._last = captured.get()
+            console.print(status_line(watch), end="", soft_wrap=not console.is_terminal)
+        if not console.is_terminal or console.is_dumb_terminal:
+            self._last_line = captured.get()
+            return
+        if self._introduction:
+            self._write(f"{_CLEAR_LINE}{self._introduction}\n")
+            self._introduction = ""
+        self._write(f"{_CLEAR_LINE}{captured.get()}")
+        self._is_on_screen = True
 
     def close(self) -> None:
-        """Leave the last line where it is; write it if the stream is no terminal."""
+        """Leave the last line on the screen; write it if the stream is not a terminal."""
         if self._is_on_screen:
             self._write("\n")
-        elif self._last:
-            self._write(f"{self._last}\n")
+        elif self._last_line:
+            self._write(f"{self._last_line}\n")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a terminal that was closed must not stop the training
@@ -78,29 +87,28 @@ class LiveLine:
 
 
 def shows_progress_bar() -> bool:
-    """True if a bar of tqdm, a live display of Rich or the loop of Keras is using the terminal now."""
+    """Return True if a bar of tqdm, a live display of Rich or Keras uses the terminal now."""
     return _has_tqdm_bar() or _has_rich_display() or _runs_in_keras()
 
 
 def _has_tqdm_bar() -> bool:
     bar = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    # bars that are open; those with disable=True and those that are closed are not among them
+    # The open bars. Bars that are closed or have disable=True are not among them.
     return bool(list(getattr(bar, "_instances", ())))
 
 
 def _has_rich_display() -> bool:
     proxy = getattr(sys.modules.get("rich.file_proxy"), "FileProxy", None)
-    if proxy is not None and isinstance(sys.stderr, proxy):  # by any console, on a terminal
+    if proxy is not None and isinstance(sys.stderr, proxy):  # of any console, on a terminal
         return True
-    console = getattr(
-        sys.modules.get("rich"), "_console", None
-    )  # the one that displays use unless told otherwise
-    # `_live` until Rich 13, `_live_stack` from 14 on
+    # The global console, which displays use by default.
+    console = getattr(sys.modules.get("rich"), "_console", None)
+    # It is `_live` until Rich 13, and `_live_stack` from 14 on.
     return bool(getattr(console, "_live_stack", None) or getattr(console, "_live", None))
 
 
 def _runs_in_keras() -> bool:
-    """True within `Model.fit` of Keras, which draws its bar without an object that could be asked."""
+    """Return True inside `Model.fit` of Keras, which draws its bar without an object to ask."""
     if "keras" not in sys.modules:
         return False
     frame: FrameType | None = sys._getframe()
@@ -111,8 +119,8 @@ def _runs_in_keras() -> bool:
     return False
 
 
-def line(watch: Watch) -> Any:
-    """The line as Rich text."""
+def status_line(watch: Watch) -> Any:
+    """Return step, loss, mean entropy and the phases of layers as Rich text."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -120,60 +128,100 @@ def line(watch: Watch) -> Any:
     text.append(f"step {watch.last_step:,}")
     if watch.latest is not None and watch.latest.loss is not None:
         text.append(f"  loss {watch.latest.loss:.4g}")
-    present = [n for n, phase in enumerate(watch.phases) if not math.isnan(phase.entropy)]
-    entropies = [phase.entropy for phase in watch.phases if not math.isnan(phase.entropy)]
+    entropies = []
+    for phase in watch.phases:
+        if not math.isnan(phase.entropy):
+            entropies.append(phase.entropy)
     if entropies:
         text.append(f"  entropy {sum(entropies) / len(entropies):.3f}")
-    start = 0
-    names = [watch.phases[n].name for n in present]
-    for n in range(1, len(names) + 1):  # runs of layers in the same phase
-        if n == len(names) or names[n] != names[start]:
-            span = f"{present[start]}" if n - start == 1 else f"{present[start]}–{present[n - 1]}"
-            text.append(f"  {span} ")
-            text.append(names[start], style=STYLES[names[start]])
-            start = n
+    for group in _runs_of_phases(watch.phases):
+        text.append(f"  {group.layers} ")
+        text.append(group.name, style=PHASE_STYLES[group.name].terminal)
     return text
 
 
-def html(watch: Watch) -> str:
-    """A table of layers with entropy, phase, depth of the trough, height of the bounce, and weights."""
-    head = [f"<b>{escape(type(watch.model).__name__)}</b>, step {watch.last_step:,}"]
+@dataclass
+class PhaseGroup:
+    """Neighbouring layers in the same phase."""
+
+    name: str
+    first: int
+    last: int
+
+    @property
+    def layers(self) -> str:
+        """Their numbers, as "3" or "3–5"."""
+        if self.first == self.last:
+            return str(self.first)
+        return f"{self.first}–{self.last}"
+
+
+def _runs_of_phases(phases: list[Phase]) -> list[PhaseGroup]:
+    """Return the layers that were measured, neighbours in the same phase together."""
+    groups: list[PhaseGroup] = []
+    for number, phase in enumerate(phases):
+        if math.isnan(phase.entropy):
+            continue
+        if groups and groups[-1].name == phase.name:
+            groups[-1].last = number
+        else:
+            groups.append(PhaseGroup(phase.name, number, number))
+    return groups
+
+
+def watch_html(watch: Watch) -> str:
+    """Return a table of layers with their gauges, phase, depth of the trough and bounce."""
+    heading = [f"<b>{escape(type(watch.model).__name__)}</b>, step {watch.last_step:,}"]
     latest = watch.latest
     if latest is not None and latest.loss is not None:
-        head.append(f"loss {latest.loss:.4g}")
-    head.append(
-        f"run <code>{escape(str(watch.path))}</code>" if watch.path is not None else "no run folder"
-    )
+        heading.append(f"loss {latest.loss:.4g}")
+    if watch.path is None:
+        heading.append("no run folder")
+    else:
+        heading.append(f"run <code>{escape(str(watch.path))}</code>")
+    paragraph = ", ".join(heading)
     if latest is None or not latest.values:
-        return f"<p>{', '.join(head)}; no measurement yet</p>"
-    layers = max(map(len, latest.values.values()))
-    columns = [
-        "layer",
-        "module",
-        *latest.values,
-        *(["phase", "trough", "bounce"] if watch.phases else []),
-    ]
-    rows = []
-    for n in range(layers):
-        module = watch.layers[n] if n < len(watch.layers) else ""
-        cells = [str(n), f"<code>{escape(module)}</code>"]
-        cells += [
-            _number(latest.reduced(gauge, n)) if n < len(v) else ""
-            for gauge, v in latest.values.items()
-        ]
-        if n < len(watch.phases):
-            phase = watch.phases[n]
-            cells.append(f'<span style="color:{_COLOURS[phase.name]}">{phase.name}</span>')
-            cells += [
-                f"−{phase.depth:.2f}" if phase.depth else "",
-                f"+{phase.bounce:.2f}" if phase.bounce else "",
-            ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        return f"<p>{paragraph}; no measurement yet</p>"
+    columns = ["layer", "module", *latest.values]
+    if watch.phases:
+        columns += ["phase", "trough", "bounce"]
     header = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    return f"<p>{', '.join(head)}</p><table><tr>{header}</tr>{''.join(rows)}</table>"
+    rows = []
+    for number in range(max(map(len, latest.values.values()))):
+        cells = "".join(f"<td>{cell}</td>" for cell in _layer_cells(watch, latest, number))
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<p>{paragraph}</p><table><tr>{header}</tr>{''.join(rows)}</table>"
 
 
-def _number(x: float | None) -> str:
-    if x is None:
+def _layer_cells(watch: Watch, latest: Measurement, number: int) -> list[str]:
+    module = ""
+    if number < len(watch.layers):
+        module = watch.layers[number]
+    cells = [str(number), f"<code>{escape(module)}</code>"]
+    for gauge, values in latest.values.items():
+        value = None
+        if number < len(values):
+            value = latest.reduced(gauge, number)
+        cells.append(_number(value))
+    if number < len(watch.phases):
+        cells += _phase_cells(watch.phases[number])
+    return cells
+
+
+def _phase_cells(phase: Phase) -> list[str]:
+    colour = PHASE_STYLES[phase.name].html_colour
+    trough = ""
+    if phase.depth:
+        trough = f"−{phase.depth:.2f}"
+    bounce = ""
+    if phase.bounce:
+        bounce = f"+{phase.bounce:.2f}"
+    return [f'<span style="color:{colour}">{phase.name}</span>', trough, bounce]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
         return ""
-    return "NaN" if math.isnan(x) else f"{x:.4g}"
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:.4g}"

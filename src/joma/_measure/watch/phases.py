@@ -1,25 +1,28 @@
-"""Phases of a layer's attention: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
+"""Phases of attention per layer: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
 
-While a critical alert stands, a layer is never called by one of the first three names, which healthy layers have: it is
-`ended` if the alert is about numbers that are not finite, else `collapsed` or `failing`.
+The first three are phases of a healthy layer. While a critical alert holds, a layer is `ended` if
+the alert is about numbers that are not finite, and otherwise `collapsed` or `failing`.
 
-The rules, on the median s of the last ``RULE.window`` entropies (nats, mean over heads and queries), with the
-thresholds of `joma._runs.curve.Rule`:
+The rules look at s, the median of the last ``RULE.window`` entropies (nats, mean over heads and
+queries), with the thresholds of `joma._runs.curve.Rule`:
 
     dense → sparsifying     s fell by RULE.least_fall(peak) below the peak
     sparsifying → bouncing  s rose by RULE.least_rise(deepest dip so far) above the trough
-    bouncing → dense        s is back at the peak, but for a share BACK of the depth
-    bouncing → sparsifying  s fell below the trough; or, a second dip, below the crest by RULE.least_fall(crest) and by
-                            a share SECOND of the deepest dip so far
-    any → collapsed         the layer's non-sink attention is low (`Stuck`); or low at the last `PATIENCE` measurements
-                            while over the last quarter of the run the loss did not fall by 0.5 %
-    collapsed → sparsifying it is above RECOVERED
+    bouncing → dense        s is back at the peak, up to a share RETURN_SHARE of the depth
+    bouncing → sparsifying  s fell below the trough; or, a second dip, it fell below the crest by
+                            RULE.least_fall(crest) and by SECOND_DIP_SHARE of the deepest dip so far
+    any → collapsed         the layer's non-sink attention is low (`Stuck`); or it was low at the
+                            last `PATIENCE` measurements, and the loss did not fall by LEAST_GAIN
+                            over the last quarter of the run
+    collapsed → sparsifying non-sink attention is above RECOVERED
 
-What takes a step back differs from what takes it forward, and a fall or rise must be NOISE times the noise of the
-curve (by its second differences, which do not see a trend), so that noise does not make a phase flicker. Where the
-largest possible entropy changes, the sequences have another length: what was seen so far is scaled to it. Non-sink
-attention is the mean over heads that are not sinks: a head that parks its mass there is healthy, and so is a layer that
-is sparse while the loss falls.
+Two things keep noise from making a phase flicker. The thresholds of a step back differ from those
+of the step forward, and a fall or rise has to be NOISE_DEVIATIONS times the noise of the curve. The
+noise is estimated from second differences, which do not see a trend.
+
+A change of the largest possible entropy means that the sequences have another length: the entropies
+so far are then scaled to it. Non-sink attention is the mean over heads that are not sinks: a head
+that parks its mass on a sink is healthy, and so is a layer that is sparse while the loss falls.
 """
 
 from __future__ import annotations
@@ -36,12 +39,33 @@ from joma._runs.curve import ONLINE
 
 PHASES = ("dense", "sparsifying", "bouncing", "collapsed", "failing", "ended")
 RULE = ONLINE
-BACK = 0.1  # of the depth of the dip
-SECOND = 0.25  # likewise
-NOISE = 9.0  # standard deviations: white noise spans 7 in a thousand measurements
-SCATTER = 64  # last measurements that noise is told from
+
+# Share of the depth of a dip. An entropy that stays this far below its peak counts as back.
+RETURN_SHARE = 0.1
+
+# Share of the deepest dip so far. A second fall that is smaller belongs to the bounce.
+SECOND_DIP_SHARE = 0.25
+
+# Standard deviations: white noise spans 7 of them in a thousand measurements.
+NOISE_DEVIATIONS = 9.0
+
+# Number of last measurements that the noise is estimated from.
+NOISE_MEASUREMENTS = 64
+
+# The standard deviation of a median of three values (RULE.window), in those of one value.
+_MEDIAN_OF_THREE = 0.67
+
+# 1.4826 times the median size of a normal variable is its standard deviation.
+_DEVIATION_OF_MEDIAN = 1.4826
+
+# Low measurements in a row before low means anything.
 PATIENCE = 8
-LENGTH = 0.02  # a relative change of the largest possible entropy that is one of the length
+
+# Relative change of the largest possible entropy from which sequences have another length.
+LENGTH_CHANGE = 0.02
+
+# Share of the loss: a loss that falls by less over a quarter of the run stands still.
+LEAST_GAIN = 0.005
 
 
 @dataclass
@@ -64,10 +88,10 @@ class Stuck:
 
         Arguments:
             is_low: True if the number is low.
-            is_over: True if the number has recovered; between the two, it stays what it was.
-            loss: of this measurement; NaN if it is unknown, which is not better.
-            best: the best loss so far, this one included.
-            usual: what the losses before exceed only by chance.
+            is_over: True if the number has recovered. A number that is neither stays what it was.
+            loss: of this measurement. NaN means unknown, and is not better.
+            best: best loss so far, this one included.
+            usual: loss that earlier measurements exceed only by chance.
         """
         if self.count > 0 and is_over:
             self.count = 0
@@ -86,27 +110,40 @@ class Stuck:
 
 @dataclass
 class Phase:
-    """The phase of one layer, and the numbers behind it."""
+    """The phase of one layer, and the numbers behind it.
+
+    Attributes:
+        name: one of `PHASES`.
+        peak: highest smoothed entropy before the dip.
+        trough: lowest smoothed entropy of the dip.
+        crest: highest smoothed entropy since the trough.
+        deepest: depth of the deepest dip so far.
+        entropy: smoothed entropy now, in nats.
+        since: step of the first measurement in this phase.
+        trouble: kind of the critical alert that holds; "" if none does.
+    """
 
     name: str = "dense"
-    peak: float = -math.inf  # before the dip
+    peak: float = -math.inf
     trough: float = math.inf
-    crest: float = -math.inf  # since the trough
-    deepest: float = 0.0  # dip so far
-    entropy: float = math.nan  # smoothed
-    since: int = 0  # the step of the first measurement in this phase
-    trouble: str = ""  # the kind of the critical alert that stands, if one does
-    _shape: str = field(default="dense", repr=False)  # the phase by the curve of entropy alone
+    crest: float = -math.inf
+    deepest: float = 0.0
+    entropy: float = math.nan
+    since: int = 0
+    trouble: str = ""
+
+    # The phase by the curve of entropy and by collapse, whatever alerts hold.
+    _shape: str = field(default="dense", repr=False)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RULE.window), repr=False)
+    # Sizes of the last second differences of entropy.
     _bends: deque[float] = field(
-        default_factory=lambda: deque(maxlen=SCATTER), repr=False
-    )  # sizes of second differences
-    _possible: float = field(default=math.nan, repr=False)
+        default_factory=lambda: deque(maxlen=NOISE_MEASUREMENTS), repr=False
+    )
+    _possible: float = field(default=math.nan, repr=False)  # largest possible entropy
     _best: float = field(default=math.inf, repr=False)  # loss so far
     _stuck: Stuck = field(default_factory=Stuck, repr=False)
-    _low: list[tuple[int, float]] = field(
-        default_factory=list, repr=False
-    )  # (step, loss) while non-sink entropy is low
+    # (step, loss) of each measurement while non-sink entropy is low.
+    _low: list[tuple[int, float]] = field(default_factory=list, repr=False)
 
     @property
     def depth(self) -> float:
@@ -151,29 +188,35 @@ class Phase:
         fields = {
             **state,
             "_recent": deque(state["_recent"], maxlen=RULE.window),
-            "_bends": deque(state["_bends"], maxlen=SCATTER),
+            "_bends": deque(state["_bends"], maxlen=NOISE_MEASUREMENTS),
             "_stuck": Stuck(**state["_stuck"]),
             "_low": [(int(step), float(loss)) for step, loss in state["_low"]],
         }
         return cls(**fields)
 
     def update(
-        self, step: int, entropy: float, nonsink: float = math.nan, loss: float = math.nan, possible: float = math.nan,
-        collapsed: bool = False,
-    ) -> str:  # fmt: skip
-        """Take one measurement and return the phase.
+        self,
+        step: int,
+        entropy: float,
+        nonsink: float = math.nan,
+        loss: float = math.nan,
+        possible: float = math.nan,
+        has_collapsed_heads: bool = False,
+    ) -> str:
+        """Take one measurement and return the name of the phase.
 
         Arguments:
             step: of the measurement.
             entropy: in nats.
-            nonsink: non-sink entropy over the largest possible one; NaN if it says nothing.
-            loss: NaN if it is not known.
-            possible: the largest possible entropy, in nats.
-            collapsed: True if most heads have collapsed by themselves.
+            nonsink: non-sink entropy as a share of the largest possible one; NaN if it has no
+                meaning.
+            loss: NaN if it is unknown.
+            possible: largest possible entropy, in nats.
+            has_collapsed_heads: True if most heads have collapsed by themselves.
         """
-        before = None  # before the first measurement
+        name_before = None  # at the first measurement, the phase begins
         if math.isfinite(self.entropy):
-            before = self.name
+            name_before = self.name
         self._rescale(possible)
         if math.isfinite(entropy):
             if len(self._recent) == RULE.window:
@@ -181,29 +224,29 @@ class Phase:
             self._recent.append(entropy)
             self.entropy = median(self._recent)
             self._turn(self.entropy)
-        self._judge_collapse(step, nonsink, loss, collapsed)
-        self._settle(step, before)
+        self._judge_collapse(step, nonsink, loss, has_collapsed_heads)
+        self._settle(step, name_before)
         return self.name
 
     @property
     def has_collapsed(self) -> bool:
-        """True if attention is collapsed by its own numbers, whatever alerts stand."""
+        """True if attention is collapsed by its own numbers, whatever alerts hold."""
         return self._shape == "collapsed"
 
     def judge(self, step: int, trouble: str) -> None:
-        """Take the kind of the critical alert that stands at this layer; "" if none does."""
+        """Take the kind of the critical alert that holds at this layer; "" if none does."""
         self.trouble = trouble
         self._settle(step, self.name)
 
-    def _settle(self, step: int, before: str | None) -> None:
-        """Name the phase by its trouble, or else by the curve of entropy."""
+    def _settle(self, step: int, name_before: str | None) -> None:
+        """Name the phase after its trouble, or else after the curve of entropy."""
         if self.trouble == "not finite":
             self.name = "ended"
         elif self.trouble and self._shape != "collapsed":
             self.name = "failing"
         else:
             self.name = self._shape
-        if self.name != before:
+        if self.name != name_before:
             self.since = step
 
     def _rescale(self, possible: float) -> None:
@@ -213,7 +256,7 @@ class Phase:
         factor = 1.0
         if self._possible > 0:
             factor = possible / self._possible
-        if math.isfinite(self._possible) and abs(factor - 1) <= LENGTH:
+        if math.isfinite(self._possible) and abs(factor - 1) <= LENGTH_CHANGE:
             return
         self._possible = possible
         for name in ("peak", "trough", "crest", "deepest", "entropy"):
@@ -222,10 +265,12 @@ class Phase:
 
     @property
     def _noise(self) -> float:
-        """NOISE standard deviations of the smoothed curve: a second difference of white noise has √6 of one."""
+        """The smallest change of the smoothed curve that noise does not explain."""
         if len(self._bends) < RULE.window:
             return 0.0
-        return NOISE * 0.67 * 1.4826 * median(self._bends) / math.sqrt(6)
+        # x₀ − 2x₁ + x₂ of white noise has √6 times the deviation of x.
+        scale = NOISE_DEVIATIONS * _MEDIAN_OF_THREE * _DEVIATION_OF_MEDIAN
+        return scale * median(self._bends) / math.sqrt(6)
 
     def _turn(self, entropy: float) -> None:
         """Follow the curve of the smoothed entropy."""
@@ -236,16 +281,17 @@ class Phase:
                 self._begin_dip(entropy)
         elif self._shape == "bouncing":
             self.crest = max(self.crest, entropy)
-            second_dip = max(RULE.least_fall(self.crest), SECOND * self.deepest, noise)
+            second_dip = max(RULE.least_fall(self.crest), SECOND_DIP_SHARE * self.deepest, noise)
             if entropy < self.trough - noise:
                 self._begin_dip(entropy)
-            elif entropy >= self.peak - BACK * (self.peak - self.trough):
+            elif entropy >= self.peak - RETURN_SHARE * (self.peak - self.trough):
                 self._shape = "dense"
                 self.peak = entropy
             elif entropy <= self.crest - second_dip:
                 self.peak = self.crest
                 self._begin_dip(entropy)
-        else:  # sparsifying; the trough of a collapsed layer is followed as well
+        else:
+            # Sparsifying. The trough of a collapsed layer is followed as well.
             self.trough = min(self.trough, entropy)
             self.deepest = max(self.deepest, self.peak - self.trough)
             least_rise = max(RULE.least_rise(self.deepest), noise)
@@ -258,14 +304,16 @@ class Phase:
         self.trough = entropy
         self.crest = -math.inf
 
-    def _judge_collapse(self, step: int, nonsink: float, loss: float, collapsed: bool) -> None:
+    def _judge_collapse(
+        self, step: int, nonsink: float, loss: float, has_collapsed_heads: bool
+    ) -> None:
         if math.isfinite(loss):
             self._best = min(self._best, loss)
         is_known = not math.isnan(nonsink)
         if is_known:
             self._stuck.update(nonsink < LOW, nonsink > RECOVERED, loss, self._best)
         if self._shape == "collapsed":
-            if nonsink > RECOVERED and not collapsed:
+            if nonsink > RECOVERED and not has_collapsed_heads:
                 self._shape = "sparsifying"
                 self.crest = -math.inf
                 self._low.clear()
@@ -275,14 +323,14 @@ class Phase:
         elif is_known and math.isfinite(loss):
             self._low.append((step, loss))
         is_lasting = len(self._low) >= PATIENCE and not loss_falls(self._low, step)
-        if self._stuck.is_stuck() or is_lasting or collapsed:
+        if self._stuck.is_stuck() or is_lasting or has_collapsed_heads:
             self._shape = "collapsed"
             if not math.isfinite(self.trough):
                 self.trough = self.entropy
 
 
 class Phases(list[Phase]):
-    """One `Phase` per layer: a list that is printed in words, one line per layer."""
+    """One `Phase` per layer: a list that prints one line per layer."""
 
     def state(self) -> list[dict[str, Any]]:
         """Return the states of all phases."""
@@ -293,21 +341,21 @@ class Phases(list[Phase]):
         self[:] = [Phase.restored(phase) for phase in state]
 
     def __str__(self) -> str:
-        return (
-            "\n".join(f"layer {n}: {phase}" for n, phase in enumerate(self))
-            or "no layer was measured yet"
-        )
+        if not self:
+            return "no layer was measured yet"
+        return "\n".join(f"layer {number}: {phase}" for number, phase in enumerate(self))
 
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"
 
 
 def loss_falls(losses: Sequence[tuple[int, float]], step: int) -> bool:
-    """Return True if the loss fell by 0.5 % over the last quarter of the run.
+    """Return True if the loss fell by `LEAST_GAIN` over the last quarter of the run.
 
     Arguments:
-        losses: (step, loss) since something is low. The last PATIENCE of them count at least. If they
-            do not reach back over that quarter, it is too early to tell, and the loss counts as falling.
+        losses: (step, loss) since something is low. At least the last `PATIENCE` of them count. If
+            they do not reach back over that quarter, it is too early to judge, and the loss counts
+            as falling.
         step: the last step of the run so far.
     """
     start = 0.75 * step
@@ -319,4 +367,4 @@ def loss_falls(losses: Sequence[tuple[int, float]], step: int) -> bool:
     half = len(window) // 2
     before = median(window[:half])
     after = median(window[half:])
-    return after <= before - 0.005 * abs(before)
+    return after <= before - LEAST_GAIN * abs(before)

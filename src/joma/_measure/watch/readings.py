@@ -1,4 +1,7 @@
-"""What phases and alarms are told from: the numbers of one measurement, small enough to be kept."""
+"""Readings: the numbers of one measurement that phases and alarms look at.
+
+They are small enough that a run folder keeps all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,19 @@ from joma._measure.gauges.attention import AttentionStats
 from joma._measure.gauges.kinds import ATTENTION
 from joma._measure.gauges.registry import Gauge
 
-SINK = 0.9  # the mean mass on sinks from which a head is a sink itself
-ALL = 0.99  # and from which it attends to nothing else
-FEW_KEYS = (
-    1.0  # nats: where non-sink attention can spread no further than this, low entropy means nothing
-)
-LOW, RECOVERED = 0.04, 0.08  # of the largest possible non-sink entropy: 0.1 and 0.2 nats of 2.5
+# Mean mass on sinks above which a head is a sink, and above which it attends to nothing else.
+SINK_MASS = 0.9
+FULL_SINK_MASS = 0.99
 
-# Levels of a head's non-sink attention. Rules about collapse need no more of a healthy head than its level, so that a
-# run folder keeps one letter per head, and the number itself only where it is not high.
+# Nats. Non-sink attention that can spread no further than this is low whatever the model does.
+LEAST_POSSIBLE = 1.0
+
+# Shares of the largest possible non-sink entropy: 0.1 and 0.2 nats of 2.5.
+LOW = 0.04
+RECOVERED = 0.08
+
+# Levels of a head's non-sink attention. Rules about collapse need no more of a healthy head than
+# its level. So a run folder keeps one letter per head, and the number only where it is not high.
 UNKNOWN_LEVEL = "?"
 LOW_LEVEL = "l"
 MIDDLE_LEVEL = "m"
@@ -32,11 +39,16 @@ HIGH_LEVEL = "h"
 
 
 def _possible(stats: AttentionStats) -> Tensor:
-    """The largest non-sink entropy there could be."""
+    """Return the largest possible non-sink entropy of each query: the sink takes one key."""
     return (stats.visible - 1).clamp(min=1).log().expand_as(stats.entropy)
 
 
-# measured whatever gauges are asked for: they are almost free
+def _uniform(stats: AttentionStats) -> Tensor:
+    """Return the entropy of uniform attention, ln(visible keys), of each query."""
+    return stats.visible.clamp(min=1).log().expand_as(stats.entropy)
+
+
+# Measured whatever gauges are asked for: the statistics behind them are computed anyway.
 FOR_PHASES = (
     Gauge("_entropy", ATTENTION, lambda stats: stats.entropy, ""),
     Gauge("_nonsink", ATTENTION, lambda stats: stats.nonsink_entropy, ""),
@@ -45,14 +57,8 @@ FOR_PHASES = (
     Gauge("_logsumexp", ATTENTION, lambda stats: stats.logsumexp, "", reduce="max"),
 )
 
-
-# likewise: ln(visible keys), what uniform attention would have, for pictures
-UNIFORM = Gauge(
-    "_uniform",
-    ATTENTION,
-    lambda stats: stats.visible.clamp(min=1).log().expand_as(stats.entropy),
-    "",
-)
+# Likewise, for figures.
+UNIFORM = Gauge("_uniform", ATTENTION, _uniform, "")
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,9 @@ class Finding:
         head: its number; None if it is about a whole layer.
         gauge: what was measured.
         value: of the gauge.
-        threshold: what the value is beyond; None if there is no such number.
-        module: its name, where it is not that of the layer.
-        later: modules where the same was seen after it.
+        threshold: number that the value is beyond; None if there is none.
+        module: name of the module, if it is not the layer.
+        later: modules in which the same was found after it.
         is_everywhere: True if no layer is healthy while it lasts.
     """
 
@@ -88,15 +94,15 @@ class Finding:
 
 
 class AttentionReading(Protocol):
-    """One attention layer at one measurement, as the rules see it."""
+    """The numbers of one attention layer that rules look at."""
 
     @property
     def entropy(self) -> float:
-        """Mean over heads, in nats."""
+        """Mean entropy over heads, in nats."""
 
     @property
     def possible(self) -> float:
-        """Non-sink entropy of attention that is spread as far as it goes, in nats."""
+        """Largest possible non-sink entropy, in nats."""
 
     @property
     def nonsink(self) -> float:
@@ -108,24 +114,31 @@ class AttentionReading(Protocol):
 
     @property
     def spread(self) -> Sequence[float]:
-        """Per head: non-sink entropy over the possible one."""
+        """Per head: non-sink entropy as a share of the possible one."""
 
     @property
     def logsumexp(self) -> Sequence[float]:
-        """Per head, the largest."""
+        """Per head: the largest logsumexp."""
 
 
 @dataclass(frozen=True)
 class LayerReading:
-    """One attention layer: means over its heads, and one number per head (NaN where it says nothing)."""
+    """One attention layer at one measurement. NaN stands for a head without a meaningful value.
 
-    entropy: float  # nats
-    possible: float  # nats: of non-sink attention that is spread as far as it goes
-    spread: Sequence[
-        float
-    ] = ()  # per head: non-sink entropy over the possible one; 0 where all is on sinks
-    sink: Sequence[float] = ()  # per head: mean mass on sinks
-    logsumexp: Sequence[float] = ()  # per head, the largest
+    Attributes:
+        entropy: mean over heads, in nats.
+        possible: largest possible non-sink entropy, in nats.
+        spread: per head: non-sink entropy as a share of the possible one; 0 if all mass is on
+            sinks.
+        sink: per head: mean mass on sinks.
+        logsumexp: per head: the largest.
+    """
+
+    entropy: float
+    possible: float
+    spread: Sequence[float] = ()
+    sink: Sequence[float] = ()
+    logsumexp: Sequence[float] = ()
 
     @property
     def nonsink(self) -> float:
@@ -141,7 +154,7 @@ class LayerReading:
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """The part of a `LayerReading` that a run folder keeps: rules come to the same verdicts by it."""
+    """The part of a `LayerReading` that a run folder keeps. Rules judge it alike."""
 
     entropy: float
     possible: float
@@ -152,10 +165,10 @@ class StoredLayer:
 
 
 def level_of_head(spread: float, sink: float) -> str:
-    """Return the level of a head; a sink that also attends elsewhere is healthy."""
+    """Return the level of a head. A sink that also attends elsewhere is healthy."""
     if math.isnan(spread) or math.isnan(sink):
         return UNKNOWN_LEVEL
-    if SINK < sink <= ALL or spread > RECOVERED:
+    if SINK_MASS < sink <= FULL_SINK_MASS or spread > RECOVERED:
         return HIGH_LEVEL
     if spread < LOW:
         return LOW_LEVEL
@@ -164,13 +177,14 @@ def level_of_head(spread: float, sink: float) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement.
+    """The numbers of one measurement.
 
     Attributes:
-        loss: None if it is not known.
-        layers: of attention.
-        gauges: gauge -> per layer, its values; one per head where it has heads.
-        findings: what is wrong by evidence that is not among these numbers.
+        step: of the measurement.
+        loss: None if it is unknown.
+        layers: one per attention layer.
+        gauges: gauge -> values per layer, one per head if it has heads.
+        findings: problems with other evidence than these numbers.
     """
 
     step: int
@@ -180,11 +194,11 @@ class Reading:
     findings: Sequence[Finding] = ()
 
     def to_json(self) -> list[Any]:
-        """Return what rules need of the reading, without loss of a bit; the step comes first."""
+        """Return the numbers that rules need, to the last bit; the step comes first."""
         means = [[layer.entropy, layer.possible, layer.nonsink] for layer in self.layers]
         levels = " ".join(layer.levels for layer in self.layers)
         logsumexp: list[Any] = []
-        if "max_logit" not in self.gauges:  # rules look at one of the two
+        if "max_logit" not in self.gauges:  # rules look at one of the two only
             logsumexp = _pack_rows([layer.logsumexp for layer in self.layers])
         gauges = {gauge: _pack_rows(rows) for gauge, rows in self.gauges.items()}
         findings = [asdict(finding) for finding in self.findings]
@@ -201,11 +215,13 @@ class Reading:
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> Reading:
-        """Return the reading that `to_json` made ``row`` from, with a `StoredLayer` per layer."""
+        """Return the reading that `to_json` gave, with a `StoredLayer` per layer."""
         step, loss, packed_means, packed_levels, spreads, packed_logsumexp, gauges, findings = row
         means = _unpack_rows(packed_means)  # per layer: entropy, possible, nonsink
         levels = _unpack_bytes(packed_levels).decode().split(" ")[: len(means)]
-        logsumexp: list[list[float]] = [[]] * len(means)
+        if loss is not None:
+            loss = float(loss)
+        logsumexp: list[list[float]] = [[] for _ in means]
         if packed_logsumexp:
             logsumexp = _unpack_rows(packed_logsumexp)
         layers = []
@@ -214,11 +230,11 @@ class Reading:
             spread = _with_nan(heads, below_high)
             layers.append(StoredLayer(entropy, possible, nonsink, heads, spread, largest))
         return cls(
-            int(step),
-            None if loss is None else float(loss),
-            layers,
-            {gauge: _unpack_rows(rows) for gauge, rows in gauges.items()},
-            [Finding.from_json(finding) for finding in findings],
+            step=int(step),
+            loss=loss,
+            layers=layers,
+            gauges={gauge: _unpack_rows(rows) for gauge, rows in gauges.items()},
+            findings=[Finding.from_json(finding) for finding in findings],
         )
 
 
@@ -231,26 +247,40 @@ def _below_high(layer: AttentionReading) -> list[float]:
 def _with_nan(levels: str, below_high: Sequence[float]) -> list[float]:
     """Return one spread per head, from those that `_below_high` gave."""
     numbers = iter(below_high)
-    return [next(numbers) if level in (LOW_LEVEL, MIDDLE_LEVEL) else math.nan for level in levels]
+    spread = []
+    for level in levels:
+        if level in (LOW_LEVEL, MIDDLE_LEVEL):
+            spread.append(next(numbers))
+        else:
+            spread.append(math.nan)
+    return spread
 
 
 def _pack_rows(rows: Sequence[Sequence[float]]) -> list[Any]:
-    """Return rows of numbers as [type, lengths, text]: 4 characters per head instead of 20 as decimals.
+    """Return rows of numbers as [type, shape, text], 4 characters per head instead of 20.
 
-    The type is float32 where that loses nothing, as for what a float32 model computes.
+    The type is float32 if that loses nothing, as for the numbers of a float32 model. The shape is
+    [rows, columns], or the length of each row if the type says "ragged".
     """
-    numbers = np.array([number for row in rows for number in row], dtype="<f8")
+    flat: list[float] = []
+    for row in rows:
+        flat += row
+    numbers = np.array(flat, dtype="<f8")
     with np.errstate(over="ignore"):
         narrow = numbers.astype("<f4")
     if np.array_equal(narrow.astype("<f8"), numbers, equal_nan=True):
         numbers = narrow
-    # The first bytes of all numbers, then the second, …: signs and exponents are alike, and are compressed together.
-    planes = (
-        numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize).T
-    )  # (bytes per number, numbers)
-    lengths = {len(row) for row in rows}
-    shape = [len(rows), *lengths] if len(lengths) == 1 else [len(row) for row in rows]
-    kind = numbers.dtype.str if len(lengths) == 1 else f"ragged {numbers.dtype.str}"
+    # The first bytes of all numbers, then the second, …: signs and exponents are alike, and zlib
+    # compresses them together.
+    as_bytes = numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)
+    planes = as_bytes.T  # (bytes per number, numbers)
+    lengths = [len(row) for row in rows]
+    kind = numbers.dtype.str
+    shape = lengths
+    if len(set(lengths)) == 1:
+        shape = [len(rows), lengths[0]]
+    else:
+        kind = f"ragged {kind}"
     return [kind, shape, _pack_bytes(planes.tobytes())]
 
 
@@ -258,9 +288,15 @@ def _unpack_rows(packed: Sequence[Any]) -> list[list[float]]:
     """Return the rows that `_pack_rows` packed."""
     kind, shape, text = packed
     dtype = np.dtype(kind.removeprefix("ragged "))
-    lengths = shape if kind.startswith("ragged") else [shape[1]] * shape[0]
-    planes = np.frombuffer(_unpack_bytes(text), np.uint8).reshape(dtype.itemsize, sum(lengths))
-    numbers = np.ascontiguousarray(planes.T).reshape(-1).view(dtype).astype(np.float64).tolist()
+    if kind.startswith("ragged"):
+        lengths = shape
+    else:
+        row_count, column_count = shape
+        lengths = [column_count] * row_count
+    planes = np.frombuffer(_unpack_bytes(text), np.uint8)
+    planes = planes.reshape(dtype.itemsize, sum(lengths))  # (bytes per number, numbers)
+    as_bytes = np.ascontiguousarray(planes.T).reshape(-1)
+    numbers = as_bytes.view(dtype).astype(np.float64).tolist()
     rows = []
     start = 0
     for length in lengths:
@@ -278,24 +314,46 @@ def _unpack_bytes(text: str) -> bytes:
 
 
 def read_layers(values: Mapping[str, Tensor]) -> list[LayerReading]:
-    """Per layer, from the values (layers, heads) of `FOR_PHASES`."""
+    """Return one reading per layer, from the values (layers, heads) of `FOR_PHASES`."""
+    columns = [values[gauge.name] for gauge in FOR_PHASES]
     layers = []
-    for entropy, nonsink, sink, possible, logsumexp in zip(
-        *(values[g.name] for g in FOR_PHASES), strict=True
-    ):
-        most = float(possible.nanmean())
-        few = not most >= FEW_KEYS
-        pairs = zip(nonsink.tolist(), sink.tolist(), strict=True)
-        spread = [
-            math.nan if few or math.isnan(m) else 0.0 if m > ALL else n / most for n, m in pairs
-        ]
+    for entropy, nonsink, sink, possible, logsumexp in zip(*columns, strict=True):  # (heads,) each
+        largest = float(possible.nanmean())
+        sink_masses = sink.tolist()
         layers.append(
-            LayerReading(float(entropy.nanmean()), most, spread, sink.tolist(), logsumexp.tolist())
+            LayerReading(
+                entropy=float(entropy.nanmean()),
+                possible=largest,
+                spread=_spreads(nonsink.tolist(), sink_masses, largest),
+                sink=sink_masses,
+                logsumexp=logsumexp.tolist(),
+            )
         )
     return layers
 
 
-def nonsink_of_layer(spread: Sequence[float], sink_mass: Sequence[float]) -> float:
-    """Mean over the heads that are not sinks; NaN if all are."""
-    kept = [n for n, m in zip(spread, sink_mass, strict=True) if math.isfinite(n) and m <= SINK]
-    return sum(kept) / len(kept) if kept else math.nan
+def _spreads(
+    nonsink: Sequence[float], sink_masses: Sequence[float], possible: float
+) -> list[float]:
+    """Return non-sink entropy as a share of the possible one, per head."""
+    spreads = []
+    for entropy, sink_mass in zip(nonsink, sink_masses, strict=True):
+        # `not >=` is also True for NaN.
+        if not possible >= LEAST_POSSIBLE or math.isnan(sink_mass):
+            spreads.append(math.nan)
+        elif sink_mass > FULL_SINK_MASS:
+            spreads.append(0.0)
+        else:
+            spreads.append(entropy / possible)
+    return spreads
+
+
+def nonsink_of_layer(spreads: Sequence[float], sink_masses: Sequence[float]) -> float:
+    """Return the mean spread of the heads that are not sinks; NaN if all are."""
+    counted = []
+    for spread, sink_mass in zip(spreads, sink_masses, strict=True):
+        if math.isfinite(spread) and sink_mass <= SINK_MASS:
+            counted.append(spread)
+    if not counted:
+        return math.nan
+    return sum(counted) / len(counted)

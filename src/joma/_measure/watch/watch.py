@@ -33,7 +33,7 @@ from joma._measure.watch.alarms.reporting import Alerts, OnAlert
 from joma._measure.watch.changes import Changes
 from joma._measure.watch.charges import Charges
 from joma._measure.watch.clock import Clock
-from joma._measure.watch.display import LiveLine, html
+from joma._measure.watch.display import LiveLine, watch_html
 from joma._measure.watch.explain import build_explanation
 from joma._measure.watch.inputs import (
     ArgumentMistake,
@@ -426,9 +426,9 @@ class Watch:
             if not self._loaded:
                 before = self.last_step - 1
                 self._replay_phases(readings)
-            self._clock.go_on(Run(self._record.writer.path).rows(), before)
+            self._clock.continue_from_rows(Run(self._record.writer.path).rows(), before)
         self._patterns.go_on(self._record, self.last_step)
-        self._clock.tell(None if lr is None else _scalar(lr), before, self.last_step)
+        self._clock.advance(None if lr is None else _scalar(lr), before, self.last_step)
         if due:
             return self._measure(due, loss, numbers)
         self._take_loss(loss)
@@ -596,7 +596,7 @@ class Watch:
         return f"Watch({type(self.model).__name__}, {self._where}, {state}{f'; {phases}' if phases else ''})"
 
     def _repr_html_(self) -> str:
-        return html(self)
+        return watch_html(self)
 
     # A measurement
 
