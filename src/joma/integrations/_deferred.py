@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from joma._measure.watch.alarms import Alert
     from joma._measure.watch.alarms.reporting import OnAlert
     from joma._measure.watch.phases import Phases
-    from joma._measure.watch.processes import Which
+    from joma._measure.watch.processes import ProcessScope
     from joma._measure.watch.record import Resume
 
 
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     heads: Heads | Mapping[str, Heads] | None
     mlp: str | Sequence[str] | None
     queries: int | None
-    processes: Which
+    processes: ProcessScope
     on_alert: OnAlert | Action | None
     live: bool | None
     patterns: bool | None

@@ -185,7 +185,9 @@ def test_groups_of_one_rate_are_one_number_until_they_come_apart():
         w.step()
         optimizer.param_groups[1]["lr"] = 0.2
         optimizer.step()
-        with pytest.warns(UserWarning, match="no longer have one learning rate: that of the first is recorded"):
+        with pytest.warns(
+            UserWarning, match="no longer have one learning rate: that of the first is recorded"
+        ):
             w.step()
     assert w.frame().query("gauge == 'lr'").value.to_list() == [0.1, 0.1]
     assert "group" not in w.frame()

@@ -129,7 +129,7 @@ def test_training_is_bitwise_what_it_was_and_a_failing_pattern_is_said_once(
 
     monkeypatch.setattr("joma._measure.watch.patterns.as_bytes", broken)
     with pytest.warns(
-        UserWarning, match="attention patterns are not recorded any more: RuntimeError: no memory"
+        UserWarning, match="attention patterns are no longer recorded: RuntimeError: no memory"
     ) as said:
         broken_run = train(tmp_path / "b", 3, probe).state_dict()
     assert len(said) == 1

@@ -16,9 +16,9 @@ from joma._measure.events.facts import AttentionFacts
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason, Refusal, message_of
 from joma._measure.events.source import EventSource
-from joma._measure.watch.inputs import check_heads, check_model, no_attention
+from joma._measure.watch.inputs import check_heads, check_model, no_attention_message
 from joma._measure.watch.order import CallOrder
-from joma._measure.watch.probe import Probe
+from joma._measure.watch.probe import ProbeBatch
 from joma._measure.watch.unseen import unseen_modules
 from joma._runs.explanation import (
     LAYER_ONLY,
@@ -74,7 +74,7 @@ def explain(
     if not isinstance(model, nn.Module):
         raise TypeError(f"joma.explain takes a torch.nn.Module, not {type(model).__name__}")
     check_model(model)
-    probe = Probe(batch, "batch")
+    probe = ProbeBatch(batch, "batch")
     modules = [plain_name(name) for name, _ in model.named_modules()]
     stated = None if padding is None else StatedPadding(padding, modules)
     calls = _AttentionCalls()
@@ -154,7 +154,7 @@ def _misfit(model: nn.Module, error: Exception) -> str:
 def _notes(source: EventSource, has_attention: bool) -> list[str]:
     notes = []
     if not has_attention and not source.problems:
-        notes.append(no_attention(source.model, len(source.ran)))
+        notes.append(no_attention_message(source.model, len(source.ran)))
     idle = [name for name in _projections(source) if name not in source.ran]
     if idle:
         notes.append(

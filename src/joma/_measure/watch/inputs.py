@@ -1,9 +1,10 @@
-"""What a watch is given, checked before anything is attached."""
+"""Checks of the arguments of a watch, before anything is attached to the model."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torch import nn
@@ -19,62 +20,86 @@ from joma.models.parts import PARTS, UPDATE
 
 _ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)  # not nn.Flatten
 
+# Classes whose parameters or passes no observer can follow -> what to use instead.
+_UNWATCHABLE_CLASSES = {
+    "DataParallel": "use torch.nn.parallel.DistributedDataParallel",
+    "FullyShardedDataParallel": (
+        "its parameters are flattened; use torch.distributed.fsdp.fully_shard"
+    ),
+}
+
+# Kernels of transformers that are always seen.
+_SEEN_KERNELS = ("None", "eager", "sdpa")
+
+# Longest lists in a message.
+_MAX_CAUSES = 3
+_MAX_CLASSES = 8
+
 
 class NotWatchable(ValueError):
     """Attention is computed in a way that cannot be measured."""
 
 
 class ArgumentMistake(ValueError):
-    """A mistake in the arguments of `joma.watch` that only a pass can show; the first measured step raises it."""
+    """A mistake in the arguments of `joma.watch` that shows in the first measured step only."""
 
 
-def looks_like_attention(kind: type[nn.Module]) -> bool:
-    """By the name of the class; used for messages and for layers that a pass may skip, never to decide what is seen."""
-    return bool(_ATTENTION.search(kind.__name__))
+def looks_like_attention(module_class: type[nn.Module]) -> bool:
+    """Return True if the name of the class says so.
+
+    This serves messages, and layers that a pass may skip. It never decides what is measured.
+    """
+    return bool(_ATTENTION.search(module_class.__name__))
 
 
 def check_model(model: object) -> None:
-    """Refuse what cannot be watched, by name."""
+    """Refuse objects that are not modules, and wrappers that cannot be watched."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"a torch.nn.Module is watched, not {type(model).__name__}")
-    refused = {
-        "DataParallel": "use torch.nn.parallel.DistributedDataParallel",
-        "FullyShardedDataParallel": "its parameters are flattened; use torch.distributed.fsdp.fully_shard",
-    }
     for module in model.modules():
-        if (kind := type(module).__name__) in refused:
-            raise NotWatchable(f"{kind} cannot be watched: {refused[kind]} {Reason.WRAPPER}")
+        class_name = type(module).__name__
+        if class_name in _UNWATCHABLE_CLASSES:
+            advice = _UNWATCHABLE_CLASSES[class_name]
+            raise NotWatchable(f"{class_name} cannot be watched: {advice} {Reason.WRAPPER}")
 
 
 def check_run(run: object, overwrite: bool, resume: object) -> None:
-    """Refuse what names no run folder, and ways to open it that contradict each other."""
+    """Refuse a run that is not a folder, and ways to open it that contradict each other."""
     if not (run is None or isinstance(run, (str, os.PathLike, RunWriter))):
         raise TypeError(
-            f"run must be the path of a folder to write, as run='runs/mine'; got {run!r} of type {type(run).__name__}"
+            "run must be the path of a folder to write, as run='runs/mine'; got "
+            f"{run!r} of type {type(run).__name__}"
         )
     if not (isinstance(resume, bool) or resume == "auto"):
         raise ValueError(f"resume must be True, False or 'auto'; got {resume!r}")
     if overwrite and resume:
         raise ValueError(
-            f"overwrite=True replaces the run in the folder, and resume={resume!r} goes on with it: give one of them"
+            "overwrite=True replaces the run in the folder, and "
+            f"resume={resume!r} goes on with it: give one of them"
         )
 
 
 def check_has_attention(model: nn.Module) -> None:
-    """A model of torch.nn modules only, without a MultiheadAttention, has no attention whatever it is given."""
-    kinds = {type(module) for module in model.modules()}
-    if (
-        all(kind.__module__.startswith("torch.nn.modules") for kind in kinds)
-        and nn.MultiheadAttention not in kinds
-    ):
-        raise NotWatchable(no_attention(model))
+    """Refuse a model that cannot have attention, whatever its input.
+
+    That is certain only if all its modules are PyTorch's own, without a MultiheadAttention.
+    """
+    classes = {type(module) for module in model.modules()}
+    if nn.MultiheadAttention in classes:
+        return
+    if all(each.__module__.startswith("torch.nn.modules") for each in classes):
+        raise NotWatchable(no_attention_message(model))
 
 
 def check_heads(
     heads: Heads | Mapping[str, Heads] | None, modules: Sequence[str]
 ) -> dict[str, Heads]:
-    """Module -> what the user says about its heads; "" is the module that stands for all."""
-    stated = dict(heads) if isinstance(heads, Mapping) else {} if heads is None else {"": heads}
+    """Return module -> the user's statement on its heads; "" stands for all modules."""
+    stated: dict[str, Heads] = {}
+    if isinstance(heads, Mapping):
+        stated = dict(heads)
+    elif heads is not None:
+        stated = {"": heads}
     for name, value in stated.items():
         is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if not is_number and value not in ORDERS:
@@ -85,70 +110,103 @@ def check_heads(
     return stated
 
 
-def no_attention(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> str:
-    """The message: what was looked for, what there is; ``ran`` modules ran; what kept attention from being measured."""
+def no_attention_message(model: nn.Module, ran: int = 0, causes: Sequence[str] = ()) -> str:
+    """Return a message on what was looked for and what the model has instead.
+
+    Arguments:
+        model: the model.
+        ran: number of modules that ran.
+        causes: reasons why attention was not measured, if it was there.
+    """
+    model_class = type(model).__name__
     if causes:
-        more = f"; and {len(causes) - 3} more" if len(causes) > 3 else ""
-        return f"no attention of {type(model).__name__} could be measured: {'; '.join(causes[:3])}{more}"
-    kinds: dict[str, int] = {}
+        listed = list(causes[:_MAX_CAUSES])
+        if len(causes) > _MAX_CAUSES:
+            listed.append(f"and {len(causes) - _MAX_CAUSES} more")
+        return f"no attention of {model_class} could be measured: {'; '.join(listed)}"
+    sentences = [
+        f"no attention was seen in {model_class}. Looked for: scaled_dot_product_attention, a "
+        "softmax over a product of two activations that is multiplied with values, "
+        "nn.MultiheadAttention, kernels that transformers resolves by name, FlexAttention, "
+        f"flash_attn. Found: {_listed_classes(model)}"
+    ]
+    if ran:
+        sentences[0] += f"; {ran} modules ran"
+    sentences[0] += "."
+    kernel = _unusual_kernel(model)
+    if kernel is not None:
+        sentences.append(
+            f"attn_implementation={kernel!r} is a kernel that was not seen: load the model with "
+            "'sdpa'."
+        )
+    if any(looks_like_attention(type(module)) for module in model.modules()):
+        sentences.append(
+            "If the whole training step is compiled, give a probe batch: it is measured outside of "
+            "it."
+        )
+    sentences.append(str(Reason.NO_ATTENTION))
+    return " ".join(sentences)
+
+
+def _listed_classes(model: nn.Module) -> str:
+    """Return the most frequent classes of modules with their counts."""
+    counts = Counter(type(module).__name__ for module in model.modules())
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common(_MAX_CLASSES))
+
+
+def _unusual_kernel(model: nn.Module) -> str | None:
+    """Return the kernel that a model of transformers was loaded with, if it may be unseen."""
+    kernels = set()
     for module in model.modules():
-        kinds[type(module).__name__] = kinds.get(type(module).__name__, 0) + 1
-    there = ", ".join(
-        f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1])[:8]
-    )
-    kernels = {
-        getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()
-    }
-    kernel = next(
-        (name for name in sorted(map(str, kernels)) if name not in ("None", "eager", "sdpa")), None
-    )
-    named = (
-        f" attn_implementation={kernel!r} is a kernel that was not seen: load the model with 'sdpa'."
-        if kernel
-        else ""
-    )
-    compiled = (
-        " If the whole training step is compiled, give a probe batch: it is measured outside of it."
-        if any(looks_like_attention(type(m)) for m in model.modules())
-        else ""
-    )
-    return (
-        f"no attention was seen in {type(model).__name__}. Looked for: scaled_dot_product_attention, a softmax over a "
-        "product of two activations that is multiplied with values, nn.MultiheadAttention, kernels that transformers "
-        f"resolves by name, FlexAttention, flash_attn. Found: {there}"
-        + (f"; {ran} modules ran." if ran else ".")
-        + named
-        + compiled
-        + f" {Reason.NO_ATTENTION}"
-    )
+        config = getattr(module, "config", None)
+        kernels.add(str(getattr(config, "_attn_implementation", None)))
+    unusual = sorted(kernels.difference(_SEEN_KERNELS))
+    if not unusual:
+        return None
+    return unusual[0]
 
 
-def find(
+def find_part_matrices(
     model: nn.Module,
     gauges: Sequence[Gauge],
     mlp: str | Sequence[str] | None,
     lenient: bool,
     refusal: str | None,
 ) -> dict[str, list[Matrix]]:
-    """The matrices of every part that gauges ask for; a part without any is an error, unless ``lenient``.
+    """Return part -> its matrices, for all parts that gauges ask for.
 
-    ``refusal`` is why none can be measured, if so.
+    Arguments:
+        model: the model.
+        gauges: the gauges.
+        mlp: the user's names of lower MLP matrices.
+        lenient: True to warn of a part without matrices instead of raising an error.
+        refusal: the reason why no matrix can be measured, if there is one.
     """
+    kinds = (WEIGHT, GRADIENT, UPDATE_OF_STEP)
+    parts = dict.fromkeys(gauge.part for gauge in gauges if gauge.kind in kinds)
     matrices_of = {}
-    for part in dict.fromkeys(
-        g.part for g in gauges if g.kind in (WEIGHT, GRADIENT, UPDATE_OF_STEP)
-    ):
-        matrices = find_matrices(model, part, mlp if part == "mlp_in" else None)
+    for part in parts:
+        names = None
+        if part == "mlp_in":
+            names = mlp
+        matrices = find_matrices(model, part, names)
         if matrices and refusal is None:
             matrices_of[part] = matrices
             continue
-        message = f"{PARTS[part]} cannot be measured: {refusal}" if refusal else (
-            f"no matrix found for {part!r} ({PARTS[part]}). "
-            + ("Looked for modules with base_layer, lora_A and lora_B" if part.endswith(UPDATE) else
-               "Looked for two linear maps d → h → d outside attention; name them with mlp=[…]" if part[0] == "m" else
-               "Looked for the usual names of projections (q_proj, query_key_value, in_proj, …)")
-        )  # fmt: skip
+        message = _no_matrix_message(part)
+        if refusal is not None:
+            message = f"{PARTS[part]} cannot be measured: {refusal}"
         if not lenient:
             raise ValueError(message)
         warn(message)
     return matrices_of
+
+
+def _no_matrix_message(part: str) -> str:
+    if part.endswith(UPDATE):
+        searched = "modules with base_layer, lora_A and lora_B"
+    elif part.startswith("mlp"):
+        searched = "two linear maps d → h → d outside attention; name them with mlp=[…]"
+    else:
+        searched = "the usual names of projections (q_proj, query_key_value, in_proj, …)"
+    return f"no matrix found for {part!r} ({PARTS[part]}). Looked for {searched}"

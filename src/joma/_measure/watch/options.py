@@ -14,7 +14,7 @@ from joma._measure.events.padding import Padding
 from joma._measure.gauges.registry import Gauge, in_training
 from joma._measure.watch.alarms.reporting import OnAlert
 from joma._measure.watch.inputs import check_run
-from joma._measure.watch.processes import Which
+from joma._measure.watch.processes import ProcessScope
 from joma._measure.watch.record import Resume
 from joma._measure.watch.schedule import Chosen, Every, schedules
 from joma._runs.writer import RunWriter
@@ -42,7 +42,7 @@ class WatchOptions:
     mlp: str | Sequence[str] | None = None
     optimizer: Optimizer | Sequence[Optimizer] | None = None
     queries: int | None = None
-    processes: Which = "own"
+    processes: ProcessScope = "own"
     on_alert: OnAlert | Literal["stop"] | None = None
     live: bool | None = None
     patterns: bool | None = None

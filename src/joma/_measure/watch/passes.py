@@ -20,7 +20,7 @@ from joma._measure.watch.inputs import (
     ArgumentMistake,
     NotWatchable,
     looks_like_attention,
-    no_attention,
+    no_attention_message,
 )
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.sample import Sampler
@@ -140,7 +140,7 @@ class Passes:
             causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
             self.unseen = unseen_modules(source, source.problems, is_complete=True)
             causes += self.unseen.values()
-            raise NotWatchable(no_attention(source.model, len(source.ran), causes))
+            raise NotWatchable(no_attention_message(source.model, len(source.ran), causes))
         for name, error in source.problems.items():
             self._notices.problem(
                 ("problem", name), f"attention of {name} could not be measured: {message_of(error)}"

@@ -1,4 +1,4 @@
-"""A fixed batch that is measured instead of the training batches: one more pass per measurement, in eval mode."""
+"""A fixed batch that is measured instead of the training batches: one extra pass per measurement."""
 
 from __future__ import annotations
 
@@ -16,18 +16,36 @@ from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
 from joma._measure.events.reasons import Reason, Refusal
 from joma._measure.events.source import EventSource
 
-# Where the first of these is called, all ids have been looked up in embeddings.
-_BEHIND_EMBEDDINGS = frozenset({
-    functional.linear, functional.scaled_dot_product_attention, functional.conv1d, functional.conv2d, torch.addmm,
-    torch.bmm, torch.einsum, torch.matmul, torch.mm, Tensor.__matmul__, Tensor.matmul, Tensor.bmm, Tensor.mm,
-})  # fmt: skip
+# When the first of these is called, all ids have been looked up in embeddings.
+_AFTER_EMBEDDINGS = frozenset(
+    {
+        functional.linear,
+        functional.scaled_dot_product_attention,
+        functional.conv1d,
+        functional.conv2d,
+        torch.addmm,
+        torch.bmm,
+        torch.einsum,
+        torch.matmul,
+        torch.mm,
+        Tensor.__matmul__,
+        Tensor.matmul,
+        Tensor.bmm,
+        Tensor.mm,
+    }
+)
 
 
-class Probe:
-    """A batch (mapping, sequence of arguments or one tensor) as arguments of the model."""
+class ProbeBatch:
+    """A batch as arguments of a model.
+
+    Arguments:
+        batch: a mapping, a sequence of arguments or one tensor.
+        name: of the argument that the user gave it as, for messages.
+    """
 
     def __init__(self, batch: Any, name: str = "probe") -> None:
-        self._name = name  # of the argument, for messages
+        self._name = name
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         if isinstance(batch, Tensor):
@@ -38,44 +56,49 @@ class Probe:
             self._args = tuple(batch)
         else:
             raise TypeError(
-                f"{name} must be a mapping, a sequence of arguments or a tensor, not {type(batch).__name__}"
+                f"{name} must be a mapping, a sequence of arguments or a tensor, not "
+                f"{type(batch).__name__}"
             )
 
     def check_ids(self, source: EventSource) -> None:
         """Refuse token ids that an embedding of the model does not have, before training begins.
 
-        The model is run up to its first matrix product, in eval mode. What else may be wrong with the batch is not
-        looked for: the model may not be where it will train yet. Nor is a model run that is compiled or sharded, or
-        whose parameters do not exist yet.
+        The model runs up to its first matrix product, in eval mode. Nothing else about the batch is
+        checked, since the model may not yet be on the device that it will train on. A model that is
+        compiled or sharded, or whose parameters do not exist yet, is not run at all.
         """
         model = source.model
-        tensors = [x for x in (*self._args, *self._kwargs.values()) if isinstance(x, Tensor)]
-        has_ids = any(not (x.is_floating_point() or x.is_complex()) for x in tensors)
-        can_run = not source.replays and not any(
-            is_lazy(p) or p.is_meta or hasattr(p, "to_local") for p in model.parameters()
-        )
-        if not (has_ids and can_run):
+        if not self._has_ids() or source.replays or not _has_local_parameters(model):
             return
         args, kwargs = self._arguments(model)
         inner = _unwrapped(model)
         try:
-            # alone, whatever the other processes do: the check ends before the first product, or where they are needed
+            # Alone, whatever the other processes do: the check ends before the first product, or at
+            # the first call that needs them.
             with (
                 _in_eval_mode(model),
-                unnoticed(inner, args, kwargs, is_alone=True) as given,
-                _Lookups(),
+                unnoticed(inner, args, kwargs, is_alone=True) as arguments,
+                _IdCheck(),
             ):
-                inner(*given[0], **given[1])
-        except _OutOfRange as error:
+                inner(*arguments[0], **arguments[1])
+        except _IdOutOfRange as error:
             raise ValueError(f"{self._name}: {error}") from None
-        except (
-            Exception,
-            CollectiveCallError,
-        ):  # the end of the check; or a problem that the first measurement reports
+        except (Exception, CollectiveCallError):
+            # The end of the check, or another problem, which the first measurement will report.
             pass
 
+    def _has_ids(self) -> bool:
+        for value in (*self._args, *self._kwargs.values()):
+            if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+                return True
+        return False
+
     def run(self, source: EventSource) -> bool:
-        """Make the pass, which training does not notice; False if it failed, and the source knows why."""
+        """Make the pass in eval mode, unnoticed by training.
+
+        Returns:
+            False if the pass failed; the source then has the reason among its problems.
+        """
         model = source.model
         try:
             with _in_eval_mode(model):
@@ -87,50 +110,62 @@ class Probe:
         return True
 
     def run_once(self, source: EventSource) -> None:
-        """Make the pass in the mode that the model is in; training does not notice it."""
+        """Make the pass in the mode that the model is in, unnoticed by training."""
         args, kwargs = self._arguments(source.model)
         with source.listening():
             source.run_aside(_unwrapped(source.model), args, kwargs)
 
     def _arguments(self, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the model, where its parameters are."""
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        args = tuple(_to(x, device) for x in self._args)
-        return args, {key: _to(x, device) for key, x in self._kwargs.items()}
+        """Return the arguments of the model, on the device of its parameters."""
+        device = torch.device("cpu")
+        for parameter in model.parameters():
+            device = parameter.device
+            break
+        args = tuple(_to(value, device) for value in self._args)
+        kwargs = {name: _to(value, device) for name, value in self._kwargs.items()}
+        return args, kwargs
 
 
-class _OutOfRange(Exception):
+class _IdOutOfRange(Exception):
     """An embedding is asked for a row that it does not have."""
 
 
-class _LookupsDone(Exception):
-    """The model is behind its embeddings."""
+class _EmbeddingsDone(Exception):
+    """The pass has left the embeddings behind."""
 
 
-class _Lookups(UncompiledMode):
-    """Checks the ids of every lookup in an embedding, and ends the pass where the first matrix product begins."""
+class _IdCheck(UncompiledMode):
+    """Checks the ids of every lookup in an embedding, and ends the pass at the first product."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _BEHIND_EMBEDDINGS:
-            raise _LookupsDone
+        if func in _AFTER_EMBEDDINGS:
+            raise _EmbeddingsDone
         if func is functional.embedding:
-            ids = args[0] if args else kwargs["input"]
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            _check(ids, len(weight))
+            _check_lookup(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _check(ids: Tensor, vocabulary: int) -> None:
-    if not ids.numel():
+def _check_lookup(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Take the arguments of `torch.nn.functional.embedding`, under its own names."""
+    vocabulary = len(weight)
+    if not input.numel():
         return
-    smallest, largest = (int(bound) for bound in ids.aminmax())
+    smallest, largest = map(int, input.aminmax())
     if smallest < 0 or largest >= vocabulary:
-        raise _OutOfRange(
-            f"its ids are {smallest} to {largest}, and an embedding of the model has a vocabulary of "
-            f"{vocabulary} (ids 0 to {vocabulary - 1}): give ids of this model's own tokenizer, in sequences no longer "
-            "than the model allows"
+        raise _IdOutOfRange(
+            f"its ids are {smallest} to {largest}, and an embedding of the model has a vocabulary "
+            f"of {vocabulary} (ids 0 to {vocabulary - 1}): give ids of this model's own tokenizer, "
+            "in sequences no longer than the model allows"
         )
+
+
+def _has_local_parameters(model: nn.Module) -> bool:
+    """Return True if all parameters exist, in this process."""
+    for parameter in model.parameters():
+        if is_lazy(parameter) or parameter.is_meta or hasattr(parameter, "to_local"):
+            return False
+    return True
 
 
 @contextmanager
@@ -146,8 +181,12 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return model
 
 
-def _to(x: Any, device: torch.device) -> Any:
-    return x.to(device) if isinstance(x, Tensor) else x
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return value

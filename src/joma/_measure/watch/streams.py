@@ -262,7 +262,7 @@ class Streams:
             total, count = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
             if gauge.reduce == "max":
                 # a maximum over processes may drop NaN, and it never drops infinity
-                if self._processes.many:
+                if self._processes.is_joint:
                     total = torch.where(total.isnan(), math.inf, total)
                 total = self._processes.max_(torch.where(count > 0, total, -math.inf))
                 values[gauge.name] = Values.where(total != -math.inf, total)

@@ -41,18 +41,17 @@ from joma._measure.watch.inputs import (
     check_has_attention,
     check_heads,
     check_model,
-    find,
+    find_part_matrices,
 )
 from joma._measure.watch.measurement import Measurement
 from joma._measure.watch.motions import Motions
 from joma._measure.watch.options import WatchOptions
 from joma._measure.watch.order import CallOrder
 from joma._measure.watch.passes import Passes
-from joma._measure.watch.patterns import PatternKeeper
-from joma._measure.watch.patterns import check as check_patterns
+from joma._measure.watch.patterns import PatternKeeper, check_patterns
 from joma._measure.watch.phases import PHASES, Phases
-from joma._measure.watch.probe import Probe
-from joma._measure.watch.processes import Processes, Which
+from joma._measure.watch.probe import ProbeBatch
+from joma._measure.watch.processes import Processes, ProcessScope
 from joma._measure.watch.readings import FOR_PHASES, UNIFORM, Finding, Reading, read_layers
 from joma._measure.watch.record import Record, Resume, axes_of, config_of
 from joma._measure.watch.sample import Sampler, check_sampled
@@ -99,7 +98,7 @@ def watch(
     mlp: str | Sequence[str] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     queries: int | None = None,
-    processes: Which = "own",
+    processes: ProcessScope = "own",
     on_alert: OnAlert | Literal["stop"] | None = None,
     live: bool | None = None,
     patterns: bool | None = None,
@@ -208,7 +207,7 @@ class Watch:
         self._processes = Processes(model, options.processes)
         if not (run is None or isinstance(run, RunWriter)):
             run = self._processes.folder(run)
-        self._matrices = find(
+        self._matrices = find_part_matrices(
             model,
             chosen,
             options.mlp,
@@ -221,12 +220,12 @@ class Watch:
         self._in_passes = {g.name for g in self._gauges if g.runs_model}
         if self._in_passes:
             check_has_attention(model)
-        self._notices = Notices(warn if self._processes.first else silent)
+        self._notices = Notices(warn if self._processes.is_first else silent)
         self._motions = Motions(model, self._gauges, periods)
         measured = [*self._gauges, *FOR_PHASES, UNIFORM]
         recorded = (
             check_patterns(options.patterns, options.words, probe is not None)
-            and self._processes.first
+            and self._processes.is_first
         )
         self._patterns = PatternKeeper(options.words, recorded)
         sampler = None if options.queries is None else Sampler(options.queries)
@@ -266,7 +265,7 @@ class Watch:
         attached.check_free(self._passes.source.names)
         if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
             raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
-        self._probe = None if probe is None else Probe(probe)
+        self._probe = None if probe is None else ProbeBatch(probe)
         if self._probe is not None:
             self._probe.check_ids(self._passes.source)
         self.latest: Measurement | None = None
@@ -277,7 +276,7 @@ class Watch:
         config = config_of(model, periods, probed=probe is not None)
         if options.queries is not None:
             config["queries"] = options.queries
-        folder = run if self._processes.first or isinstance(run, RunWriter) else None
+        folder = run if self._processes.is_first or isinstance(run, RunWriter) else None
         rates = distinct_rates(optimizers or [])
         axes = axes_of(self._gauges, rates) | self._weights.axes()
         if sampler is not None:
@@ -427,7 +426,7 @@ class Watch:
                 before = self.last_step - 1
                 self._replay_phases(readings)
             self._clock.continue_from_rows(Run(self._record.writer.path).rows(), before)
-        self._patterns.go_on(self._record, self.last_step)
+        self._patterns.continue_run(self._record, self.last_step)
         self._clock.advance(None if lr is None else _scalar(lr), before, self.last_step)
         if due:
             return self._measure(due, loss, numbers)
@@ -623,7 +622,9 @@ class Watch:
 
     def _take_loss(self, loss: Any) -> None:
         """Take the loss of a step that is not measured, without waiting for a device."""
-        if loss is None or self._processes.many:  # processes agree on a loss in measured steps only
+        if (
+            loss is None or self._processes.is_joint
+        ):  # processes agree on a loss in measured steps only
             return
         if isinstance(loss, Tensor) and loss.device.type != "cpu":
             # a clone: a captured graph writes its next loss into the same memory
@@ -741,7 +742,7 @@ class Watch:
 
     def _report_matrices(self) -> None:
         """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
-        if not self._processes.first:
+        if not self._processes.is_first:
             return
         words = self._matrices_in_words()
         if words:
@@ -808,7 +809,9 @@ class Watch:
         self._passes.tally.rename(self._structure.renamed(before), when)
         refusal = self._processes.cannot_gather
         gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
-        self._matrices = find(self.model, gauges, self._mlp, lenient=True, refusal=refusal)
+        self._matrices = find_part_matrices(
+            self.model, gauges, self._mlp, lenient=True, refusal=refusal
+        )
         self._weights.renew(self._matrices)
         self._order.pairs = (
             unnamed_pairs(self.model) if self._mlp is None and self._matrices else []

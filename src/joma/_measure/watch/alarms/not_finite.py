@@ -178,7 +178,7 @@ def _first_of_all_processes(
     Processes exchange numbers, not names. So the name of a weight stays in its process.
     """
     first = trace.first
-    if not processes.many:
+    if not processes.is_joint:
         return first
     table = torch.zeros(processes.count, 4, dtype=torch.float64)  # module, cause, order, value
     if first is not None:
