@@ -89,7 +89,9 @@ def measure_on_sample(
         f"{bad.gauge} of layer {bad.layer} ({bad.module}) is not finite" for bad in not_finite
     ]
     heads = {
-        name: passes.tally.widths() for name, table in values.items() if table.numbers.dim() == 2
+        name: passes.tally.widths(passes.numbering.layers)
+        for name, table in values.items()
+        if table.numbers.dim() == 2
     }
     lists = {name: table.to_lists() for name, table in values.items()}
     return Measured(lists, layers, heads, notes, bool(not_finite), problems)

@@ -203,8 +203,11 @@ def test_padded_queries_agree_with_the_number_that_a_watch_averages_over():
     (row,) = rows_of(joma.explain(model, batch))
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(**batch).last_hidden_state.sum().backward()
-        ((_, sums),) = w._passes.tally.seen.items()
-        assert sums.count["entropy"].tolist() == [row.queries - row.padded] * row.heads
+        ((_, sums),) = w._passes.tally.combined.items()
+        assert (
+            sums.reducers["entropy"].parts["count"].tolist()
+            == [row.queries - row.padded] * row.heads
+        )
         w.step()
         (during,) = rows_of(w.explain())
     assert (during.queries, during.padded) == (row.queries, row.padded) == (42, 3)
@@ -240,8 +243,8 @@ def test_explaining_a_watched_model_is_no_measurement():
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(tokens()).sum().backward()
         joma.explain(model, tokens(1))
-        ((_, first), *_) = w._passes.tally.seen.items()
-        assert first.count["entropy"].tolist() == [42, 42]
+        ((_, first), *_) = w._passes.tally.combined.items()
+        assert first.reducers["entropy"].parts["count"].tolist() == [42, 42]
 
 
 def test_a_run_folder_keeps_the_explanation_and_its_page_shows_it(tmp_path):

@@ -24,6 +24,7 @@ class GaugeKind:
         needs_training: True if it can be measured only while a model trains.
         needs_two_checkpoints: True if it compares a checkpoint with the one before.
         has_heads: True if every value belongs to one head.
+        can_be_sampled: True if some of the queries are enough to estimate its mean.
         is_averaged_over: what the values of one pass are averaged over.
         parts: the parts of a block that it can be asked for, with what they are; the first is the default.
         parts_with_heads: those of the parts that have one value per head.
@@ -38,6 +39,7 @@ class GaugeKind:
     needs_training: bool = False
     needs_two_checkpoints: bool = False
     has_heads: bool = False
+    can_be_sampled: bool = False
     is_averaged_over: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
     parts_with_heads: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ ATTENTION = GaugeKind(
     returns="a tensor (B, H, Tq)",
     runs_model=True,
     has_heads=True,
+    can_be_sampled=True,
     is_averaged_over="real queries",
 )
 KEYS = GaugeKind(

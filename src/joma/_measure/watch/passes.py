@@ -22,6 +22,7 @@ from joma._measure.watch.inputs import (
     looks_like_attention,
     no_attention_message,
 )
+from joma._measure.watch.layers import LayerNumbering, module_of
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.sample import Sampler
 from joma._measure.watch.tally import Tally
@@ -88,7 +89,8 @@ class Passes:
     Attributes:
         source: the events of the model.
         blocks: the numbering of layers.
-        tally: sums over queries of what was seen.
+        tally: what is kept of the attention that was seen.
+        numbering: which attention is which layer.
         losses: of the model itself.
         unseen: modules that should attend, without an attention being seen in them -> a sentence with the cause.
     """
@@ -100,6 +102,7 @@ class Passes:
     ) -> None:  # fmt: skip
         attention = [gauge for gauge in gauges if gauge.kind in ATTENTION_KINDS]
         self.tally = Tally(attention, [gauge for gauge in gauges if gauge.kind is HIDDEN], sampler)
+        self.numbering = LayerNumbering()
         self.losses, self.blocks = Losses(), blocks
         self.unseen: dict[str, str] = {}
         self._modes = Modes()
@@ -117,11 +120,7 @@ class Passes:
     @property
     def layers(self) -> list[str]:
         """Names of the attention layers, by number; empty before the first measurement."""
-        return [layer.name for layer in self.tally.layers]
-
-    def heads(self, gauge: str) -> list[int]:
-        """How many heads of each layer this gauge was measured on, in this process."""
-        return [self.tally.heads(n, gauge) for n in range(len(self.tally.layers))]
+        return self.numbering.names
 
     def measure(self) -> dict[str, Values]:
         """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges; {} if nothing ran.
@@ -135,8 +134,8 @@ class Passes:
             raise NotWatchable(
                 source.refusal or "another process refused to measure, and has given the reason"
             )
-        nothing = not self._processes.any(bool(tally.seen))
-        if nothing and source.ran and not tally.layers:
+        nothing = not self._processes.any(bool(tally.combined))
+        if nothing and source.ran and not self.numbering.layers:
             causes = [f"{name}: {message_of(error)}" for name, error in source.problems.items()]
             self.unseen = unseen_modules(source, source.problems, is_complete=True)
             causes += self.unseen.values()
@@ -155,19 +154,22 @@ class Passes:
             if not source.ran and not source.problems:
                 self._notices.problem("idle", f"{self._why_idle()} {Reason.NOT_RUN}")
             return {}
-        kinds = {type(module) for module, name in source.names.items() if (name, 0) in tally.seen}
+        kinds = {
+            type(module) for module, name in source.names.items() if (name, 0) in tally.combined
+        }
         skipped = [
             name
             for module, name in source.names.items()
             if type(module) in kinds and looks_like_attention(type(module))
         ]  # layers that this pass may have left out
-        for layer in tally.settle_layers(list(source.names.values()), skipped, self.blocks):
+        order = list(source.names.values())
+        for layer in self.numbering.settle(tally.combined, order, skipped, self.blocks):
             self._notices.once(
                 ("new", layer),
                 f"attention in {self.layers[layer]} is new: it becomes layer {layer}",
             )
         self._name_unseen()
-        return tally.values(self._processes.sum_, self._processes.max_)
+        return tally.values(self.numbering.layers, self._processes)
 
     def _why_idle(self) -> str:
         """Return why no pass was seen since the last step."""
@@ -241,7 +243,7 @@ class Passes:
 
     def _name_unseen(self) -> None:
         """Report, once each, attention modules that ran without any attention being seen in or around them."""
-        measured = [name.split("/")[0] for name, _ in self.tally.seen]
+        measured = [module_of(place) for place in self.tally.combined]
         unseen = unseen_modules(self.source, [*measured, *self.source.problems])
         self.unseen |= unseen
         for name, message in unseen.items():

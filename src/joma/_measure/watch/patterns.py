@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.events import AttentionEvent, AttentionRefused, Event, PassBegins, Place
+from joma._measure.watch.layers import AttentionLayer
 from joma._measure.watch.record import Record
-from joma._measure.watch.tally import Layer
 from joma._runs.names import harmless
 from joma._runs.patterns import Pattern, Patterns, as_bytes, chosen
 
@@ -87,7 +87,9 @@ class PatternKeeper:
             self._layers = stored.layers
             self._written_step = max(pattern.step for pattern in self._patterns)
 
-    def take(self, step: int, layers: Sequence[Layer], entropy: float, record: Record) -> None:
+    def take(
+        self, step: int, layers: Sequence[AttentionLayer], entropy: float, record: Record
+    ) -> None:
         """Keep the last pass as the pattern of a step.
 
         Arguments:
@@ -108,7 +110,7 @@ class PatternKeeper:
                 "patterns", f"attention patterns are no longer recorded: {self._problem}"
             )
 
-    def _keep(self, step: int, layers: Sequence[Layer], entropy: float) -> None:
+    def _keep(self, step: int, layers: Sequence[AttentionLayer], entropy: float) -> None:
         calls_of: dict[int, list[HeadSum]] = {}
         for number, layer in enumerate(layers):
             calls = [self._calls[key] for key in layer.keys if key in self._calls]

@@ -58,7 +58,7 @@ from joma._measure.watch.sample import Sampler, check_sampled
 from joma._measure.watch.schedule import Chosen, Every, Schedule
 from joma._measure.watch.streams import Streams
 from joma._measure.watch.structure import describe, shorten
-from joma._measure.watch.tally import ERROR, Layer
+from joma._measure.watch.tally import ERROR
 from joma._measure.watch.values import Values
 from joma._measure.watch.weights import Weights
 from joma._runs import Run
@@ -461,7 +461,7 @@ class Watch:
         return {
             **self._schedule.state(),
             "alarms": self._alarms.state(),
-            "layers": [[layer.name, layer.keys] for layer in self._passes.tally.layers],
+            "layers": self._passes.numbering.state(),
             "reported": self._notices.state(),
             "starts": self._weights.state() | self._motions.state(),
             "charges": self._charges.state(),
@@ -480,10 +480,7 @@ class Watch:
         self._record.go_back_to(self.last_step)
         self._alarms = Alarms.restored(state["alarms"], self._notices)
         self._record.drop_alerts(self.last_step + 1)
-        layers = [
-            Layer(name, tuple((m, int(n)) for m, n in keys)) for name, keys in state["layers"]
-        ]
-        self._passes.tally.layers = layers
+        self._passes.numbering.restore(state["layers"])
         self._notices.restore(state["reported"])
         self._weights.restore(state["starts"])
         self._charges.restore(state.get("charges", {}))
@@ -516,7 +513,7 @@ class Watch:
 
         Facts are those of the last pass in which an attention was examined: its first one, and one of new shapes.
         """
-        names = [place[0] for layer in self._passes.tally.layers for place in layer.keys]
+        names = [place[0] for layer in self._passes.numbering.layers for place in layer.keys]
         notes = [] if names or not self._in_passes else ["No attention was measured yet."]
         lowers = None
         if self._mlp is not None:
@@ -705,7 +702,7 @@ class Watch:
         for name, table in (values | errors).items():
             rows[name] = table.to_lists(is_exact=name in exact)
         if for_phases:
-            has_attention = [bool(layer.keys) for layer in self._passes.tally.layers]
+            has_attention = [bool(layer.keys) for layer in self._passes.numbering.layers]
             codes = [PHASES.index(phase.name) for phase in self.phases]
             rows["phase"] = [
                 code if has else None for code, has in zip(codes, has_attention, strict=False)
@@ -716,7 +713,7 @@ class Watch:
                 self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
             if layers:
                 self._patterns.take(
-                    step, self._passes.tally.layers, layers[-1].entropy, self._record
+                    step, self._passes.numbering.layers, layers[-1].entropy, self._record
                 )
             self._record.write(step, rows, clock, self._names(), self._widths())
         with self._failures_reported("the writing of the explanation"):
@@ -806,7 +803,7 @@ class Watch:
         attached.claim(self._structure.names, self._where)
         source.renew()
         self._passes.blocks.renew(self.model, when)
-        self._passes.tally.rename(self._structure.renamed(before), when)
+        self._passes.numbering.rename(self._structure.renamed(before), when)
         refusal = self._processes.cannot_gather
         gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
         self._matrices = find_part_matrices(
@@ -856,7 +853,7 @@ class Watch:
 
     def _widths(self) -> dict[str, list[int]]:
         """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""
-        widths = self._passes.tally.widths()
+        widths = self._passes.tally.widths(self._passes.numbering.layers)
         per_layer = [min(1, width) for width in widths]  # of what has one number per layer
         known = {g.name: widths if g.per_head else per_layer for g in self._gauges if g.runs_model}
         known |= {"phase": per_layer} | {
