@@ -86,7 +86,6 @@ class Call:
     confirmed: dict[str, Call | None] = field(
         default_factory=dict
     )  # argument -> the module inside that applies it
-    padding_evidence: str = "none"  # what showed which queries of its latest attention are padding
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from joma._measure.gauges.masks import hidden_scores, key_columns, lowest_seen
 if TYPE_CHECKING:
     from joma._measure.events.axes import Layout
     from joma._measure.events.guard import Seen
+    from joma._measure.events.padding import PaddingAnswer
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,14 @@ def refused_facts(seen: Seen, refusal: Refusal) -> AttentionFacts:
     )
 
 
-def measured_facts(seen: Seen, event: AttentionEvent, real: Tensor | None) -> AttentionFacts:
-    """Return what is known about an attention that is measured; ``real`` is (B or 1, 1, Tq), False at padding."""
+def measured_facts(seen: Seen, event: AttentionEvent, padding: PaddingAnswer) -> AttentionFacts:
+    """Return what is known about an attention that is measured."""
     layout = seen.layout
     assert layout is not None
     B, H, Tq = event.shape
     padded = 0
-    if real is not None:
-        padded = B * Tq - int(real.expand(B, 1, Tq).sum())
+    if padding.is_real is not None:
+        padded = B * Tq - int(padding.is_real.expand(B, 1, Tq).sum())
     return AttentionFacts(
         backend=seen.backend,
         axes=_describe_axes(layout, seen.shape, seen.key_count),
@@ -84,7 +85,7 @@ def measured_facts(seen: Seen, event: AttentionEvent, real: Tensor | None) -> At
         hides=_describe_hidden(event),
         queries=B * Tq,
         padded=padded,
-        padding_evidence=event.call.padding_evidence,
+        padding_evidence=padding.evidence.summary,
         check=seen.check,
         error=seen.difference,
     )

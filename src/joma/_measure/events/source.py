@@ -50,7 +50,7 @@ from joma._measure.events.functions import Functions, is_plain, is_sharded
 from joma._measure.events.guard import Guard, Seen
 from joma._measure.events.interface import interface_watched
 from joma._measure.events.kernels import kernels_watched
-from joma._measure.events.padding import StatedPadding, real_queries, real_tokens
+from joma._measure.events.padding import StatedPadding, find_padding, real_tokens
 from joma._measure.events.reasons import Reason, Refusal
 from joma._measure.events.structure import Structure
 from joma._measure.gauges.attention import mask_of
@@ -471,14 +471,15 @@ class EventSource:
             return
         with exactly(event.device.type):
             try:
-                real = real_queries(event, self.padding, bool(seen.is_self), seen.layout.certain)
+                padding = find_padding(event, self.padding, bool(seen.is_self), seen.layout.certain)
             except Refusal as refusal:
                 self.guard.facts[call.name, ordinal] = refused_facts(seen, refusal)
                 self.refuse(call, calls, refusal)
                 return
             if seen.is_new:
                 with self.guarded(call):
-                    self.guard.facts[call.name, ordinal] = measured_facts(seen, event, real)
+                    self.guard.facts[call.name, ordinal] = measured_facts(seen, event, padding)
+        real = padding.is_real
         self._emit(seen.kind, call, calls, real=real, ordinal=ordinal, **fields)
         if self.wants(BlockInput):
             block = event.block
