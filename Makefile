@@ -29,8 +29,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: $(READY) ## reproduce the paper at the quick preset and write report.html
-	$(BIN)/joma reproduce $(EXHIBITS) --preset quick --out $(OUT) --report $(REPORT)
+reproduce: $(READY) ## reproduce the paper and write report.html
+	$(BIN)/joma reproduce $(EXHIBITS) --out $(OUT) --report $(REPORT)
 
 test: $(READY) ## run the tests on all cores
 	$(BIN)/python -m pytest -n auto -q

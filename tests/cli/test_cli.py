@@ -100,7 +100,7 @@ def test_a_real_process_ends_with_a_message_and_2(tmp_path):
     [
         (("claims", "T2.invariance"), "Did you mean 'T2.invariant'"),
         (("reproduce", "fig3", "--jobs", "0"), "at least one job at a time is needed, got 0"),
-        (("reproduce", "fig3", "--preset", "quik"), "Did you mean 'quick'"),
+        (("reproduce", "fig3", "--preset", "defalt"), "Did you mean 'default'"),
         (("simulate", "two-tokens", "--attention", "sofmax"), "Did you mean 'softmax'"),
         (("simulate", "two-tokens", "--activation", "rleu"), "Did you mean 'relu'"),
         (("simulate", "two-tokens", "--t-end", "-1"), "t_end must be a positive number, got -1.0"),

@@ -219,13 +219,29 @@ def _hblt(spec: str) -> tuple[Text, Text]:
     return Text((Span("hblt", text(spec)),)).split(1 - VALID)
 
 
+def local_wikitext(name: str, data: str | None) -> tuple[Text, Text] | None:
+    """Return the two parts of WikiText in the folder ``data``, or in the folder of its name there."""
+    for folder in _wiki_places(name, data):
+        parts = _wiki_parts(folder)
+        if parts is not None and _is_named(folder, name, parts[0]):
+            return parts
+    return None
+
+
+def _wiki_places(name: str, data: str | None) -> list[Path]:
+    if not data:
+        return []
+    folder = Path(data).expanduser()
+    return [folder / name, folder]
+
+
 def _wikitext(name: str, cache: Path, say: Callable[[str], None]) -> tuple[Text, Text]:
     """Look in `$JOMA_DATA`, then on the hub."""
     data = os.environ.get("JOMA_DATA")
-    looked = [Path(data).expanduser() / name, Path(data).expanduser()] if data else []
-    for folder in looked:
-        if (parts := _wiki_parts(folder)) and _is_named(folder, name, parts[0]):
-            return parts
+    parts = local_wikitext(name, data)
+    if parts is not None:
+        return parts
+    looked = _wiki_places(name, data)
     try:
         return _folder(fetch(f"Salesforce/wikitext:{name}-v1", cache, say))
     except ValueError as error:

@@ -46,10 +46,11 @@ def _reproduce(
     preset: Annotated[
         str,
         typer.Option(
-            help="quick (minutes in all), laptop, or paper (the paper's own scale).",
-            autocompletion=help.one_of("quick", "laptop", "paper"),
+            help="default (minutes; shows and spot-checks records of longer runs), laptop (hours; "
+            "computes everything), or paper (the paper's own scale).",
+            autocompletion=help.one_of("default", "laptop", "paper"),
         ),
-    ] = "quick",
+    ] = "default",
     out: Annotated[Path, typer.Option(help="Folder for the exhibits, one folder each.")] = Path(
         "runs/reproduce"
     ),

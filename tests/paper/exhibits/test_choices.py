@@ -36,11 +36,11 @@ def test_every_setting_of_every_preset_can_be_typed(id):
 
 def test_an_exhibit_with_other_settings_is_otherwise_the_same():
     exhibit = exhibits()["fig6"]
-    changed = with_settings(exhibit, "quick", ["every=7", "vocabulary=none"])
-    expected = {**FIG6["quick"], "every": 7, "vocabulary": None}
-    assert changed.experiment.settings == {**FIG6, "quick": expected}
+    changed = with_settings(exhibit, "default", ["every=7", "vocabulary=none"])
+    expected = {**FIG6["default"], "every": 7, "vocabulary": None}
+    assert changed.experiment.settings == {**FIG6, "default": expected}
     assert (changed.id, changed.experiment.run) == (exhibit.id, exhibit.experiment.run)
-    assert exhibit.experiment.settings["quick"]["steps"] == FIG6["quick"]["steps"] != 7
+    assert exhibit.experiment.settings["default"]["steps"] == FIG6["default"]["steps"] != 7
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_exhibit_with_other_settings_is_otherwise_the_same():
 )
 def test_what_cannot_be_read_is_refused(texts, message):
     with pytest.raises(ValueError, match=message):
-        choose(FIG6, "quick", texts)
+        choose(FIG6, "default", texts)
 
 
 def command(monkeypatch, *arguments):
@@ -83,7 +83,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert "fig3" in (tmp_path / "report.html").read_text()
     assert command(monkeypatch, "fig3", out) == 2  # the folder has other settings
     assert (
-        "holds another run (fig3, preset quick, t_end 20.0, times 21, seed 0)"
+        "holds another run (fig3, preset default, t_end 20.0, times 21, seed 0)"
         in capsys.readouterr().err
     )
     assert command(monkeypatch, "fig3", "--set", "time=3", out) == 2

@@ -47,7 +47,7 @@ def made(tmp_path_factory):
             "columns": 2,
             "noisy": {"rho": [0.9], "seeds": 1, "steps": 2},
         }  # its columns are alike
-        patch.setitem(table1.SETTINGS, "quick", {**table1.SETTINGS["quick"], **small})
+        patch.setitem(table1.SETTINGS, "default", {**table1.SETTINGS["default"], **small})
         return {exhibit.id: reproduce(exhibit, out=out) for exhibit in get(EXPECTED)}
 
 

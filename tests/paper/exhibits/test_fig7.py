@@ -131,8 +131,8 @@ def test_end_to_end_from_files(tmp_path, monkeypatch):
         "steps": 9,
         "warmup": 2,
     }
-    settings = {**fig7.SETTINGS["quick"], "series": small, "tokens": 128, "length": 16}
-    monkeypatch.setitem(fig7.SETTINGS, "quick", settings)
+    settings = {**fig7.SETTINGS["default"], "series": small, "tokens": 128, "length": 16}
+    monkeypatch.setitem(fig7.SETTINGS, "default", settings)
     outcome = reproduce(get(["fig7"])[0], out=tmp_path / "out")
     assert outcome.verdict is not None
     frame = Run(outcome.path).frame("stable_rank")

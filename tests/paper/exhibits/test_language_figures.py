@@ -210,7 +210,7 @@ def test_curves_are_means_over_seeds_and_a_collapse_is_that_of_most(tmp_path):
 
 
 def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_path, monkeypatch):
-    settings = {**fig6.SETTINGS["quick"], "seeds": 1}
+    settings = {**fig6.SETTINGS["default"], "seeds": 1}
     runs = [{"data": "pydoc", "layers": 1, "lr": 1e-3, "steps": 1}]
 
     def folder():
@@ -242,9 +242,9 @@ def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_pa
 def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     module = {"fig6": fig6, "fig8": fig8}[name]
     steps = {10: [10] if name == "fig6" else 10, 6: [6] if name == "fig6" else 6}
-    tiny = {**module.SETTINGS["quick"], "steps": steps[10], "every": 5, "vocabulary": 200}
+    tiny = {**module.SETTINGS["default"], "steps": steps[10], "every": 5, "vocabulary": 200}
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
-    monkeypatch.setitem(module.SETTINGS, "quick", tiny)
+    monkeypatch.setitem(module.SETTINGS, "default", tiny)
     outcome = reproduce(get([name])[0], out=tmp_path)
     assert outcome.verdict.verdict == "not decided here"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
@@ -270,7 +270,7 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
 
 
 def test_exhibits_share_a_run_and_come_back_to_one_that_another_trains(tmp_path, monkeypatch):
-    settings = {**fig6.SETTINGS["quick"], "seeds": 1, "vocabulary": 200}
+    settings = {**fig6.SETTINGS["default"], "seeds": 1, "vocabulary": 200}
     runs = [{"data": "pydoc", "layers": 1, "lr": lr, "steps": 2} for lr in (1e-3, 1e-4)]
     monkeypatch.setattr("joma.paper.exhibits._curves.POLL", 0.0)
     real, calls, busy = language.train, [], ["lr=0.001"]

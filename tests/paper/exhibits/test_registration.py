@@ -48,12 +48,12 @@ def test_a_registered_exhibit_is_listed_and_made(answer, tmp_path):
 
 def test_what_other_code_has_made_does_not_count_as_done(answer, tmp_path):
     path = reproduce(answer, out=tmp_path).path
-    assert is_there(answer, "quick", tmp_path, 0)
+    assert is_there(answer, "default", tmp_path, 0)
     assert not reproduce(answer, out=tmp_path).fresh
     info = json.loads((path / "run.json").read_text())
     info["config"]["fingerprint"] = "of another version"
     (path / "run.json").write_text(json.dumps(info))
-    assert not is_there(answer, "quick", tmp_path, 0)
+    assert not is_there(answer, "default", tmp_path, 0)
     assert reproduce(answer, out=tmp_path).fresh
 
 
@@ -75,7 +75,7 @@ def test_functions_that_no_module_holds_are_run_anew_each_time(tmp_path):
     [
         ("fig3", None, "there is an exhibit 'fig3' already; choose another id"),
         ("my figure", None, "must be an identifier such as 'fig3', got 'my figure'"),
-        ("mine", {"quick": {}}, "'mine' has no settings for the preset laptop, paper"),
+        ("mine", {"default": {}}, "'mine' has no settings for the preset laptop, paper"),
     ],
 )
 def test_bad_registrations_are_refused(id, settings, message):

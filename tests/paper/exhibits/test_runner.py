@@ -38,7 +38,7 @@ class Fake(Exhibit):
 
     @property
     def experiment(self):
-        return Experiment({"quick": {"n": 3}}, self.run, draw, judge)
+        return Experiment({"default": {"n": 3}}, self.run, draw, judge)
 
     def run(self, writer, settings, seed, progress):
         import torch
@@ -90,7 +90,7 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
     assert "SIGKILL" in killed.error
     assert good.verdict == fine.verdict == judge(None)
     assert "Traceback" in (tmp_path / "broken.error.txt").read_text()
-    page = write_report(tmp_path, exhibits, None, preset="quick", seed=0).read_text()
+    page = write_report(tmp_path, exhibits, None, preset="default", seed=0).read_text()
     assert "no &lt;number&gt;" in page
     assert "SIGKILL" in page
     assert [
@@ -243,7 +243,12 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
     assert end.value.code == 1  # one was not made
     assert asked["claims"]
     assert asked["exhibits"] == list(EXHIBITS.values())
-    assert (asked["preset"], asked["jobs"], asked["seed"], asked["force"]) == ("quick", 3, 2, False)
+    assert (asked["preset"], asked["jobs"], asked["seed"], asked["force"]) == (
+        "default",
+        3,
+        2,
+        False,
+    )
     said = capsys.readouterr().out
     assert "ValueError: no" in said
     assert "1 claims" in said
@@ -357,7 +362,7 @@ def test_times(tmp_path):
     assert [reproduce_command._clock(s) for s in (0.04, 9.94, 12, 99.4, 100, 3725, 36000)] == [
         "0.0 s", "9.9 s", "12 s", "99 s", "1:40 min", "62:05 min", "10:00 h",
     ]  # fmt: skip
-    write_json(tmp_path / "times.json", {"quick": {"good": 1234.5}})
+    write_json(tmp_path / "times.json", {"default": {"good": 1234.5}})
     seen = []
     Runner(fakes("good"), out=tmp_path, jobs=1, show=lambda entries, left: seen.append(left)).run()
     assert 1000 < seen[0] <= 1234.5  # as long as the last time

@@ -86,7 +86,7 @@ MAPPINGS = {
 
 
 def test_these_are_the_exhibits_with_mappings():
-    presets = {id: exhibits()[id].experiment.settings["quick"] for id in OWN}
+    presets = {id: exhibits()[id].experiment.settings["default"] for id in OWN}
     found = {
         id
         for id, settings in presets.items()
@@ -97,7 +97,7 @@ def test_these_are_the_exhibits_with_mappings():
 
 @pytest.mark.parametrize(("id", "key"), [*MAPPINGS.items(), ("clock", "tau"), ("fig7", "series")])
 def test_so_is_every_entry_of_a_mapping(id, key):
-    preset = "quick"
+    preset = "default"
     value = SERIES if key == "series" else exhibits()[id].experiment.settings[preset][key]
     assert refusal(id, preset, f"{key}={json.dumps(value)}") is None
     nonsense = [-1, "abc", [], {}, float("nan"), 1e30, True]
@@ -149,7 +149,7 @@ def test_so_is_every_entry_of_a_mapping(id, key):
 )
 def test_the_sentence_has_what_is_expected_and_what_was_found(id, text, message):
     with pytest.raises(ValueError, match=message):
-        with_settings(exhibits()[id], "quick", [text])
+        with_settings(exhibits()[id], "default", [text])
 
 
 def test_values_that_are_beyond_the_presets_are_taken():
@@ -158,7 +158,7 @@ def test_values_that_are_beyond_the_presets_are_taken():
         "fig8": "lr=1e-2,1", "fig5": "epsilon=0.01", "contrast": "targets_end=60,60", "embeddings": "sample=100",
         "sinks": "model=EleutherAI/pythia-70m", "frozen": "ratios=10,100,1000", "fig2": "times=3",
     }.items():  # fmt: skip
-        assert refusal(id, "quick", text) is None, (id, text)
+        assert refusal(id, "default", text) is None, (id, text)
 
 
 def test_settings_of_an_exhibit_that_a_user_registered_are_their_own():
@@ -168,8 +168,8 @@ def test_settings_of_an_exhibit_that_a_user_registered_are_their_own():
     functions = dict.fromkeys(("run", "draw", "judge"), lambda *_: None)
     try:
         exhibit("mine", "mine", "mine", settings=presets, **functions)
-        assert refusal("mine", "quick", "shift=-1e9") is None
-        assert refusal("mine", "quick", "count=0") is None
+        assert refusal("mine", "default", "shift=-1e9") is None
+        assert refusal("mine", "default", "count=0") is None
     finally:
         remove("mine")
 
@@ -187,7 +187,7 @@ def test_the_command_says_it_and_writes_nothing(monkeypatch, capsys, tmp_path):
 
 def test_an_error_that_comes_later_names_the_settings(monkeypatch, tmp_path):
     """Not everything is known beforehand: two values may not fit each other."""
-    changed = with_settings(exhibits()["fig3"], "quick", ["times=5"])
+    changed = with_settings(exhibits()["fig3"], "default", ["times=5"])
 
     def broken(*_):
         raise KeyError("lr")

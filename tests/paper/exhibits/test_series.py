@@ -135,7 +135,7 @@ def made(tiny, cache, tmp_path_factory):
     text.write_text(" ".join(words))
     for module in (fig10, embeddings):
         small = {"series": TINY, "data": str(text), "tokens": 3000, "shuffles": 3, "sample": 500}
-        cache.setitem(module.SETTINGS, "quick", {k: small[k] for k in module.SETTINGS["quick"]})
+        cache.setitem(module.SETTINGS, "default", {k: small[k] for k in module.SETTINGS["default"]})
     return {id: reproduce(EXHIBITS[id], out=out) for id in ("fig10", "embeddings")}
 
 
@@ -202,7 +202,7 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     monkeypatch.setenv("JOMA_MODELS", str(tmp_path))
     text = str(made["fig10"].path.parent / "text.txt")
     settings = {"models": ["some/one", "some/two"], "data": text, "tokens": 2000, "shuffles": 2}
-    monkeypatch.setitem(fig10.SETTINGS, "quick", settings)
+    monkeypatch.setitem(fig10.SETTINGS, "default", settings)
     path = reproduce(EXHIBITS["fig10"], out=tmp_path / "out").path
     examples = json.loads((path / "examples.json").read_text())["models"]
     assert list(examples) == ["some/one", "some/two"]

@@ -68,8 +68,8 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
         "steps": 9,
         "warmup": 2,
     }
-    settings = {**sinks.SETTINGS["quick"], "series": small, "tokens": 128, "length": 16}
-    monkeypatch.setitem(sinks.SETTINGS, "quick", settings)
+    settings = {**sinks.SETTINGS["default"], "series": small, "tokens": 128, "length": 16}
+    monkeypatch.setitem(sinks.SETTINGS, "default", settings)
     outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
     assert outcome.verdict is not None
     assert outcome.verdict.verdict == "not decided here"

@@ -367,7 +367,7 @@ def small(tmp_path_factory):
     patch, noisy = pytest.MonkeyPatch(), {"rho": [0.9], "seeds": 1, "steps": 2}
     patch.setitem(
         table1.SETTINGS,
-        "quick",
+        "default",
         {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3], "noisy": noisy},
     )
     yield reproduce(EXHIBITS["table1"], out=tmp_path_factory.mktemp("table1"))

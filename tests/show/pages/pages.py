@@ -29,7 +29,7 @@ def paper_page(folder):
     chosen = get(["fig3", "fig4", "folding"])
     for exhibit in chosen[:2]:
         reproduce(exhibit, out=folder)
-    return write_report(folder, chosen, results(), preset="quick", seed=0)
+    return write_report(folder, chosen, results(), preset="default", seed=0)
 
 
 def watch_run(path, name, level=0.0, kind="watch", steps=(1, 2, 4, 8), layers=2, lr=None):

@@ -604,7 +604,7 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     }
     stored = json.loads((outcome.path / "verdict.json").read_text())
     (outcome.path / "verdict.json").write_text(json.dumps(stored | said))
-    text = write_report(tmp_path, [exhibit], None, preset="quick", seed=0).read_text()
+    text = write_report(tmp_path, [exhibit], None, preset="default", seed=0).read_text()
     assert "What would decide it: a &lt;larger&gt; model." in text
     assert (
         f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">'
@@ -617,7 +617,7 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     broken = stored | {"verdict": "not decided here"}
     (outcome.path / "verdict.json").write_text(json.dumps(broken))
     with pytest.raises(ValueError, match="say what would decide"):
-        write_report(tmp_path, [exhibit], None, preset="quick", seed=0)
+        write_report(tmp_path, [exhibit], None, preset="default", seed=0)
 
 
 def plain(markup):
@@ -716,7 +716,7 @@ def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
         EXHIBITS["fig3"], id="mine", declared=EXHIBITS["fig3"].experiment
     )  # as a user registers one
     assert not mine.is_from_paper
-    assert with_settings(EXHIBITS["fig3"], "quick", ["times=20"]).is_from_paper
+    assert with_settings(EXHIBITS["fig3"], "default", ["times=20"]).is_from_paper
 
 
 def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):

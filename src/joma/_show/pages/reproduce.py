@@ -16,7 +16,7 @@ def reproduce(
     exhibits: str | Sequence[str] | None = None,
     out: str | os.PathLike[str] = "runs/reproduce",
     *,
-    preset: str = "quick",
+    preset: str = "default",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     report: str | os.PathLike[str] | None = None,
@@ -32,7 +32,7 @@ def reproduce(
     Arguments:
         exhibits: ids (see `joma.exhibits`), one or several; by default all of them, and the claims.
         out: folder for the exhibits, one folder each.
-        preset: "quick" (minutes in all), "laptop", or "paper" (the paper's own scale).
+        preset: "default" (minutes in all), "laptop", or "paper" (the paper's own scale).
         seed: of everything random.
         settings: other values for settings of the preset, of one exhibit.
         report: where to write the page; ``out``/report.html by default.

@@ -20,7 +20,7 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": 500, "steps": 300, "every": 30, "lr": 1e-3, "layers": 2, "width": 100},
+    "default": {"data": "pydoc", "vocabulary": 500, "steps": 300, "every": 30, "lr": 1e-3, "layers": 2, "width": 100},
     "laptop": {"data": "wikitext-2", "vocabulary": 2000, "steps": 3000, "every": 100, "lr": 3e-4, "layers": 2,
                "width": 200},
     "paper": {"data": "wikitext-2", "vocabulary": None, "steps": 15_000, "every": 100, "lr": 1e-4, "layers": 2,

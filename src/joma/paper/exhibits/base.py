@@ -28,16 +28,18 @@ from joma._runs import (
     write_json,
 )
 from joma._runs.fingerprint import fingerprint
-from joma._runs.folder import lock, unlock
+from joma._runs.folder import file_hash, lock, unlock
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from joma._data.packaged import Packaged
     from joma._show.plots import Chart
+    from joma.paper.records import Record
+    from joma.paper.spot_check import SpotCheck
     from joma.paper.verdict import Verdict
 
-PRESETS = ("quick", "laptop", "paper")
+PRESETS = ("default", "laptop", "paper")
 ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
 SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
 Settings = dict[str, Any]
@@ -78,7 +80,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Experiment:
-    """How an exhibit is made."""
+    """How an exhibit is made.
+
+    An exhibit that minutes of computing decide has settings for the preset "default". One that needs
+    hours has none: the default shows its record, judges the recorded data anew, and computes the
+    slices again.
+    """
 
     settings: Mapping[str, Settings]  # by preset
     run: Callable[
@@ -87,9 +94,17 @@ class Experiment:
     draw: Callable[[Run], Chart]
     judge: Callable[[Run], Judgement]
     axes: Mapping[str, list[str]] = field(default_factory=dict)  # of the gauges that are arrays
-    tables: Callable[[Run], dict[str, str]] | None = (
-        None  # the texts of further files, by their names
-    )
+    # the texts of further files, by their names
+    tables: Callable[[Run], dict[str, str]] | None = None
+    # a short run on data that joma brings along; None if the exhibit has no record
+    code_slice: Settings | None = None
+    # settings that shorten the recorded run to its first steps, of the same numbers
+    record_slice: Settings | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the default preset shows a record instead of computing."""
+        return PRESETS[0] not in self.settings
 
 
 @dataclass(frozen=True)
@@ -169,21 +184,38 @@ class Outcome:
     seconds: float
     fresh: bool = True  # False if it was there already
     error: str | None = None
+    checks: tuple[SpotCheck, ...] = ()  # of an exhibit that shows a record
 
 
 def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
     experiment = exhibit.experiment
-    settings = json.loads(
-        json.dumps(experiment.settings[preset])
-    )  # as they will be read again: lists, no tuples
+    basis: dict[str, Any] = {}
+    if preset not in experiment.settings:
+        record = _record_of(exhibit)
+        settings = record.settings
+        basis["record"] = file_hash(record.path)
+    else:
+        # as they will be read again: lists, no tuples
+        settings = json.loads(json.dumps(experiment.settings[preset]))
     # what ``exec`` makes may have no module
     modules = {str(function.__module__) for function in (experiment.run, experiment.judge)}
     return {
         "exhibit": exhibit.id,
         "preset": preset,
         "settings": settings,
-        "fingerprint": fingerprint(modules, settings),
+        "fingerprint": fingerprint(modules, settings | basis),
     }
+
+
+def _record_of(exhibit: Exhibit) -> Record:
+    from joma.paper.records import load
+
+    record = load(exhibit.id)
+    if record is None:
+        raise RunError(
+            f"{exhibit.id} has no record in this installation: compute it with --preset laptop"
+        )
+    return record
 
 
 def _ready(path: Path, config: dict[str, Any], seed: int) -> bool:
@@ -260,7 +292,7 @@ def check_output(
 
 
 def reproduce(
-    exhibit: Exhibit, preset: str = "quick", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
+    exhibit: Exhibit, preset: str = "default", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:  # fmt: skip
     """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done.
@@ -269,10 +301,14 @@ def reproduce(
     """
     from joma._show import plots
 
-    start, path, config = time.perf_counter(), out / exhibit.id, _config(exhibit, preset)
+    start = time.perf_counter()
+    path = out / exhibit.id
+    config = _config(exhibit, preset)
     if not force and _ready(path, config, seed):
-        stored = load_verdict(path)
-        return Outcome(exhibit, path, stored, 0.0, fresh=False)
+        return Outcome(exhibit, path, load_verdict(path), 0.0, fresh=False, checks=load_checks(path))
+    if preset not in exhibit.experiment.settings:
+        judgement, checks = _show_record(exhibit, path, config, seed)
+        return Outcome(exhibit, path, judgement, time.perf_counter() - start, checks=checks)
     if force and (path / "run.json").exists():
         _remove(Run(path).members)
     experiment = exhibit.experiment
@@ -292,16 +328,53 @@ def reproduce(
                 experiment.run(
                     writer, config["settings"], seed, progress or (lambda share, what: None)
                 )
-            run = Run(folder)
-            plots.save(experiment.draw(run), folder)
-            for name, text in experiment.tables(run).items() if experiment.tables else ():
-                write_atomic(folder / name, text)
-            judgement = experiment.judge(run)
-        write_json(
-            folder / "verdict.json",
-            {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(judgement)},
-        )
+            judgement = _draw_and_judge(exhibit, Run(folder), folder)
     return Outcome(exhibit, path, judgement, time.perf_counter() - start)
+
+
+def _draw_and_judge(exhibit: Exhibit, run: Run, folder: Path) -> Judgement:
+    """Write figure, tables and verdict of a run into ``folder``."""
+    from joma._show import plots
+
+    experiment = exhibit.experiment
+    plots.save(experiment.draw(run), folder)
+    if experiment.tables is not None:
+        for name, text in experiment.tables(run).items():
+            write_atomic(folder / name, text)
+    judgement = experiment.judge(run)
+    verdict = {"exhibit": exhibit.id, "statement": exhibit.statement, **asdict(judgement)}
+    write_json(folder / "verdict.json", verdict)
+    return judgement
+
+
+def _show_record(
+    exhibit: Exhibit, path: Path, config: dict[str, Any], seed: int
+) -> tuple[Judgement, tuple[SpotCheck, ...]]:
+    """Unpack the record of an exhibit into ``path``, judge and draw it anew, and compute its slices."""
+    from joma.paper.spot_check import spot_checks
+
+    record = _record_of(exhibit)
+    with staged(path, overwrite=True) as folder:
+        run = record.unpack(folder)
+        judgement = _draw_and_judge(exhibit, run, folder)
+        checks = spot_checks(exhibit, record)
+        write_json(folder / "checks.json", [asdict(check) for check in checks])
+        # The seed that was asked for decides whether the folder is taken again; that of the record
+        # stays in its own entry.
+        recorded = {"origin": record.origin, "preset": record.preset, "seed": record.seed}
+        info = run.info | {"config": config, "seed": seed, "record": recorded}
+        write_json(folder / "run.json", info)
+    return judgement, checks
+
+
+def load_checks(path: Path) -> tuple[SpotCheck, ...]:
+    """Return the spot checks that are stored with an exhibit; none if it was computed."""
+    from joma.paper.spot_check import SpotCheck
+
+    file = path / "checks.json"
+    if not file.exists():
+        return ()
+    return tuple(SpotCheck(**stored) for stored in json.loads(file.read_text()))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from joma.paper.labs.twins import FOLDS, OPTIMISERS, Data, compare, topics
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"text": "pydoc", "V": 300, "K": 24, "window": 12, "batch": 32, "SGD": 200, "other": 60, "seeds": 3,
+    "default": {"text": "pydoc", "V": 300, "K": 24, "window": 12, "batch": 32, "SGD": 200, "other": 60, "seeds": 3,
               "pace": 1.0},
     "laptop": {"text": "wikitext-2", "V": 500, "K": 48, "window": 16, "batch": 64, "SGD": 2000, "other": 1000,
                "seeds": 3, "pace": 0.1},

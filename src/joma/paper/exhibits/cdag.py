@@ -42,7 +42,7 @@ from joma.theory import HBLT
 
 _COMMON = {"rho": 0.85, "t_end": 1000.0, "start": 0.1, "times": 42}
 SETTINGS = {
-    "quick": {**_COMMON, "samples": 500, "draws": 2},
+    "default": {**_COMMON, "samples": 500, "draws": 2},
     "laptop": {**_COMMON, "samples": 4000, "draws": 10},
     "paper": {**_COMMON, "samples": 10_000, "draws": 20},
 }

@@ -1,10 +1,10 @@
 """`--set key=value`: settings of an exhibit other than its preset's, typed as the presets have them.
 
 >>> presets = {
-...     "quick": {"steps": 100, "lr": [1e-3], "vocabulary": None},
+...     "default": {"steps": 100, "lr": [1e-3], "vocabulary": None},
 ...     "laptop": {"vocabulary": 4000},
 ... }
->>> choose(presets, "quick", ["steps=200", "lr=1e-4,1e-3", "vocabulary=500"])
+>>> choose(presets, "default", ["steps=200", "lr=1e-4,1e-3", "vocabulary=500"])
 {'steps': 200, 'lr': [0.0001, 0.001], 'vocabulary': 500}
 """
 

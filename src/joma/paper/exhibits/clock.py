@@ -25,7 +25,7 @@ from joma.paper.verdict import Verdict
 # per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
 # steps: of Adam, at least; other_layers: the depths at which SGD and momentum are trained, too
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": TOY, "vocabulary": 1000, "layers": [1], "other_layers": [1], "seeds": 2, "points": 40, "steps": 0,
+    "default": {"data": TOY, "vocabulary": 1000, "layers": [1], "other_layers": [1], "seeds": 2, "points": 40, "steps": 0,
               "rates": {"adam": [1e-3, 2e-3, 1.6e-2], "sgd": [1.0, 2.0, 8.0], "momentum": [1.0, 2.0]},
               "tau": {"adam": 0.6, "sgd": 200.0, "momentum": 200.0},
               "every": 1, "valid_windows": 4, "valid_every": 0, **PLAIN},
@@ -156,4 +156,28 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+# Thirty steps with each optimiser on a text that joma brings along.
+CODE_SLICE = {
+    "data": "zipf",
+    "vocabulary": 500,
+    "layers": [1],
+    "other_layers": [1],
+    "seeds": 1,
+    "points": 10,
+    "steps": 0,
+    "rates": {"adam": [1e-3], "sgd": [1.0], "momentum": [1.0]},
+    "tau": {"adam": 0.03, "sgd": 30.0, "momentum": 30.0},
+    "every": 1,
+    "valid_windows": 2,
+    "valid_every": 0,
+    **PLAIN,
+}
+RECORD_SLICE = {
+    "layers": [1],
+    "other_layers": [],
+    "seeds": 1,
+    "steps": 40,
+    "rates": {"adam": [1e-4]},
+    "tau": {"adam": 0.004},
+}
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)

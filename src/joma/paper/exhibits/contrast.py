@@ -43,7 +43,7 @@ _KEYS = (
     "language",
 )  # targets_end: under exp and softmax
 _PRESETS: dict[str, tuple[Any, ...]] = {
-    "quick": (4, _INPUTS[1:], 5, 100.0, [8.0, 60.0], _TOY),
+    "default": (4, _INPUTS[1:], 5, 100.0, [8.0, 60.0], _TOY),
     "laptop": (20, _INPUTS, 6, 300.0, [30.0, 300.0], _LANGUAGE),
     "paper": (
         50,

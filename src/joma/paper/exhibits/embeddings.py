@@ -43,7 +43,7 @@ PYTHIA = [
     143000,
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"series": {}, "data": "pydoc", "sample": 4096},
+    "default": {"series": {}, "data": "pydoc", "sample": 4096},
     "laptop": {"model": "smollm2", "steps": [0], "data": "wikitext-2", "sample": 8192},
     "paper": {
         "model": "EleutherAI/pythia-1.4b",

@@ -26,7 +26,7 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"series": {}, "data": "pydoc", "tokens": 100_000, "shuffles": 20},
+    "default": {"series": {}, "data": "pydoc", "tokens": 100_000, "shuffles": 20},
     "laptop": {"models": ["smollm2"], "data": "wikitext-2", "tokens": 60_000, "shuffles": 20},
     "paper": {
         "models": ["EleutherAI/pythia-160m", "EleutherAI/pythia-70m"],

@@ -19,7 +19,7 @@ from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
 
 SETTINGS = {
-    "quick": {"seeds": 5, "t_end": 200.0, "times": 201},
+    "default": {"seeds": 5, "t_end": 200.0, "times": 201},
     "laptop": {"seeds": 50, "t_end": 200.0, "times": 401},
     "paper": {"seeds": 200, "t_end": 200.0, "times": 2001},
 }

@@ -17,7 +17,7 @@ from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
 
 SETTINGS = {
-    "quick": {"t_end": 200.0, "times": 201},
+    "default": {"t_end": 200.0, "times": 201},
     "laptop": {"t_end": 2000.0, "times": 401},
     "paper": {"t_end": 200.0, "times": 2001},
 }

@@ -26,7 +26,7 @@ from joma.paper.labs.rebound import dip_and_rebound, entropy
 from joma.paper.verdict import Verdict
 
 SETTINGS = {
-    "quick": {"components": 10, "seeds": 5, "times": 401},
+    "default": {"components": 10, "seeds": 5, "times": 401},
     "laptop": {"components": 10, "seeds": 100, "times": 1001},
     "paper": {"components": 10, "seeds": 1000, "times": 1001},
 }

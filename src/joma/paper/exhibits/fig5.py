@@ -23,7 +23,7 @@ from joma.paper.verdict import Verdict
 
 _COMMON = {"classes": 20, "depth": 5, "children": 2, "epsilon": 0.1}
 SETTINGS = {
-    "quick": {**_COMMON, "samples": 50_000, "draws": 5},
+    "default": {**_COMMON, "samples": 50_000, "draws": 5},
     "laptop": {**_COMMON, "samples": 500_000, "draws": 10},
     "paper": {**_COMMON, "samples": 1_000_000, "draws": 20},
 }

@@ -31,7 +31,7 @@ PAPER = {
 }
 # steps: per corpus, in the order of data
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
+    "default": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
               "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": GRID | {"data": ["wikitext-2"], "lr": 1e-4, "steps": [5000], "every": 100},
     "paper": {"data": ["wikitext-2", "wikitext-103"], "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4,
@@ -188,4 +188,18 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+# Forty steps of a two-layer model on a text that joma brings along.
+CODE_SLICE = {
+    "data": ["zipf"],
+    "vocabulary": 500,
+    "layers": [2],
+    "lr": 1e-3,
+    "steps": [40],
+    "seeds": 1,
+    "every": 10,
+    "valid_windows": 2,
+    "valid_every": 0,
+    **PLAIN,
+}
+RECORD_SLICE = {"layers": [1], "steps": [40], "seeds": 1}
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)

@@ -23,7 +23,7 @@ from joma.paper.verdict import Verdict
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
+    "default": {"models": {OWN: None}, "series": {}, "data": "pydoc", "tokens": 4096,
               "length": 64},
     "laptop": {"models": {"smollm2": None, OWN: None},  # ours has three million parameters
                "series": {"data": "wikitext-2", "vocabulary": 2048, "layers": 6, "d": 192, "heads": 6, "length": 64,

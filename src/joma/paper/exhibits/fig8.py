@@ -24,7 +24,7 @@ from joma.paper.verdict import Verdict
 
 # steps: so many at least, and at smaller learning rates so many more that lr × steps is tau at least
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
+    "default": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": [1e-5, 1e-4, 1e-3, 1e-2], "steps": 800,
               "tau": 0.0, "points": 50, "seeds": 1, "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": GRID | {"lr": [1e-4, 3e-4, 1e-3, 1e-2]},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [2], "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2],
@@ -138,4 +138,20 @@ def _apart(runs: list[tuple[float, bool]]) -> bool:
     return not without or (bool(with_) and max(with_) < min(without))
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+# Forty steps of a two-layer model on a text that joma brings along.
+CODE_SLICE = {
+    "data": "zipf",
+    "vocabulary": 500,
+    "layers": [2],
+    "lr": [1e-3],
+    "steps": 40,
+    "tau": 0.0,
+    "points": 50,
+    "seeds": 1,
+    "every": 10,
+    "valid_windows": 2,
+    "valid_every": 0,
+    **PLAIN,
+}
+RECORD_SLICE = {"layers": [1], "lr": [1e-4], "steps": 40, "tau": 0.0, "seeds": 1}
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)

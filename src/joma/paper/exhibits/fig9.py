@@ -20,7 +20,7 @@ from joma.theory import isotropic
 from joma.theory.isotropic import Mixture, Radial, StudentT, Thetas, critical_rays
 
 SETTINGS = {
-    "quick": {"n": 3, "points": 161, "ratios": 25, "t_end": 150.0},
+    "default": {"n": 3, "points": 161, "ratios": 25, "t_end": 150.0},
     "laptop": {"n": 3, "points": 401, "ratios": 100, "t_end": 600.0},
     "paper": {"n": 10, "points": 401, "ratios": 100, "t_end": 600.0},
 }

@@ -16,7 +16,7 @@ from joma.paper.verdict import Verdict
 from joma.theory import FoldedFlow, JointFlow, Task
 
 SETTINGS = {
-    "quick": {"samples": 24, "tokens": 6, "nodes": 4, "t_end": 12.0, "times": 121},
+    "default": {"samples": 24, "tokens": 6, "nodes": 4, "t_end": 12.0, "times": 121},
     "laptop": {"samples": 100, "tokens": 20, "nodes": 10, "t_end": 12.0, "times": 241},
     "paper": {"samples": 200, "tokens": 40, "nodes": 20, "t_end": 12.0, "times": 241},
 }

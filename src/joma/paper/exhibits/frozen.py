@@ -26,7 +26,7 @@ from joma.theory.setting import Array
 from joma.theory.tasks import random_gradients
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {
+    "default": {
         "draws": 20,
         "tokens": 8,
         "nodes": 4,

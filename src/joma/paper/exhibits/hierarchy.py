@@ -25,7 +25,7 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {
+    "default": {
         "seeds": 6,
         "rho": 0.9,
         "layers": [2],

@@ -102,7 +102,7 @@ def exhibit(
             **labels)`` and says how far it is by ``progress(share, words)``.
         draw: an Altair chart, from nothing but the run folder.
         judge: the verdict, from nothing but the run folder.
-        settings: preset ("quick", "laptop", "paper") -> the settings that ``run`` is given; none by default.
+        settings: preset ("default", "laptop", "paper") -> the settings that ``run`` is given; none by default.
         axes: the axes of gauges that are arrays: gauge -> names.
         tables: the texts of further files: name -> text.
         seconds: roughly what the quick preset takes; the longest is begun first.

@@ -20,7 +20,7 @@ from joma.paper.exhibits.base import Experiment, Judgement, Progress
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
+    "default": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
               "valid_windows": 4, "valid_every": 0, "gauges": GRID["gauges"], **PLAIN},
     "laptop": GRID | {"lr": 1e-4, "steps": 5000, "every": 100},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4, "steps": 50_000,
@@ -142,4 +142,19 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+# Forty steps of a two-layer model on a text that joma brings along.
+CODE_SLICE = {
+    "data": "zipf",
+    "vocabulary": 500,
+    "layers": [2],
+    "lr": 1e-3,
+    "steps": 40,
+    "seeds": 1,
+    "every": 10,
+    "valid_windows": 2,
+    "valid_every": 0,
+    "gauges": GRID["gauges"],
+    **PLAIN,
+}
+RECORD_SLICE = {"layers": [1], "steps": 40, "seeds": 1}
+EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)

@@ -20,7 +20,7 @@ from joma.theory.optimisers import Optimiser
 from joma.theory.setting import Array
 
 SETTINGS = {
-    "quick": {"tokens": 12, "samples": 200, "seeds": 3, "steps": 1500, "batches": 600},
+    "default": {"tokens": 12, "samples": 200, "seeds": 3, "steps": 1500, "batches": 600},
     "laptop": {"tokens": 30, "samples": 1000, "seeds": 20, "steps": 3000, "batches": 2000},
     "paper": {"tokens": 30, "samples": 1000, "seeds": 100, "steps": 3000, "batches": 2000},
 }

@@ -24,7 +24,7 @@ from joma.paper.verdict import Verdict
 from joma.theory.tasks import uneven_classification
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"M": 32, "seeds": 12, "d": [16, 32, 64, 128, 256, 512, 1024], "tokens": [8, 16, 32, 64], "fixed_d": 512},
+    "default": {"M": 32, "seeds": 12, "d": [16, 32, 64, 128, 256, 512, 1024], "tokens": [8, 16, 32, 64], "fixed_d": 512},
     "laptop": {"M": 64, "seeds": 24, "d": [16, 32, 64, 128, 256, 512, 1024, 2048], "tokens": [8, 16, 32, 64, 128],
                "fixed_d": 1024},
     "paper": {"M": 128, "seeds": 48, "d": [32, 64, 128, 256, 512, 1024, 2048, 4096], "tokens": [16, 32, 64, 128, 256],

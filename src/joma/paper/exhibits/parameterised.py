@@ -29,7 +29,7 @@ from joma.theory.setting import Array
 from joma.theory.tasks import class_distributions
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 5, "half": 5, "classes": 10, "d": 16, "times": 401},
+    "default": {"seeds": 5, "half": 5, "classes": 10, "d": 16, "times": 401},
     "laptop": {"seeds": 20, "half": 10, "classes": 20, "d": 32, "times": 401},
     "paper": {"seeds": 50, "half": 20, "classes": 40, "d": 64, "times": 801},
 }

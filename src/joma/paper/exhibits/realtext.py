@@ -23,7 +23,7 @@ from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {
+    "default": {
         "text": "pydoc",
         "V": 500,
         "K": 48,

@@ -14,14 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._runs import tidy, write_atomic, write_json
-from joma.paper.exhibits.base import Exhibit, Outcome, check_output, ready, reproduce
+from joma.paper.exhibits.base import (
+    Exhibit,
+    Outcome,
+    check_output,
+    load_checks,
+    ready,
+    reproduce,
+)
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
 
 CLAIMS = "claims"
 CLAIMS_SECONDS = 60.0  # roughly, on one slow core
-SLOWER = {"quick": 1.0, "laptop": 10.0, "paper": 60.0}  # how many times slower than quick, roughly
+SPOT_CHECK_SECONDS = 10.0  # to show a record and check its slices, roughly
+SLOWER = {
+    "default": 1.0,
+    "laptop": 10.0,
+    "paper": 60.0,
+}  # how many times slower than quick, roughly
 _TIMES = "times.json"
 # imported once, in the process that those of the exhibits are forked from
 _PRELOAD = (
@@ -67,9 +79,22 @@ class Reproduction:
 
     @property
     def ok(self) -> bool:
-        """Whether everything was made, and every claim's check ran and rejected its control."""
-        broken = any(outcome.error for outcome in self.outcomes) or self.claims_error
-        return not broken and all(result.ok for result in self.claims or ())
+        """True if everything was made, records pass their spot checks, and claims reject their controls."""
+        if self.claims_error or self.failed_checks:
+            return False
+        if any(outcome.error for outcome in self.outcomes):
+            return False
+        return all(result.ok for result in self.claims or ())
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """One sentence per spot check that disagrees with its record."""
+        failed = []
+        for outcome in self.outcomes:
+            for check in outcome.checks:
+                if check.has_failed:
+                    failed.append(f"{outcome.exhibit.id}: {check}")
+        return failed
 
 
 @dataclass
@@ -87,7 +112,7 @@ class Runner:
     """
 
     exhibits: list[Exhibit]
-    preset: str = "quick"
+    preset: str = "default"
     out: Path = Path("runs/reproduce")
     seed: int = 0
     claims: bool = False
@@ -143,7 +168,9 @@ class Runner:
             if entry.exhibit is None:
                 value = stored_claims(self.out)
             elif (verdict := ready(entry.exhibit, self.preset, self.out, self.seed)) is not None:
-                value = Outcome(entry.exhibit, self.out / entry.id, verdict, 0.0, fresh=False)
+                path = self.out / entry.id
+                checks = load_checks(path)
+                value = Outcome(entry.exhibit, path, verdict, 0.0, fresh=False, checks=checks)
             if value is not None:
                 entry.fresh = False
                 self._take(entry, JobEnd(entry.id, value))
@@ -242,7 +269,11 @@ def _words(value: Any) -> tuple[str, str]:
 
 def _guess(exhibit: Exhibit | None, preset: str) -> float:
     """Seconds that something may take of which no time is known."""
-    return CLAIMS_SECONDS if exhibit is None else exhibit.seconds * SLOWER[preset]
+    if exhibit is None:
+        return CLAIMS_SECONDS
+    if preset not in exhibit.experiment.settings:
+        return SPOT_CHECK_SECONDS
+    return exhibit.seconds * SLOWER[preset]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,12 @@ from joma.paper.verdict import Verdict
 from joma.theory import saliency
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"text": "pydoc", "queries": ["the", "a", "is", "of"], "window": 16, "min_count": 10},
+    "default": {
+        "text": "pydoc",
+        "queries": ["the", "a", "is", "of"],
+        "window": 16,
+        "min_count": 10,
+    },
     "laptop": {
         "text": "wikitext-2",
         "queries": ["the", "united", "song", "he"],

@@ -19,7 +19,7 @@ from joma.paper.verdict import Verdict
 
 OWN = "a small GPT-NeoX"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"model": OWN, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
+    "default": {"model": OWN, "series": {}, "data": "pydoc", "tokens": 4096, "length": 64},
     "laptop": {
         "model": "smollm2",
         "series": {},

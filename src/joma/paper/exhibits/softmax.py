@@ -25,7 +25,7 @@ from joma.theory.setting import Array
 from joma.theory.tasks import class_distributions, small_start
 
 SETTINGS = {
-    "quick": {"seeds": 3, "t_end": 200.0, "times": 601},
+    "default": {"seeds": 3, "t_end": 200.0, "times": 601},
     "laptop": {"seeds": 20, "t_end": 200.0, "times": 2001},
     "paper": {"seeds": 100, "t_end": 200.0, "times": 2001},
 }

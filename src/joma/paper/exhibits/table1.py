@@ -29,7 +29,7 @@ from joma.paper.labs.table1 import TABLE1
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
+    "default": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
               "noisy": {"rho": [0.9], "seeds": 2, "steps": 30}},
     "laptop": {"columns": 6, "seeds": 3, "d": 256, "steps": 2000, "lr": [1e-4],
                "noisy": {"rho": [0.9], "seeds": 3, "steps": 200}},

@@ -18,7 +18,7 @@ from joma.paper.labs.superposition import ATTENTIONS, trained_node
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {"seeds": 3, "angles": [0.0, 0.1, 0.3, 0.6]},
+    "default": {"seeds": 3, "angles": [0.0, 0.1, 0.3, 0.6]},
     "laptop": {"seeds": 20, "angles": [0.0, 0.05, 0.1, 0.2, 0.3, 0.6, 0.9]},
     "paper": {"seeds": 50, "angles": [0.0, 0.05, 0.1, 0.2, 0.3, 0.6, 0.9]},
 }

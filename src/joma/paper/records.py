@@ -1,0 +1,284 @@
+"""Records: longer runs of exhibits, kept in the package with the data that figure and rule need.
+
+A record is one zip file, `recorded/<exhibit>.zip`:
+
+| member | content |
+|---|---|
+| `record.json` | what was run: preset, settings, seed, date, versions, processor time, command |
+| `run/…` | the run folder; below it, in `runs/<n>/`, the runs that it refers to, without checkpoints |
+| `slices/<name>/…` | a short run, made with the record: `spot_check` computes it again |
+
+A record holds no verdict. The current rule judges its data anew on the user's machine, and the figure
+is drawn from the same data, so that heading and figure cannot disagree. A record stays valid when the
+source changes: it has a version of its data format instead of a hash of the source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import lzma
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from joma._runs import Run, write_atomic
+
+FOLDER = Path(__file__).parent / "recorded"
+# Raise it when a member changes its meaning, and make the records again.
+FORMAT = 2
+# Bytes per record. All thirty together must fit into a wheel of 4 MB.
+LARGEST = 100_000
+# Files of a run folder, besides run.json and the measurements, that figure and rule read.
+DATA_FILES = ("patterns.json",)
+# Significant digits of a measurement. Six are more than any rule or figure can tell apart, and halve
+# the size of a record.
+DIGITS = 6
+# Entries of run.json that describe the machine and not the result.
+MACHINE_ENTRIES = ("host", "pid")
+_DETAILS = "record.json"
+# What a reader of a damaged archive may raise.
+_DAMAGE = (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, ValueError, OSError)
+
+
+class DamagedRecord(ValueError):
+    """A record that cannot be read, or that another version of joma wrote."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A short run of the exhibit, stored with the record.
+
+    Attributes:
+        settings: the settings of the short run.
+        seed: its seed.
+        data: the corpus or model that it needs; "" if joma brings it along.
+    """
+
+    settings: dict[str, Any]
+    seed: int
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A longer run of an exhibit, with its data."""
+
+    exhibit: str
+    preset: str
+    settings: dict[str, Any]
+    seed: int
+    date: str  # UTC, ISO 8601
+    versions: dict[str, str]
+    command: str
+    core_minutes: float | None  # processor time; None if it was not measured
+    slices: dict[str, Slice] = field(default_factory=dict)
+    path: Path = Path()  # the zip file
+
+    @property
+    def day(self) -> str:
+        """Date without the time."""
+        return self.date[:10]
+
+    @property
+    def origin(self) -> str:
+        """Date and cost, as a phrase: "recorded 2026-11-18, 24 core-minutes"."""
+        if self.core_minutes is None:
+            return f"recorded {self.day}"
+        return f"recorded {self.day}, {self.core_minutes:.3g} core-minutes"
+
+    def unpack(self, folder: Path) -> Run:
+        """Write the recorded run into ``folder``, with the runs that it refers to."""
+        return _unpack(self.path, "run/", folder)
+
+    def unpack_slice(self, name: str, folder: Path) -> Run:
+        """Write the stored slice into ``folder``, with the runs that it refers to."""
+        return _unpack(self.path, f"slices/{name}/", folder)
+
+
+def load(exhibit: str, folder: Path = FOLDER) -> Record | None:
+    """Return the record of an exhibit, or None if there is none.
+
+    Raises `DamagedRecord` for a file that cannot be read or that has another format.
+    """
+    path = folder / f"{exhibit}.zip"
+    if not path.exists():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            details = json.loads(archive.read(_DETAILS))
+        version = details.pop("format")
+    except _DAMAGE as error:
+        raise DamagedRecord(
+            f"the record {path.name} is damaged ({error}): install joma again, or make the record "
+            f"with `make record EXHIBIT={exhibit}`"
+        ) from error
+    if version != FORMAT:
+        raise DamagedRecord(
+            f"the record {path.name} has data format {version!r}, and this version of joma reads "
+            f"{FORMAT}: make it again with `make record EXHIBIT={exhibit}`"
+        )
+    slices = {name: Slice(**stored) for name, stored in details.pop("slices").items()}
+    return Record(**details, slices=slices, path=path)
+
+
+def all_records(folder: Path = FOLDER) -> Iterator[Record]:
+    """Yield all records, in the order of their names."""
+    for path in sorted(folder.glob("*.zip")):
+        record = load(path.stem, folder)
+        assert record is not None
+        yield record
+
+
+def pack(
+    run: Run,
+    slices: Mapping[str, tuple[Slice, Run | None]],
+    *,
+    command: str,
+    core_minutes: float | None,
+    folder: Path = FOLDER,
+) -> Record:
+    """Write the record of a finished exhibit.
+
+    Arguments:
+        run: the run of the exhibit, at its longer preset.
+        slices: name of each slice, its settings, and its run; None for a part of ``run`` itself.
+        command: the command that made the run.
+        core_minutes: processor time of the run.
+        folder: where records are kept.
+    """
+    info = run.info
+    config = info["config"]
+    details = {
+        "exhibit": config["exhibit"],
+        "preset": config["preset"],
+        "settings": config["settings"],
+        "seed": info["seed"],
+        "date": info.get("finished", _now()),
+        "versions": info["versions"],
+        "command": command,
+        "core_minutes": core_minutes,
+    }
+    described = {name: asdict(short) for name, (short, _) in slices.items()}
+    members = {_DETAILS: _as_json({"format": FORMAT, **details, "slices": described})}
+    members |= _members("run", run)
+    for name, (_, short_run) in slices.items():
+        if short_run is not None:
+            members |= _members(f"slices/{name}", short_run)
+    path = folder / f"{config['exhibit']}.zip"
+    _write_archive(path, members)
+    if path.stat().st_size > LARGEST:
+        raise ValueError(
+            f"the record {path} has {path.stat().st_size:,} bytes, and at most {LARGEST:,} are "
+            "kept in the package: measure less often, or store fewer gauges"
+        )
+    record = load(config["exhibit"], folder)
+    assert record is not None
+    return record
+
+
+def _members(prefix: str, run: Run) -> dict[str, bytes]:
+    """Return the files of a run folder, and of the runs it refers to, by their names in the zip."""
+    info = _without_machine(run.info)
+    members: dict[str, bytes] = {}
+    references = []
+    for number, (path, reference) in enumerate(zip(run.members, info.get("runs", []), strict=True)):
+        inner = f"runs/{number}"
+        references.append({**reference, "path": inner})
+        facts = _without_machine(Run(path).info)
+        members |= _files(f"{prefix}/{inner}", path, facts, set(reference["gauges"]))
+    if references:
+        info["runs"] = references
+    return _files(prefix, run.path, info) | members
+
+
+def _files(
+    prefix: str, folder: Path, info: dict[str, Any], gauges: set[str] | None = None
+) -> dict[str, bytes]:
+    files = {f"{prefix}/run.json": _as_json(info)}
+    for name in DATA_FILES:
+        path = folder / name
+        if path.exists():
+            files[f"{prefix}/{name}"] = path.read_bytes()
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists():
+        files[f"{prefix}/metrics.jsonl"] = _thin(metrics.read_bytes(), gauges)
+    return files
+
+
+def _thin(metrics: bytes, gauges: set[str] | None) -> bytes:
+    """Return the lines of these gauges, or of all, with `DIGITS` digits per number."""
+    lines: list[bytes] = []
+    measurement: list[dict[str, Any]] = []
+    for line in metrics.splitlines():
+        row = json.loads(line)
+        is_last = row.pop("end", False)
+        if gauges is None or row["gauge"] in gauges:
+            measurement.append(_rounded(row))
+        if is_last:
+            # Readers drop what follows the last marked line.
+            if measurement:
+                measurement[-1]["end"] = True
+            lines += map(_as_json, measurement)
+            measurement = []
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+def _without_machine(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in info.items() if name not in MACHINE_ENTRIES}
+
+
+def _write_archive(path: Path, members: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_LZMA) as archive:
+            for name, content in members.items():
+                # A fixed date, so that equal data give equal bytes.
+                entry = zipfile.ZipInfo(name, date_time=(2024, 1, 1, 0, 0, 0))
+                entry.compress_type = zipfile.ZIP_LZMA
+                archive.writestr(entry, content)
+        write_atomic(path, partial.read_bytes())
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _unpack(path: Path, prefix: str, folder: Path) -> Run:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if not name.startswith(prefix):
+                    continue
+                target = folder / name.removeprefix(prefix)
+                if not target.resolve().is_relative_to(folder.resolve()):
+                    raise DamagedRecord(f"the record {path.name} has a file outside its folder")
+                # Reading checks the CRC of the member.
+                content = archive.read(name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(target, content)
+    except DamagedRecord:
+        raise
+    except _DAMAGE as error:
+        raise DamagedRecord(f"the record {path.name} is damaged ({error})") from error
+    return Run(folder)
+
+
+def _as_json(content: object) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,169 @@
+"""Spot checks: compute a slice of a recorded run here, and compare it with the record.
+
+A slice is a short run of the same exhibit. There are two, by name:
+
+- `code`: on data that joma brings along (the corpus `zipf`, or a small seeded model). It is checked
+  always, and shows that the code still computes what it computed when the record was made.
+- `record`: the first steps of the recorded run itself. It is checked where its data are present.
+
+Every number that both runs have is compared: same step, labels, gauge, layer and head.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from joma._runs import Run, RunWriter
+from joma.paper.records import DIGITS, Record, Slice
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from joma.paper.exhibits.base import Exhibit
+
+# Largest difference, as a share of the gauge's largest value in the slice. Processors order sums
+# differently: that moves the loss of forty steps by about 1e-6 of itself. A wrong sign, mask, target
+# or initialisation moves some number by more than 1e-2.
+TOLERANCE = 1e-3
+NAMES = {"code": "code checked", "record": "record checked"}
+
+
+@dataclass(frozen=True)
+class SpotCheck:
+    """Outcome of one spot check.
+
+    Attributes:
+        name: "code" or "record".
+        count: how many numbers were compared.
+        difference: the largest difference, as a share of the gauge's largest value.
+        where: gauge and step of that difference.
+        here: the number that was computed here.
+        recorded: the number in the record.
+        is_comparable: False if the record was made with another version of torch or NumPy.
+    """
+
+    name: str
+    count: int
+    difference: float
+    where: str
+    here: float
+    recorded: float
+    is_comparable: bool = True
+
+    @property
+    def agrees(self) -> bool:
+        """True if all numbers agree to the tolerance."""
+        return self.difference <= TOLERANCE
+
+    @property
+    def has_failed(self) -> bool:
+        """True if numbers disagree that should agree."""
+        return self.is_comparable and not self.agrees
+
+    def __str__(self) -> str:
+        if self.agrees:
+            return f"{NAMES[self.name]}: {self.count:,} numbers agree to {self.difference:.0e}"
+        numbers = f"{self.where} is {self.here:.6g} here and {self.recorded:.6g} in the record"
+        if self.is_comparable:
+            return f"spot check failed ({self.name}): {numbers}"
+        return f"not comparable ({self.name}; other versions of torch or NumPy): {numbers}"
+
+
+def compute_slice(exhibit: Exhibit, short: Slice, folder: Path) -> Run:
+    """Run an exhibit with the settings of a slice, in ``folder``; runs it refers to lie next to it."""
+    experiment = exhibit.experiment
+    config = {"exhibit": exhibit.id, "preset": "slice", "settings": short.settings}
+    with RunWriter.create(
+        folder,
+        kind="exhibit",
+        config=config,
+        seed=short.seed,
+        axes=dict(experiment.axes),
+        name=exhibit.id,
+        packages=("joma", "numpy", "scipy", "torch"),
+    ) as writer:
+        experiment.run(writer, short.settings, short.seed, lambda share, label: None)
+    return Run(folder)
+
+
+def spot_checks(exhibit: Exhibit, record: Record) -> tuple[SpotCheck, ...]:
+    """Check all slices of a record whose data are present."""
+    from joma._data.present import is_present
+
+    names = [name for name, short in record.slices.items() if is_present(short.data)]
+    return tuple(spot_check(exhibit, record, name) for name in names)
+
+
+def spot_check(exhibit: Exhibit, record: Record, name: str) -> SpotCheck:
+    """Compute one slice of a record here, and compare all numbers that both have."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = compute_slice(exhibit, record.slices[name], Path(folder) / "here" / exhibit.id)
+        recorded = _recorded_rows(record, name, Path(folder) / "recorded")
+        return compare(name, here.frame(), recorded.frame(), is_comparable=_same_versions(record))
+
+
+def _recorded_rows(record: Record, name: str, folder: Path) -> Run:
+    if name == "record":
+        return record.unpack(folder)
+    return record.unpack_slice(name, folder)
+
+
+def compare(
+    name: str, here: pd.DataFrame, recorded: pd.DataFrame, *, is_comparable: bool = True
+) -> SpotCheck:
+    """Compare two long tables in the rows that both have."""
+    keys = [column for column in here.columns if column in recorded.columns]
+    keys = [column for column in keys if column not in ("value", "module")]
+    both = _labelled(here, keys).merge(
+        _labelled(recorded, keys), on=keys, suffixes=("_here", "_recorded")
+    )
+    if both.empty:
+        raise ValueError(
+            f"the slice {name!r} and the record have no row in common: nothing to check"
+        )
+    value_here = both["value_here"].to_numpy(dtype=float)
+    value_recorded = both["value_recorded"].to_numpy(dtype=float)
+    # A gauge that passes through zero has no relative error of its own.
+    scale = both["value_recorded"].abs().groupby(both["gauge"]).transform("max").to_numpy()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        differences = np.abs(value_here - value_recorded) / scale
+    differences[value_here == value_recorded] = 0.0
+    differences[np.isnan(value_here) & np.isnan(value_recorded)] = 0.0
+    # A number that is not finite on one side only is as far away as can be.
+    differences[np.isnan(differences)] = np.inf
+    worst = int(differences.argmax())
+    row = both.iloc[worst]
+    return SpotCheck(
+        name=name,
+        count=len(both),
+        difference=float(differences[worst]),
+        where=f"{row['gauge']} at step {row['step']}",
+        here=float(value_here[worst]),
+        recorded=float(value_recorded[worst]),
+        is_comparable=is_comparable,
+    )
+
+
+def _labelled(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return a frame whose labels can be compared: records keep `DIGITS` digits of a float."""
+    floats = [key for key in keys if frame[key].dtype.kind == "f"]
+    return frame.assign(**{key: frame[key].map(f"{{:.{DIGITS}g}}".format) for key in floats})
+
+
+def _same_versions(record: Record) -> bool:
+    """True if the libraries that decide the last digits have the record's major and minor version."""
+    import torch
+
+    installed = {"torch": torch.__version__, "numpy": np.__version__}
+    return all(
+        _minor(record.versions.get(name)) == _minor(text) for name, text in installed.items()
+    )
+
+
+def _minor(version: Any) -> tuple[str, ...]:
+    return tuple(str(version).split("+")[0].split(".")[:2])
