@@ -169,6 +169,7 @@ def _as_json(reproduction: Reproduction) -> dict[str, Any]:
         {
             "id": outcome.exhibit.id, "statement": outcome.exhibit.statement, "path": outcome.path,
             **({} if outcome.verdict is None else asdict(outcome.verdict)), "error": outcome.error,
+            "checks": [asdict(check) for check in outcome.checks],
             "seconds": outcome.seconds, "fresh": outcome.fresh,
         }
         for outcome in reproduction.outcomes
@@ -217,8 +218,10 @@ def _print(out: Console, reproduction: Reproduction) -> None:
             name, room = f"{outcome.exhibit.id:{width}}", " " * (24 - len(verdict))
             out.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
             numbers = f"{measured} (paper: {paper})" if paper else measured
-            for text in (outcome.exhibit.statement, f"→ {numbers}"):
+            for text in (outcome.exhibit.statement, f"→ {numbers}", *map(str, outcome.checks)):
                 out.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
+    for sentence in reproduction.failed_checks:
+        out.print(f"\n[red]{escape(sentence)}[/red]")
     if reproduction.claims_error:
         out.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
     elif reproduction.claims is not None:

@@ -130,7 +130,7 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma.paper.exhibits.base import PRESETS, SEEN, load_verdict
+    from joma.paper.exhibits.base import PRESETS, SEEN, load_checks, load_verdict
     from joma.paper.recorded import recorded
 
     title, left = (
@@ -140,7 +140,9 @@ def exhibit_section(
     said = load_verdict(folder) if left and not error else None
     run = Run(folder) if said else None
     made_at = run.info["config"]["preset"] if run else preset
-    record = recorded(exhibit.id)
+    # An exhibit that shows its record has no second one beside it.
+    shows_record = run is not None and "record" in run.info
+    record = None if shows_record else recorded(exhibit.id)
     shown = Shown(
         exhibit,
         id,
@@ -172,11 +174,15 @@ def exhibit_section(
     ]
     counts = record.judgement if record and shown.by_record else said
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
+    provenance = run.info.get("record")
+    checks = load_checks(folder)
+    if provenance is not None:
+        origin |= {"preset": provenance["preset"], "seed": provenance["seed"]}
     return shown, render(
         "exhibit.html", **common, counts=counts, sentence=sentence(counts.summary), tables=Markup("").join(tables),
         figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
         origin=origin, settings=config["settings"] | origin | versions(run),
-        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
+        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN, provenance=provenance, checks=checks,
     )  # fmt: skip
 
 

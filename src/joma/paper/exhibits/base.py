@@ -305,7 +305,9 @@ def reproduce(
     path = out / exhibit.id
     config = _config(exhibit, preset)
     if not force and _ready(path, config, seed):
-        return Outcome(exhibit, path, load_verdict(path), 0.0, fresh=False, checks=load_checks(path))
+        return Outcome(
+            exhibit, path, load_verdict(path), 0.0, fresh=False, checks=load_checks(path)
+        )
     if preset not in exhibit.experiment.settings:
         judgement, checks = _show_record(exhibit, path, config, seed)
         return Outcome(exhibit, path, judgement, time.perf_counter() - start, checks=checks)

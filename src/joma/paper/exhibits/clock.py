@@ -180,4 +180,6 @@ RECORD_SLICE = {
     "rates": {"adam": [1e-4]},
     "tau": {"adam": 0.004},
 }
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)
+EXPERIMENT = Experiment(
+    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+)

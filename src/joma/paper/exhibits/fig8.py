@@ -154,4 +154,6 @@ CODE_SLICE = {
     **PLAIN,
 }
 RECORD_SLICE = {"layers": [1], "lr": [1e-4], "steps": 40, "tau": 0.0, "seeds": 1}
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)
+EXPERIMENT = Experiment(
+    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+)

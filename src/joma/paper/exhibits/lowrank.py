@@ -157,4 +157,6 @@ CODE_SLICE = {
     **PLAIN,
 }
 RECORD_SLICE = {"layers": [1], "steps": 40, "seeds": 1}
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE)
+EXPERIMENT = Experiment(
+    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+)

@@ -8,12 +8,14 @@ version of its data format instead of a fingerprint.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from joma.paper.exhibits.base import Judgement
+from joma.paper.records import Record, load
 
 FOLDER = Path(__file__).parent
 # Raise it when the fields of a record change their meaning, and convert or repeat the records.
@@ -61,5 +63,31 @@ def records(folder: Path = FOLDER) -> Iterator[Recorded]:
 
 
 def recorded(exhibit: str) -> Recorded | None:
-    """The recorded result of an exhibit at the laptop preset; None if there is none."""
+    """Return the recorded result of an exhibit at the laptop preset; None if there is none.
+
+    A record with data is judged anew.
+    """
+    record = load(exhibit)
+    if record is not None:
+        return _judged(record)
     return next((record for record in records() if record.exhibit == record.item == exhibit), None)
+
+
+def _judged(record: Record) -> Recorded:
+    from joma.paper.exhibits.index import get
+
+    (exhibit,) = get([record.exhibit])
+    with tempfile.TemporaryDirectory() as folder:
+        judgement = exhibit.experiment.judge(record.unpack(Path(folder)))
+    return Recorded(
+        item=record.exhibit,
+        exhibit=record.exhibit,
+        preset=record.preset,
+        what=exhibit.title,
+        command=record.command,
+        date=record.date,
+        commit="",
+        core_minutes=record.core_minutes,
+        settings=record.settings,
+        judgement=judgement,
+    )

@@ -1,0 +1,252 @@
+"""Records carry their data: judged anew, checked by a slice, refused if damaged."""
+
+import dataclasses
+import json
+import math
+import zipfile
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from joma import Run
+from joma._train import windows
+from joma._train.model import LanguageModel
+from joma._train.projection import Projection
+from joma.paper import records, spot_check
+from joma.paper.exhibits import Experiment, get
+from joma.paper.exhibits.base import Exhibit, Judgement, reproduce
+from joma.paper.make_record import SEED, make_record
+from joma.paper.records import DamagedRecord, Slice, load
+from joma.paper.spot_check import TOLERANCE, SpotCheck, compare, compute_slice
+from joma.paper.verdict import Verdict
+
+
+def run(writer, settings, seed, progress):
+    """Write a decaying curve, whose numbers depend on the settings, and a number per layer."""
+    for step in range(settings["steps"]):
+        value = math.exp(-step / settings["scale"]) + seed / 1000
+        writer.write(step, {"value": value, "layers": [value / 3, value / 7]}, t=step / 10)
+
+
+def draw(run):
+    return alt.Chart(run.frame("value")).mark_line().encode(x="step", y="value")
+
+
+def judge(run):
+    curve = run.frame("value").value
+    verdict = Verdict.HOLDS if curve.is_monotonic_decreasing else Verdict.FAILS
+    return Judgement(verdict, "holds if the curve falls", f"from {curve.iloc[0]:.3f}")
+
+
+EXPERIMENT = Experiment(
+    {"laptop": {"steps": 50, "scale": 7.0}},
+    run,
+    draw,
+    judge,
+    axes={"layers": ["layer"]},
+    code_slice={"steps": 5, "scale": 3.0},
+    record_slice={"steps": 4},
+)
+DECAY = Exhibit("decay", "Decay", "A curve falls.", declared=EXPERIMENT)
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FOLDER", tmp_path / "recorded")
+    monkeypatch.setattr(records.load, "__defaults__", (tmp_path / "recorded",))
+    return make_record(DECAY, tmp_path / "runs", tmp_path / "recorded")
+
+
+def rewrite(path, name, change):
+    """Replace one member of a zip file."""
+    with zipfile.ZipFile(path) as archive:
+        members = {entry: archive.read(entry) for entry in archive.namelist()}
+    members[name] = change(members[name])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for entry, content in members.items():
+            archive.writestr(entry, content)
+
+
+def test_a_record_has_the_data_of_its_run_to_six_digits(record, tmp_path):
+    made = Run(tmp_path / "runs" / "decay").frame()
+    unpacked = record.unpack(tmp_path / "unpacked").frame()
+    pd.testing.assert_frame_equal(made, unpacked, rtol=1e-5)
+    assert (made.value != unpacked.value).any()
+    assert (record.preset, record.seed, record.settings) == (
+        "laptop",
+        SEED,
+        EXPERIMENT.settings["laptop"],
+    )
+    assert record.core_minutes > 0
+    assert record.versions["torch"] == torch.__version__
+    assert record.origin.startswith(f"recorded {record.day}, ")
+
+
+def test_the_default_preset_shows_the_record_judged_anew_and_checked(record, tmp_path):
+    outcome = reproduce(DECAY, "default", tmp_path / "out")
+    assert outcome.verdict.verdict is Verdict.HOLDS
+    assert [check.name for check in outcome.checks] == ["code", "record"]
+    assert all(check.agrees and check.count >= 12 for check in outcome.checks)
+    assert (outcome.path / "figure.json").exists()
+    again = reproduce(DECAY, "default", tmp_path / "out")
+    assert not again.fresh
+    assert again.checks == outcome.checks
+
+
+def test_doctored_data_change_the_verdict(record, tmp_path):
+    def raise_last_value(metrics):
+        lines = metrics.decode().splitlines()
+        rows = [json.loads(line) for line in lines]
+        last = max(index for index, row in enumerate(rows) if row["gauge"] == "value")
+        rows[last]["value"] = 1e9
+        return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
+
+    rewrite(record.path, "run/metrics.jsonl", raise_last_value)
+    assert reproduce(DECAY, "default", tmp_path / "out").verdict.verdict is Verdict.FAILS
+
+
+def test_a_damaged_record_is_named(record, tmp_path):
+    content = record.path.read_bytes()
+    middle = len(content) // 2
+    for damaged in (
+        b"",
+        content[:middle],
+        b"not a zip",
+        content.replace(b"record.json", b"recorf.json"),
+    ):
+        record.path.write_bytes(damaged)
+        with pytest.raises(
+            DamagedRecord, match=r"decay\.zip is damaged .*make record EXHIBIT=decay"
+        ):
+            load("decay")
+    for place in range(100, len(content) - 100, 97):
+        record.path.write_bytes(
+            content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
+        )
+        try:
+            reread = load("decay")
+            frame = reread.unpack(tmp_path / f"unpacked-{place}").frame()
+        except DamagedRecord:
+            continue
+        # Bytes that no reader needs, such as names repeated in a header, may change unnoticed.
+        pd.testing.assert_frame_equal(frame, record.unpack(tmp_path / f"again-{place}").frame())
+
+
+def test_a_record_of_another_format_is_named_and_never_shown(record, tmp_path):
+    rewrite(
+        record.path,
+        "record.json",
+        lambda text: json.dumps(json.loads(text) | {"format": 3}).encode(),
+    )
+    with pytest.raises(DamagedRecord, match="has data format 3, and this version of joma reads 2"):
+        reproduce(DECAY, "default", tmp_path / "out")
+    assert not (tmp_path / "out" / "decay").exists()
+
+
+def test_a_record_cannot_write_outside_its_folder(record, tmp_path):
+    with zipfile.ZipFile(record.path, "a") as archive:
+        archive.writestr("run/../../outside.txt", b"x")
+    with pytest.raises(DamagedRecord, match="outside"):
+        record.unpack(tmp_path / "inner" / "unpacked")
+    assert not (tmp_path / "inner" / "outside.txt").exists()
+    assert not (tmp_path / "outside.txt").exists()
+
+
+def test_a_slice_that_disagrees_is_an_error_with_both_numbers(record, tmp_path, monkeypatch):
+    def biased(writer, settings, seed, progress):
+        run(writer, settings, seed, progress)
+        writer.write(99, {"value": 1.0}, t=9.9)
+
+    changed = dataclasses.replace(EXPERIMENT, run=lambda *args: biased(*args))
+    exhibit = dataclasses.replace(DECAY, declared=changed)
+    assert spot_check.spot_check(exhibit, record, "code").agrees  # rows that only one side has
+
+    def other(writer, settings, seed, progress):
+        run(writer, settings | {"scale": settings["scale"] * 1.5}, seed, progress)
+
+    exhibit = dataclasses.replace(DECAY, declared=dataclasses.replace(EXPERIMENT, run=other))
+    check = spot_check.spot_check(exhibit, record, "code")
+    assert check.has_failed
+    assert str(check).startswith("spot check failed (code): ")
+    assert f"is {check.here:.6g} here and {check.recorded:.6g} in the record" in str(check)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    check = spot_check.spot_check(exhibit, record, "code")
+    assert not check.has_failed
+    assert str(check).startswith("not comparable")
+
+
+def test_a_number_that_is_not_finite_on_one_side_never_agrees():
+    here = pd.DataFrame({"step": [1, 2], "gauge": ["loss"] * 2, "value": [1.0, math.nan]})
+    recorded = here.assign(value=[1.0, 2.0])
+    assert not compare("code", here, recorded).agrees
+    assert not compare("code", recorded, here).agrees
+    assert compare("code", here, here).agrees
+
+
+def test_tables_without_a_common_row_are_an_error():
+    here = pd.DataFrame({"step": [1], "gauge": ["loss"], "value": [1.0]})
+    with pytest.raises(ValueError, match="no row in common"):
+        compare("code", here, here.assign(step=2))
+
+
+def test_differences_are_a_share_of_the_gauges_largest_value():
+    here = pd.DataFrame({"step": [1, 2], "gauge": ["loss"] * 2, "value": [0.0, 10.0]})
+    check = compare("code", here, here.assign(value=[0.005, 10.0]))
+    assert check == SpotCheck("code", 2, 0.0005, "loss at step 1", 0.0, 0.005)
+    assert check.agrees
+
+
+class WrongSign(Projection):
+    def loss(self, *args):
+        loss, gradient = super().loss(*args)
+        return loss, -gradient
+
+
+def plant_wrong_sign(patch):
+    patch.setattr("joma._train.step.Projection", WrongSign)
+
+
+def plant_another_start(patch):
+    original = LanguageModel.__init__
+
+    def init(self, *args, **options):
+        original(self, *args, **options)
+        nn.init.uniform_(self.decoder.weight, -0.11, 0.11)
+
+    patch.setattr(LanguageModel, "__init__", init)
+
+
+def plant_wrong_mask(patch):
+    def encode(self, rows):
+        length = rows.shape[1]
+        x = self.dropout(rows * math.sqrt(rows.shape[2]) + self.positions[:length])
+        # Each query sees the word that it predicts.
+        return self.encoder(x, mask=self.mask[:length, :length].triu(2), is_causal=False)
+
+    patch.setattr(LanguageModel, "encode", encode)
+
+
+def plant_shifted_target(patch):
+    original = windows.window
+
+    def window(streams, step, length, **options):
+        tokens, targets = original(streams, step, length, **options)
+        return tokens, np.roll(targets, 1, axis=1)
+
+    patch.setattr("joma._train.language.window", window)
+
+
+@pytest.mark.parametrize(
+    "plant", [plant_wrong_sign, plant_another_start, plant_wrong_mask, plant_shifted_target]
+)
+def test_the_slice_of_a_language_model_notices_planted_changes(plant, tmp_path, monkeypatch):
+    (exhibit,) = get(["fig6"])
+    short = Slice(exhibit.experiment.code_slice, SEED)
+    right = compute_slice(exhibit, short, tmp_path / "right" / "fig6").frame()
+    plant(monkeypatch)
+    wrong = compute_slice(exhibit, short, tmp_path / "wrong" / "fig6").frame()
+    assert compare("code", wrong, right).difference > 10 * TOLERANCE
