@@ -141,8 +141,8 @@ def exhibit_section(
     run = Run(folder) if said else None
     made_at = run.info["config"]["preset"] if run else preset
     # An exhibit that shows its record has no second one beside it.
-    shows_record = run is not None and "record" in run.info
-    record = None if shows_record else recorded(exhibit.id)
+    provenance = run.info.get("record") if run is not None else None
+    record = recorded(exhibit.id) if provenance is None else None
     shown = Shown(
         exhibit,
         id,
@@ -156,7 +156,7 @@ def exhibit_section(
     common = {
         "id": id, "title": title, "heading": f"{shown.message} ({label})" if label else shown.message,
         "exhibit": exhibit, "shown": shown, "verdict": said, "recorded": record,
-        "paper": judgement.paper if judgement else "",
+        "paper": judgement.paper if judgement else "", "provenance": provenance, "checks": load_checks(folder),
     }  # fmt: skip
     if said is None or run is None:
         return shown, render(
@@ -174,15 +174,13 @@ def exhibit_section(
     ]
     counts = record.judgement if record and shown.by_record else said
     origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
-    provenance = run.info.get("record")
-    checks = load_checks(folder)
     if provenance is not None:
         origin |= {"preset": provenance["preset"], "seed": provenance["seed"]}
     return shown, render(
         "exhibit.html", **common, counts=counts, sentence=sentence(counts.summary), tables=Markup("").join(tables),
         figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
         origin=origin, settings=config["settings"] | origin | versions(run),
-        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN, provenance=provenance, checks=checks,
+        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
     )  # fmt: skip
 
 
