@@ -299,7 +299,6 @@ def reproduce(
 
     With ``force`` the runs that it referred to, trainings and scans beside it, are made again, too.
     """
-    from joma._show import plots
 
     start = time.perf_counter()
     path = out / exhibit.id
