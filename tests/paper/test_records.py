@@ -16,12 +16,12 @@ from joma import Run
 from joma._train import windows
 from joma._train.model import LanguageModel
 from joma._train.projection import Projection
-from joma.paper import records, spot_check
-from joma.paper.exhibits import Experiment, get
+from joma.paper import records
+from joma.paper.exhibits import Experiment, get, spot_check
 from joma.paper.exhibits.base import Exhibit, Judgement, reproduce
+from joma.paper.exhibits.spot_check import TOLERANCE, SpotCheck, compare, compute_slice
 from joma.paper.make_record import SEED, make_record
 from joma.paper.records import DamagedRecord, Slice, load
-from joma.paper.spot_check import TOLERANCE, SpotCheck, compare, compute_slice
 from joma.paper.verdict import Verdict
 
 

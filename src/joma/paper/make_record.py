@@ -19,8 +19,8 @@ from pathlib import Path
 from joma._runs import Run, write_json
 from joma.paper.exhibits.base import Exhibit, reproduce
 from joma.paper.exhibits.index import get
+from joma.paper.exhibits.spot_check import compute_slice
 from joma.paper.records import FOLDER, Record, Slice, pack
-from joma.paper.spot_check import compute_slice
 
 PRESET = "laptop"
 # Results of smaller seeds were looked at when rules were changed: a record is a fresh test.

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from joma._data.packaged import Packaged
     from joma._show.plots import Chart
+    from joma.paper.exhibits.spot_check import SpotCheck
     from joma.paper.records import Record
-    from joma.paper.spot_check import SpotCheck
     from joma.paper.verdict import Verdict
 
 PRESETS = ("default", "laptop", "paper")
@@ -352,7 +352,7 @@ def _show_record(
     exhibit: Exhibit, path: Path, config: dict[str, Any], seed: int
 ) -> tuple[Judgement, tuple[SpotCheck, ...]]:
     """Unpack the record of an exhibit into ``path``, judge and draw it anew, and compute its slices."""
-    from joma.paper.spot_check import spot_checks
+    from joma.paper.exhibits.spot_check import spot_checks
 
     record = _record_of(exhibit)
     with staged(path, overwrite=True) as folder:
@@ -370,7 +370,7 @@ def _show_record(
 
 def load_checks(path: Path) -> tuple[SpotCheck, ...]:
     """Return the spot checks that are stored with an exhibit; none if it was computed."""
-    from joma.paper.spot_check import SpotCheck
+    from joma.paper.exhibits.spot_check import SpotCheck
 
     file = path / "checks.json"
     if not file.exists():
