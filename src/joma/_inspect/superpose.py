@@ -21,7 +21,7 @@ from joma._inspect.patterns import Pattern, replication
 from joma._inspect.similar import Similarity, input_embedding, similarity
 from joma._inspect.superposition import Found, HeldOut, Superposition
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
-from joma._measure.events.source import upper_mlps
+from joma._measure.events.hidden_neurons import upper_mlps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

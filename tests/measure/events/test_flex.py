@@ -181,7 +181,7 @@ def test_a_look_that_fails_does_not_stop_the_model(monkeypatch):
     def fails(*given):
         raise RuntimeError("not again")
 
-    monkeypatch.setattr("joma._measure.events.flex._bias", fails)
+    monkeypatch.setattr("joma._measure.events.backends.flex._score_bias", fails)
     torch.manual_seed(0)
     model = Flex("here", alibi, None, 4)
     x = torch.randn(2, T, 16)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.events.events import Call
-from joma._measure.events.functions import is_plain
+from joma._measure.events.tensors import is_plain
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Backends: the ways in which models compute attention, one class each, in one table."""
