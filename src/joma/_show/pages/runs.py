@@ -11,7 +11,7 @@ from typing import Any
 
 from joma._runs import Run, RunError, RunNotFound
 from joma._runs.alerts import read_alerts, worst_level
-from joma._runs.explanation import COLUMNS, cells_of, read_explanation
+from joma._runs.explanation import COLUMNS, read_explanation
 from joma._runs.measured import measured_on, not_alike
 from joma._runs.outcome import Outcome, outcome
 from joma._runs.state import missing_in_words
@@ -316,7 +316,7 @@ def _explanation(run: Run) -> str:
         return render("explanation.html", error=error, rows=[], columns=[], notes=[])
     if explanation is None:
         return ""
-    rows = [(row.status, cells_of(row)) for row in explanation.rows]
+    rows = [(row.status, row.cells()) for row in explanation.rows]
     titles = [column.replace("_", " ") for column in COLUMNS]
     return render(
         "explanation.html", error=None, rows=rows, columns=titles, notes=explanation.notes
