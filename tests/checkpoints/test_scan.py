@@ -203,9 +203,7 @@ def test_a_damaged_matrix_costs_the_other_parts_and_layers_nothing(tmp_path):
     upper = [layer.mlp.dense_4h_to_h.weight for layer in model("neox").gpt_neox.layers[:2]]
     kept = frame[frame.gauge == "stable_rank.mlp_out"]
     assert kept.layer.tolist() == [0, 1]
-    assert kept.value.tolist() == pytest.approx(
-        [stable_rank(w.detach()) for w in upper], rel=1e-4
-    )
+    assert kept.value.tolist() == pytest.approx([stable_rank(w.detach()) for w in upper], rel=1e-4)
     assert scan.status() == {"model": "partly"}
     (problems,) = scan.checkpoints().problems
     assert list(problems) == ["stable_rank.mlp_out"]
@@ -314,7 +312,7 @@ def test_failures_have_rows_and_the_rest_goes_on(series):
                                              "step-99"])  # fmt: skip
     table = scan.checkpoints().set_index("checkpoint")
     assert table.status.to_dict() == {
-        "step-0": "ok", "step-1": "ok", "step-2": "partly", "step-4": "failed", "step-8": "ok", "step-16": "failed",
+        "step-0": "ok", "step-1": "ok", "step-2": "failed", "step-4": "failed", "step-8": "ok", "step-16": "failed",
         "step-32": "partly", "step-99": "failed",
     }  # fmt: skip
     assert table.same_as.to_dict() == dict.fromkeys(table.index, "") | {
@@ -332,9 +330,9 @@ def test_failures_have_rows_and_the_rest_goes_on(series):
     assert frame[frame.step == 8].value.tolist() == pytest.approx(expected, rel=1e-4)
     # the layers that could be read are kept
     layers = {name: rows.layer.tolist() for name, rows in frame.groupby("checkpoint")}
-    assert layers.pop("step-2") == [0, 2]
     assert layers.pop("step-32") == [1, 2]
-    assert layers == dict.fromkeys(["step-0", "step-1", "step-8"], [0, 1, 2])
+    assert list(layers) == ["step-0", "step-1", "step-8"]
+    assert all(numbers == [0, 1, 2] for numbers in layers.values())
 
 
 def test_retry_does_again_what_failed(series, tmp_path):
@@ -508,8 +506,7 @@ def test_command_line(bare, series, tmp_path, monkeypatch, capsys):
     assert more.output.strip().splitlines()[-1] == "8 checkpoints: 0 failed"
     bad = run(app, ["scan", str(series), "--out", str(tmp_path / "bad")])
     assert bad.exit_code == 1
-    assert bad.output.strip().splitlines()[-1] == "5 checkpoints: 0 failed, 1 measured in part"
-    assert "*: without some layers, see below" in bad.output
+    assert bad.output.strip().splitlines()[-1] == "5 checkpoints: 1 failed"
     assert "step-1: identical to step-4, step-8" in bad.output
     typo = run(app, ["scan", str(bare), "--gauges", "entropi"])
     assert isinstance(

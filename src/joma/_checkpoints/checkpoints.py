@@ -16,6 +16,7 @@ from pathlib import Path
 
 from joma._checkpoints import hub
 from joma._checkpoints.formats import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
+from joma._checkpoints.model import with_family
 from joma._checkpoints.revision import Revision
 from joma._checkpoints.revision_choice import Listing, check_names, choose_revisions, list_some
 from joma._checkpoints.steps import step_of, steps_of_files, trained_steps
@@ -71,7 +72,7 @@ class Checkpoint:
     def open(self) -> Tensors:
         """Return the tensors of a local checkpoint."""
         assert self.path is not None
-        return Tensors.open(Path(self.path))
+        return with_family(Tensors.open(Path(self.path)))
 
 
 @dataclass(frozen=True)

@@ -547,6 +547,8 @@ class Scan:
 
     def _modules(self, table: pd.DataFrame) -> list[str]:
         """Return the name of the matrix or module of each row of a comparison."""
+        if "layer" not in table:  # nothing was measured
+            return [""] * len(table)
         modules = Run(self.path).info.get("modules", {})
         names = []
         for model, gauge, layer in zip(table.checkpoint, table.gauge, table.layer, strict=True):

@@ -106,7 +106,7 @@ def _files_of(model: Packaged, name: str) -> list[Path]:
     if len(paths) != max(1, len(model.names)):
         pattern = f"*{model.weights}" if model.weights.startswith(".") else model.weights
         raise ValueError(
-            f"the package {model.package} is installed without its files of weights ({pattern}): "
+            f"the package {model.package} is installed without its weights ({pattern}): "
             f"{model.install} --force-reinstall"
         )
     return paths

@@ -211,7 +211,7 @@ class _ScanTable:
         gauges: those with numbers.
         is_comparison: True if models are compared.
         can_be_drawn: True if there is at least one number.
-        changes: (model, gauge, layer, value): where each model has changed most and least.
+        changes: a sentence per model: where it has changed most and least.
     """
 
     rows: list[dict[Any, Any]]
@@ -236,8 +236,10 @@ class _ScanTable:
         measured = {gauge for _, gauge in means}
         asked_gauges = Run(result.path).info["config"]["gauges"]
         gauges = [gauge for gauge in asked_gauges if gauge in measured]
-        changes = _largest_changes(frame) if result.is_comparison else []
         can_be_drawn = bool(len(frame)) and bool(frame.value.notna().any())
+        changes = []
+        if can_be_drawn and result.is_comparison:
+            changes = _largest_changes(frame)
         rows = points.to_dict("records")
         return cls(rows, means, gauges, result.is_comparison, can_be_drawn, changes)
 
