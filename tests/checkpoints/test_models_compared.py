@@ -62,7 +62,7 @@ def test_a_folder_of_models_without_steps_is_a_comparison(zoo):
     assert select_checkpoints(zoo, "opt,bert").names == ["opt", "bert"]
     with pytest.raises(ValueError, match="has no model 'gpt9': it has bert, gpt2"):
         select_checkpoints(zoo, "gpt9")
-    with pytest.raises(ValueError, match="models whose names have no step .* joma scan compares"):
+    with pytest.raises(ValueError, match=r"models whose names have no step .* joma scan compares"):
         find_checkpoints(zoo)
 
 
