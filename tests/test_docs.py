@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import joma
 from joma import Run
+from joma._measure.events.backends.backend_table import all_backends, remove_backend
 from joma._measure.gauges.registry import gauges, remove
 from joma._measure.watch.alarms.alarm_table import all_alarms, remove_alarm
 from joma._runs.writer import RunWriter
@@ -326,7 +327,11 @@ def _registries():
     """What a page registers is gone after it."""
     before = set(gauges()), {claim.id for claim in claims()}, set(exhibits())
     alarms_before = all_alarms()
+    backends_before = all_backends()
     yield
+    for backend in all_backends():
+        if backend not in backends_before:
+            remove_backend(backend.name)
     for alarm in all_alarms():
         if alarm not in alarms_before:
             remove_alarm(alarm.kind)
@@ -337,7 +342,8 @@ def _registries():
             registry.remove(claim.id)
     for id in set(exhibits()) - before[2]:
         remove_exhibit(id)
-    for name in ("mine", "my_package", "my_package.claims", "qk_clip", "tensorboard_example"):
+    written = ("mine", "my_package", "my_package.claims", "qk_clip", "tensorboard_example", "tiled")
+    for name in written:
         sys.modules.pop(name, None)
 
 

@@ -14,6 +14,7 @@ Measure, in training and on checkpoints:
     joma.Run(path).frame()                  all numbers of a run, as a table
     joma.gauges(), @joma.gauge              what can be measured; a gauge of one's own
     @joma.alarm, joma.Alarm                 an alarm of one's own
+    @joma.backend, joma.KernelBackend       an attention kernel of one's own
 
 The theory, and the paper:
 
@@ -47,6 +48,7 @@ _API = {
     "Geometry": "joma._inspect.geometry",
     "JomaWarning": "joma._runs.warning",
     "Judgement": "joma.paper.exhibits.base",
+    "KernelBackend": "joma._measure.events.backends.kernel",
     "Run": "joma._runs",
     "Verdict": "joma.paper.verdict",
     "alarm": "joma._measure.watch.alarms.alarm_table",
@@ -54,6 +56,7 @@ _API = {
     "attention_stats": "joma._measure.gauges.attention",
     "attention_stats_from_scores": "joma._measure.gauges.attention",
     "audit": "joma._checkpoints.audit.audit",
+    "backend": "joma._measure.events.backends.backend_table",
     "charges": "joma._measure.charges.table",
     "effective_rank": "joma._measure.gauges.rank",
     "embedding_coherence": "joma._measure.gauges.embedding",
@@ -84,6 +87,7 @@ __all__ = [
     "Geometry",
     "JomaWarning",
     "Judgement",
+    "KernelBackend",
     "Run",
     "Verdict",
     "__version__",
@@ -92,6 +96,7 @@ __all__ = [
     "attention_stats",
     "attention_stats_from_scores",
     "audit",
+    "backend",
     "charges",
     "effective_rank",
     "embedding_coherence",
