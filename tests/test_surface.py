@@ -20,7 +20,12 @@ from joma.paper.exhibits import get, reproduce
 HERE = Path(__file__).parent
 CHANGES = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 MODULES = ("joma", "joma.theory", "joma.theory.isotropic", "joma.paper.claims", "joma.integrations")
-MODULES += ("joma.integrations.transformers", "joma.integrations.lightning", "joma.nn")
+MODULES += (
+    "joma.integrations.transformers",
+    "joma.integrations.lightning",
+    "joma.nn",
+    "joma.models",
+)
 RETURNED = (
     "joma._measure.watch.watch.Watch",
     "joma._measure.watch.phases.Phase",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import joma
-from joma.models.matrices import find_matrices
+from joma.models import find
 from tests.measure.watch.models import VOCABULARY, HandWrittenGPT
 
 
@@ -94,7 +94,7 @@ def test_the_matrix_that_acts_is_measured_and_the_update_of_its_own():
 def test_adapters_that_are_merged_off_or_of_dora():
     model = build()
     layer = model.blocks[0].mlp[0]
-    (matrix, _) = find_matrices(model, "mlp_in")
+    (matrix, _) = find(model).matrices("mlp_in")
     base = layer.base_layer.weight.detach()
     layer.disable_adapters = True
     torch.testing.assert_close(matrix.read()[0], base)
@@ -121,6 +121,6 @@ def test_peft_itself():
     model = HandWrittenGPT(layers=1)
     config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["mlp.0"], init_lora_weights=False)
     adapted = peft.get_peft_model(model, config)
-    (matrix,) = find_matrices(adapted, "mlp_in")
+    (matrix,) = find(adapted).matrices("mlp_in")
     layer = model.blocks[0].mlp[0]
     torch.testing.assert_close(matrix.read()[0].double(), acts_as(layer), atol=1e-5, rtol=1e-5)

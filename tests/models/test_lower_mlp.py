@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from joma.models.matrices import find_matrices
+from joma.models import find
 
 D, H = 16, 40
 
 
 def names(model: nn.Module, part: str = "mlp_in") -> list[str]:
-    return [matrix.name for matrix in find_matrices(model, part)]
+    return [matrix.name for matrix in find(model).matrices(part)]
 
 
 def holder(**children: nn.Module) -> nn.Module:
@@ -211,7 +211,7 @@ def test_convolutions_of_kernel_one_are_linear_maps(kind, groups):
         intermediate=holder(conv=kind(D, 4 * D, 1, groups=groups)),
         output=holder(conv=kind(4 * D, D, 1)),
     )
-    (matrix,) = find_matrices(holder(layers=nn.ModuleList([layer])), "mlp_in")
+    (matrix,) = find(holder(layers=nn.ModuleList([layer]))).matrices("mlp_in")
     assert matrix.name == "layers.0.intermediate.conv"
     convolution = layer.intermediate.conv
     with torch.no_grad():
@@ -291,12 +291,12 @@ def test_low_rank_updates_in_other_libraries_are_added_to_their_base(kind):
         q_proj=kind(D, D), k_proj=kind(D, D), v_proj=kind(D, D), output_proj=kind(D, D)
     )
     model = holder(layers=nn.ModuleList([layer]))
-    (matrix,) = find_matrices(model, "mlp_in")
+    (matrix,) = find(model).matrices("mlp_in")
     assert matrix.name == "layers.0.mlp.w1"
     torch.testing.assert_close(
         matrix.read()[0].detach(), acts_as(layer.mlp.w1), rtol=1e-4, atol=1e-4
     )
-    (update,) = find_matrices(model, "mlp_in_update")
+    (update,) = find(model).matrices("mlp_in_update")
     base = layer.mlp.w1.linear if kind is LitgptLoRA else layer.mlp.w1
     torch.testing.assert_close(
         update.read()[0].detach(),
@@ -304,7 +304,7 @@ def test_low_rank_updates_in_other_libraries_are_added_to_their_base(kind):
         rtol=1e-4,
         atol=1e-4,
     )
-    (query,) = find_matrices(model, "q")
+    (query,) = find(model).matrices("q")
     torch.testing.assert_close(
         query.read()[0].detach(), acts_as(layer.attn.q_proj), rtol=1e-4, atol=1e-4
     )
@@ -315,7 +315,7 @@ def test_adapters_that_are_off_or_merged_in_other_libraries():
         model = holder(
             layers=nn.ModuleList([holder(mlp=holder(fc_1=module, proj=nn.Linear(H, D)))])
         )
-        (matrix,) = find_matrices(model, "mlp_in")
+        (matrix,) = find(model).matrices("mlp_in")
         setattr(module, switch, True)
         torch.testing.assert_close(matrix.read()[0].detach(), acts_as(module))
 
@@ -342,7 +342,7 @@ def test_weights_that_are_computed_are_read_as_the_next_pass_will_compute_them(h
         with pytest.warns() if how == "weight_norm" else torch.no_grad():
             getattr(nn.utils, how)(linear)
     linear.eval()
-    (matrix,) = find_matrices(model, "mlp_in")
+    (matrix,) = find(model).matrices("mlp_in")
     with torch.no_grad():
         for parameter in linear.parameters():
             parameter.mul_(1.5).add_(0.1)  # a step of an optimiser

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from joma.models.matrices import find_matrices
+from joma.models import find
 
 transformers = pytest.importorskip("transformers")
 D, H, HD = 32, 4, 8
@@ -20,7 +20,7 @@ SMALL = {
 
 
 def names(model, part="mlp_in"):
-    return [matrix.name for matrix in find_matrices(model, part)]
+    return [matrix.name for matrix in find(model).matrices(part)]
 
 
 def test_gate_and_up_take_turns_in_the_experts_of_gpt_oss():
@@ -51,8 +51,8 @@ def test_gate_and_up_take_turns_in_the_experts_of_gpt_oss():
             patch.setattr(torch, "sigmoid", sigmoid)
             experts.limit = 1e9
             experts._apply_gate(product)
-        lower = find_matrices(holder, "mlp_in")[2].read()[0]  # (d, h)
-        upper = find_matrices(holder, "mlp_out")[2].read()[0]
+        lower = find(holder).matrices("mlp_in")[2].read()[0]  # (d, h)
+        upper = find(holder).matrices("mlp_out")[2].read()[0]
     torch.testing.assert_close(x @ lower, seen[0])
     assert torch.equal(upper, experts.down_proj[2])
 
@@ -109,7 +109,7 @@ def test_of_three_stacks_the_gate_is_the_lower(h):
         model.experts.register_parameter(key, nn.Parameter(torch.randn(3, *shape)))
     assert names(model) == [f"experts.gate[{e}]" for e in range(3)]
     assert names(model, "mlp_out") == [f"experts.down[{e}]" for e in range(3)]
-    assert torch.equal(find_matrices(model, "mlp_in")[1].read()[0], model.experts.gate[1])
+    assert torch.equal(find(model).matrices("mlp_in")[1].read()[0], model.experts.gate[1])
 
 
 def falcon(**changes):
@@ -212,13 +212,13 @@ def test_fused_projections_are_split_as_the_familys_own_code_splits_them(family)
             else D,
         )
         for part, expected in zip("qkv", split(x), strict=True):
-            (matrix,) = find_matrices(attention, part)
+            (matrix,) = find(attention).matrices(part)
             w = matrix.read()[0]
             torch.testing.assert_close(x @ w.T, expected.flatten(2), msg=f"{family} {part}")
         q, k, _ = split(x)
-        products = torch.stack(find_matrices(attention, "qk")[0].read())
+        products = torch.stack(find(attention).matrices("qk")[0].read())
         heads, groups = q.shape[2], q.shape[2] // k.shape[2]
-        (wq,), (wk,) = (find_matrices(attention, part)[0].read() for part in "qk")
+        (wq,), (wk,) = (find(attention).matrices(part)[0].read() for part in "qk")
         for head in range(heads):
             a, b = (
                 wq.unflatten(0, (heads, -1))[head],

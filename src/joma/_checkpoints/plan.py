@@ -20,9 +20,11 @@ from joma._checkpoints.formats import quantised
 from joma._checkpoints.model import model_of
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
-from joma.models.matrices import Matrix, find_matrices
+from joma.models.matrices import Matrix
+from joma.models.names import natural_order
 from joma.models.parts import PARTS, PRODUCTS, UPDATE
-from joma.models.skeleton import BadTensorName, natural_order, skeleton
+from joma.models.skeleton import BadTensorName, skeleton
+from joma.models.structure import find
 
 # families of which the model itself tells nothing else: it is not built, since transformers takes seconds to import
 _USUAL = ("bert", "gpt2", "gpt_neox", "llama", "opt")
@@ -170,11 +172,11 @@ class _Search:
             return self._usual[part]
         matrices = None
         if self._model is not None:
-            matrices = _traced(find_matrices(self._model, part), self._model, self._tensors)
+            matrices = _traced(find(self._model).matrices(part), self._model, self._tensors)
         if not matrices:
             if self._skeleton is None:
                 self._skeleton = _skeleton(self._tensors)
-            matrices = _traced(find_matrices(self._skeleton, part), self._skeleton, self._tensors)
+            matrices = _traced(find(self._skeleton).matrices(part), self._skeleton, self._tensors)
         if not matrices:
             raise MissingPart(_not_found(part, len(self._tensors.names)))
         return matrices
@@ -205,8 +207,9 @@ def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
     )
     sizes = {"mlp_in": {inner, width}, "mlp_out": {inner, width}}
     skeleton, matrices_by_part = _skeleton(tensors), Plan()
+    structure = find(skeleton)
     for part in parts:
-        matrices = _traced(find_matrices(skeleton, part), skeleton, tensors) or []
+        matrices = _traced(structure.matrices(part), skeleton, tensors) or []
         shapes = [set(piece.shape) for matrix in matrices for piece in matrix.pieces]
         if len(matrices) != layers or not all(
             sizes.get(part, {width}) <= shape for shape in shapes

@@ -29,7 +29,8 @@ from joma._inspect.group import Context, Word, normalised
 from joma._inspect.layer import tail
 from joma._measure.events.events import Hidden, ModuleBegins
 from joma._measure.events.source import EventSource, PassComplete
-from joma.models.matrices import find_matrices, plain_name
+from joma.models.names import named_modules
+from joma.models.structure import find
 
 MASKED, SIGN, LARGEST = 8, 0.05, 0.05
 _WINDOWS = 32  # at a time
@@ -264,10 +265,10 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def _lower_module(model: nn.Module, layer: int) -> nn.Module | None:
     """The module of an MLP's lower matrix."""
-    name = find_matrices(model, "mlp_in")[layer].name.partition("[")[0]
-    return {plain_name(n): module for n, module in model.named_modules()}.get(name)
+    name = find(model).matrices("mlp_in")[layer].name.partition("[")[0]
+    return named_modules(model).get(name)
 
 
 def _lower(model: nn.Module, layer: int) -> Tensor:
     """The rows w (h, d) of an MLP's lower matrix."""
-    return find_matrices(model, "mlp_in")[layer].read()[0].detach().float().cpu()
+    return find(model).matrices("mlp_in")[layer].read()[0].detach().float().cpu()

@@ -78,7 +78,7 @@ def _audit(
 
         result = audit(
             source,
-            run=folder,
+            folder,
             revisions=revisions,
             level=level,
             budget=budget,

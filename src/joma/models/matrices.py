@@ -1,378 +1,252 @@
-"""Finding the weight matrices of a model that gauges are measured on.
-
-The lower MLP matrix of a block (projection into the hidden neurons) is found by structure: of the linear maps of a
-block that may belong to an MLP (see `joma.models.roles`), the first A (d → h) that is followed by some B (h → d) in
-the same module, with h as large as possible. Convolutions of kernel 1 are linear maps, too. Gated MLPs have two such A;
-the first defined is taken, which is the one under the activation in the usual families (`gate_proj`, `wi_0`), and of a
-fused pair the first half. Experts, be they modules or one stack of matrices a layer, and shared experts beside them are
-MLPs of their own.
-"""
+"""Linear maps of a model, and the matrices that weight gauges are measured on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
-from joma.models.lora import base_of, is_lora, is_readable, update_of, with_update
-from joma.models.parts import UPDATE
-from joma.models.roles import Roles, goes_back
-from joma.models.sharded import whole
+from joma.models.lora import base_of, is_lora, is_readable, update_of
+from joma.models.sharded import gather
+from joma.models.weights import (
+    base_weight,
+    block_diagonal,
+    effective_weight,
+    flat_rows,
+    is_conv1d,
+    is_pointwise_convolution,
+    oriented,
+)
+
+# Names in an error message; more do not help.
+_NAMES_IN_MESSAGE = 12
 
 
-def flat(view: Tensor) -> Tensor:
-    """(rows, n) from (…, rows, n)."""
-    return view if view.dim() == 2 else view.flatten(0, -2)
+def flatten_all(views: list[Tensor]) -> list[Tensor]:
+    """Return views (…, rows, n) as matrices (rows, n), the usual `Matrix.finish`."""
+    return [flat_rows(view) for view in views]
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """One matrix of a model, read when it is asked for.
 
-    ``views`` are views of the model's parameters, also of one on the meta device: a scan reads their bytes from a file.
+    Attributes:
+        name: Name of the module, with the part of it: ``h.0.attn.q``, ``experts.up[3]``.
+        views: Returns views (…, rows, n) of the model's parameters. They exist on the meta device
+            too, where a scan traces them to bytes of a file.
+        finish: Makes of these views one matrix (rows, n), or one per head.
+        heads: How many matrices `finish` returns.
+        update: Returns what low-rank adapters add to the views; None without adapters.
     """
 
     name: str
-    views: Callable[[], list[Tensor]]  # (…, rows, n) each
-    finish: Callable[[list[Tensor]], list[Tensor]] = lambda views: [flat(view) for view in views]
+    views: Callable[[], list[Tensor]]
+    finish: Callable[[list[Tensor]], list[Tensor]]
     heads: int = 1
-    update: Callable[[], list[Tensor]] | None = (
-        None  # what low-rank adapters add to it, if there are any
-    )
+    update: Callable[[], list[Tensor]] | None = None
 
     def read(self) -> list[Tensor]:
-        """One matrix, or one per head."""
+        """Return one matrix, or one per head."""
         return self.finish(self.views())
 
 
 @dataclass(frozen=True, eq=False)
-class _Linear:
+class LinearMap:
+    """A linear map y = W x + b of a model, or some rows of one: the keys of a fused projection.
+
+    Attributes:
+        name: Name of the module, or of the part of it.
+        module: The module that holds the parameters, or the adapter around it.
+        inputs: Columns of W.
+        outputs: Rows of W.
+        groups: Of a grouped convolution, whose W has so many blocks on its diagonal.
+        select: Takes the rows of this map out of a tensor (all rows, …); None for all of them.
+        weight_name: Attribute of ``module`` with the weight.
+        bias_name: Attribute of ``module`` with the bias.
+    """
+
     name: str
     module: nn.Module
     inputs: int
     outputs: int
-    groups: int = 1  # of a convolution: its matrix has blocks on the diagonal
+    groups: int = 1
+    select: Callable[[Tensor], Tensor] | None = None
+    weight_name: str = "weight"
+    bias_name: str = "bias"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.outputs, self.inputs
+
+    @property
+    def base(self) -> nn.Module:
+        """The module that holds the parameters, without adapters around it."""
+        return base_of(self.module)
+
+    @property
+    def is_adapted(self) -> bool:
+        """True if low-rank adapters add to the weight."""
+        return is_lora(self.module)
 
     @property
     def is_convolution(self) -> bool:
-        return is_convolution(base_of(self.module))
+        """True for a convolution of kernel 1."""
+        return is_pointwise_convolution(self.base)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if W is a parameter as it is, so that gradients and steps of W are its gradients."""
+        if self.weight_name != "weight":
+            return True
+        return isinstance(self.module, nn.Linear) or is_conv1d(self.module)
 
     @property
     def weight(self) -> Tensor:
-        """(out, in)"""
-        return weight_of(self.module)
+        """The matrix that acts now, (outputs, inputs) or (…, rows, inputs); a view if possible."""
+        if self.weight_name == "weight":
+            weight = effective_weight(self.module)
+        else:
+            weight = getattr(self.module, self.weight_name)
+        if self.select is None:
+            return weight
+        return self.select(gather(weight))
 
     @property
-    def update(self) -> Callable[[], Tensor] | None:
-        """What low-rank adapters add, (out, in), if there are any."""
-        return partial(update_of, self.module) if is_lora(self.module) else None
+    def bias(self) -> Tensor | None:
+        """The bias (outputs,), without what adapters add; None if there is none."""
+        bias = self.bias_parameter
+        if bias is None:
+            return None
+        return self.bias_rows(gather(bias))
+
+    @property
+    def weight_parameter(self) -> Tensor:
+        """The parameter that W is a part of, shaped as the module keeps it."""
+        parameter: Tensor = getattr(self.base, self.weight_name)
+        return parameter
+
+    @property
+    def bias_parameter(self) -> Tensor | None:
+        """The parameter that b is a part of."""
+        parameter: Tensor | None = getattr(self.base, self.bias_name, None)
+        return parameter
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return (outputs, inputs) of a tensor shaped as `weight_parameter`: a gradient, a step."""
+        if self.weight_name == "weight":
+            tensor = oriented(self.base, tensor)
+        if self.select is None:
+            return tensor
+        selected = self.select(tensor)
+        return selected.reshape(-1, selected.shape[-1])
+
+    def bias_rows(self, tensor: Tensor) -> Tensor:
+        """Return (outputs,) of a tensor shaped as `bias_parameter`."""
+        if self.select is None:
+            return tensor
+        return self.select(tensor[:, None]).reshape(-1)
+
+    def matrix(self, name: str | None = None) -> Matrix:
+        """Return the matrix of this map for weight gauges, under another name if one is given."""
+        update = self._update if self.is_adapted else None
+        finish: Callable[[list[Tensor]], list[Tensor]] = flatten_all
+        if self.groups > 1:
+            finish = partial(block_diagonal, self.groups)
+        return Matrix(name or self.name, self._views, finish, update=update)
+
+    def part(self, name: str, start: int, stop: int) -> LinearMap:
+        """Return the rows from start to stop as a map."""
+
+        def select(tensor: Tensor) -> Tensor:
+            return tensor[start:stop]
+
+        return replace(self, name=name, outputs=stop - start, select=select)
+
+    def _views(self) -> list[Tensor]:
+        return [self.weight]
+
+    def _update(self) -> list[Tensor]:
+        update = update_of(self.module)
+        if self.select is None:
+            return [update]
+        return [self.select(gather(update))]
 
 
-def find_matrices(
-    model: nn.Module, part: str, names: str | Sequence[str] | None = None
-) -> list[Matrix]:
-    """The matrices of ``part``, in the order of the layers; with ``names``, the modules or parameters named so.
-
-    ``names`` is a list of names, or a regular expression that whole names must match.
-    """
-    if names is not None:
-        return _named(model, names)
-    if part.endswith(UPDATE):
-        matrices = find_matrices(model, part.removesuffix(UPDATE))
-        return [Matrix(f"{m.name} (update)", m.update) for m in matrices if m.update is not None]
-    if part in ("mlp_in", "mlp_out"):
-        return [pair[part == "mlp_out"] for pair in _mlps(model)]
-    from joma.models.projections import projections
-
-    return projections(model, part)
-
-
-def unnamed_pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """The names of (lower, upper) maps that are taken for an MLP by their shapes alone."""
-    pairs = [(low.name.partition("[")[0], high.name) for low, high in _mlps(model)]
-    linears = [linear.name for linear in _linears(model)]
-    roles = Roles({plain_name(name): module for name, module in model.named_modules()}, linears)
-    return [(low, high) for low, high in pairs if low in linears and not roles.is_evident(low)]
-
-
-def plain_name(name: str) -> str:
-    """A module's name without what wrappers (DDP, compile, activation checkpointing) put into it."""
-    wrappers = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-    return ".".join(part for part in name.split(".") if part not in wrappers)
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """Return True for GPT-2's Conv1D of transformers, a linear map with its weight transposed."""
-    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "weight", None), Tensor)
-
-
-def is_convolution(module: nn.Module) -> bool:
-    """True of a convolution of kernel 1, which is a linear map of the channels at each position."""
-    if not isinstance(module, nn.modules.conv._ConvNd) or module.transposed:
-        return False
-    is_pointwise = all(size == 1 for size in (*module.kernel_size, *module.stride))
-    return is_pointwise and module.groups < module.in_channels
-
-
-def _linears(model: nn.Module) -> list[_Linear]:
-    linears: list[_Linear] = []
-    inside = ""
-    for name, module in model.named_modules():
-        if inside and name.startswith(
-            inside
-        ):  # the base and the factors of an update are no maps of their own
-            continue
-        base = base_of(module)
-        if is_lora(module):
-            inside = f"{name}."
-            if not is_readable(module):
-                continue
-        path = plain_name(name)
-        if isinstance(base, nn.Linear):
-            linears.append(_Linear(path, module, base.in_features, base.out_features))
-        elif isinstance(base, nn.modules.conv._ConvNd):
-            if not is_convolution(base) or (base.groups > 1 and base is not module):
-                continue
-            linears.append(_Linear(path, module, base.in_channels, base.out_channels, base.groups))
-        elif is_conv1d(base) or is_lora(base):  # the second has both base and update
-            outputs, inputs = base_weight(base).shape
-            linears.append(_Linear(path, module, inputs, outputs))
-    return linears
-
-
-def _mlps(model: nn.Module) -> list[tuple[Matrix, Matrix]]:
-    """(lower, upper) of each MLP, in order."""
-    linears = _linears(model)
-    modules = {plain_name(name): module for name, module in model.named_modules()}
-    roles = Roles(modules, [linear.name for linear in linears])
-    candidates = [linear for linear in linears if roles.may_be_mlp(linear.name)]
-    experts = _experts(model, roles)
-    pairs = [*experts, *_pairs(candidates, roles, anywhere=not experts)]
-    position = {name: n for n, name in enumerate(modules)}
-    pairs.sort(key=lambda item: position[item[0]])
-    return [pair for _, pair in pairs]
-
-
-def _pairs(
-    linears: list[_Linear], roles: Roles, anywhere: bool = True
-) -> list[tuple[str, tuple[Matrix, Matrix]]]:
-    """The MLP of each innermost scope that has one, with its module's name; scopes are widened where there is none.
-
-    Beside the experts of a layer, which are scopes inside of it, there may be a shared one: a module with an MLP.
-    ``anywhere``: without scopes, the whole model is one.
-    """
-    pair_of: dict[str, tuple[_Linear, _Linear]] = {}
-    scopes_of = {x.name: roles.scopes(x.name) for x in linears}
-    groups: dict[str, list[_Linear]] = {}
-    for x in linears:
-        for scope in scopes_of[x.name]:
-            groups.setdefault(scope, []).append(x)
-    has_pair_inside: set[str] = set()
-    for scope in sorted(groups, key=lambda scope: -scope.count(".")):
-        members = groups[scope]
-        is_around = scope in has_pair_inside
-        rest = [x for x in members if not any(s in pair_of for s in scopes_of[x.name])]
-        for group in [*_by_parent(rest), rest] if is_around else [rest]:
-            if pair := _pair(group, roles):
-                pair_of[scope] = pair
-                break
-        if is_around or scope in pair_of:
-            parts = scope.split(".")
-            has_pair_inside.update(".".join(parts[:n]) for n in range(1, len(parts)))
-    if anywhere and not pair_of and (pair := _pair(linears, roles)):
-        pair_of[""] = pair
-    return [(a.name, _as_matrices(a, b)) for a, b in pair_of.values()]
-
-
-def _by_parent(linears: list[_Linear]) -> list[list[_Linear]]:
-    groups: dict[str, list[_Linear]] = {}
-    for x in linears:
-        groups.setdefault(x.name.rpartition(".")[0], []).append(x)
-    return list(groups.values())
-
-
-def _experts(model: nn.Module, roles: Roles) -> list[tuple[str, tuple[Matrix, Matrix]]]:
-    """(lower, upper) of each expert where a layer's experts are stacks of matrices, (experts, …, …); by module.
-
-    Of several stacks (gate, up, down) the first that fits a later one is the lower, the last that it fits the upper.
-    """
-    experts = []
-    for name, module in model.named_modules():
-        stacks = [(key, p) for key, p in module.named_parameters(recurse=False) if p.dim() == 3]
-        fits = [
-            (x, y, axis)
-            for x, y in combinations(stacks, 2)
-            if (axis := _hidden_axis(x[1], y[1])) is not None
-        ]
-        if not fits:
-            continue
-        if not roles.may_be_mlp(f"{plain_name(name)}.{fits[0][0][0]}"):
-            continue
-        (low, a), _, _ = fits[0]
-        is_square = a.shape[1] == a.shape[2]
-        if is_square and not roles.is_evident(f"{plain_name(name)}.{low}"):
-            continue
-        _, (high, b), axis = [fit for fit in fits if fit[0][0] == low][-1]
-        h, path = b.shape[2 - axis], plain_name(name)
-        every = 2 if a.shape[1 + axis] == 2 * h and _gate_alternates(module, low) else 1
-
-        def lower(
-            module: nn.Module, key: str, e: int, axis: int, h: int, every: int
-        ) -> list[Tensor]:
-            w = whole(getattr(module, key))[e].narrow(axis, 0, every * h)
-            return [w[::every] if axis == 0 else w[:, ::every]]
-
-        def upper(module: nn.Module, key: str, e: int) -> list[Tensor]:
-            return [whole(getattr(module, key))[e]]
-
-        for e in range(a.shape[0]):
-            first = Matrix(f"{path}.{low}[{e}]", partial(lower, module, low, e, axis, h, every))
-            experts.append(
-                (path, (first, Matrix(f"{path}.{high}[{e}]", partial(upper, module, high, e))))
-            )
-    return experts
-
-
-def _hidden_axis(a: Tensor, b: Tensor) -> int | None:
-    """Which axis of a's matrices is the hidden neurons, h or 2h of them, if b's map those back; None if not."""
-    if a.shape[0] != b.shape[0] or 1 in (*a.shape[1:], *b.shape[1:]):
-        return None
-    if a.shape[2] == b.shape[1] and a.shape[1] in (
-        b.shape[2],
-        2 * b.shape[2],
-    ):  # (2h or h, d) and (d, h)
-        return 0
-    if a.shape[1] == b.shape[2] and a.shape[2] in (
-        b.shape[1],
-        2 * b.shape[1],
-    ):  # (d, 2h or h) and (h, d)
-        return 1
+def linear_map(name: str, module: nn.Module) -> LinearMap | None:
+    """Return a module as a linear map; None for other modules."""
+    base = base_of(module)
+    if isinstance(base, nn.Linear):
+        return LinearMap(name, module, base.in_features, base.out_features)
+    if isinstance(base, nn.modules.conv._ConvNd):
+        # What adapters add to a grouped convolution is not block diagonal.
+        if not is_pointwise_convolution(base) or (base.groups > 1 and base is not module):
+            return None
+        return LinearMap(name, module, base.in_channels, base.out_channels, base.groups)
+    # The second kind holds both base and update.
+    if is_conv1d(base) or is_lora(base):
+        outputs, inputs = base_weight(base).shape
+        return LinearMap(name, module, inputs, outputs)
     return None
 
 
-def _gate_alternates(module: nn.Module, key: str) -> bool:
-    """Whether gate and up of a stack take turns, as in gpt-oss, which alone has biases in stacks."""
-    return kind_of(module) in ("gpt_oss", "openai_privacy_filter") or hasattr(module, f"{key}_bias")
+def linear_maps(modules: Mapping[str, nn.Module]) -> dict[str, LinearMap]:
+    """Return all linear maps among the modules of a model, in their order."""
+    maps: dict[str, LinearMap] = {}
+    adapted = ""
+    for name, module in modules.items():
+        # The base and the factors of an adapted map are not maps of their own.
+        if adapted and name.startswith(adapted):
+            continue
+        if is_lora(module):
+            adapted = f"{name}."
+            if not is_readable(module):
+                continue
+        linear = linear_map(name, module)
+        if linear is not None:
+            maps[name] = linear
+    return maps
 
 
-def _pair(linears: list[_Linear], roles: Roles) -> tuple[_Linear, _Linear] | None:
-    """A (d → h, or → 2h for a fused gate) and a later B (h → d), the widest and first of those.
+def matrices_by_name(modules: Mapping[str, nn.Module], names: str | Sequence[str]) -> list[Matrix]:
+    """Return the matrices of named modules (their ``weight``) or parameters.
 
-    Of several B, as in a gated MLP with as many neurons as inputs, the one whose name leads back is taken.
+    Args:
+        modules: The modules of a model.
+        names: Names, or one regular expression that complete names must match.
     """
-    fits = [
-        (a, b)
-        for n, a in enumerate(linears)
-        for b in linears[n + 1 :]
-        if _fits(a, b) and _is_certain(a, b, roles)
-    ]
-    if not fits:
-        return None
-    lower, upper = max(fits, key=lambda pair: pair[1].inputs)  # max takes the first of equals
-    others = [b for a, b in fits if a is lower and b.inputs == upper.inputs]
-    return lower, next((b for b in others if goes_back(b.name)), upper)
-
-
-def _fits(a: _Linear, b: _Linear) -> bool:
-    """True if b maps back what a maps to, or half of it."""
-    if a.inputs != b.outputs or a.is_convolution != b.is_convolution:
-        return False
-    return a.outputs == b.inputs or (a.outputs == 2 * b.inputs and a.groups == 1)
-
-
-def _is_certain(a: _Linear, b: _Linear, roles: Roles) -> bool:
-    """True if two maps that fit are an MLP: wider inside, or with a name or activation that shows it.
-
-    Both are asked of convolutions: nets of convolutions have many of kernel 1.
-    """
-    is_wider = b.inputs > a.inputs
-    is_evident = roles.is_evident(a.name)
-    is_shown = (is_wider and is_evident) if a.is_convolution else (is_wider or is_evident)
-    return is_shown and roles.can_pair(a.name, b.name)
-
-
-def _as_matrices(a: _Linear, b: _Linear) -> tuple[Matrix, Matrix]:
-    h = b.inputs
-    if a.outputs == h:
-        return _as_matrix(a), _as_matrix(b)
-    update = a.update
-    half = None if update is None else lambda: [whole(update())[:h]]
-    return Matrix(f"{a.name}[:{h}]", lambda: [whole(a.weight)[:h]], update=half), _as_matrix(b)
-
-
-def _as_matrix(linear: _Linear) -> Matrix:
-    update = linear.update
-    views = lambda: [linear.weight]  # noqa: E731
-    if linear.groups > 1:
-        return Matrix(linear.name, views, partial(_on_diagonal, linear.groups))
-    return Matrix(linear.name, views, update=None if update is None else lambda: [update()])
-
-
-def _on_diagonal(groups: int, views: list[Tensor]) -> list[Tensor]:
-    """(out, in) of a grouped convolution, from (out, in / groups)."""
-    return [torch.block_diag(*whole(view).chunk(groups)) for view in views]
-
-
-def _named(model: nn.Module, names: str | Sequence[str]) -> list[Matrix]:
-    """Matrices by the names of modules (their ``weight``) or parameters."""
-    known: dict[str, Callable[[], list[Tensor]]] = {}
-    for name, module in model.named_modules():
+    matrices: dict[str, Callable[[], list[Tensor]]] = {}
+    for path, module in modules.items():
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 2:
-                path = plain_name(f"{name}.{key}" if name else key)
-                known[path] = partial(lambda module, key: [getattr(module, key)], module, key)
-    short = {name.removesuffix(".weight"): name for name in known}
+                name = f"{path}.{key}" if path else key
+                matrices[name] = partial(_parameter_views, module, key)
+    full_names = {name.removesuffix(".weight"): name for name in matrices}
     if isinstance(names, str):
-        chosen = [name for name in short if re.fullmatch(names, name)]
-        if not chosen:
-            raise ValueError(f"no matrix matches {names!r}; there are {_some(short)}")
-    else:
-        chosen = [plain_name(name) for name in names]
-    for name in chosen:
-        if name not in short and name not in known:
-            raise ValueError(f"the model has no matrix {name!r}; there are {_some(short)}")
-    return [Matrix(name, known[short.get(name, name)]) for name in chosen]
+        pattern = names
+        names = [name for name in full_names if re.fullmatch(pattern, name)]
+        if not names:
+            raise ValueError(f"no matrix matches {pattern!r}; there are {_some(full_names)}")
+    result = []
+    for name in names:
+        full_name = full_names.get(name, name)
+        if full_name not in matrices:
+            raise ValueError(f"the model has no matrix {name!r}; there are {_some(full_names)}")
+        result.append(Matrix(name, matrices[full_name], flatten_all))
+    return result
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+def _parameter_views(module: nn.Module, key: str) -> list[Tensor]:
+    return [getattr(module, key)]
 
 
-def weight_of(module: nn.Module) -> Tensor:
-    """(out, in): the matrix that acts, with what low-rank adapters add; (out, in / groups) of a convolution."""
-    w = base_weight(base_of(module))
-    return with_update(module, w) if is_lora(module) else w
-
-
-def base_weight(module: nn.Module) -> Tensor:
-    """(out, in) of a linear map without updates, as its next pass will compute it."""
-    w: Tensor = module.weight  # type: ignore[assignment]
-    # Before each pass, these compute the weight anew from parameters that an optimiser has stepped meanwhile.
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, BasePruningMethod) and hook._tensor_name == "weight":
-            w = hook.apply_mask(module)
-        elif isinstance(hook, WeightNorm) and hook.name == "weight":
-            w = hook.compute_weight(module)
-        elif isinstance(hook, SpectralNorm) and hook.name == "weight":
-            w = hook.compute_weight(module, do_power_iteration=False)
-    if is_conv1d(module):
-        return w.T
-    return w.flatten(1) if w.dim() > 2 else w
-
-
-def kind_of(module: nn.Module) -> str:
-    """The family of a module, as transformers calls it in ``model_type``; "" of others."""
-    for cls in type(module).__mro__:
-        if match := re.match(r"transformers\.models\.(\w+)\.", cls.__module__):
-            return match[1]
-    kind = getattr(getattr(module, "config", None), "model_type", None)
-    return kind if isinstance(kind, str) else ""
+def _some(names: Mapping[str, str]) -> str:
+    listed = list(names)
+    text = ", ".join(listed[:_NAMES_IN_MESSAGE])
+    if len(listed) > _NAMES_IN_MESSAGE:
+        text += f", … ({len(listed)} in all)"
+    return text

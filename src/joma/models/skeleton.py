@@ -15,24 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from joma.models.names import EMBEDDING, INTO_NEURONS, OUT_OF_NEURONS, natural_order
+
 Shape = tuple[int, ...]
 
-# Names of maps into the hidden neurons: gate_proj, dense_h_to_4h, c_fc, fc1, w1, wi_0, intermediate.
-_INTO_NEURONS = re.compile(
-    r"gate|up_proj|h_to_4h|c_fc|fc_?(1|in)$|^w_?[13]$|^wi(_\d)?$|intermediate"
-    r"|lin(ear)?_?1$|proj_in",
-    re.IGNORECASE,
-)
-# Names of maps out of the hidden neurons: down_proj, dense_4h_to_h, c_proj, fc2, w2, wo, output.
-_OUT_OF_NEURONS = re.compile(
-    r"down|4h_to_h|c_proj|fc_?(2|out)$|^w_?2$|^w_?o$|output|lin(ear)?_?2$|proj_out|out_proj",
-    re.IGNORECASE,
-)
-# Tables of embeddings, and heads that are often tied to them. They are not maps inside a block, and
-# a file that holds nothing else need not be opened.
-_EMBEDDING = re.compile(
-    r"emb|^wte$|^wpe$|^word|^position|relative_attention_bias|lm_head|^head$", re.IGNORECASE
-)
 # GPT-2's fused projection. A shape (d, 3d) shows that the file stores matrices transposed.
 _FUSED_OF_GPT2 = re.compile(r"(^|\.)c_attn\.weight$")
 
@@ -86,19 +72,8 @@ def skeleton(
     return root
 
 
-def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts ``layers.2`` before ``layers.10``."""
-    key = []
-    for part in name.split("."):
-        if part.isdigit():
-            key.append((0, int(part), ""))
-        else:
-            key.append((1, 0, part))
-    return key
-
-
 def _is_embedding(name: str) -> bool:
-    return any(_EMBEDDING.search(part) for part in name.split("."))
+    return any(EMBEDDING.search(part) for part in name.split("."))
 
 
 def _shows_transposed(name: str, shape: Shape) -> bool:
@@ -124,9 +99,9 @@ def _position(name: str, shape: Shape, is_transposed: bool) -> tuple[tuple[int, 
 def _leads_out(parts: Sequence[str], shape: Shape, is_transposed: bool) -> bool:
     # The innermost part that says either decides: "output.dense" of BERT, "mlp.fc_in".
     for part in reversed(parts):
-        if _OUT_OF_NEURONS.search(part):
+        if OUT_OF_NEURONS.search(part):
             return True
-        if _INTO_NEURONS.search(part):
+        if INTO_NEURONS.search(part):
             return False
     if len(shape) != 2:
         return False

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from joma._measure.gauges.kernels import widened
-from joma.models.sharded import whole
+from joma.models.sharded import gather
 
 if TYPE_CHECKING:
-    from joma._measure.charges.anatomy import Norm
+    from joma.models.norms import Normalisation
 
 Form = Literal["matrix", "rows", "linear"]
 
@@ -91,7 +91,7 @@ class Side:
         return self._view(tensor)
 
     def _view(self, tensor: Tensor) -> Tensor:
-        tensor = whole(tensor.detach())
+        tensor = gather(tensor.detach())
         if tensor.dtype != torch.float64:
             tensor = tensor.float()
         return self.view(tensor)
@@ -198,7 +198,7 @@ class Charge:
     sides: tuple[Side, ...] = ()
     layer: int | None = None
     scale_by: tuple[Side, ...] = ()
-    norms: tuple[Norm, ...] = ()
+    norms: tuple[Normalisation, ...] = ()
 
     @property
     def conserved(self) -> bool:
@@ -312,7 +312,7 @@ def read_norm(side: Side, read: Read) -> Tensor:
     tensor = read(side.parameter)
     if tensor is None:
         return torch.zeros((), dtype=torch.float64)
-    return torch.linalg.vector_norm(whole(tensor.detach()).double())
+    return torch.linalg.vector_norm(gather(tensor.detach()).double())
 
 
 def matrix_norms(matrices: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from joma._measure.charges.anatomy import Norm
 from joma._measure.charges.charge import Charge
+from joma.models.norms import Normalisation
 
 
 @dataclass
@@ -40,7 +40,7 @@ class EpsilonTerm:
     """
 
     def __init__(self, charges: Iterable[Charge]) -> None:
-        self._norms: dict[int, Norm] = {}
+        self._norms: dict[int, Normalisation] = {}
         for charge in charges:
             for norm in charge.norms:
                 self._norms[id(norm.module)] = norm
@@ -70,7 +70,7 @@ class EpsilonTerm:
         """Return the largest |B(θ, g)| possible, whatever the signs."""
         return sum(self._sums[id(norm.module)].bound for norm in charge.norms)
 
-    def _hook(self, norm: Norm) -> Callable[[Any, Any, Tensor], None]:
+    def _hook(self, norm: Normalisation) -> Callable[[Any, Any, Tensor], None]:
         def forward(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
             if not output.requires_grad:
                 return
@@ -92,7 +92,7 @@ class EpsilonTerm:
         return forward
 
     @torch.no_grad()
-    def _add(self, norm: Norm, share: Tensor, products: Tensor) -> None:
+    def _add(self, norm: Normalisation, share: Tensor, products: Tensor) -> None:
         sums = self._sums[id(norm.module)]
         sums.term += float((share * products).sum())
         sums.bound += float((share * products.abs()).sum())

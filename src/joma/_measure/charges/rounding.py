@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.charges.charge import Charge, gradient_of
-from joma.models.sharded import whole
+from joma.models.sharded import gather
 
 # The coarsest type that passes are expected in, unless computed_in= says otherwise.
 COARSEST = torch.bfloat16
@@ -110,7 +110,7 @@ def _rounding_error(parameter: Tensor) -> Tensor | None:
 
 def _significands(gradient: Tensor) -> Tensor:
     """Return the significands of a sample of a gradient, in [1/2, 1), equal values once."""
-    values = whole(gradient.detach()).flatten()
+    values = gather(gradient.detach()).flatten()
     # An odd stride, so that a matrix whose width is a power of two is not sampled in one column.
     stride = max(1, len(values) // _SAMPLE) | 1
     values = values[::stride].float().abs()  # (about _SAMPLE,)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 
-from joma._measure.charges.anatomy import Placement
 from joma._measure.charges.by_layer import LayerCharges
 from joma._measure.charges.charge import Charge, Status
 from joma._measure.charges.epsilon import EpsilonTerm
@@ -18,6 +17,7 @@ from joma._measure.charges.find import find
 from joma._measure.charges.identity import Deviation, GradientVerdict, judge_gradients
 from joma._measure.charges.law import StepLaw
 from joma._runs.warning import warn
+from joma.models.norms import Placement
 
 if TYPE_CHECKING:
     import pandas as pd

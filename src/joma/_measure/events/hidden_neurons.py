@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from joma._measure.events.events import Call
 from joma._measure.events.tensors import first_argument
-from joma.models.matrices import find_matrices, plain_name
+from joma.models.structure import find
 
 
 def upper_mlps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return name and module of the upper matrix of each MLP, in the order of the layers."""
-    modules = {plain_name(name): module for name, module in model.named_modules()}
+    structure = find(model)
+    modules = structure.modules
     uppers = []
-    for matrix in find_matrices(model, "mlp_out"):
+    for matrix in structure.matrices("mlp_out"):
         name = matrix.name
         if name not in modules:
             raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from joma.models.matrices import plain_name
+from joma.models.names import plain_name
 
 
 class Structure:

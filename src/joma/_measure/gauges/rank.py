@@ -92,10 +92,10 @@ def top_singular(
         norms = torch.linalg.vector_norm(w, dim=1)
         passes = 4.0
     frobenius = factor * math.sqrt(shard.sum(float(norms.double().square().sum())))
-    if shard.whole and min(w.shape) <= DIRECT_SIZE:
+    if shard.is_complete and min(w.shape) <= DIRECT_SIZE:
         sigma = math.sqrt(_largest_eigenvalue(w))
         return TopSingular(factor * sigma, frobenius, None, 1, passes=passes + 1)
-    if w.stride(0) == 1 and shard.whole:
+    if w.stride(0) == 1 and shard.is_complete:
         w = w.T  # chunks of rows must be contiguous; the transpose has the same singular values
     vectors, steps = _lanczos(w, start, rtol, max_steps, shard)
     # The product with the final vector, summed in float64, frees σ of what Lanczos has rounded: 8e-7 becomes 1e-7.

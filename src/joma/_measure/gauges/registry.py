@@ -74,10 +74,10 @@ class Gauge:
         ``top`` is the matrix's `TopSingular`, if it is known already.
         """
         from joma._measure.gauges.rank import top_singular
-        from joma.models.sharded import whole
+        from joma.models.sharded import gather
 
         if self.given != "top":
-            return number_or_none(self.function(whole(w)))
+            return number_or_none(self.function(gather(w)))
         return number_or_none(self.function(top_singular(w) if top is None else top))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,10 +14,10 @@ from joma._measure.gauges.kinds import GRADIENT, UPDATE_OF_STEP, WEIGHT
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.alarms.notices import warn
 from joma._runs.writer import RunWriter
-from joma.models.matrices import Matrix, find_matrices
+from joma.models.matrices import Matrix
+from joma.models.names import ATTENTION
 from joma.models.parts import PARTS, UPDATE
-
-_ATTENTION = re.compile(r"(?<!fl)atten|attn", re.IGNORECASE)  # not nn.Flatten
+from joma.models.structure import find as find_structure
 
 # Classes whose parameters or passes no observer can follow -> what to use instead.
 _UNWATCHABLE_CLASSES = {
@@ -49,7 +48,7 @@ def looks_like_attention(module_class: type[nn.Module]) -> bool:
 
     This serves messages, and layers that a pass may skip. It never decides what is measured.
     """
-    return bool(_ATTENTION.search(module_class.__name__))
+    return bool(ATTENTION.search(module_class.__name__))
 
 
 def check_model(model: object) -> None:
@@ -184,12 +183,13 @@ def find_part_matrices(
     """
     kinds = (WEIGHT, GRADIENT, UPDATE_OF_STEP)
     parts = dict.fromkeys(gauge.part for gauge in gauges if gauge.kind in kinds)
+    structure = find_structure(model)
     matrices_of = {}
     for part in parts:
         names = None
         if part == "mlp_in":
             names = mlp
-        matrices = find_matrices(model, part, names)
+        matrices = structure.matrices(part, names)
         if matrices and refusal is None:
             matrices_of[part] = matrices
             continue

@@ -16,9 +16,10 @@ from joma._measure.gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, Wei
 from joma._measure.gauges.kinds import BLOCK
 from joma._measure.gauges.registry import Gauge, number_or_none
 from joma._measure.watch.values import Values
-from joma.models.matrices import Matrix, find_matrices, plain_name
+from joma.models.matrices import Matrix
 from joma.models.projections import query_bias
-from joma.models.sharded import whole
+from joma.models.sharded import gather
+from joma.models.structure import find
 
 _TOKENS = 64  # inputs of attention that are kept per block
 _CHECKED = 8  # queries whose logits are compared with the module's own
@@ -135,8 +136,9 @@ class Motions:
             raise ValueError(
                 f"{', '.join(g.name for g in self.gauges)} compare two measurements: give them the same schedule"
             )
+        structure = find(model)
         self._matrices: dict[str, list[Matrix]] = {
-            part: find_matrices(model, part) for part in PARTS if self.gauges
+            part: structure.matrices(part) for part in PARTS if self.gauges
         }
         counts = {part: len(matrices) for part, matrices in self._matrices.items()}
         if self.gauges and (len(set(counts.values())) > 1 or not counts["q"]):
@@ -145,7 +147,7 @@ class Motions:
                 f"lower MLP, and this model has {', '.join(f'{n} {part}' for part, n in counts.items())}"
             )
         self.modules = [matrix.name.removesuffix(".q") for matrix in self._matrices.get("q", [])]
-        modules = {plain_name(name): module for name, module in model.named_modules()}
+        modules = structure.modules
         self._attentions = [modules[name] for name in self.modules]
         self.inputs = _Inputs(
             {name: partial(self._read, n, ("q", "k")) for n, name in enumerate(self.modules)}
@@ -202,7 +204,7 @@ class Motions:
     def _read(self, n: int, parts: Sequence[str]) -> dict[str, Tensor]:
         """The weights of a block, copied."""
         weights = {
-            part: torch.cat([whole(w) for w in self._matrices[part][n].read()]).clone()
+            part: torch.cat([gather(w) for w in self._matrices[part][n].read()]).clone()
             for part in parts
         }
         bias = query_bias(self._attentions[n])
@@ -262,4 +264,4 @@ def _parameter(matrix: Matrix) -> Tensor:
     """The parameter that a matrix is a view of."""
     view = matrix.views()[0]
     base = view if view._base is None else view._base
-    return whole(base)
+    return gather(base)

@@ -31,8 +31,7 @@ from joma._measure.gauges.stream import Routing, Stream
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.values import Values
 from joma.models.blocks import Blocks
-from joma.models.matrices import find_matrices, plain_name
-from joma.models.projections import attention_writers
+from joma.models.structure import find
 
 
 @dataclass
@@ -83,13 +82,14 @@ class Streams:
             raise ValueError(
                 f"{self.gauges[0].name} is measured on blocks; none were found in {type(model).__name__}"
             )
-        modules = {plain_name(name): module for name, module in model.named_modules()}
+        structure = find(model)
+        modules = structure.modules
         self._block_of = {name: n for n, name in enumerate(self._blocks)}
         names = {module: name for name, module in modules.items()}
-        for module in attention_writers(model):
+        for module in structure.attention_writers:
             if (n := blocks.number(names[module])) is not None:
                 self._writers.setdefault(names[module], ("attention", n))
-        upper = [matrix.name for matrix in find_matrices(model, "mlp_out")]
+        upper = [matrix.name for matrix in structure.matrices("mlp_out")]
         for n, row in enumerate(blocks.rows(upper, upper, experts=True)[: len(self._blocks)]):
             if len(row) == 1 and isinstance(modules.get(row[0]), nn.modules.conv._ConvNd):
                 continue  # its neurons come before the tokens

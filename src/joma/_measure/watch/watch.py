@@ -34,7 +34,7 @@ from joma._measure.watch.changes import Changes
 from joma._measure.watch.charges import Charges
 from joma._measure.watch.clock import Clock
 from joma._measure.watch.display import LiveLine, watch_html
-from joma._measure.watch.explain import ExplanationBuilder
+from joma._measure.watch.explain import build_explanation
 from joma._measure.watch.inputs import (
     ArgumentMistake,
     NotWatchable,
@@ -67,8 +67,9 @@ from joma._runs.state import Ending, ending
 from joma._runs.warning import JomaWarning
 from joma._runs.writer import RunWriter
 from joma.models.blocks import Blocks
-from joma.models.matrices import find_matrices, plain_name, unnamed_pairs
+from joma.models.names import plain_name
 from joma.models.parts import PARTS
+from joma.models.structure import find as find_structure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -237,7 +238,7 @@ class Watch:
         stated = None if options.padding is None else StatedPadding(options.padding, modules)
         self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
         self._order = CallOrder(
-            unnamed_pairs(model) if options.mlp is None and self._matrices else []
+            find_structure(model).unnamed_pairs if options.mlp is None and self._matrices else []
         )
         observers = [
             self._charges.precision,
@@ -517,12 +518,13 @@ class Watch:
         notes = [] if names or not self._in_passes else ["No attention was measured yet."]
         lowers = None
         if self._mlp is not None:
-            lowers = [matrix.name for matrix in find_matrices(self.model, "mlp_in", self._mlp)]
+            lowers = [
+                matrix.name for matrix in find_structure(self.model).matrices("mlp_in", self._mlp)
+            ]
         source = self._passes.source
-        builder = ExplanationBuilder(
-            source, self._passes.unseen, Counter(names), self._order.around, lowers
+        return build_explanation(
+            source, self._passes.unseen, Counter(names), self._order.around, notes, lowers
         )
-        return builder.build(notes)
 
     def _write_explanation(self) -> None:
         """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""
@@ -812,7 +814,7 @@ class Watch:
         )
         self._weights.renew(self._matrices)
         self._order.pairs = (
-            unnamed_pairs(self.model) if self._mlp is None and self._matrices else []
+            find_structure(self.model).unnamed_pairs if self._mlp is None and self._matrices else []
         )
         self._order.around.clear()
         renewals: list[tuple[Any, Callable[[], None]]] = [

@@ -20,7 +20,7 @@ from joma._measure.watch.measurement import Measurement, NotFinite
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.readings import Finding, Reading
 from joma.models.blocks import Blocks
-from joma.models.matrices import plain_name
+from joma.models.names import plain_name
 
 KIND = "not finite"
 _GAUGES = {"weight": "weights", "input": "inputs", "output": "activations"}
