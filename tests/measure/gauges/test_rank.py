@@ -149,3 +149,23 @@ def test_the_users_random_state_is_not_touched():
     torch.manual_seed(3)
     stable_rank(matrix("random", 500, 300))
     assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("values", [2, 4, 6, 12])
+@pytest.mark.parametrize("distance", [1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_clusters_with_distances_of_all_sizes_do_not_end_the_iteration_early(values, distance):
+    # neighbours of the leading value at geometric distances: the estimate of the error must not be trusted here
+    left, _ = torch.linalg.qr(matrix("random", 200, 200).double())
+    right, _ = torch.linalg.qr(matrix("random", 200, 200, seed=1).double())
+    squares = torch.linspace(0.3, 0.01, 200).double()
+    squares[0] = 1.0
+    exponents = torch.linspace(math.log10(distance) - 2, math.log10(distance), values - 1)
+    squares[1:values] = 1 - 10.0 ** exponents.double()
+    w = ((left * squares.sqrt()) @ right).float()
+    assert top_singular(w).stable_rank == pytest.approx(truth(w), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4096, 256), (256, 4096), (1024, 1024), (3000, 700)])
+def test_a_gaussian_matrix_without_a_gap_is_right_to_one_in_a_million(shape):
+    w = matrix("random", *shape)
+    assert top_singular(w).stable_rank == pytest.approx(truth(w), rel=1e-6)
