@@ -17,7 +17,7 @@ from joma._show.pages.page import sentence
 from joma._show.pages.plot import plot
 from joma._train.simulate import simulate
 from joma.paper.claims import check, claims
-from joma.paper.exhibits import EXHIBITS
+from joma.paper.exhibits import ORDER, exhibits
 from joma.paper.exhibits.base import load_verdict
 from joma.paper.exhibits.runner import Runner
 from joma.paper.recorded import recorded
@@ -39,9 +39,9 @@ from marks import between  # noqa: E402
 def pictures(folder: Path, keep: bool) -> None:
     """One PNG per exhibit, and the one of ``joma simulate``; ``keep`` takes what is there."""
     (ROOT / "docs/figures").mkdir(exist_ok=True)
-    exhibits = list(EXHIBITS.values())
+    all_exhibits = list(exhibits().values())
     runner = Runner(
-        exhibits,
+        all_exhibits,
         out=folder,
         force=not keep,
         finished=lambda job: print(job.id, job.verdict, flush=True),
@@ -111,7 +111,7 @@ def claim_tables(folder: Path) -> None:
     exhibits = {id: verdict.strip() for id, verdict in exhibits.items()}
     exhibits |= {
         id: load_verdict(folder / id).verdict
-        for id in EXHIBITS
+        for id in ORDER
         if (folder / id / "verdict.json").exists()
     }
     index.write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
@@ -135,7 +135,7 @@ def results_table(folder: Path, page: str) -> str:
         "| exhibit | the paper says | its number | quick | measured | longer | measured | date | core-minutes |",
         "|---|---|---|---|---|---|---|---|--:|",
     ]
-    for id, exhibit in EXHIBITS.items():
+    for id, exhibit in exhibits().items():
         if (folder / id / "verdict.json").exists():
             quick = load_verdict(folder / id)
             there[id] = [cell(quick.paper), quick.verdict, cell(quick.measured or quick.summary)]
@@ -154,7 +154,7 @@ def results_table(folder: Path, page: str) -> str:
 def exhibit_sections(folder: Path) -> str:
     """The part of docs/reproduce.md that shows each exhibit."""
     lines = []
-    for id, exhibit in EXHIBITS.items():
+    for id, exhibit in exhibits().items():
         lines += [
             "",
             f"### {exhibit.title}",

@@ -26,7 +26,7 @@ from joma._runs.writer import RunWriter
 from joma.cli import app, demo
 from joma.paper import claims as registry
 from joma.paper.claims import claims
-from joma.paper.exhibits import EXHIBITS, exhibits, reproduce
+from joma.paper.exhibits import ORDER, exhibits, get, reproduce
 from joma.paper.exhibits.index import remove as remove_exhibit
 from tests.snippets import agrees, execute, fences, joma_commands, snippets
 
@@ -167,9 +167,9 @@ def test_all_code_of_the_index_can_be_imported():
 def test_the_index_names_every_claim_and_every_exhibit():
     assert {id for row in ROWS for id in row.claims.split()} == {claim.id for claim in claims()}
     named = {id for row in ROWS for id in row.exhibits.split()}
-    assert named == set(EXHIBITS)
+    assert named == set(ORDER)
     for row in ROWS:  # a figure's own exhibit stands in its row
-        if (own := "fig" + row.item.removeprefix("Figure ")) in EXHIBITS:
+        if (own := "fig" + row.item.removeprefix("Figure ")) in ORDER:
             assert own in row.exhibits.split()
 
 
@@ -189,7 +189,7 @@ def test_the_page_of_the_index_has_all_rows():
 
 
 def test_every_picture_has_a_command_that_makes_it():
-    made = {f"{id}.png" for id in EXHIBITS}  # docs/make_figures.py, part by part
+    made = {f"{id}.png" for id in ORDER}  # docs/make_figures.py, part by part
     made |= {"watch.png", "simulate.png"} | {
         "rows.png",
         "spectra.png",
@@ -202,7 +202,7 @@ def test_every_picture_has_a_command_that_makes_it():
     made |= {"demo.png", "page.png"}  # docs/make_figures.py demo
     made |= {"foresight.png"}  # docs/foresight.py
     assert {path.name for path in (DOCS / "figures").iterdir()} == made
-    assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in EXHIBITS)
+    assert all(f"](figures/{id}.png)" in (DOCS / "reproduce.md").read_text() for id in ORDER)
 
 
 def test_the_picture_of_the_data_flow_is_as_drawn_and_knows_what_measures():
@@ -225,7 +225,7 @@ def test_what_public_functions_return_is_in_the_reference(site):
 
 
 def test_the_guide_names_the_files_that_an_exhibit_leaves(tmp_path):
-    outcome = reproduce(EXHIBITS["fig3"], out=tmp_path)
+    outcome = reproduce(get(["fig3"])[0], out=tmp_path)
     left = re.search(
         r"## What an exhibit leaves\n(.*?)\n## ", (DOCS / "reproduce.md").read_text(), flags=re.S
     )[1]
@@ -280,7 +280,7 @@ def parsed(words):
     "page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem
 )
 def test_every_command_of_a_page_has_the_options_that_it_is_given(page):
-    named = {"claims": {claim.id for claim in claims()}, "reproduce": set(EXHIBITS)}
+    named = {"claims": {claim.id for claim in claims()}, "reproduce": set(ORDER)}
     if page.name == "extend.md":
         named = {"claims": {"speed"}, "reproduce": {"times"}}
     for words in joma_commands(page.read_text()):

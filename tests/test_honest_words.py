@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from joma.paper.claims import claims, get
-from joma.paper.exhibits.messages import MESSAGES
+from joma.paper.exhibits import exhibits
 from joma.paper.recorded import FOLDER
 
 ROOT = Path(__file__).parents[1]
@@ -40,8 +40,8 @@ def texts():
                 str(stored.get(key, "")) for key in ("summary", "rule", "measured", "statement")
             ),
         )
-    for exhibit, messages in MESSAGES.items():
-        yield f"heading of {exhibit}", " / ".join(messages.values())
+    for id, exhibit in exhibits().items():
+        yield f"heading of {id}", " / ".join(exhibit.messages.values())
     for claim in claims():
         shown = (
             claim.statement,

@@ -51,7 +51,7 @@ EXPERIMENT = Experiment(
     code_slice={"steps": 5, "scale": 3.0},
     record_slice={"steps": 4},
 )
-DECAY = Exhibit("decay", "Decay", "A curve falls.", declared=EXPERIMENT)
+DECAY = Exhibit("decay", "Decay", "A curve falls.", EXPERIMENT)
 
 
 @pytest.fixture
@@ -162,13 +162,13 @@ def test_a_slice_that_disagrees_is_an_error_with_both_numbers(record, tmp_path, 
         writer.write(99, {"value": 1.0}, t=9.9)
 
     changed = dataclasses.replace(EXPERIMENT, run=lambda *args: biased(*args))
-    exhibit = dataclasses.replace(DECAY, declared=changed)
+    exhibit = dataclasses.replace(DECAY, experiment=changed)
     assert spot_check.spot_check(exhibit, record, "code").agrees  # rows that only one side has
 
     def other(writer, settings, seed, progress):
         run(writer, settings | {"scale": settings["scale"] * 1.5}, seed, progress)
 
-    exhibit = dataclasses.replace(DECAY, declared=dataclasses.replace(EXPERIMENT, run=other))
+    exhibit = dataclasses.replace(DECAY, experiment=dataclasses.replace(EXPERIMENT, run=other))
     check = spot_check.spot_check(exhibit, record, "code")
     assert check.has_failed
     assert str(check).startswith("spot check failed (code): ")

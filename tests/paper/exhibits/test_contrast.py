@@ -58,7 +58,7 @@ def test_run_drawn_and_judged(id, tmp_path):
     module = MODULES[id]
     config = {"settings": TINY[id]}
     with RunWriter.create(
-        tmp_path / "run", kind="exhibit", config=config, axes=module.EXPERIMENT.axes
+        tmp_path / "run", kind="exhibit", config=config, axes=module.EXHIBIT.experiment.axes
     ) as writer:
         module.run(writer, TINY[id], 0, lambda share, what: None)
     run = Run(tmp_path / "run")

@@ -12,7 +12,6 @@ from scipy.special import lambertw
 from joma import Run
 from joma._runs import RunError, RunWriter
 from joma.paper.exhibits import (
-    EXHIBITS,
     PRESETS,
     cdag,
     fig2,
@@ -333,5 +332,5 @@ def test_unknown_exhibit_and_foreign_folder(tmp_path):
     (tmp_path / "fig3").mkdir()
     (tmp_path / "fig3/precious.txt").write_text("mine")
     with pytest.raises(RunError, match="not a run"):
-        reproduce(EXHIBITS["fig3"], out=tmp_path)
+        reproduce(get(["fig3"])[0], out=tmp_path)
     assert (tmp_path / "fig3/precious.txt").read_text() == "mine"

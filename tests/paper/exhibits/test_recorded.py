@@ -7,7 +7,7 @@ import pytest
 
 from joma.paper.exhibits import fig10
 from joma.paper.exhibits._superposed import verdict_of
-from joma.paper.exhibits.index import EXHIBITS
+from joma.paper.exhibits.index import ORDER
 from joma.paper.recorded import FOLDER, FORMAT, recorded, records
 
 RECORDS = list(records())
@@ -15,7 +15,7 @@ RECORDS = list(records())
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.item)
 def test_a_record_names_its_exhibit_command_and_origin(record):
-    assert record.exhibit in EXHIBITS
+    assert record.exhibit in ORDER
     assert f"reproduce {record.exhibit} --preset={record.preset}" in record.command
     assert len(record.commit) == 40
     assert record.judgement.rule

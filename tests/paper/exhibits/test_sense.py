@@ -9,7 +9,7 @@ from joma.cli import main
 from joma.paper.exhibits import PRESETS, exhibits, reproduce
 from joma.paper.exhibits._series import SERIES
 from joma.paper.exhibits.choices import with_settings
-from joma.paper.exhibits.index import EXHIBITS
+from joma.paper.exhibits.index import ORDER
 
 NONSENSE = ["0", "-1", "", "[]", "{}", "abc", "nan", "none", "1e30", str(10**12)]
 # where such a value makes sense all the same: settings -> values
@@ -21,7 +21,7 @@ SENSE = {
     ("series",): {"{}"},  # as usual
     ("saliency.queries",): {"0", "-1", "abc", "nan", "none", "1e30", str(10**12)},  # words
 }
-OWN = [exhibit.id for exhibit in EXHIBITS.values() if exhibit.declared is None]
+OWN = ORDER
 
 
 def makes_sense(id, key, text):
@@ -192,7 +192,7 @@ def test_an_error_that_comes_later_names_the_settings(monkeypatch, tmp_path):
     def broken(*_):
         raise KeyError("lr")
 
-    object.__setattr__(changed.declared, "run", broken)
+    object.__setattr__(changed.experiment, "run", broken)
     with pytest.raises(
         ValueError,
         match=r"fig3 could not be made with times=5 \(KeyError: 'lr'\): choose values nearer",

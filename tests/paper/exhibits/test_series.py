@@ -15,7 +15,7 @@ from joma._data.pretrained import encode
 from joma._inspect.superpose import superpose
 from joma._inspect.windows import open_model
 from joma._runs import Run, RunWriter
-from joma.paper.exhibits import EXHIBITS, _series, _texts, embeddings, fig10, reproduce
+from joma.paper.exhibits import _series, _texts, embeddings, fig10, get, reproduce
 
 pytest.importorskip("transformers")
 TINY = {
@@ -136,7 +136,7 @@ def made(tiny, cache, tmp_path_factory):
     for module in (fig10, embeddings):
         small = {"series": TINY, "data": str(text), "tokens": 3000, "shuffles": 3, "sample": 500}
         cache.setitem(module.SETTINGS, "default", {k: small[k] for k in module.SETTINGS["default"]})
-    return {id: reproduce(EXHIBITS[id], out=out) for id in ("fig10", "embeddings")}
+    return {id: reproduce(get([id])[0], out=out) for id in ("fig10", "embeddings")}
 
 
 @pytest.mark.parametrize("id", ["fig10", "embeddings"])
@@ -203,7 +203,7 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     text = str(made["fig10"].path.parent / "text.txt")
     settings = {"models": ["some/one", "some/two"], "data": text, "tokens": 2000, "shuffles": 2}
     monkeypatch.setitem(fig10.SETTINGS, "default", settings)
-    path = reproduce(EXHIBITS["fig10"], out=tmp_path / "out").path
+    path = reproduce(get(["fig10"])[0], out=tmp_path / "out").path
     examples = json.loads((path / "examples.json").read_text())["models"]
     assert list(examples) == ["some/one", "some/two"]
     assert all(shown["neurons"] for shown in examples.values())

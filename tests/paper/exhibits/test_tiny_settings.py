@@ -100,7 +100,7 @@ def made(tmp_path_factory):
     for id, module in MODULES.items():
         folder = tmp_path_factory.mktemp(id)
         with RunWriter.create(
-            folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes
+            folder / "run", kind="exhibit", config={}, axes=module.EXHIBIT.experiment.axes
         ) as writer:
             module.run(writer, TINY[id], 0, lambda share, what: None)
         out[id] = Run(folder / "run")
@@ -122,7 +122,7 @@ def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
 
 def doctored(run, module, folder, change):
     with RunWriter.create(
-        folder / "run", kind="exhibit", config={}, axes=module.EXPERIMENT.axes
+        folder / "run", kind="exhibit", config={}, axes=module.EXHIBIT.experiment.axes
     ) as writer:
         for row in run.rows():
             extra = {k: v for k, v in row.items() if k not in ("step", "gauge", "value")}

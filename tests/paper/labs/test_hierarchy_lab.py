@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from joma import Run
 from joma._runs import RunWriter
-from joma.paper.exhibits import EXHIBITS, reproduce, table1
+from joma.paper.exhibits import get, reproduce, table1
 from joma.paper.labs.distinct import distinct_logits, distinct_positions, find_distinct
 from joma.paper.labs.hierarchy import (
     HierarchyTransformer,
@@ -370,7 +370,7 @@ def small(tmp_path_factory):
         "default",
         {"columns": 2, "seeds": 2, "d": 16, "steps": 20, "lr": [1e-3], "noisy": noisy},
     )
-    yield reproduce(EXHIBITS["table1"], out=tmp_path_factory.mktemp("table1"))
+    yield reproduce(get(["table1"])[0], out=tmp_path_factory.mktemp("table1"))
     patch.undo()
 
 

@@ -41,10 +41,9 @@ from joma._show.plots.interactive import interactive
 from joma.cli import app, main
 from joma.paper import claims as registry
 from joma.paper.claims import Claim, Kind, claims
-from joma.paper.exhibits import EXHIBITS, get, reproduce
+from joma.paper.exhibits import exhibits, get, reproduce
 from joma.paper.exhibits.base import packaged_model
 from joma.paper.exhibits.choices import with_settings
-from joma.paper.exhibits.messages import message
 from joma.paper.exhibits.runner import Runner
 from joma.paper.recorded import recorded, records
 from joma.paper.verdict import Verdict
@@ -517,8 +516,10 @@ def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monke
     def broken(*_):
         raise ValueError("no <luck>")
 
+    (fig3,) = get(["fig3"])
     monkeypatch.setattr(
-        "joma.paper.exhibits.fig3.EXPERIMENT", replace(get(["fig3"])[0].experiment, run=broken)
+        "joma.paper.exhibits.fig3.EXHIBIT",
+        replace(fig3, experiment=replace(fig3.experiment, run=broken)),
     )
     assert joma(monkeypatch, "reproduce", "fig3", "--out", made, "--force") == 1
     assert joma(monkeypatch, "report", made, "--out", made / "again.html") == 0
@@ -653,14 +654,12 @@ def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
     assert f"Ours: {ours.count(Verdict.HOLDS)} claims hold:" in said
     fails = papers.count(Verdict.FAILS)
     assert (
-        f"The paper's: {fails} claims and 1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}."
+        f"The paper's: {fails} claims and 1 exhibit of this run fail: {fig9.message(Verdict.FAILS)}."
         in said
     )
     assert text.count('class="mark ') == len(checked) + 2
     alone = plain(findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None))
-    assert (
-        f"1 exhibit of this run holds under a condition: {message(fig9, Verdict.UNDER)}." in alone
-    )
+    assert f"1 exhibit of this run holds under a condition: {fig9.message(Verdict.UNDER)}." in alone
     assert "Nothing on this page holds as stated." in alone
     assert "Nothing that was tested fails." in alone
     assert "The claims were not checked." in alone
@@ -696,9 +695,9 @@ def test_the_papers_statements_are_counted_apart_from_ours():
         [Shown(fig9, "fig9", Verdict.FAILS), Shown(sinks, "sinks", Verdict.FAILS)], results(), None
     )
     said = plain(text)
-    assert f"1 exhibit of this run fail: {message(fig9, Verdict.FAILS)}." in said
+    assert f"1 exhibit of this run fail: {fig9.message(Verdict.FAILS)}." in said
     assert (
-        f"1 exhibit of this run fail: {message(sinks, Verdict.FAILS)}."
+        f"1 exhibit of this run fail: {sinks.message(Verdict.FAILS)}."
         in said.partition("Does not hold")[2]
     )
     assert (
@@ -708,15 +707,15 @@ def test_the_papers_statements_are_counted_apart_from_ours():
 
 
 def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
-    beyond = {id for id, exhibit in EXHIBITS.items() if not exhibit.is_from_paper}
+    beyond = {id for id, exhibit in exhibits().items() if not exhibit.is_from_paper}
     assert beyond == {
         "parameterised", "realtext", "softmax", "optimisers", "foretold", "clock", "sinks", "lowrank"
     }  # fmt: skip
     mine = replace(
-        EXHIBITS["fig3"], id="mine", declared=EXHIBITS["fig3"].experiment
+        get(["fig3"])[0], id="mine", experiment=replace(get(["fig3"])[0].experiment)
     )  # as a user registers one
     assert not mine.is_from_paper
-    assert with_settings(EXHIBITS["fig3"], "default", ["times=20"]).is_from_paper
+    assert with_settings(get(["fig3"])[0], "default", ["times=20"]).is_from_paper
 
 
 def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
@@ -728,7 +727,7 @@ def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
     ]
     said = plain(findings(shown, None, None))
     assert f"1 verdict rests on one model, {smollm2}: Sparse attention, or a sink? (fails)." in said
-    assert f"{message(sinks, Verdict.FAILS)} (one model)" in said
+    assert f"{sinks.message(Verdict.FAILS)} (one model)" in said
     assert "rests on one model" not in plain(findings(shown[:1], None, None))
     alone = with_verdict(
         sinks, Verdict.FAILS, short=False, settings={"model": "smollm2"}
@@ -750,7 +749,7 @@ def test_the_recorded_verdicts_on_one_packaged_model_are_these():
 def test_a_longer_run_counts_more_than_a_short_one_and_neither_is_hidden(tmp_path):
     (fig2,) = get(["fig2"])
     one = with_verdict(fig2, Verdict.HOLDS, Verdict.FAILS)
-    assert (one.verdict, one.message) == (Verdict.FAILS, message(fig2, Verdict.FAILS))
+    assert (one.verdict, one.message) == (Verdict.FAILS, fig2.message(Verdict.FAILS))
     text = findings([one], None, None)
     assert f'1 longer run fails: <a href="#fig2">{escape(one.message)}</a>' in text
     assert "The paper's: 1 exhibit of this run holds." in plain(text)
@@ -766,7 +765,7 @@ def test_the_section_of_an_exhibit_is_headed_by_the_longer_run(made):
     text = report([made], made / "again.html").read_text()
     record = recorded("fig3")
     heading = re.search(r'<h2 id="fig3-title">(.*?)</h2>', text)[1]
-    assert heading == message(get(["fig3"])[0], record.judgement.verdict)
+    assert heading == get(["fig3"])[0].message(record.judgement.verdict)
     assert "Measured, in the longer run:" in text
     assert "the figure shows this one" not in text  # both came to the same verdict
     assert "This run" in text

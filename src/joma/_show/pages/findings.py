@@ -14,7 +14,6 @@ from markupsafe import Markup, escape
 
 from joma._show.pages.render import render
 from joma.paper.exhibits.base import packaged_model
-from joma.paper.exhibits.messages import message
 from joma.paper.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Shown:
     @property
     def message(self) -> str:
         """What that verdict says, as a heading."""
-        return message(self.exhibit, self.verdict)
+        return self.exhibit.message(self.verdict)
 
     @property
     def model(self) -> str:

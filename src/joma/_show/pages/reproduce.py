@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joma.paper.exhibits.base import Exhibit, Outcome
     from joma.paper.exhibits.runner import Reproduction, Runner
 
 
@@ -99,16 +100,19 @@ def runner_of(
 def with_page(runner: Runner, reproduction: Reproduction) -> Reproduction:
     """Write the page of all exhibits that are there: one that shows less would be a loss."""
     from joma._show.pages.page import write_report
-    from joma.paper.exhibits import exhibits
     from joma.paper.exhibits.base import is_there
+    from joma.paper.exhibits.index import get, names
     from joma.paper.exhibits.runner import read_claims
 
     outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
-    all_there = [
-        outcomes.get(exhibit.id, exhibit)
-        for exhibit in exhibits().values()
-        if exhibit.id in outcomes or is_there(exhibit, runner.preset, runner.out, runner.seed)
-    ]
+    all_there: list[Exhibit | Outcome] = []
+    for name in names():
+        if name in outcomes:
+            all_there.append(outcomes[name])
+        elif (runner.out / name).exists():
+            (exhibit,) = get([name])
+            if is_there(exhibit, runner.preset, runner.out, runner.seed):
+                all_there.append(exhibit)
     page = write_report(
         runner.out, all_there, reproduction.claims or read_claims(runner.out), preset=runner.preset, seed=runner.seed,
         path=runner.report, claims_error=reproduction.claims_error,

@@ -133,14 +133,15 @@ def _of_the_paper(folder: Path, runs: list[Run]) -> bool:
 
 
 def _paper(folder: Path, runs: list[Run], out: Path) -> Path:
-    from joma.paper.exhibits import exhibits
+    from joma.paper.exhibits.index import get, names
     from joma.paper.exhibits.runner import read_claims
 
     info = next(run.info for run in runs if _is_exhibit(run))
     shown = {run.path.name for run in runs if _is_exhibit(run)}
     failed = {file.name.removesuffix(".error.txt") for file in folder.glob("*.error.txt")}
-    chosen = [exhibit for exhibit in exhibits().values() if exhibit.id in shown | failed]
-    rest = [run for run in runs if run.path.name not in exhibits() or not _is_exhibit(run)]
+    listed = names()
+    chosen = get(name for name in listed if name in shown | failed)
+    rest = [run for run in runs if run.path.name not in listed or not _is_exhibit(run)]
 
     def others(page: Page) -> list[str]:
         return [
@@ -261,9 +262,11 @@ def _section(
 
     info = run.info
     if info["kind"] == "exhibit" and (run.path / "verdict.json").exists():
-        from joma.paper.exhibits import exhibits
+        from joma.paper.exhibits.index import get, names
 
-        if (exhibit := exhibits().get(str(info["config"].get("exhibit")))) is not None:
+        name = str(info["config"].get("exhibit"))
+        if name in names():
+            (exhibit,) = get([name])
             preset, title = str(info["config"]["preset"]), label if label != exhibit.id else None
             return exhibit_section(
                 page, exhibit, run.path, preset, info["seed"], id=id, label=title

@@ -16,7 +16,7 @@ from typing import Any
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._curves import TOY, TOY_RULE
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -185,4 +185,21 @@ def judge(run: Run) -> Judgement:
     )  # fmt: skip
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="assumptions",
+    title="What JoMA assumes, measured",
+    statement=(
+        "Back-propagated gradients are stationary during most of training, and in layer-wise "
+        "training (Assumption 1)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "Back-propagated gradients are stationary in all three models",
+        Verdict.UNDER: (
+            "Back-propagated gradients are stationary in layer-wise training, and not in all models"
+        ),
+        Verdict.FAILS: "Back-propagated gradients are not stationary, nor in layer-wise training",
+        Verdict.UNDECIDED: "are back-propagated gradients stationary?",
+    },
+)

@@ -6,7 +6,6 @@ and ``judge`` read nothing but the run folder. The folder appears whole or not a
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import time
@@ -109,33 +108,47 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One figure or table of the paper, or one of ours."""
+    """One figure or table of the paper, or one of ours.
+
+    Attributes:
+        id: the name of its module and of its folder.
+        title: for headings.
+        statement: the paper's, in one line; another author's begins as in `AUTHORS`.
+        experiment: how it is made.
+        messages: the heading for each verdict, true whenever the rule gives that verdict. What is
+            inconclusive is a question.
+        seconds: roughly, at the default preset on one slow core.
+        changed: settings that are not those of the preset, as they were typed.
+    """
 
     id: str
     title: str
-    statement: str  # the paper's, in one line; another's begins as in AUTHORS
-    seconds: float = 60.0  # roughly, at the quick preset on one slow core
-    declared: Experiment | None = None  # None: that of the module of its id, in joma
-    changed: tuple[str, ...] = ()  # settings that are not those of the preset, as they were typed
+    statement: str
+    experiment: Experiment
+    messages: Mapping[Verdict, str] = field(default_factory=dict)
+    seconds: float = 60.0
+    changed: tuple[str, ...] = ()
 
     @property
-    def experiment(self) -> Experiment:
-        """How it is made; those of joma are imported when needed: ``joma.paper.exhibits.<id>.EXPERIMENT``."""
-        if self.declared is not None:
-            return self.declared
-        experiment = importlib.import_module(f"joma.paper.exhibits.{self.id}").EXPERIMENT
-        assert isinstance(experiment, Experiment)
-        return experiment
+    def is_jomas(self) -> bool:
+        """True if joma brings it along; False for a user's own."""
+        return self.experiment.run.__module__ == f"joma.paper.exhibits.{self.id}"
 
     @property
     def is_from_paper(self) -> bool:
         """True if the paper or its slides make the statement; False for joma's, GaLore's and a user's own."""
-        # other settings declare an experiment, too: its functions are still those of joma
-        is_jomas = (
-            self.declared is None
-            or self.declared.run.__module__ == f"joma.paper.exhibits.{self.id}"
-        )
-        return is_jomas and not self.statement.startswith(tuple(AUTHORS))
+        return self.is_jomas and not self.statement.startswith(tuple(AUTHORS))
+
+    def message(self, verdict: Verdict) -> str:
+        """Return the heading of the exhibit with this verdict."""
+        from joma.paper.verdict import Verdict
+
+        sentence = self.messages.get(verdict)
+        if verdict is Verdict.UNDECIDED:
+            return f"Not decided here: {sentence or self.title}"
+        if verdict is Verdict.ERROR:
+            return f"Not made: {sentence or self.title}"
+        return sentence or f"{self.title}: {verdict}"
 
     @property
     def author_and_statement(self) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import pandas as pd
 from joma._data.words import most_frequent, words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.labs.text_block import places
 from joma.paper.labs.twins import FOLDS, OPTIMISERS, Data, compare, topics
 from joma.paper.verdict import Verdict
@@ -172,4 +172,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, summary, numbers, f"exact cases to {worst:.0e}")
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="block",
+    title="A block with folded attention",
+    statement=(
+        "Self-attention need not be updated explicitly: it is implicit in the lower MLP "
+        "weights (Section 3)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "Folded attention is exact where the theory says so, and good elsewhere",
+        Verdict.UNDER: "Folded attention is exact where the theory says so, and not everywhere",
+        Verdict.FAILS: "Folded attention is not exact where the theory says so",
+    },
+)

@@ -36,7 +36,7 @@ from joma.paper.exhibits._latents import (
     signals,
     story,
 )
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 from joma.theory import HBLT
 
@@ -198,4 +198,19 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="cdag",
+    title="Learning a hierarchy",
+    statement=(
+        "Nodes near the output that learn a latent make the nodes below learn more basic "
+        "ones (multi-layer appendix)."
+    ),
+    seconds=15,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "The hierarchy is learned bottom-up",
+        Verdict.UNDER: "The hierarchy is learned bottom-up, under conditions that are not named",
+        Verdict.FAILS: "The hierarchy is not learned bottom-up as stated",
+        Verdict.UNDECIDED: "is the hierarchy learned bottom-up?",
+    },
+)

@@ -30,14 +30,14 @@ def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibi
     experiment = exhibit.experiment
     texts = list(texts)
     chosen = choose(experiment.settings, preset, texts)
-    if exhibit.declared is None:
+    if exhibit.is_jomas:
         for key, value in chosen.items():
             examples = [
                 settings[key] for settings in experiment.settings.values() if key in settings
             ]
             check_sense(key, value, examples, exhibit.id)
     settings = {**experiment.settings, preset: {**experiment.settings[preset], **chosen}}
-    return replace(exhibit, declared=replace(experiment, settings=settings), changed=tuple(texts))
+    return replace(exhibit, experiment=replace(experiment, settings=settings), changed=tuple(texts))
 
 
 def choose(

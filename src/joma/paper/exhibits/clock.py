@@ -19,7 +19,7 @@ from joma._show.plots import panels as p
 from joma.paper.exhibits import _curves
 from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, span
 from joma.paper.exhibits._rates import families, fate, mean_curves, slow
-from joma.paper.exhibits.base import Experiment, Judgement, Progress
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress
 from joma.paper.verdict import Verdict
 
 # per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
@@ -180,6 +180,21 @@ RECORD_SLICE = {
     "rates": {"adam": [1e-4]},
     "tau": {"adam": 0.004},
 }
-EXPERIMENT = Experiment(
-    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+EXHIBIT = Exhibit(
+    id="clock",
+    title="The optimiser's clock",
+    statement=(
+        "Ours: entropy, stable rank and loss are functions of τ = Σ lr; rates that are too "
+        "large leave the curve."
+    ),
+    seconds=90,
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
+    messages={
+        Verdict.HOLDS: "Runs at different learning rates are one curve over the sum of their rates",
+        Verdict.UNDER: "Over the sum of learning rates some curves of different rates agree, and some do not",
+        Verdict.FAILS: "Curves of different learning rates do not agree over the sum of their rates",
+        Verdict.UNDECIDED: "are runs at different learning rates one curve over the sum of their rates?",
+    },
 )

@@ -19,7 +19,7 @@ from joma._runs.curve import ENTROPY, EXACT, describe, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits._curves import PLAIN, train_all
 from joma.paper.exhibits._statistics import counted, in_words
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.contrast import flows, late_times
 from joma.paper.verdict import Verdict
 
@@ -234,4 +234,22 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="contrast",
+    title="Linear against nonlinear",
+    statement=(
+        "With nonlinear activations attention turns sparse, then dense; with linear ones it "
+        "stays sparse (abstract)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: (
+            "From a small start, attention comes back with nonlinear nodes, and less with "
+            "linear ones"
+        ),
+        Verdict.UNDER: "From a small start, attention comes back towards large finite targets",
+        Verdict.FAILS: "From a small start, nonlinear nodes do not bring attention back as stated",
+        Verdict.UNDECIDED: "from a small start, do nonlinear nodes bring attention back?",
+    },
+)

@@ -17,7 +17,7 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._series import checkpoints, located, series
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.exhibits.orthogonality import SMALL
 from joma.paper.verdict import Verdict
 
@@ -215,4 +215,22 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="embeddings",
+    title="Embedding geometry",
+    statement=(
+        "Embedding vectors are almost orthogonal, at different layers (assumption; cosine "
+        "similarities in the slides)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "In the model that was read, embeddings are almost orthogonal at every layer",
+        Verdict.UNDER: (
+            "In the model that was read, embeddings are almost orthogonal at the first layer "
+            "or without their mean"
+        ),
+        Verdict.FAILS: "In the model that was read, embeddings are not almost orthogonal",
+        Verdict.UNDECIDED: "are embeddings almost orthogonal?",
+    },
+)

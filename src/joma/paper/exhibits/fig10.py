@@ -22,7 +22,7 @@ from joma._show.plots.contexts import contexts
 from joma.paper.exhibits._series import checkpoints, located, series
 from joma.paper.exhibits._superposed import REVISED, RULE, WOULD_DECIDE, judged
 from joma.paper.exhibits._texts import fired_by_both
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -180,4 +180,18 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig10",
+    title="Figure 10: pattern superposition",
+    statement=(
+        "The same neuron in MLP hidden layers can be activated by multiple irrelevant "
+        "combinations of tokens."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "Single neurons are fired by unlike patterns, more often than chance explains",
+        Verdict.FAILS: "No neuron is fired by two unlike patterns",
+        Verdict.UNDECIDED: "are single neurons fired by unlike patterns?",
+    },
+)

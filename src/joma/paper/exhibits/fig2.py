@@ -13,7 +13,7 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
@@ -141,4 +141,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, RULE, text, numbers, measured, paper, revised=REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig2",
+    title="Figure 2: the first integral under softmax",
+    statement=(
+        "ẑ from the first integral correlates highly with the true logits z; its two "
+        "components do not."
+    ),
+    seconds=3,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "The first integral follows softmax's logits, and neither of its parts alone does",
+        Verdict.UNDER: "The first integral follows softmax's logits; its first part alone does so only later",
+        Verdict.FAILS: "The first integral does not follow softmax's logits throughout",
+    },
+)

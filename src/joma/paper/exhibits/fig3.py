@@ -11,7 +11,7 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
@@ -98,4 +98,14 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig3",
+    title="Figure 3: growth of the components",
+    statement="With linear activation some components of v₀ keep growing while the others saturate.",
+    seconds=1,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "A few components keep growing while most saturate",
+        Verdict.FAILS: "Components do not part into a few that grow and most that saturate",
+    },
+)

@@ -21,7 +21,7 @@ from joma._runs.curve import EXACT, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits._bounces import curves, path
 from joma.paper.exhibits._statistics import counted, in_words
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.rebound import dip_and_rebound, entropy
 from joma.paper.verdict import Verdict
 
@@ -217,4 +217,17 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, short, paper, revised=REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig4",
+    title="Figure 4: sparse, then dense",
+    statement=(
+        "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."
+    ),
+    seconds=7,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "Attention turns sparse, then dense",
+        Verdict.UNDER: "Attention turns sparse, then dense; by Eqn. 6 only if C = I",
+        Verdict.FAILS: "Sparse, then dense: not in most draws",
+    },
+)

@@ -17,7 +17,7 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits import _orders as grid
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.association import PAIRS, association_times, probabilities, trees
 from joma.paper.verdict import Verdict
 
@@ -176,4 +176,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, grid.RULE, text, numbers, measured, revised=grid.REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig5",
+    title="Figure 5: hierarchical data",
+    statement=(
+        "Close tokens co-occur more; m–l and m′–l′ associate first, then their latents β–β′, "
+        "while m–l′ stays slow."
+    ),
+    seconds=5,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "Near tokens associate first, then their latents, the far pair last",
+        Verdict.UNDER: "Near tokens first, then latents: over a part of the levels and scales",
+        Verdict.FAILS: "Tokens do not associate in the paper's order",
+    },
+)

@@ -21,7 +21,7 @@ from joma.paper.exhibits._curves import (
     curves,
     measured,
 )
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 # the paper's best validation losses, by depth
@@ -202,6 +202,24 @@ CODE_SLICE = {
     **PLAIN,
 }
 RECORD_SLICE = {"layers": [1], "steps": [40], "seeds": 1}
-EXPERIMENT = Experiment(
-    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+EXHIBIT = Exhibit(
+    id="fig6",
+    title="Figure 6: attention of a language model in training",
+    statement=(
+        "Attention turns sparse, then dense again in the top layers of language models; "
+        "bottom layers are suppressed."
+    ),
+    seconds=130,
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
+    messages={
+        Verdict.HOLDS: (
+            "In language models the top layer turns sparse, then dense; the bottom layer "
+            "stays sparser"
+        ),
+        Verdict.UNDER: "In some language models the top layer turns sparse, then dense",
+        Verdict.FAILS: "In no language model here does the top layer turn sparse, then dense",
+        Verdict.UNDECIDED: "does the attention of language models turn sparse, then dense?",
+    },
 )

@@ -17,7 +17,7 @@ from joma._runs.curve import CHECKPOINTS
 from joma._runs.fingerprint import fingerprint
 from joma._show.plots import panels as p
 from joma.paper.exhibits._checkpoints import in_words, path, shapes, table, thirds
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
@@ -181,4 +181,19 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig7",
+    title="Figure 7: pretrained models over their checkpoints",
+    statement=(
+        "The stable rank of the lower MLP drops and bounces in top layers and only drops in "
+        "bottom ones."
+    ),
+    seconds=110,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "The rank of top layers drops and bounces; that of bottom layers only drops",
+        Verdict.UNDER: "The rank of top layers drops and bounces in some pretrained models",
+        Verdict.FAILS: "In no pretrained model here does the rank of the top layers drop and bounce",
+        Verdict.UNDECIDED: "does the rank of pretrained models drop and bounce?",
+    },
+)

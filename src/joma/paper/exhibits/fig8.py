@@ -19,7 +19,7 @@ from joma.paper.exhibits._curves import (
     curves,
     measured,
 )
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 # steps: so many at least, and at smaller learning rates so many more that lr × steps is tau at least
@@ -154,6 +154,21 @@ CODE_SLICE = {
     **PLAIN,
 }
 RECORD_SLICE = {"layers": [1], "lr": [1e-4], "steps": 40, "tau": 0.0, "seeds": 1}
-EXPERIMENT = Experiment(
-    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+EXHIBIT = Exhibit(
+    id="fig8",
+    title="Figure 8: learning rates",
+    statement="The attention patterns that match the theory come with the lowest validation loss.",
+    seconds=190,
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
+    messages={
+        Verdict.HOLDS: "The best run is the one that dips and bounces",
+        Verdict.UNDER: (
+            "At some depth the best run dips and bounces, which alone is no evidence for the "
+            "pattern"
+        ),
+        Verdict.FAILS: "The best run is not one that dips and bounces",
+        Verdict.UNDECIDED: "is the best run the one that dips and bounces?",
+    },
 )

@@ -14,7 +14,7 @@ import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 from joma.theory import isotropic
 from joma.theory.isotropic import Mixture, Radial, StudentT, Thetas, critical_rays
@@ -191,4 +191,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, summary, numbers, measured, paper)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="fig9",
+    title="Figure 9: the function G(y)",
+    statement=(
+        "A line through the origin meets G(y) twice, and the flow has critical points where "
+        "it does (Eqns. 57-59)."
+    ),
+    seconds=4,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "A line through the origin meets G twice, in every family that was tried",
+        Verdict.UNDER: "A line meets G twice only where G(y)/y does not increase",
+        Verdict.FAILS: "Lines through the origin do not meet G as stated",
+    },
+)

@@ -11,7 +11,7 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 from joma.theory import FoldedFlow, JointFlow, Task
 
@@ -96,4 +96,17 @@ def judge(run: Run) -> Judgement:
     return Judgement(Verdict.UNDER, rule, text, numbers, measured, paper)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="folding",
+    title="Attention integrated out",
+    statement="A block without attention parameters follows the block with them (Theorem 1).",
+    seconds=5,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.UNDER: (
+            "Linear and exp attention can be integrated out exactly: free logits, frozen "
+            "orthonormal embeddings, plain gradient flow"
+        ),
+        Verdict.FAILS: "A block without attention parameters does not follow the block with them",
+    },
+)

@@ -21,7 +21,7 @@ from joma._data.words import most_frequent, words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._statistics import mean_interval
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.rest import run_to_rest
 from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
@@ -198,4 +198,21 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="foretold",
+    title="Where attention ends, foretold",
+    statement=(
+        "Ours: final attention is known before training: exactly for exp attention, in order "
+        "for softmax on real text."
+    ),
+    seconds=25,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "Final attention is known before training, in order also on real text",
+        Verdict.UNDER: (
+            "Final attention is known before training under exp attention; on real text that "
+            "is not shown"
+        ),
+        Verdict.FAILS: "Final attention is not foretold exactly, even under exp attention",
+    },
+)

@@ -19,7 +19,7 @@ import numpy as np
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._statistics import counted, exponent, in_words
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow, Task
 from joma.theory.setting import Array
@@ -150,4 +150,21 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="frozen",
+    title="Attention alone: the MLP frozen",
+    statement=(
+        "With the MLP frozen, attention turns sparser: the joint dynamics is consistent with "
+        "Scan & Snap (slides)."
+    ),
+    seconds=15,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "With the MLP frozen, attention turns sparser: the limit of the joint dynamics",
+        Verdict.UNDER: (
+            "A frozen MLP is the limit of the joint dynamics; softmax attention need not "
+            "turn sparser in it"
+        ),
+        Verdict.FAILS: "The joint dynamics does not go to that of a frozen MLP as expected",
+    },
+)

@@ -21,7 +21,7 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._statistics import mean_interval, share_interval
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -228,4 +228,19 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured, "level by level", would_decide=decide)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="hierarchy",
+    title="Hierarchies in trained Transformers",
+    statement=(
+        "m associates with l and m′ with l′ before β with β′; hidden nodes come to represent "
+        "y_β (Section 5)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "The small Transformers trained here learn the hierarchy level by level",
+        Verdict.UNDER: "Level by level in attention or in latents, not in both",
+        Verdict.FAILS: "The small Transformers trained here do not learn the hierarchy level by level",
+        Verdict.UNDECIDED: "do trained Transformers learn a hierarchy level by level?",
+    },
+)

@@ -16,7 +16,7 @@ from joma._runs.curve import ENTROPY, RANK, Curve, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits import _curves
 from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, measured
-from joma.paper.exhibits.base import Experiment, Judgement, Progress
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -157,6 +157,24 @@ CODE_SLICE = {
     **PLAIN,
 }
 RECORD_SLICE = {"layers": [1], "steps": 40, "seeds": 1}
-EXPERIMENT = Experiment(
-    SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+EXHIBIT = Exhibit(
+    id="lowrank",
+    title="Is the gradient of lower rank than the weight?",
+    statement=(
+        "GaLore: the gradient of the lower MLP becomes low-rank before the weight does (from "
+        "Theorem 2)."
+    ),
+    seconds=60,
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
+    messages={
+        Verdict.HOLDS: "The gradient is of lower rank than the weight, and is so earlier",
+        Verdict.UNDER: "The gradient is of lower rank than the weight, or falls earlier; not both throughout",
+        Verdict.FAILS: (
+            "Not in every layer is the gradient of lower rank than the weight, nor does it "
+            "fall earlier"
+        ),
+        Verdict.UNDECIDED: "is the gradient of lower rank than the weight, and earlier?",
+    },
 )

@@ -18,7 +18,7 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._statistics import exponent
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.labs.coherence import drift_with, tilted, unit_vectors
 from joma.paper.verdict import Verdict
 from joma.theory.tasks import uneven_classification
@@ -208,4 +208,14 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured, "“ε-related terms”", revised=REVISED)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="orthogonality",
+    title="Almost orthogonal embeddings",
+    statement="With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
+    seconds=20,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.CORRECTED: "Almost orthogonal is not enough: the extra terms add up over tokens",
+        Verdict.FAILS: "The extra terms do not follow the law that was derived for them",
+    },
+)

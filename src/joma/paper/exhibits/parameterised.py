@@ -21,7 +21,7 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath, conserved
 from joma.theory.invariants import normalised_correlation
@@ -169,4 +169,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured, paper)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="parameterised",
+    title="Attention through embeddings, embeddings that train",
+    statement=(
+        "Ours: Theorem 1 with Z = U W_Q W_Kᵀ Uᵀ instead of free logits, and embeddings that "
+        "train (open in Section 7)."
+    ),
+    seconds=20,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "Theorem 1 carries over to attention through embeddings",
+        Verdict.CORRECTED: "Theorem 1 does not carry over as it stands; what replaces it is exact",
+        Verdict.FAILS: "What should replace Theorem 1 is not conserved",
+    },
+)

@@ -14,7 +14,7 @@ import pandas as pd
 from joma._data.words import words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 from joma.theory import saliency
 
@@ -137,4 +137,14 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured)
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="saliency",
+    title="Saliency on real text",
+    statement="Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
+    seconds=3,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "On real text there are distinct words, common words, and words in between",
+        Verdict.FAILS: "On real text, distinct, common and in-between words are not there beyond chance",
+    },
+)

@@ -14,7 +14,7 @@ from typing import Any
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._series import checkpoints, located, series
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 
 OWN = "a small GPT-NeoX"
@@ -146,4 +146,21 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES)
+EXHIBIT = Exhibit(
+    id="sinks",
+    title="Sparse attention, or a sink?",
+    statement=(
+        "Ours: heads of low attention entropy are parked on the first token, and spread "
+        "beside it (Figures 6 and 7)."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    messages={
+        Verdict.HOLDS: "In the model that was read, most heads of low entropy are parked on the first token",
+        Verdict.FAILS: (
+            "In the model that was read, most heads of low entropy are not merely parked on "
+            "the first token"
+        ),
+        Verdict.UNDECIDED: "are heads of low entropy sparse, or parked on the first token?",
+    },
+)

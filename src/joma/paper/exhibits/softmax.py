@@ -17,7 +17,7 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow, Trajectory, split_logit_velocity
 from joma.theory.invariants import cumulative, normalised_correlation
@@ -134,4 +134,17 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="softmax",
+    title="Softmax: exact sums, and how good the first integral is",
+    statement=(
+        "Ours: softmax conserves K + 1 sums exactly; early on, a centred velocity predicts z "
+        "better than Eqn. 18."
+    ),
+    seconds=20,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "Softmax conserves K + 1 sums exactly; a centred velocity beats Eqn. 18 early on",
+        Verdict.FAILS: "Softmax's sums drift, or the centred velocity is no better than Eqn. 18",
+    },
+)

@@ -24,7 +24,7 @@ from joma.paper.exhibits._columns import (
     summary,
 )
 from joma.paper.exhibits._noisy import noisy_story, noisy_table, run_noisy, trend
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.table1 import TABLE1
 from joma.paper.verdict import Verdict
 
@@ -206,4 +206,20 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge, AXES, tables=tables)
+EXHIBIT = Exhibit(
+    id="table1",
+    title="Table 1: latents and hidden nodes",
+    statement=(
+        "Hidden nodes learn the latents of their layer: each latent has a node that "
+        "correlates highly with it."
+    ),
+    seconds=35,
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, tables=tables),
+    messages={
+        Verdict.HOLDS: "Hidden nodes learn the latents of both layers",
+        Verdict.UNDER: "Hidden nodes learn the latents of one layer",
+        Verdict.INDISTINCT: "The values of Table 1 come out, and do not show that training made them",
+        Verdict.FAILS: "The values of Table 1 do not come out",
+        Verdict.UNDECIDED: "do hidden nodes learn the latents of their layer?",
+    },
+)

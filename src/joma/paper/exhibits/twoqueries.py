@@ -13,7 +13,7 @@ import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.labs.superposition import ATTENTIONS, trained_node
 from joma.paper.verdict import Verdict
 
@@ -119,4 +119,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, RULE, text, numbers, measured, "“match both pattern 1 and pattern 2”")
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="twoqueries",
+    title="Superposition constructed",
+    statement=(
+        "A weight that holds the patterns of two queries matches both, if they are "
+        "orthogonal (Appendix A.4, Eqn. 60)."
+    ),
+    seconds=20,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.HOLDS: "One weight holds the patterns of two queries, under all three attentions",
+        Verdict.UNDER: "One weight holds the patterns of two queries, under some attentions",
+        Verdict.FAILS: "Under no attention does one weight hold the patterns of two queries as stated",
+    },
+)

@@ -20,7 +20,7 @@ from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.nn import JoMABlock
 from joma.paper.exhibits._statistics import mean_interval
-from joma.paper.exhibits.base import Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.labs.text_block import Places, places
 from joma.paper.labs.twins import Twin
 from joma.paper.verdict import Verdict
@@ -144,4 +144,16 @@ def judge(run: Run) -> Judgement:
     )
 
 
-EXPERIMENT = Experiment(SETTINGS, run, draw, judge)
+EXHIBIT = Exhibit(
+    id="width",
+    title="Over-parameterisation",
+    statement=(
+        "“Why we need over-parameterization?” (asked in the slides): a sweep over widths, "
+        "residual on and off."
+    ),
+    seconds=60,
+    experiment=Experiment(SETTINGS, run, draw, judge),
+    messages={
+        Verdict.UNDECIDED: "what does over-parameterisation bring?",
+    },
+)
