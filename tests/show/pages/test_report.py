@@ -641,7 +641,7 @@ def with_verdict(exhibit, here, longer=None, **more):
 
 def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
     fig3, fig9 = get(["fig3", "fig9"])
-    odd = replace(fig3, id="odd", title="It <grows>")  # without a message of its own
+    odd = replace(fig3, title="It <grows>", messages={})
     checked = results()  # the verdicts take turns
     papers = [r.verdict for r in checked if r.claim.kind is not Kind.EXTENSION]
     ours = [r.verdict for r in checked if r.claim.kind is Kind.EXTENSION]
