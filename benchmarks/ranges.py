@@ -119,19 +119,19 @@ def measure_kills(kills: int, seed: int = 0) -> dict[str, Any]:
             os.environ["JOMA_CACHE"] = str(folder / "joma")
             _point(constants, url, folder)
             began = time.monotonic()
-            whole = joma.scan(REPO, folder / "whole", revisions="all")
+            whole = joma.scan(REPO, run=folder / "whole", revisions="all")
             each = (time.monotonic() - began) / 40
             run = folder / "run"
             while killed < kills:
                 child = os.fork()
                 if child == 0:  # dies without any chance to tidy up
-                    joma.scan(REPO, run, revisions="all")
+                    joma.scan(REPO, run=run, revisions="all")
                     os._exit(0)
                 time.sleep(choose.uniform(0.2, 4.0) * each)
                 os.kill(child, signal.SIGKILL)
                 killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
             done = len(Scan(run).status()) if (run / "run.json").exists() else 0
-            resumed = joma.scan(REPO, run, revisions="all")
+            resumed = joma.scan(REPO, run=run, revisions="all")
         finally:
             process.terminate()
             process.wait()

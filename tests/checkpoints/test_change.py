@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import joma
 from joma._checkpoints.budget import needed, show_bytes, transfer
 from joma._checkpoints.checkpoints import Checkpoint
-from joma._checkpoints.measure import Request
+from joma._checkpoints.row import ScanRequest
 from tests.checkpoints import models
 from tests.checkpoints.hubserver import Hub
 
@@ -148,13 +148,13 @@ def test_what_is_before_decides_what_is_measured_again(tmp_path):
     """A scan that goes on with other checkpoints measures the changes anew whose beginning is another."""
     moved("llama", tmp_path / "series")
     run = tmp_path / "run"
-    few = joma.scan(tmp_path / "series", run, revisions="step-0,step-4", gauges="change")
+    few = joma.scan(tmp_path / "series", run=run, revisions="step-0,step-4", gauges="change")
     assert set(few.frame().since) == {"step-0"}
-    whole = joma.scan(tmp_path / "series", run, gauges="change")
+    whole = joma.scan(tmp_path / "series", run=run, gauges="change")
     fresh = joma.scan(tmp_path / "series", gauges="change", workers=2)
     assert whole.frame().equals(fresh.frame())
     lines = (run / "metrics.jsonl").read_bytes()
-    joma.scan(tmp_path / "series", run, gauges="change")
+    joma.scan(tmp_path / "series", run=run, gauges="change")
     assert (run / "metrics.jsonl").read_bytes() == lines
 
 
@@ -194,7 +194,7 @@ def test_both_checkpoints_are_in_the_bytes_and_in_the_budget(tmp_path, monkeypat
         spent = remote.checkpoints().transferred
         each = transfer(
             [Checkpoint("step1", 1, repo="someone/model")],
-            partial(needed, request=Request(("change",))),
+            partial(needed, request=ScanRequest(gauges=("change",))),
         )
         assert spent[1] == spent[2] == each
         assert (

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import joma
-from joma._checkpoints.checkpoints import find_checkpoints, log_spaced, pythia_steps, step_of
+from joma._checkpoints.checkpoints import find_checkpoints
+from joma._checkpoints.revision_choice import log_spaced, pythia_steps
+from joma._checkpoints.steps import step_of
 from tests.checkpoints.models import save
 
 
@@ -78,7 +80,7 @@ def test_files_and_single_models(tmp_path):
     assert [c.step for c in find_checkpoints(str(tmp_path / "model-9.pt"))] == [9]
     (tmp_path / "model-10.pt").unlink()  # alone, the number may be anything
     (alone,) = find_checkpoints(str(tmp_path))
-    assert (alone.step, alone.note) == (0, "its step is not known: it stands at 0")
+    assert (alone.step, alone.note) == (0, "unknown step; plotted at step 0")
     (tmp_path / "pythia").mkdir()
     (tmp_path / "pythia/pytorch_model.bin").touch()
     assert [c.name for c in find_checkpoints(str(tmp_path / "pythia"))] == ["pythia"]

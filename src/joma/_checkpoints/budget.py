@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,10 +9,11 @@ from functools import partial
 
 from joma._checkpoints.checkpoints import Checkpoint
 from joma._checkpoints.hub import TOKENIZER
-from joma._checkpoints.measure import Request, views
 from joma._checkpoints.plan import plan
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import NotWhole, Revision
+from joma._checkpoints.row import ScanRequest
+from joma._checkpoints.weights import views
 from joma._measure.gauges.kinds import CHANGE, CHARGE, WEIGHT
 from joma._measure.gauges.registry import get
 
@@ -60,10 +60,10 @@ def show_bytes(count: float) -> str:
 
 def announced(
     checkpoints: Sequence[Checkpoint],
-    request: Request,
+    request: ScanRequest,
     budget: int | None,
     say: Callable[[str], None],
-) -> Request:
+) -> ScanRequest:
     """The request with each checkpoint's share of the budget; what will be transferred is said, or refused."""
     return replace(
         request, limit=allowance(checkpoints, partial(needed, request=request), budget, say)
@@ -111,7 +111,7 @@ def transfer(checkpoints: Sequence[Checkpoint], bytes_of: Callable[[Revision], i
     return None
 
 
-def needed(revision: Revision, request: Request) -> int:
+def needed(revision: Revision, request: ScanRequest) -> int:
     """Return the bytes that a request takes of a revision and of the one before it, on a machine that has no file.
 
     They depend on the request and the files only: what is in a cache, or was planned before, counts as well.
@@ -135,10 +135,10 @@ def needed(revision: Revision, request: Request) -> int:
         earlier.close()
 
 
-def _whole(revision: Revision, request: Request) -> int:
+def _whole(revision: Revision, request: ScanRequest) -> int:
     """Return the bytes of the files of weights, and of the small files that are read with them."""
     runs_model = any(gauge.runs_model for gauge in get(request.gauges))
-    reads_text = isinstance(request.data, (str, os.PathLike)) and request.tokenizer is None
+    reads_text = request.reads_text and request.tokenizer is None
     for name in ("config.json", *(TOKENIZER if runs_model and reads_text else ())):
         revision.fetch(name)
     return revision.all_bytes(by_ranges=False)

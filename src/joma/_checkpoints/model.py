@@ -19,7 +19,7 @@ from joma._checkpoints.guard import bounded, check_config
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import Revision
 from joma._checkpoints.tensors import Tensors
-from joma._data.packaged import packaged
+from joma._data.packaged import MODELS, packaged
 from joma._data.pretrained import quiet, source_of, transformers_library
 
 # keys of a config that name code: of the repository, of kernels on the hub, of a method of quantisation
@@ -33,21 +33,52 @@ _CODE = (
 )
 
 
+# families whose checkpoints may be older than the key ``model_type``
+_OLD_FAMILIES = ("bert", "roberta", "distilbert", "albert")
+
+
 def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> Tensors:
     """The tensors of a model: a folder with a config.json, a GGUF file, a model in a package, or an id of the hub.
 
     Downloads go into the hub's cache.
     """
     path = packaged(name) or Path(name).expanduser()
+    check_one_model(name)
     gguf = lone_file(path) if path.is_dir() and not (path / "config.json").is_file() else path
     if gguf is not None and gguf.suffix == ".gguf" and gguf.is_file():
         return Tensors.open(gguf)
     repo, file = hub.with_file(os.fspath(name))
+    if path.is_dir():
+        name = path  # also of a packaged model
     source = source_of(name if file is None else repo, "config.json")
     if Path(source).is_dir():
-        return Tensors.open(Path(source))
+        return with_family(Tensors.open(Path(source)))
     hub.check(source)
     return Revision(source, revision or "main", keep=True, file=file).tensors()
+
+
+def check_one_model(name: str | os.PathLike[str]) -> None:
+    """Refuse the name of a package that holds several models."""
+    model = MODELS.get(os.fspath(name))
+    if model is not None and model.names and packaged(name) is not None:
+        raise ValueError(
+            f"{name} holds {len(model.names)} models: give one of them, as {name}/{model.names[0]}"
+        )
+
+
+def with_family(tensors: Tensors) -> Tensors:
+    """Complete a config.json without ``model_type``, as transformers wrote it until 2019.
+
+    The names of the tensors begin with the family then: ``bert.encoder.layer.0…``.
+    """
+    config = tensors.config
+    if config is None or "model_type" in config or "num_hidden_layers" not in config:
+        return tensors
+    prefixes = {name.partition(".")[0] for name in tensors.names}
+    families = [family for family in _OLD_FAMILIES if family in prefixes]
+    if len(families) == 1:
+        tensors.config = {**config, "model_type": families[0]}
+    return tensors
 
 
 def known_config(config: dict[str, Any] | None) -> Any:

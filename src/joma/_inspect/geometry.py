@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
+    from joma._checkpoints.options import CheckpointOptions
+
     Model = str | os.PathLike[str] | nn.Module
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -159,40 +161,41 @@ class Geometry:
 
 
 def embedding_geometry(
-    model: Model, tokens: Any, *, sample: int = SAMPLE, length: int = LENGTH, revision: str | None = None,
+    model: Model, data: Any, *, tokens: int = SAMPLE, length: int = LENGTH, revision: str | None = None,
     tokenizer: Any = None,
 ) -> Geometry:  # fmt: skip
     """Cosines between the representations of different tokens at the input of each layer.
 
     Arguments:
         model: a model that is called with tokens (B, T); or, as in `joma.superpose`, a folder, a GGUF file or a name.
-        tokens: (B, T) or (n,) token numbers; or a corpus (a path, pydoc, wikitext-2, …): its beginning.
-        sample: tokens that are taken of a corpus or of (n,) numbers; at most 1,024 distinct ones are compared.
-        length: tokens per window, where tokens are not (B, T).
+        data: (B, T) or (n,) token ids, or a ``.npy`` or ``.txt`` file of them; or a corpus (a path, pydoc,
+            wikitext-2, …): its beginning.
+        tokens: how many are taken of a corpus or of (n,) ids; at most 1,024 distinct ones are compared.
+        length: tokens per window, where the ids are not (B, T).
         revision: of a model on the hub.
         tokenizer: of the model by default; an object, a folder or an id of the hub.
 
     Returns:
         The cosines, layer by layer.
     """
+    from joma._checkpoints.options import CheckpointOptions
     from joma._inspect.windows import open_model
 
-    net, tokenizer = open_model(
-        model, tokenizer, revision, text=isinstance(tokens, (str, os.PathLike))
-    )
-    return _measure(net, _sample(tokens, tokenizer, sample, length))
+    options = CheckpointOptions(data=data, tokens=tokens, length=length, tokenizer=tokenizer)
+    net, tokenizer = open_model(model, options, revision)
+    return _measure(net, _sample(options, tokenizer))
 
 
 def embedding_series(
-    checkpoints: str | os.PathLike[str] | Mapping[int, Model], tokens: Any, *, sample: int = SAMPLE,
+    checkpoints: str | os.PathLike[str] | Mapping[int, Model], data: Any, *, tokens: int = SAMPLE,
     length: int = LENGTH, tokenizer: Any = None, each: Callable[[int, Geometry], None] | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """The geometry over checkpoints: `Geometry.frame` with a column ``step``.
 
     Arguments:
         checkpoints: step -> model, or a folder of folders step-N or checkpoint-N.
+        data: as in `embedding_geometry`.
         tokens: as in `embedding_geometry`.
-        sample: as in `embedding_geometry`.
         length: as in `embedding_geometry`.
         tokenizer: of each model by default.
         each: given step and geometry, one checkpoint at a time.
@@ -206,7 +209,7 @@ def embedding_series(
     tables = []
     for step, model in sorted(models.items()):
         geometry = embedding_geometry(
-            model, tokens, sample=sample, length=length, tokenizer=tokenizer
+            model, data, tokens=tokens, length=length, tokenizer=tokenizer
         )
         if each is not None:
             each(step, geometry)
@@ -230,30 +233,30 @@ def _folders(source: str | os.PathLike[str]) -> dict[int, Model]:
     return folders
 
 
-def _sample(tokens: Any, tokenizer: Any, sample: int, length: int) -> Tensor:
-    """Tokens (B, T) of what was given."""
+def _sample(options: CheckpointOptions, tokenizer: Any) -> Tensor:
+    """Return token ids (B, T) of what was given."""
     import torch
 
-    if sample < 2 or length < 2:
-        raise ValueError(f"sample is {sample} and length {length}: give at least 2")
-    if isinstance(tokens, (str, os.PathLike)):
+    count = options.tokens or 0
+    length = options.length or LENGTH
+    if count < 2:
+        raise ValueError(f"tokens is {count}: give at least 2")
+    ids = options.token_ids
+    if ids is None:
         from joma._data.pretrained import first_tokens
         from joma._inspect.windows import corpus_text
 
-        name, text = corpus_text(tokens)
-        tokens = first_tokens(tokenizer, text.blocks(), sample)
-        if len(tokens) < 2:
+        name, text = corpus_text(options.data)
+        ids = np.array(first_tokens(tokenizer, text.blocks(), count), dtype=np.int64)
+        if len(ids) < 2:
             raise ValueError(f"{name} is empty: at least 2 tokens are needed")
-    ids = torch.as_tensor(np.asarray(tokens))
-    if ids.is_floating_point() or ids.dim() not in (1, 2) or ids.numel() < 2:
-        raise ValueError(
-            f"tokens must be whole numbers (n,) or (B, T); got {ids.dtype} of shape {tuple(ids.shape)}"
-        )
-    if ids.dim() == 1:
-        ids = ids[:sample]
+    if ids.size < 2:
+        raise ValueError(f"data has {ids.size} token ids: at least 2 are needed")
+    if ids.ndim == 1:
+        ids = ids[:count]
         length = min(length, len(ids))
-        ids = ids[: len(ids) // length * length].reshape(-1, length)
-    return ids.long()
+        ids = ids[: len(ids) // length * length].reshape(-1, length)  # (B, T)
+    return torch.from_numpy(ids)
 
 
 def _measure(net: nn.Module, tokens: Tensor) -> Geometry:

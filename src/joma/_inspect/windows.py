@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from joma._checkpoints.language_model import (
+    CorpusTokenizer,
+    find_language_model,
+    load_language_model,
+)
 from joma._checkpoints.model import load_model, open_tensors
+from joma._checkpoints.options import CheckpointOptions
+from joma._checkpoints.tensors import Tensors
+from joma._data.packaged import packaged
 from joma._data.pretrained import load_tokenizer
 from joma._inspect.collect import LEAST
 
@@ -30,28 +38,38 @@ def corpus_text(data: str | os.PathLike[str]) -> tuple[str, Any]:
 
 
 def open_model(
-    model: str | os.PathLike[str] | nn.Module, tokenizer: Any, revision: str | None, *, text: bool
+    model: str | os.PathLike[str] | nn.Module, options: CheckpointOptions, revision: str | None
 ) -> tuple[nn.Module, Any]:
-    """A model without its head, and its tokenizer; what is wrong with either is said before weights are read.
+    """Return a model without its head, and its tokenizer; refuse either before weights are read.
 
     Arguments:
-        model: the model itself, or a folder in the hub's format, a GGUF file, or an id of the hub.
-        tokenizer: an object, a folder or an id; None for that of the model.
+        model: the model itself, or a folder in the hub's format, a GGUF file, a checkpoint or run of
+            `joma train`, a packaged model, or an id on the hub.
+        options: whether text is read, which takes a tokenizer, and which one.
         revision: of a model on the hub.
-        text: a tokenizer is needed.
     """
-    if not isinstance(model, nn.Module):
-        tensors = open_tensors(model, revision)
-        if tokenizer is None and text:
-            own = tensors.tokenizer
-            tokenizer = load_tokenizer(model, revision) if own is None else own.load()
+    tokenizer = options.tokenizer
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = load_tokenizer(tokenizer)
-    if text and tokenizer is None:
-        raise ValueError(
-            "a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text"
-        )
-    net = model if isinstance(model, nn.Module) else load_model(tensors)
+    if isinstance(model, nn.Module):
+        if options.reads_text and tokenizer is None:
+            raise ValueError(
+                "a model object comes without a tokenizer: pass tokenizer=, or tokens instead of text"
+            )
+        return getattr(model, "base_model", model), tokenizer
+    folder = find_language_model(Path(model).expanduser())
+    if folder is not None:
+        if options.reads_text and tokenizer is None:
+            tokenizer = CorpusTokenizer(folder).load()
+        return load_language_model(folder, Tensors.open(folder)), tokenizer
+    tensors = open_tensors(model, revision)
+    if options.reads_text and tokenizer is None:
+        embedded = tensors.tokenizer
+        if embedded is None:
+            tokenizer = load_tokenizer(packaged(model) or model, revision)
+        else:
+            tokenizer = embedded.load()
+    net = load_model(tensors)
     return getattr(net, "base_model", net), tokenizer
 
 

@@ -78,7 +78,7 @@ def _audit(
 
         result = audit(
             source,
-            folder,
+            run=folder,
             revisions=revisions,
             level=level,
             budget=budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,20 +14,23 @@ from joma.cli import help
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table, say, show_number
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from joma._checkpoints.scan import Scan
 
-_MOST = (
-    40  # lines of the table; of longer series a log-spaced choice is shown, and what needs a look
-)
+# Lines of the table; from longer series a log-spaced choice is shown.
+_MOST_LINES = 40
+# Models in the name of a run folder.
+_MOST_NAMES = 4
 
 
 def _scan(
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="A folder of checkpoints, one model, the id of a model on the hub, or smollm2."
+            help="A folder of checkpoints or of models, one model, the id of a model on the hub, or "
+            "smollm2, rxnfp, rxnmapper. Several models are compared."
         ),
     ],
     revisions: Annotated[
@@ -38,10 +42,17 @@ def _scan(
     ] = None,
     gauges: Annotated[
         str,
-        typer.Option(help="Names as in `joma gauges`, with commas.", autocompletion=help.gauges),
+        typer.Option(
+            help="Names as in `joma gauges`, with commas; change.all is every part of a block.",
+            autocompletion=help.gauges,
+        ),
     ] = "stable_rank",
     data: Annotated[
-        str, typer.Option(help="Corpus for attention gauges: pydoc, wikitext-103, a path, …")
+        str,
+        typer.Option(
+            help="Corpus for attention gauges: pydoc, wikitext-103, a path, …; or token ids: a .npy "
+            "or .txt file of whole numbers."
+        ),
     ] = "pydoc",
     tokens: Annotated[int, typer.Option(help="How many tokens of it.")] = 20_000,
     length: Annotated[
@@ -94,10 +105,11 @@ def _scan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure gauges on a series of checkpoints. The same command again goes on where it stopped.
+    """Measure gauges on a series of checkpoints, or compare several models.
 
-    With other gauges it writes to another folder (NAME-2, …). The exit status is 0 if all gauges were
-    measured on all checkpoints, 1 if one could not be, and 2 if the question was wrong.
+    The same command again continues where it stopped. With other gauges it writes to another folder
+    (NAME-2, …). The exit status is 0 if all gauges were measured on all checkpoints, 1 if one could
+    not be, and 2 if the question was wrong.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -105,119 +117,252 @@ def _scan(
     from joma._checkpoints.scan import scan
     from joma.cli.progress import bars_of
 
-    folder = out or Path("runs") / f"scan-{folder_name(source)}"
+    folder = out or Path("runs") / f"scan-{_joined_name(source)}"
     if page is not None:
         from joma._show.pages.document import check_place
 
         check_place(page)
     columns = (
-        BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn(),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
-    )  # fmt: skip
+    )
     with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("", total=None)
 
-        def report(done: int, total: int, what: str) -> None:
-            if what.startswith(TRANSFER):
-                say(what, bars.console)
-            bars.update(task, completed=done, total=total, description=what)
+        def report(done: int, total: int, text: str) -> None:
+            if text.startswith(TRANSFER):
+                say(text, bars.console)
+            bars.update(task, completed=done, total=total, description=text)
 
         result = scan(
-            source, folder, revisions=revisions, gauges=gauges, data=data, tokens=tokens, length=length,
-            mlp=mlp, tokenizer=tokenizer, base=base, keep=keep, budget=budget, workers=workers, engine=engine,
-            address=address, retry=retry, overwrite=force, report=report,
-        )  # fmt: skip
+            source,
+            run=folder,
+            revisions=revisions,
+            gauges=gauges,
+            data=data,
+            tokens=tokens,
+            length=length,
+            mlp=mlp,
+            tokenizer=tokenizer,
+            base=base,
+            keep=keep,
+            budget=budget,
+            workers=workers,
+            engine=engine,
+            address=address,
+            retry=retry,
+            overwrite=force,
+            report=report,
+        )
     if _show(result, console(), as_json, page):
         raise typer.Exit(1)
 
 
+def _joined_name(sources: list[str]) -> str:
+    """Return a name for the folder of one or several sources: "bert+gpt2", "bert+gpt2+8-more"."""
+    names = [folder_name(source) for source in sources]
+    if len(names) > _MOST_NAMES:
+        names = [*names[:2], f"{len(names) - 2}-more"]
+    return "+".join(names)
+
+
 def folder_name(source: str) -> str:
-    """A folder's name from a path or a model's id: "EleutherAI/pythia-70m" as "pythia-70m"."""
+    """Return a name from a path or a model's id: "EleutherAI/pythia-70m" gives "pythia-70m"."""
     parts = [part for part in Path(source).parts if part not in (".", "..", "/")]
     return re.sub(r"[^\w.-]+", "-", parts[-1] if parts else "checkpoints")
 
 
 def _show(result: Scan, out: Console, as_json: bool = False, page: Path | None = None) -> int:
-    """Print the table, the notes, where the picture is, and in the last line how many failed, which is returned."""
+    """Print table, notes and places of the output; return how many checkpoints are incomplete."""
     from joma._show import plots
 
-    points, frame = result.checkpoints(), result.frame()
-    if result.asked is not None:  # the run may have more, of other calls
-        points = points[points.checkpoint.isin(result.asked)]
-    means: dict[Any, float] = {}  # checkpoint, gauge -> the mean over layers and heads
-    if len(frame):
-        grouped = frame.groupby(["checkpoint", "gauge"], sort=False).value.mean()
-        means = {key: float(mean) for key, mean in grouped.items()}
-        if frame.value.notna().any():
-            plots.save(result.draw(), result.path)
-    rows = points.to_dict("records")
-    gauges = list(dict.fromkeys(gauge for _, gauge in means))
-    failed, partly = (int((points.status == status).sum()) for status in ("failed", "partly"))
+    table = _ScanTable.of(result)
+    if table.can_be_drawn:
+        plots.save(result.draw(), result.path)
     if page is not None:
         from joma._show.pages.runs import report
 
         report(result.path, page)
     if as_json:
-        told = [
-            {**row, "means": {gauge: means.get((row["checkpoint"], gauge)) for gauge in gauges}}
-            for row in rows
-        ]
-        print_json(
-            {"run": str(result.path), "checkpoints": told, "failed": failed, "partly": partly}
-        )
-        return failed + partly
-    _print_checkpoints(rows, means, gauges, out)
-    for row in rows:
+        print_json(table.as_json(result))
+        return table.failed + table.partly
+    table.print(out)
+    for row in table.rows:
         if row["same_as"]:
-            say(f"{row['checkpoint']}: identical to {_short(row['same_as'])}", out, "yellow")
-    asked = {row["checkpoint"] for row in rows}
-    for remark, checkpoints in result.remarks().items():
-        names = [name for name in checkpoints if name in asked]
-        if names:
-            say(f"{_some(names, len(rows))}: {remark}", out)
-    if len(frame) and frame.value.notna().any():
+            text = f"{row['checkpoint']}: identical to {_first_names(row['same_as'])}"
+            say(text, out, "yellow")
+    table.print_remarks(result.remarks(), out)
+    if table.can_be_drawn:
         say(f"run: {result.path}/  (run.json, metrics.jsonl, figure.svg, figure.png)", out)
     say(f"page: {page or f'joma report {shlex.quote(str(result.path))}'}", out)
-    words = [f"{failed} failed"] + [f"{partly} measured in part"] * bool(partly)
-    say(f"{len(points)} checkpoint{'s' * (len(points) != 1)}: {', '.join(words)}", out)
-    return failed + partly
+    say(table.last_line(), out)
+    return table.failed + table.partly
 
 
-def _print_checkpoints(
-    rows: list[dict[Any, Any]], means: dict[Any, float], gauges: list[str], out: Console
-) -> None:
-    from joma._checkpoints.checkpoints import log_spaced
+@dataclass(frozen=True)
+class _ScanTable:
+    """What the terminal shows of a scan.
 
-    shown = {row["checkpoint"] for row in rows}
-    caption = "gauges: means over layers and heads" if gauges else ""
-    if len(rows) > _MOST:
-        shown = set(log_spaced([(row["checkpoint"], row["step"]) for row in rows], 20))
-        caption = f"{len(shown)} of {len(rows)} checkpoints; {caption}".rstrip("; ")
-    lines = []
-    for row in rows:
-        name, status = row["checkpoint"], row["status"]
-        style = {"ok": "green", "partly": "yellow"}.get(status, "red")
-        numbers = [show_number(means.get((name, gauge))) for gauge in gauges]
-        lines += [(f"{row['step']:,}", escape(name), *numbers, f"[{style}]{status}[/{style}]")] * (
-            name in shown
-        )
-    print_table(
-        out, (">step", "checkpoint", *(f">{gauge}" for gauge in gauges), "status"), lines, caption
-    )
+    Attributes:
+        rows: one per checkpoint or model.
+        means: (checkpoint, gauge) -> the mean over layers and heads.
+        gauges: those with numbers.
+        is_comparison: True if models are compared.
+        can_be_drawn: True if there is at least one number.
+        changes: a sentence per model: where it has changed most and least.
+    """
+
+    rows: list[dict[Any, Any]]
+    means: dict[Any, float]
+    gauges: list[str]
+    is_comparison: bool
+    can_be_drawn: bool
+    changes: list[str]
+
+    @classmethod
+    def of(cls, result: Scan) -> _ScanTable:
+        from joma._runs import Run
+
+        points = result.checkpoints()
+        frame = result.frame()
+        if result.asked is not None:  # the run may have more, from other calls
+            points = points[points.checkpoint.isin(result.asked)]
+        means: dict[Any, float] = {}
+        if len(frame):
+            grouped = frame.groupby(["checkpoint", "gauge"], sort=False).value.mean()
+            means = {key: float(mean) for key, mean in grouped.items()}
+        measured = {gauge for _, gauge in means}
+        asked_gauges = Run(result.path).info["config"]["gauges"]
+        gauges = [gauge for gauge in asked_gauges if gauge in measured]
+        can_be_drawn = bool(len(frame)) and bool(frame.value.notna().any())
+        changes = []
+        if can_be_drawn and result.is_comparison:
+            changes = _largest_changes(frame)
+        rows = points.to_dict("records")
+        return cls(rows, means, gauges, result.is_comparison, can_be_drawn, changes)
+
+    @property
+    def failed(self) -> int:
+        return sum(row["status"] == "failed" for row in self.rows)
+
+    @property
+    def partly(self) -> int:
+        return sum(row["status"] == "partly" for row in self.rows)
+
+    @property
+    def noun(self) -> str:
+        return "model" if self.is_comparison else "checkpoint"
+
+    def as_json(self, result: Scan) -> dict[str, Any]:
+        rows = []
+        for row in self.rows:
+            means = {gauge: self.means.get((row["checkpoint"], gauge)) for gauge in self.gauges}
+            rows.append({**row, "means": means})
+        return {
+            "run": str(result.path),
+            "checkpoints": rows,
+            "failed": self.failed,
+            "partly": self.partly,
+        }
+
+    def print(self, out: Console) -> None:
+        names = self._shown_names()
+        captions = []
+        if len(names) < len(self.rows):
+            captions.append(f"{len(names)} of {len(self.rows)} checkpoints")
+        if self.gauges:
+            captions.append("gauges: means over layers and heads")
+        lines = []
+        has_gaps = False
+        for row in self.rows:
+            name = row["checkpoint"]
+            if name not in names:
+                continue
+            cells = [escape(name)]
+            if not self.is_comparison:
+                cells.insert(0, f"{row['step']:,}")
+            for gauge in self.gauges:
+                number = show_number(self.means.get((name, gauge)))
+                if number and gauge in row["problems"]:
+                    number += "*"
+                    has_gaps = True
+                cells.append(number)
+            style = {"ok": "green", "partly": "yellow"}.get(row["status"], "red")
+            cells.append(f"[{style}]{row['status']}[/{style}]")
+            lines.append(cells)
+        if has_gaps:
+            captions.append("*: without some layers, see below")
+        columns = [self.noun, *(f">{gauge}" for gauge in self.gauges), "status"]
+        if not self.is_comparison:
+            columns.insert(0, ">step")
+        print_table(out, columns, lines, "; ".join(captions))
+        for text in self.changes:
+            say(text, out)
+
+    def _shown_names(self) -> set[str]:
+        """Return the checkpoints that get a line; from a long series a log-spaced choice."""
+        from joma._checkpoints.revision_choice import log_spaced
+
+        if self.is_comparison or len(self.rows) <= _MOST_LINES:
+            return {row["checkpoint"] for row in self.rows}
+        return set(log_spaced([(row["checkpoint"], row["step"]) for row in self.rows], 20))
+
+    def print_remarks(self, remarks: dict[str, list[str]], out: Console) -> None:
+        """Print each remark once, with the checkpoints that it is about."""
+        asked = {row["checkpoint"] for row in self.rows}
+        for remark, checkpoints in remarks.items():
+            names = [name for name in checkpoints if name in asked]
+            if not names:
+                continue
+            if len(names) == len(asked) and len(names) > 1:
+                subject = f"all {len(names)} {self.noun}s"
+            elif self.is_comparison or len(names) == 1:
+                subject = ", ".join(names)
+            else:
+                subject = f"{names[0]} and {len(names) - 1} more"
+            say(f"{subject}: {remark}", out)
+
+    def last_line(self) -> str:
+        words = [f"{self.failed} failed"]
+        if self.partly:
+            words.append(f"{self.partly} measured in part")
+        plural = "" if len(self.rows) == 1 else "s"
+        text = f"{len(self.rows)} {self.noun}{plural}: {', '.join(words)}"
+        if self.is_comparison and not self._has_common_gauge():
+            text += "; no gauge was measured on two of them: there is nothing to compare"
+        return text
+
+    def _has_common_gauge(self) -> bool:
+        """True if a gauge has numbers for two models; a change is already a comparison of two."""
+        for gauge in self.gauges:
+            models = [row for row in self.rows if (row["checkpoint"], gauge) in self.means]
+            if len(models) > 1 or (models and gauge.startswith("change")):
+                return True
+        return False
 
 
-def _some(names: list[str], count: int) -> str:
-    """Return which of ``count`` checkpoints a remark is of."""
-    if len(names) == 1:
-        return names[0]
-    if len(names) == count:
-        return f"all {count} checkpoints"
-    return f"{names[0]} and {len(names) - 1} more"
+def _largest_changes(frame: pd.DataFrame) -> list[str]:
+    """Return a sentence per model: which block and part has changed most, and which least."""
+    changes = frame[frame.gauge.str.partition(".")[0] == "change"].dropna(subset=["value"])
+    sentences = []
+    for model, rows in changes.groupby("checkpoint", sort=False):
+        words = []
+        for most, place in (("most", rows.value.idxmax()), ("least", rows.value.idxmin())):
+            row = rows.loc[place]
+            part = row.gauge.partition(".")[2] or "mlp_in"
+            words.append(f"{most} in block {row.layer}, {part} ({show_number(row.value, 3)})")
+        sentences.append(f"{model} has changed {', '.join(words)}")
+    return sentences
 
 
-def _short(names: str, most: int = 3) -> str:
+def _first_names(names: str, most: int = 3) -> str:
     parts = names.split(", ")
-    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+    text = ", ".join(parts[:most])
+    if len(parts) > most:
+        text += f" and {len(parts) - most} more"
+    return text
 
 
 def register(app: typer.Typer) -> None:

@@ -305,7 +305,7 @@ def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, 
             return real(*arguments, **options)
 
         setattr(owner, moment, dying)
-        joma.audit(healthy, run)
+        joma.audit(healthy, run=run)
         os._exit(1)
     assert at_the_end_of(process) == signal.SIGKILL
     rows = list(Run(run).rows())
@@ -314,7 +314,7 @@ def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, 
     monkeypatch.setattr(
         module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments)
     )
-    again = joma.audit(healthy, run)
+    again = joma.audit(healthy, run=run)
     assert read == ["step-8", "step-16", "step-24", "step-32", "step-40"]
     assert again.as_json() == joma.audit(healthy).as_json()
     assert sorted(path.name for path in (run / "gathered").glob("*.samples")) == [
@@ -322,7 +322,7 @@ def test_a_killed_audit_goes_on_with_the_same_result(moment, healthy, tmp_path, 
         "8.samples",
     ]
     read.clear()
-    assert joma.audit(healthy, run).as_json() == again.as_json()
+    assert joma.audit(healthy, run=run).as_json() == again.as_json()
     assert read == []
 
 
@@ -331,8 +331,8 @@ def test_what_was_gathered_counts_for_the_same_files_and_level_only(series, tmp_
     monkeypatch.setattr(
         module, "gather", lambda *arguments: read.append(arguments[0].name) or gather(*arguments)
     )
-    first = joma.audit(series, run, revisions="0..16")
-    assert joma.audit(series, run).as_json() == joma.audit(series).as_json()  # it has grown
+    first = joma.audit(series, run=run, revisions="0..16")
+    assert joma.audit(series, run=run).as_json() == joma.audit(series).as_json()  # it has grown
     assert read[:9] == [
         "step-0",
         "step-1",
@@ -347,7 +347,7 @@ def test_what_was_gathered_counts_for_the_same_files_and_level_only(series, tmp_
     shutil.rmtree(series / "step-8")
     shutil.copytree(series / "step-24", series / "step-8")
     read.clear()
-    assert ("identical", ("step-8", "step-24")) in kinds(joma.audit(series, run))
+    assert ("identical", ("step-8", "step-24")) in kinds(joma.audit(series, run=run))
     assert len(read) == 9
     assert first.ok
 
@@ -365,11 +365,11 @@ def test_an_audit_of_another_level_or_series_gets_a_numbered_folder(tmp_path, ca
     assert (tmp_path / "runs/audit-series-slices-2/figure.svg").exists()
     assert Run("runs/audit-series-slices").info == before
     capfd.readouterr()
-    assert joma.audit("a/series", "runs/audit-series-slices").path == Path(
+    assert joma.audit("a/series", run="runs/audit-series-slices").path == Path(
         "runs/audit-series-slices"
     )
     assert capfd.readouterr().err == ""
-    again = joma.audit("b/series", "runs/audit-series-slices")
+    again = joma.audit("b/series", run="runs/audit-series-slices")
     assert again.path == Path("runs/audit-series-slices-2")
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
@@ -377,7 +377,7 @@ def test_an_audit_of_another_level_or_series_gets_a_numbered_folder(tmp_path, ca
     )
     assert "this one goes on in runs/audit-series-slices-2" in line
     assert (
-        joma.audit("a/series", "runs/audit-series-slices", level="full").path.name
+        joma.audit("a/series", run="runs/audit-series-slices", level="full").path.name
         == "audit-series-slices-3"
     )
     assert joma.audit("a/series").path is None
@@ -388,10 +388,10 @@ def test_what_was_found_is_in_the_run_folder(tmp_path):
         tmp_path / "series",
         [{name: t + 0.01 * n for name, t in state(100).items()} for n in range(5)],
     )
-    healthy = joma.audit(folder, tmp_path / "run")
+    healthy = joma.audit(folder, run=tmp_path / "run")
     assert Run(tmp_path / "run").info["faults"] == []
     shutil.copy(folder / "step-3/model.safetensors", folder / "step-4/model.safetensors")
-    found = joma.audit(folder, tmp_path / "run")
+    found = joma.audit(folder, run=tmp_path / "run")
     assert (healthy.ok, found.ok) == (True, False)
     assert module.read_audit(tmp_path / "run").as_json() == found.as_json()
     info = Run(tmp_path / "run").info
@@ -454,11 +454,11 @@ def test_by_hashes_of_the_hub_no_weight_is_transferred(healthy, tmp_path, monkey
         )  # the first was asked, and no other
         run = tmp_path / "run"
         assert (
-            joma.audit("someone/model", run, revisions="0..8", budget="5MB").as_json()
+            joma.audit("someone/model", run=run, revisions="0..8", budget="5MB").as_json()
             == remote.as_json()
         )
         hub.log.clear()
-        assert joma.audit("someone/model", run, revisions="0..8").as_json() == remote.as_json()
+        assert joma.audit("someone/model", run=run, revisions="0..8").as_json() == remote.as_json()
         assert [name for name in hub.log if name.endswith(".safetensors")] == []
     assert [path for path in (tmp_path / "joma").rglob("*") if path.is_file()] == []
 

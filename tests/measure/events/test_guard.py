@@ -555,12 +555,12 @@ def test_autocast_dropout_and_rotary_positions_are_checked_together():
 
 def test_what_cannot_be_checked_is_refused(monkeypatch):
     """A check that fails is no reason to believe a number."""
-    from joma._measure.events import guard
+    from joma._measure.events.guard import guard
 
-    def fails(seen):
+    def fails(candidate):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(guard, "disagreement", fails)
+    monkeypatch.setattr(guard, "check_output", fails)
     model = Toy(dropped_sdpa)
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(states())

@@ -306,15 +306,15 @@ def test_the_printed_table_fits_into_100_columns_and_groups_equal_layers():
     assert len(text.splitlines()) < 30
     for word in (
         "12 attentions, 12 MLPs",
-        "blocks.0.attn",
-        "… blocks.11.attn",
-        "12 modules",
+        "blocks.0–11.attn",
+        "12 × HandWrittenAttention",
         "sdpa",
-        "blocks.0.mlp",
+        "blocks.0–11.mlp",
+        "0 → 2",
     ):
         assert word in text
     refused = str(joma.explain(Talking(), style_states(2)))
-    assert "1 refused" in refused
+    assert "1 attention refused" in refused
     assert "[no-product]" in refused
 
 
@@ -389,10 +389,39 @@ def test_bad_input_is_one_sentence():
     ):
         joma.explain(model, 3)
     with pytest.raises(
-        ValueError, match=r"the pass of the batch failed with TypeError: .*forward\(self, tokens\)"
+        ValueError, match=r"the pass of the batch failed with TypeError: .*forward\(tokens\)"
     ):
         joma.explain(model, {"ids": tokens()})
     with pytest.raises(ValueError, match=r"batch: its ids are .* a vocabulary of 61"):
         joma.explain(model, tokens() + 100)
     with pytest.raises(ValueError, match="heads= names 'nowhere'"):
         joma.explain(model, tokens(), heads={"nowhere": 2})
+
+
+def test_a_weight_that_is_not_finite_is_named_and_nothing_behind_it_is_verified():
+    model = HandWrittenGPT(layers=3)
+    with torch.no_grad():
+        model.blocks[1].mlp[0].weight[0, 0] = math.nan
+    explanation = joma.explain(model, tokens())
+    (note,) = explanation.notes
+    assert note.startswith("The pass is not finite: the weight blocks.1.mlp.0.weight holds nan.")
+    first, second, third = rows_of(explanation)
+    assert first.check == second.check == "output against softmax(s)·V"
+    assert (third.check, third.error) == ("", None)
+    text = str(explanation)
+    assert "blocks.0–1.attn" in text
+    assert "not verified" in text
+
+
+def test_long_names_break_behind_dots():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.transformer_encoder = nn.ModuleDict({"attention_of_the_first": Grouped()})
+
+        def forward(self, x):
+            return self.transformer_encoder["attention_of_the_first"](x)
+
+    lines = str(joma.explain(Deep(), torch.randn(2, 5, 24))).splitlines()
+    assert any(line.startswith(" transformer_encoder. ") for line in lines)
+    assert any(line.startswith(" attention_of_the_first ") for line in lines)

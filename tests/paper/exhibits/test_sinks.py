@@ -73,6 +73,7 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
     outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
     assert outcome.verdict is not None
     assert outcome.verdict.verdict == "not decided here"
+    from joma._checkpoints.options import CheckpointOptions
     from joma._checkpoints.sample import sample
 
     (folder,) = (path.parent for path in (tmp_path / "cache/series").glob("*/series.json"))
@@ -80,7 +81,8 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
         folder / "step-9", attn_implementation="eager"
     ).eval()
     with torch.no_grad():
-        maps = net(sample([folder / "step-9"], "pydoc", 128, 16), output_attentions=True).attentions
+        windows = sample([folder / "step-9"], CheckpointOptions(data="pydoc", tokens=128), 16)
+        maps = net(windows, output_attentions=True).attentions
     frame = Run(outcome.path).frame("sink_mass").sort_values(["layer", "head"])
     truth = [float(a[:, head, :, 0].mean()) for a in maps for head in range(2)]
     assert frame.value.tolist() == pytest.approx(truth, rel=1e-4)

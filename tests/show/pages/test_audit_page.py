@@ -42,7 +42,7 @@ def cells(text):
 
 
 def test_the_faults_of_an_audit_are_on_its_page_in_red(tmp_path):
-    found = joma.audit(with_faults(series(tmp_path / "series")), tmp_path / "run", level="full")
+    found = joma.audit(with_faults(series(tmp_path / "series")), run=tmp_path / "run", level="full")
     assert sorted({fault.kind for fault in found.faults}) == sorted(FAULTS)
     text = report(tmp_path / "run", tmp_path / "page.html").read_text()
     rows = cells(text)
@@ -59,7 +59,7 @@ def test_the_faults_of_an_audit_are_on_its_page_in_red(tmp_path):
 
 
 def test_an_audit_without_faults_is_green_and_says_so(tmp_path):
-    assert joma.audit(series(tmp_path / "series"), tmp_path / "run").ok
+    assert joma.audit(series(tmp_path / "series"), run=tmp_path / "run").ok
     text = report(tmp_path / "run", tmp_path / "page.html").read_text()
     assert '<span class="badge good">no faults found</span>' in text
     assert '<span class="badge good">done</span>' in text
@@ -72,14 +72,14 @@ def test_an_audit_that_was_stopped_is_not_called_healthy(tmp_path, monkeypatch):
     from joma._checkpoints.audit import audit as module
 
     folder = series(tmp_path / "series", 5)
-    joma.audit(folder, tmp_path / "run", revisions="0..3")
+    joma.audit(folder, run=tmp_path / "run", revisions="0..3")
 
     def stopped(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "gather", stopped)
     with pytest.raises(KeyboardInterrupt):
-        joma.audit(folder, tmp_path / "run")
+        joma.audit(folder, run=tmp_path / "run")
     text = report(tmp_path / "run", tmp_path / "page.html").read_text()
     assert "no faults found" not in text
     assert "4 checkpoints gathered so far. Faults are judged at the end" in text
@@ -87,7 +87,7 @@ def test_an_audit_that_was_stopped_is_not_called_healthy(tmp_path, monkeypatch):
 
 
 def test_an_audit_by_hashes_has_a_page_without_a_figure(tmp_path):
-    joma.audit(series(tmp_path / "series"), tmp_path / "run", level="hashes")
+    joma.audit(series(tmp_path / "series"), run=tmp_path / "run", level="hashes")
     text = report(tmp_path / "run", tmp_path / "page.html").read_text()
     assert "no change between checkpoints to draw" in text
     assert "8 checkpoints by hashes:" in text

@@ -109,8 +109,8 @@ class Audit:
 
 def audit(
     source: str | os.PathLike[str],
-    run: str | os.PathLike[str] | None = None,
     *,
+    run: str | os.PathLike[str] | None = None,
     revisions: str | Sequence[str] | None = None,
     level: str = "slices",
     budget: str | int | None = None,

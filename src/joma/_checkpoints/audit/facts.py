@@ -22,11 +22,11 @@ from torch import Tensor
 from joma._checkpoints.checkpoints import Checkpoint
 from joma._checkpoints.entry import Entry, contiguous
 from joma._checkpoints.formats import CHUNK, INDEX, NAMES, has_weights, lone_file, weight_names
-from joma._checkpoints.measure import checkpoint_tensors
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import NotWhole, Revision
 from joma._checkpoints.steps import trained_steps
 from joma._checkpoints.tensors import Fetch, Tensors, hash_into, weight_map
+from joma._checkpoints.weights import checkpoint_tensors
 
 SLICE = 64 << 10  # bytes of a tensor
 _SAMPLE = SLICE // 4  # numbers of a tensor that changes are measured on

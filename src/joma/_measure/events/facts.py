@@ -18,7 +18,7 @@ from joma._measure.gauges.masks import hidden_scores, key_columns, lowest_seen
 
 if TYPE_CHECKING:
     from joma._measure.events.axes import Layout
-    from joma._measure.events.guard import Seen
+    from joma._measure.events.guard import AttentionCandidate
     from joma._measure.events.padding import PaddingAnswer
 
 
@@ -57,27 +57,33 @@ class AttentionFacts:
     refusal: Refusal | None = None
 
 
-def refused_facts(seen: Seen, refusal: Refusal) -> AttentionFacts:
+def refused_facts(candidate: AttentionCandidate, refusal: Refusal) -> AttentionFacts:
     """Return what is known about an attention that is refused."""
-    axes = f"{tuple(seen.shape)}, keys {seen.key_count}"
-    if seen.layout is not None:
-        axes = _describe_axes(seen.layout, seen.shape, seen.key_count)
+    axes = f"{tuple(candidate.shape)}, keys {candidate.key_count}"
+    if candidate.layout is not None:
+        axes = _describe_axes(candidate.layout, candidate.shape, candidate.key_count)
     return AttentionFacts(
-        seen.backend, axes, check=seen.check, error=seen.difference, refusal=refusal
+        candidate.backend,
+        axes,
+        check=candidate.comparison.compared,
+        error=candidate.comparison.error,
+        refusal=refusal,
     )
 
 
-def measured_facts(seen: Seen, event: AttentionEvent, padding: PaddingAnswer) -> AttentionFacts:
+def measured_facts(
+    candidate: AttentionCandidate, event: AttentionEvent, padding: PaddingAnswer
+) -> AttentionFacts:
     """Return what is known about an attention that is measured."""
-    layout = seen.layout
+    layout = candidate.layout
     assert layout is not None
     B, H, Tq = event.shape
     padded = 0
     if padding.is_real is not None:
         padded = B * Tq - int(padding.is_real.expand(B, 1, Tq).sum())
     return AttentionFacts(
-        backend=seen.backend,
-        axes=_describe_axes(layout, seen.shape, seen.key_count),
+        backend=candidate.backend,
+        axes=_describe_axes(layout, candidate.shape, candidate.key_count),
         heads=H if layout.certain else None,
         heads_evidence=layout.evidence.summary,
         share=layout.share,
@@ -86,8 +92,8 @@ def measured_facts(seen: Seen, event: AttentionEvent, padding: PaddingAnswer) ->
         queries=B * Tq,
         padded=padded,
         padding_evidence=padding.evidence.summary,
-        check=seen.check,
-        error=seen.difference,
+        check=candidate.comparison.compared,
+        error=candidate.comparison.error,
     )
 
 
@@ -152,7 +158,7 @@ def _describe_hidden(event: AttentionEvent) -> str:
 
 
 def _visible_keys(event: AttentionEvent) -> Tensor | None:
-    """Return True for keys that the queries of the first head see, (B or 1, Tq or 1, Tk); None if all are seen."""
+    """Return True for keys that the queries of the first head see, (B or 1, Tq or 1, Tk); None if all are candidate."""
     if isinstance(event, Scores):
         scores = event.scores[:, 0].detach()  # (B, Tq, columns)
         hidden = hidden_scores(scores, scores.amax(dim=-1, keepdim=True), lowest_seen(scores.dtype))

@@ -46,7 +46,7 @@ from joma._measure.events.events import (
 from joma._measure.events.extra_pass import CollectiveCallError, unnoticed
 from joma._measure.events.facts import measured_facts, refused_facts
 from joma._measure.events.finite import FiniteTrace
-from joma._measure.events.guard import Guard, Seen
+from joma._measure.events.guard import AttentionCandidate, Guard
 from joma._measure.events.hidden_neurons import hidden_states, upper_mlps
 from joma._measure.events.padding import StatedPadding, find_padding, real_tokens
 from joma._measure.events.pass_kinds import (
@@ -483,33 +483,35 @@ class EventSource(Emitter):
 
     # Attention
 
-    def emit_attention(self, seen: Seen) -> None:
+    def emit_attention(self, candidate: AttentionCandidate) -> None:
         """Give an attention that the guard found right, and the input of its block, as events."""
-        assert seen.layout is not None
-        call = seen.call
-        calls = seen.calls
-        fields = seen.event_fields()
+        assert candidate.layout is not None
+        call = candidate.call
+        calls = candidate.calls
+        fields = candidate.event_fields()
         if fields.get("mask") is not None:
             mask_facts = self._mask_facts(fields["mask"], fields["query"], fields["key"])
             fields = fields | {"mask_facts": mask_facts}
-        event = seen.kind(call=call, calls=calls, ordinal=seen.ordinal, **fields)
-        if self._has_one_token and event.shape[2] == 1 and seen.key_count > 1:
+        event = candidate.kind(call=call, calls=calls, ordinal=candidate.ordinal, **fields)
+        if self._has_one_token and event.shape[2] == 1 and candidate.key_count > 1:
             # Text is generated from a cache of keys, which is not what a model is trained on.
             self._generates = True
             return
         with exactly(event.device.type):
             try:
-                padding = find_padding(event, self.padding, bool(seen.is_self), seen.layout.certain)
+                padding = find_padding(
+                    event, self.padding, bool(candidate.is_self), candidate.layout.certain
+                )
             except Refusal as refusal:
-                self.guard.facts[call.name, seen.ordinal] = refused_facts(seen, refusal)
+                self.guard.facts[call.name, candidate.ordinal] = refused_facts(candidate, refusal)
                 self.refuse(call, calls, refusal)
                 return
-            if seen.is_new:
+            if candidate.is_new:
                 with self.guarded(call):
-                    facts = measured_facts(seen, event, padding)
-                    self.guard.facts[call.name, seen.ordinal] = facts
+                    facts = measured_facts(candidate, event, padding)
+                    self.guard.facts[call.name, candidate.ordinal] = facts
         real = padding.is_real
-        self.emit(seen.kind, call, calls, real=real, ordinal=seen.ordinal, **fields)
+        self.emit(candidate.kind, call, calls, real=real, ordinal=candidate.ordinal, **fields)
         if self.wants(BlockInput):
             self._emit_block_input(event, real)
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from joma._measure.events.axes import Heads
 from joma._measure.events.events import AttentionEvent, Event
 from joma._measure.events.facts import AttentionFacts
+from joma._measure.events.finite import FiniteTrace
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason, Refusal, message_of
 from joma._measure.events.source import EventSource
@@ -28,15 +30,20 @@ from joma._runs.explanation import (
     ExplainedModule,
     Explanation,
 )
+from joma.models.blocks import Blocks
 from joma.models.names import plain_name
 from joma.models.structure import find
 
 _PROJECTIONS = ("q", "k", "v", "o")
+
+# The code behind a message: "… is refused [no-product]".
 _CODE = re.compile(r"\s*\[([a-z-]+)\]$")
-_EXPERT = re.compile(r"\[\d+\]$")  # of a stack of matrices; "[:64]" is one half of a fused matrix
+
+# The number of an expert in a stack: "experts.up[3]". But "[:64]" is one half of a fused matrix.
+_EXPERT = re.compile(r"\[\d+\]$")
 
 
-class _AttentionCalls:
+class _AttentionCounter:
     """An observer that counts how often each module attends in a pass."""
 
     wants: tuple[type[Event], ...] = (AttentionEvent,)
@@ -57,11 +64,11 @@ def explain(
     padding: Padding | None = None,
     heads: Heads | Mapping[str, Heads] | None = None,
 ) -> Explanation:
-    """Show what joma sees of a model: one row per attention and per MLP, with the evidence for each fact.
+    """Show what joma sees of a model: one row per attention and per MLP, with the evidence.
 
-    The model makes one pass over the batch, without gradients and in the mode that it is in. Random states and buffers
-    are put back afterwards. It is the first thing to look at if a number of a watch surprises you, and the first thing
-    to put into a bug report.
+    The model makes one pass over the batch, without gradients and in the mode that it is in. Random
+    states and buffers are restored afterwards. Look at the table first if a number of a watch
+    surprises you, and put it into a bug report.
 
     Arguments:
         model: any module that `joma.watch` takes.
@@ -70,89 +77,65 @@ def explain(
         heads: the number or the order of heads, as for `joma.watch`.
 
     Returns:
-        The table: ``print`` shows it, and `Explanation.frame` gives it as data.
+        The table: ``print`` shows it, and `Explanation.frame` returns it as data.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"joma.explain takes a torch.nn.Module, not {type(model).__name__}")
     check_model(model)
     probe = ProbeBatch(batch, "batch")
     modules = [plain_name(name) for name, _ in model.named_modules()]
-    stated = None if padding is None else StatedPadding(padding, modules)
-    calls = _AttentionCalls()
+    stated_padding = None
+    if padding is not None:
+        stated_padding = StatedPadding(padding, modules)
+    counter = _AttentionCounter()
     order = CallOrder(find(model).unnamed_pairs)
+    trace = FiniteTrace(frozenset(Blocks(model).names))
     source = EventSource(
-        model, [calls, *order.observers], stated, heads=check_heads(heads, modules)
+        model,
+        [counter, *order.observers],
+        stated_padding,
+        heads=check_heads(heads, modules),
+        trace=trace,
     )
     order.ran = source.ran
     probe.check_ids(source)
     try:
         probe.run_once(source)
     except Exception as error:
-        raise ValueError(_misfit(model, error)) from error
-    mistake = None if stated is None else stated.mistake()
-    if mistake is not None:
-        raise ValueError(mistake)
-    explained = [*(module for module, _ in source.guard.facts), *source.problems]
-    is_complete = not calls.counts
-    unseen = unseen_modules(source, explained, is_complete)
-    notes = _notes(source, bool(calls.counts))
-    return build_explanation(source, unseen, calls.counts, order.around, notes)
+        raise ValueError(_failed_pass_message(model, error)) from error
+    if stated_padding is not None:
+        mistake = stated_padding.mistake()
+        if mistake is not None:
+            raise ValueError(mistake)
+    explained = [module for module, _ in source.guard.facts]
+    explained += source.problems
+    # Without any attention, everything similar to one helps to find out why.
+    unseen = unseen_modules(source, explained, is_complete=not counter.counts)
+    builder = ExplanationBuilder(source, unseen, counter.counts, order.around)
+    return builder.build(_notes(source, trace, bool(counter.counts)))
 
 
-def build_explanation(
-    source: EventSource,
-    unseen: Mapping[str, str],
-    calls: Mapping[str, int],
-    around: Mapping[str, tuple[str, str]],
-    notes: Sequence[str] = (),
-    mlp: Sequence[str] | None = None,
-) -> Explanation:
-    """Return the table of what a source has seen so far.
-
-    Arguments:
-        source: of the model's passes.
-        unseen: module -> why no attention was seen in it.
-        calls: attention -> how often it is computed in one pass.
-        around: lower map -> (upper map, module), of pairs that have attention between them and are no MLP.
-        notes: sentences about the model as a whole.
-        mlp: names of the lower MLP matrices, if the user gave them.
-    """
-    notes = list(notes)
-    projections: dict[str, list[str]] = {}
-    mlps: list[ExplainedModule] = []
-    try:
-        projections = _projections(source)
-        mlps = list(_mlp_rows(source, around, mlp))
-    except Exception as error:  # what was seen of attention is right all the same
-        notes.append(f"The matrices could not be found: {message_of(error)}")
-    rows = [*_attention_rows(source, unseen, calls, projections), *mlps]
-    position = {name: n for n, name in enumerate(source.names.values())}
-    rows.sort(key=lambda row: _position(row, position))
-    return Explanation(type(source.model).__name__, tuple(rows), tuple(notes))
-
-
-def _position(row: ExplainedModule, position: Mapping[str, int]) -> int:
-    """Return where a row belongs in the order of modules: an MLP where its lower matrix is."""
-    name = row.module.partition("/")[0]
-    if row.kind == "MLP":
-        name = row.matrices.partition(" → ")[0].partition("[")[0]
-    while name and name not in position:  # a parameter is not a module
-        name = name.rpartition(".")[0]
-    return position.get(name, -1)  # a problem of the whole model comes first
-
-
-def _misfit(model: nn.Module, error: Exception) -> str:
+def _failed_pass_message(model: nn.Module, error: Exception) -> str:
+    message = "no message"
     lines = str(error).strip().splitlines()
-    message = lines[0] if lines else "no message"
-    parameters = ", ".join(inspect.signature(type(model).forward).parameters)
+    if lines:
+        message = lines[0].rstrip(".")
     return (
         f"the pass of the batch failed with {type(error).__name__}: {message}. Give a batch as "
-        f"{type(model).__name__}.forward({parameters}) takes it: a mapping of arguments, a sequence of them or one "
-        "tensor"
+        f"{type(model).__name__}.forward({_parameter_names(model)}) takes it: a mapping of "
+        "arguments, a sequence of them or one tensor"
     )
 
 
-def _notes(source: EventSource, has_attention: bool) -> list[str]:
+def _parameter_names(model: nn.Module) -> str:
+    """Return the parameters of a model's forward, without self, types and defaults."""
+    empty = inspect.Parameter.empty
+    _, *parameters = inspect.signature(type(model).forward).parameters.values()
+    names = [str(parameter.replace(annotation=empty, default=empty)) for parameter in parameters]
+    return ", ".join(names)
+
+
+def _notes(source: EventSource, trace: FiniteTrace, has_attention: bool) -> list[str]:
     notes = []
     if not has_attention and not source.problems:
         notes.append(no_attention_message(source.model, len(source.ran)))
@@ -161,115 +144,220 @@ def _notes(source: EventSource, has_attention: bool) -> list[str]:
         notes.append(
             f"These modules have projections of an attention and did not run: {', '.join(idle)}."
         )
+    if trace.first is not None:
+        notes.append(_not_finite_note(trace))
     return notes
 
 
-# Attention
+def _not_finite_note(trace: FiniteTrace) -> str:
+    assert trace.first is not None
+    module = trace.first.module
+    number = f"{trace.first.value:g}"
+    if trace.first.cause == "weight":
+        cause = f"the weight {module}.{trace.first.detail} holds {number}"
+    elif trace.first.cause == "input":
+        cause = f"the input of the model holds {number}"
+    else:
+        cause = f"the output of {module} is the first that holds {number}"
+    return (
+        f"The pass is not finite: {cause}. From there on nothing can be verified, and gauges will "
+        "not be finite."
+    )
 
 
-def _attention_rows(
-    source: EventSource,
-    unseen: Mapping[str, str],
-    calls: Mapping[str, int],
-    projections: Mapping[str, Sequence[str]],
-) -> Iterator[ExplainedModule]:
-    facts = dict(source.guard.facts)
-    classes = {name: type(module).__name__ for module, name in source.names.items()}
-    refused = {module: one.refusal for (module, _), one in facts.items() if one.refusal is not None}
-    done = set()
-    for (module, ordinal), one in facts.items():
-        # one refused attention refuses all of its module: part of a mixture would be another number
-        if module in done:
-            continue
-        name = module if ordinal == 0 else f"{module}/{ordinal}"
-        if module in refused:
-            name = module
-            done.add(module)
-            one = next(
-                other
-                for (owner, _), other in facts.items()
-                if owner == module and other.refusal is not None
-            )
-        matrices = _matrices_of(module, projections)
-        yield _attention_row(
-            name, classes.get(module, ""), one, calls.get(name, 1), matrices, source
+@dataclass(frozen=True)
+class ExplanationBuilder:
+    """Builds the table of what a source has seen so far.
+
+    Attributes:
+        source: of the model's passes.
+        unseen: module -> the reason why no attention was seen in it.
+        calls: attention -> how often it is computed in one pass.
+        around: lower map -> (upper map, module), for pairs with attention between them, which are
+            not MLPs.
+        mlp: names of the lower MLP matrices, if the user gave them.
+    """
+
+    source: EventSource
+    unseen: Mapping[str, str]
+    calls: Mapping[str, int]
+    around: Mapping[str, tuple[str, str]]
+    mlp: Sequence[str] | None = None
+
+    def build(self, notes: Sequence[str] = ()) -> Explanation:
+        """Return the table with these notes about the model as a whole."""
+        notes = list(notes)
+        projections: dict[str, list[str]] = {}
+        mlps: list[ExplainedModule] = []
+        try:
+            projections = _projections(self.source)
+            mlps = list(self._mlp_rows())
+        except Exception as error:  # the rows of attention are right all the same
+            notes.append(f"The matrices could not be found: {message_of(error)}")
+        rows = [*self._attention_rows(projections), *mlps]
+        positions = {name: place for place, name in enumerate(self.source.names.values())}
+        rows.sort(key=lambda row: _position(row, positions))
+        return Explanation(type(self.source.model).__name__, tuple(rows), tuple(notes))
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {name: module for module, name in self.source.names.items()}
+
+    def _class_name(self, module: str) -> str:
+        modules = self._modules
+        if module not in modules:
+            return ""
+        return type(modules[module]).__name__
+
+    # Attention
+
+    def _attention_rows(
+        self, projections: Mapping[str, Sequence[str]]
+    ) -> Iterator[ExplainedModule]:
+        facts_of: dict[str, dict[int, AttentionFacts]] = {}  # module -> its attentions by ordinal
+        for (module, ordinal), facts in self.source.guard.facts.items():
+            facts_of.setdefault(module, {})[ordinal] = facts
+        for module, attentions in facts_of.items():
+            matrices = _matrices_of(module, projections)
+            refused = [facts for facts in attentions.values() if facts.refusal is not None]
+            if refused:
+                # One refused attention refuses all of its module: a part of a mixture would be
+                # another number.
+                yield self._attention_row(module, module, refused[0], matrices)
+                continue
+            for ordinal, facts in attentions.items():
+                name = module
+                if ordinal > 0:
+                    name = f"{module}/{ordinal}"
+                yield self._attention_row(name, module, facts, matrices)
+        messages = {module: message_of(error) for module, error in self.source.problems.items()}
+        for module, sentence in self.unseen.items():
+            title = f"{module} ({self._class_name(module)}) "
+            messages.setdefault(module, sentence.removeprefix(title))
+        for module, message in messages.items():
+            if module not in facts_of:
+                yield self._refused_row(module, message, _matrices_of(module, projections))
+        if self.source.refusal is not None:
+            yield self._refused_row(self.source.names[self.source.model], self.source.refusal, "")
+
+    def _attention_row(
+        self, name: str, module: str, facts: AttentionFacts, matrices: str
+    ) -> ExplainedModule:
+        status, message = self._status(module, facts)
+        reason, code = _split_message(message)
+        return ExplainedModule(
+            module=name,
+            kind="attention",
+            class_name=self._class_name(module),
+            status=status,
+            calls=self.calls.get(name, 1),
+            backend=facts.backend,
+            axes=facts.axes,
+            heads=facts.heads,
+            evidence=facts.heads_evidence,
+            mask=facts.mask,
+            hides=facts.hides,
+            queries=facts.queries,
+            padded=facts.padded,
+            padding_evidence=facts.padding_evidence,
+            check=facts.check,
+            error=facts.error,
+            matrices=matrices,
+            code=code,
+            reason=reason,
         )
-    attending = {module for module, _ in facts}
-    for module, error in source.problems.items():
-        if module not in attending:
-            yield _refused_row(
-                module,
-                classes.get(module, ""),
-                message_of(error),
-                _matrices_of(module, projections),
+
+    def _status(self, module: str, facts: AttentionFacts) -> tuple[str, str]:
+        """Return the status of an attention, and the message that explains it."""
+        problem = self.source.problems.get(module)
+        if facts.refusal is not None:
+            return REFUSED, str(facts.refusal)
+        if problem is not None and not isinstance(problem, Refusal):
+            return REFUSED, message_of(problem)
+        if facts.heads is None:
+            reason = Reason.HEAD_AXIS
+            return LAYER_ONLY, f"{reason.meaning} {reason.advice} {reason}"
+        if facts.share < 1:
+            sentence = (
+                f"It attends with {facts.share:.1%} of its queries, and only those are measured."
             )
-    if source.refusal is not None:
-        name = source.names[source.model]
-        yield _refused_row(name, classes[name], source.refusal, "")
-    for module, sentence in unseen.items():
-        if module not in attending:
-            yield _refused_row(
-                module, classes.get(module, ""), sentence, _matrices_of(module, projections)
-            )
+            return PART_OF_QUERIES, f"{sentence} {Reason.PART_OF_QUERIES}"
+        return MEASURED, ""
+
+    def _refused_row(self, module: str, message: str, matrices: str) -> ExplainedModule:
+        reason, code = _split_message(message)
+        return ExplainedModule(
+            module=module,
+            kind="attention",
+            class_name=self._class_name(module),
+            status=REFUSED,
+            matrices=matrices,
+            code=code,
+            reason=reason,
+        )
+
+    # MLPs
+
+    def _mlp_rows(self) -> Iterator[ExplainedModule]:
+        if self.mlp is not None:
+            for name in self.mlp:
+                yield self._mlp_row([name], "the user's mlp=", "")
+            return
+        structure = find(self.source.model)
+        lowers_by_shape = {lower for lower, _ in structure.unnamed_pairs}
+        experts: Counter[tuple[str, str]] = Counter()  # the experts of a stack share a row
+        stacks: set[tuple[str, str]] = set()
+        lowers = structure.matrices("mlp_in")
+        uppers = structure.matrices("mlp_out")
+        for lower, upper in zip(lowers, uppers, strict=True):
+            pair = (_EXPERT.sub("", lower.name), _EXPERT.sub("", upper.name))
+            experts[pair] += 1
+            if _EXPERT.search(lower.name):
+                stacks.add(pair)
+        for pair, count in experts.items():
+            lower_name = pair[0].partition("[")[0]
+            evidence = "names and structure"
+            if pair in stacks or count > 1:
+                evidence = f"a stack of {count} experts"
+            elif lower_name in lowers_by_shape:
+                evidence = "shapes alone"
+            reason = ""
+            if lower_name in self.around:
+                upper_name, module = self.around[lower_name]
+                reason = (
+                    f"In {module}, attention is computed between {lower_name} and {upper_name}: "
+                    "they are not an MLP."
+                )
+            yield self._mlp_row(pair, evidence, reason)
+
+    def _mlp_row(self, matrices: Sequence[str], evidence: str, reason: str) -> ExplainedModule:
+        name = _common_module(matrices) or self.source.names[self.source.model]
+        status = MEASURED
+        if reason:
+            status = REFUSED
+        return ExplainedModule(
+            module=name,
+            kind="MLP",
+            class_name=self._class_name(name),
+            status=status,
+            evidence=evidence,
+            matrices=" → ".join(matrices),
+            reason=reason,
+        )
 
 
-def _attention_row(
-    name: str,
-    class_name: str,
-    facts: AttentionFacts,
-    calls: int,
-    matrices: str,
-    source: EventSource,
-) -> ExplainedModule:
-    status = MEASURED
-    message = ""
-    problem = source.problems.get(name.partition("/")[0])
-    if facts.refusal is not None:
-        status = REFUSED
-        message = str(facts.refusal)
-    elif problem is not None and not isinstance(problem, Refusal):
-        status = REFUSED
-        message = message_of(problem)
-    elif facts.heads is None:
-        status = LAYER_ONLY
-        message = f"{Reason.HEAD_AXIS.meaning} {Reason.HEAD_AXIS.advice} {Reason.HEAD_AXIS}"
-    elif facts.share < 1:
-        status = PART_OF_QUERIES
-        message = f"It attends with {facts.share:.1%} of its queries, and only those are measured. "
-        message += str(Reason.PART_OF_QUERIES)
-    reason, code = _split(message)
-    return ExplainedModule(
-        module=name,
-        kind="attention",
-        class_name=class_name,
-        status=status,
-        calls=calls,
-        backend=facts.backend,
-        axes=facts.axes,
-        heads=facts.heads,
-        evidence=facts.heads_evidence,
-        mask=facts.mask,
-        hides=facts.hides,
-        queries=facts.queries,
-        padded=facts.padded,
-        padding_evidence=facts.padding_evidence,
-        check=facts.check,
-        error=facts.error,
-        matrices=matrices,
-        code=code,
-        reason=reason,
-    )
+def _position(row: ExplainedModule, positions: Mapping[str, int]) -> int:
+    """Return the place of a row in the order of modules; an MLP stands at its lower matrix."""
+    name = row.module.partition("/")[0]
+    if not row.is_attention:
+        name = row.matrices.partition(" → ")[0].partition("[")[0]
+    while name and name not in positions:  # a parameter is not a module
+        name = name.rpartition(".")[0]
+    return positions.get(name, -1)  # a problem of the whole model comes first
 
 
-def _refused_row(name: str, class_name: str, message: str, matrices: str) -> ExplainedModule:
-    reason, code = _split(message)
-    return ExplainedModule(
-        name, "attention", class_name, REFUSED, matrices=matrices, code=code, reason=reason
-    )
-
-
-def _split(message: str) -> tuple[str, str]:
-    """Return the sentence and the code that stands in brackets behind it."""
+def _split_message(message: str) -> tuple[str, str]:
+    """Return the sentence, and the code in the brackets behind it."""
     match = _CODE.search(message)
     if match is None:
         return message, ""
@@ -277,7 +365,7 @@ def _split(message: str) -> tuple[str, str]:
 
 
 def _projections(source: EventSource) -> dict[str, list[str]]:
-    """Return attention module -> those of q, k, v and o that were found."""
+    """Return attention module -> those of q, k, v and o that it has."""
     parts: dict[str, list[str]] = {}
     structure = find(source.model)
     for part in _PROJECTIONS:
@@ -288,7 +376,7 @@ def _projections(source: EventSource) -> dict[str, list[str]]:
 
 
 def _matrices_of(module: str, projections: Mapping[str, Sequence[str]]) -> str:
-    """Return the projections of a module; of one without any, those of the module around it or inside it."""
+    """Return the projections of a module, or else of the module around it or inside it."""
     around = [other for other in projections if module.startswith(f"{other}.")]
     inside = [other for other in projections if other.startswith(f"{module}.")]
     if module in projections:
@@ -302,57 +390,12 @@ def _matrices_of(module: str, projections: Mapping[str, Sequence[str]]) -> str:
     return " ".join(projections[owner])
 
 
-# MLPs
-
-
-def _mlp_rows(
-    source: EventSource, around: Mapping[str, tuple[str, str]], stated: Sequence[str] | None
-) -> Iterator[ExplainedModule]:
-    modules = {name: module for module, name in source.names.items()}
-    if stated is not None:
-        for name in stated:
-            yield _mlp_row(modules, [name], "the user's mlp=", "")
-        return
-    structure = find(source.model)
-    by_shape = {lower for lower, _ in structure.unnamed_pairs}
-    stacks: dict[tuple[str, str], list[tuple[str, str]]] = {}  # the experts of a stack have one row
-    lowers = structure.matrices("mlp_in")
-    uppers = structure.matrices("mlp_out")
-    for lower, upper in zip(lowers, uppers, strict=True):
-        stack = (_EXPERT.sub("", lower.name), _EXPERT.sub("", upper.name))
-        stacks.setdefault(stack, []).append((lower.name, upper.name))
-    for (lower_name, upper_name), members in stacks.items():
-        plain = lower_name.partition("[")[0]
-        evidence = "shapes alone" if plain in by_shape else "names and structure"
-        names = [lower_name, upper_name]
-        if len(members) > 1 or _EXPERT.search(members[0][0]):
-            evidence = f"a stack of {len(members)} experts"
-        reason = ""
-        if plain in around:
-            upper_map, module = around[plain]
-            reason = f"In {module}, attention is computed between {plain} and {upper_map}: they are no MLP."
-        yield _mlp_row(modules, names, evidence, reason)
-
-
-def _mlp_row(
-    modules: Mapping[str, nn.Module], names: Sequence[str], evidence: str, reason: str
-) -> ExplainedModule:
-    paths = [name.partition("[")[0].split(".")[:-1] for name in names]
+def _common_module(matrices: Sequence[str]) -> str:
+    """Return the name of the innermost module that holds all matrices; "" for the model."""
+    paths = [name.partition("[")[0].split(".")[:-1] for name in matrices]
     common = []
-    for parts in zip(*paths, strict=False):
+    for parts in zip(*paths, strict=False):  # up to the end of the shorter one
         if len(set(parts)) > 1:
             break
         common.append(parts[0])
-    root = next(iter(modules))
-    name = ".".join(common) or root
-    class_name = type(modules[name]).__name__ if name in modules else ""
-    status = REFUSED if reason else MEASURED
-    return ExplainedModule(
-        module=name,
-        kind="MLP",
-        class_name=class_name,
-        status=status,
-        evidence=evidence,
-        matrices=" → ".join(names),
-        reason=reason,
-    )
+    return ".".join(common)

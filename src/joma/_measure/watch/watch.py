@@ -34,7 +34,7 @@ from joma._measure.watch.changes import Changes
 from joma._measure.watch.charges import Charges
 from joma._measure.watch.clock import Clock
 from joma._measure.watch.display import LiveLine, watch_html
-from joma._measure.watch.explain import build_explanation
+from joma._measure.watch.explain import ExplanationBuilder
 from joma._measure.watch.inputs import (
     ArgumentMistake,
     NotWatchable,
@@ -522,9 +522,10 @@ class Watch:
                 matrix.name for matrix in find_structure(self.model).matrices("mlp_in", self._mlp)
             ]
         source = self._passes.source
-        return build_explanation(
-            source, self._passes.unseen, Counter(names), self._order.around, notes, lowers
+        builder = ExplanationBuilder(
+            source, self._passes.unseen, Counter(names), self._order.around, lowers
         )
+        return builder.build(notes)
 
     def _write_explanation(self) -> None:
         """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a scan, for its part of the page: how each fared, what was said of them, which are twice."""
+"""The checkpoints of a scan, for its part of the page: status and means, notes, and equal weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from joma._runs import Run
 from joma._show.pages.render import render
 
-MOST_OPEN = 20  # rows of the table that are shown without being asked for
+MOST_OPEN = 20  # rows of a table that is unfolded from the start
 TONES = {"ok": "good", "partly": "fair", "failed": "bad"}
 
 
 def checkpoints_table(run: Run) -> str:
-    """The table, with the mean of each gauge over layers and heads; above it what needs a look."""
+    """Return the table with the mean of each gauge over layers and heads, below the notes."""
     from joma._checkpoints.scan import Scan
     from joma._show.plots.watch import titled
 
@@ -22,24 +22,30 @@ def checkpoints_table(run: Run) -> str:
         return ""
     frame = scan.frame()
     means: dict[Any, float] = frame.groupby(["checkpoint", "gauge"]).value.mean().dropna().to_dict()
-    gauges = [
-        gauge for gauge in dict.fromkeys(frame.gauge) if any(name == gauge for _, name in means)
-    ]
+    measured = {gauge for _, gauge in means}
+    gauges = [gauge for gauge in dict.fromkeys(frame.gauge) if gauge in measured]
     rows: list[dict[str, Any]] = []
-    for row in points.itertuples():
-        shown = [means.get((row.checkpoint, gauge)) for gauge in gauges]
+    for point in points.to_dict("records"):
+        name = point["checkpoint"]
         rows.append(
             {
-                "step": row.step,
-                "name": row.checkpoint,
-                "status": row.status,
-                "same": row.same_as,
-                "numbers": shown,
+                "step": point.get("step"),
+                "name": name,
+                "status": point["status"],
+                "same": point["same_as"],
+                "numbers": [means.get((name, gauge)) for gauge in gauges],
+                # True where a mean lacks some layers
+                "gaps": [gauge in point["problems"] for gauge in gauges],
             }
         )
-    notes = [(names, remark) for remark, names in scan.remarks().items()]
     return render(
-        "checkpoints.html", rows=rows, gauges=[titled(gauge) for gauge in gauges], notes=notes, tones=TONES,
+        "checkpoints.html",
+        rows=rows,
+        noun="model" if scan.is_comparison else "checkpoint",
+        gauges=[titled(gauge) for gauge in gauges],
+        notes=[(names, remark) for remark, names in scan.remarks().items()],
+        tones=TONES,
         counts={status: int((points.status == status).sum()) for status in TONES},
-        copies=sum(bool(row["same"]) for row in rows), most_open=MOST_OPEN,
-    )  # fmt: skip
+        copies=sum(bool(row["same"]) for row in rows),
+        most_open=MOST_OPEN,
+    )

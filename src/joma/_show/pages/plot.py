@@ -57,6 +57,12 @@ def _watch(run: Run, clock: bool = False) -> Chart:
     return watch.draw(run, clock)
 
 
+def _scan(run: Run) -> Chart:
+    from joma._checkpoints.scan import Scan
+
+    return Scan(run.path).draw()
+
+
 def _simulation(run: Run) -> Chart:
     from joma._show.plots import simulation
 
@@ -78,7 +84,7 @@ def _exhibit(run: Run) -> Chart:
 _DRAW: dict[str, Callable[[Run], Any]] = {
     "watch": _watch,
     "train": _watch,
-    "scan": _watch,
+    "scan": _scan,
     "audit": _audit,
     "simulate": _simulation,
     "exhibit": _exhibit,

@@ -11,7 +11,7 @@ from typing import Any
 
 from joma._runs import Run, RunError, RunNotFound
 from joma._runs.alerts import read_alerts, worst_level
-from joma._runs.explanation import COLUMNS, cells_of, read_explanation
+from joma._runs.explanation import COLUMNS, read_explanation
 from joma._runs.measured import measured_on, not_alike
 from joma._runs.outcome import Outcome, outcome
 from joma._runs.state import missing_in_words
@@ -98,9 +98,7 @@ def runs_page(
     page.id("summary")
     page.contents.append(("summary", "Runs", ""))
     labels = _labels(runs)
-    comparable = {
-        label: run for label, run in zip(labels, runs, strict=True) if not _is_exhibit(run)
-    }
+    comparable = {label: run for label, run in zip(labels, runs, strict=True) if _has_steps(run)}
     many = len(comparable) > MOST_RUNS
     now = {label: outcome(run) for label, run in comparable.items()}
     sections = [_table(page, runs, labels, now, links=many)]
@@ -123,6 +121,11 @@ def check_clock(runs: list[Run]) -> None:
 
 def _is_exhibit(run: Run) -> bool:
     return bool(run.info["kind"] == "exhibit")
+
+
+def _has_steps(run: Run) -> bool:
+    """True for runs that can be drawn over each other; exhibits and comparisons of models cannot."""
+    return not _is_exhibit(run) and "models" not in run.info
 
 
 def _of_the_paper(folder: Path, runs: list[Run]) -> bool:
@@ -299,13 +302,18 @@ def _section(
             explanation=explanation,
         )  # fmt: skip
     alt = f"{info['kind']} run {label}: each gauge over {'τ' if clock else 'its steps'}"
+    curves = {}
+    if _has_steps(run):
+        curves = _curves(run, now or outcome(run))
+    else:
+        alt = f"{info['kind']} run {label}: each gauge over the layers, one line per model"
     pictures = _drawn_since(run) and not clock  # those of the folder are over steps
     drawn = figure(
         page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures
     )
     command = f"joma plot {shlex.quote(str(run.path))}{' --clock' * clock}"
     return render(
-        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=_curves(run, now or outcome(run)),
+        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=curves,
         command_line=command, error=None, checkpoints=checkpoints, clock=clock, switch=switch(spec),
         alerts=alerts, TONES=TONES, attention=_attention(page, run, id, label), explanation=explanation,
     )  # fmt: skip
@@ -319,7 +327,7 @@ def _explanation(run: Run) -> str:
         return render("explanation.html", error=error, rows=[], columns=[], notes=[])
     if explanation is None:
         return ""
-    rows = [(row.status, cells_of(row)) for row in explanation.rows]
+    rows = [(row.status, row.cells()) for row in explanation.rows]
     titles = [column.replace("_", " ") for column in COLUMNS]
     return render(
         "explanation.html", error=None, rows=rows, columns=titles, notes=explanation.notes

@@ -37,7 +37,7 @@ def saved_steps(last: int) -> list[int]:
     >>> saved_steps(2500)[-4:]
     [512, 1000, 2000, 2500]
     """
-    from joma._checkpoints.checkpoints import pythia_steps
+    from joma._checkpoints.revision_choice import pythia_steps
 
     return sorted({*(step for step in pythia_steps() if step <= last), last})
 

@@ -88,7 +88,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     for n, (step, (model, revision)) in enumerate(models.items()):
         progress(share + (1 - share) * n / len(models), f"step {step}")
         geometry = embedding_geometry(
-            model, settings["data"], sample=settings["sample"], revision=revision
+            model, settings["data"], tokens=settings["sample"], revision=revision
         )
         table = geometry.frame()
         for kind in KINDS:

@@ -92,7 +92,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         folder = writer.path.parent / "fig7-runs" / f"{source.rpartition('/')[2]},{decides}"
         result = scan(
             source,
-            folder,
+            run=folder,
             revisions=revisions,
             gauges=tuple(GAUGES),
             retry=True,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Axis:
-    """What the indices along one leading axis of queries or scores count.
+    """The meaning of one leading axis of queries or scores: samples, heads, or both.
 
     Windows and blocks of tokens count as samples: values are averaged over them alike.
 
@@ -33,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class AxesEvidence:
-    """What shows which axes hold the heads.
+    """The evidence for which axes hold the heads.
 
     Attributes:
         summary: the evidence as `joma.explain` words it.

@@ -44,7 +44,7 @@ MIN_NORMS = 8  # with fewer tokens, the norms of two heads may be alike
 MOST_NORMS = 48  # tokens whose norms are compared; more make the comparison slower, not safer
 
 # axis of the queries -> slices (n,) of the rows along it; None if the rows were not found
-SliceNumbers = Mapping[int, Tensor | None]
+SlicesByAxis = Mapping[int, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def find_queries(
 ) -> QueryOrigin | None:
     """Find queries (axes …, d) in the output of a projection; None if they are in none."""
     rows = QueryRows(queries.detach(), query_axis)
-    numbers = order_of_search(projections, rows.size)
-    for number in numbers:
+    search_order = order_of_search(projections, rows.size)
+    for number in search_order:
         positions = projections[number].positions
         if positions.shape[-1] % rows.size or positions.dim() < 2:
             continue
@@ -84,7 +84,7 @@ def find_queries(
             origin = _find_rows(rows, reading, positions)
             if origin is not None:
                 return origin
-    for number in numbers:
+    for number in search_order:
         origin = _find_differences(rows, projections[number].positions)
         if origin is not None:
             return origin
@@ -96,10 +96,11 @@ def _find_rows(rows: QueryRows, reading: RowReading, positions: Tensor) -> Query
     ways_at_token = slices_of(_at_middle_token(positions, rows.token_count), rows.size)
     ways_everywhere = slices_of(positions, rows.size)
     for way, slices in enumerate(ways_at_token):
+        # An output may be too large to be searched at all tokens, and small enough at one.
         everywhere = ways_everywhere[way] if ways_everywhere else None
         for feature in ROW_FEATURES:
-            numbers = _numbers_by_axis(rows, reading, feature, slices, everywhere)
-            origin = _conclude(rows, numbers, positions, feature.name)
+            slices_by_axis = _slices_by_axis(rows, reading, feature, slices, everywhere)
+            origin = _conclude(rows, slices_by_axis, positions, feature.name)
             if origin is not None:
                 return origin
     return None
@@ -115,33 +116,33 @@ def _at_middle_token(positions: Tensor, tokens: int) -> Tensor:
     return positions
 
 
-def _numbers_by_axis(
+def _slices_by_axis(
     rows: QueryRows,
     reading: RowReading,
     feature: RowFeature,
     slices: Tensor,
     everywhere: Tensor | None,
-) -> SliceNumbers:
+) -> SlicesByAxis:
     """Return the slices of rows along each axis; ``everywhere`` are the slices at all tokens."""
     tolerance = tolerance_of(rows.queries, slices)
-    numbers: dict[int, Tensor | None] = {}
+    slices_by_axis: dict[int, Tensor | None] = {}
     for axis in rows.leading_axes:
         along = reading.along(axis)
         if along is not None and rows.queries.shape[axis] > 1:
-            numbers[axis] = slice_numbers(
+            slices_by_axis[axis] = slice_numbers(
                 feature(along.double()), feature(slices.double()), tolerance
             )
     along = reading.along(rows.query_axis)
     if along is not None and everywhere is not None:
         few = along[:: max(1, rows.token_count // 2)].double()  # the first, the middle and the last
-        numbers[rows.query_axis] = slice_numbers(
+        slices_by_axis[rows.query_axis] = slice_numbers(
             feature(few), feature(everywhere.double()), tolerance
         )
-    return numbers
+    return slices_by_axis
 
 
 def _conclude(
-    rows: QueryRows, numbers: SliceNumbers, positions: Tensor, compared: str
+    rows: QueryRows, slices_by_axis: SlicesByAxis, positions: Tensor, compared: str
 ) -> QueryOrigin | None:
     """Return what the slices along all axes mean; None if one axis stays undecided."""
     axes = []
@@ -150,7 +151,7 @@ def _conclude(
         if size == 1:
             axes.append(Axis(1, 1))
             continue
-        along = numbers.get(axis)
+        along = slices_by_axis.get(axis)
         if along is None or len(along) != size:
             return None
         meaning = axis_of_slices(along)
@@ -158,13 +159,13 @@ def _conclude(
             return None
         axes.append(meaning)
     # with leading axes of 1 alone, the queries themselves have to be found
-    if all(along is None for along in numbers.values()):
+    if all(along is None for along in slices_by_axis.values()):
         return None
     heads = prod(axis.heads for axis in axes)
     # queries (3, 4, 14, 8) of y (3, 14, 32): 168 rows, 4 heads, 42 positions, all of which attend
     attending = rows.queries[..., 0].numel() / heads
     share = min(1.0, attending / positions[..., 0].numel())
-    along_queries = numbers.get(rows.query_axis)
+    along_queries = slices_by_axis.get(rows.query_axis)
     slices_along_queries = False
     if along_queries is not None:
         slices_along_queries = len(along_queries[along_queries != ANY_SLICE].unique()) > 1
@@ -174,9 +175,9 @@ def _conclude(
 
 def _find_norms(rows: QueryRows, positions: Tensor) -> QueryOrigin | None:
     """Find the norms of queries over the tokens, which partial rotary positions keep."""
-    # queries (3, 4, 14, 8): norms (3, 4, 14); y (3, 14, 32): norms of its slices (3, 14, 4) -> (3,
-    # 4, 14). A head of a sample is a profile of 14 numbers, and is looked up among the 12 profiles
-    # of y.
+    # queries (3, 4, 14, 8): norms (3, 4, 14)
+    # y (3, 14, 32): norms of its slices (3, 14, 4), moved to (3, 4, 14)
+    # One head of one sample is a profile of 14 norms, looked up among the 12 profiles of y.
     if rows.token_count < MIN_NORMS or positions.numel() > MOST_NUMBERS or positions.dim() < 3:
         return None
     tolerance = tolerance_of(rows.queries, positions)
@@ -187,13 +188,13 @@ def _find_norms(rows: QueryRows, positions: Tensor) -> QueryOrigin | None:
         slices = positions.double().unflatten(-1, (-1, rows.size)).norm(dim=-1)  # (…, G)
         slices = slices.movedim(token_axis, -1)  # (…, G, T)
         candidates = slices.reshape(-1, *slices.shape[-2:])[..., :MOST_NORMS]  # (P, G, T)
-        numbers: dict[int, Tensor | None] = {}
+        slices_by_axis: dict[int, Tensor | None] = {}
         for place, axis in enumerate(rows.leading_axes):
             index: list[int | slice] = [0] * len(rows.leading_axes)
             index[place] = slice(0, MOST_ROWS)
             profiles = norms[tuple(index)][..., :MOST_NORMS]  # (n, T)
-            numbers[axis] = slice_numbers(profiles, candidates, tolerance)
-        origin = _conclude(rows, numbers, positions, "norms over the tokens")
+            slices_by_axis[axis] = slice_numbers(profiles, candidates, tolerance)
+        origin = _conclude(rows, slices_by_axis, positions, "norms over the tokens")
         if origin is not None:
             return origin
     return None

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from joma._measure.events.axes import Axis, Layout
 from joma._measure.events.events import AttentionEvent, BlockInput, Call, DotProduct
-from joma._measure.events.guard import Seen
+from joma._measure.events.guard import AttentionCandidate
 
 if TYPE_CHECKING:
     from joma._measure.events.source import EventSource
@@ -113,7 +113,7 @@ class Backend(ABC):
         attention: DotProductCall,
         shapes: tuple[Any, ...],
         name: str | None = None,
-    ) -> Seen:
+    ) -> AttentionCandidate:
         """Return a call of fused attention as a candidate for an event.
 
         Arguments:
@@ -125,11 +125,11 @@ class Backend(ABC):
         """
         query = attention.query
         key = attention.key
-        candidate = Seen(
+        candidate = AttentionCandidate(
             DotProduct,
             call,
             source.calls_to(call),
-            key=shapes,
+            signature=shapes,
             keys=key,
             values=attention.value,
             fields=attention.event_fields(),
@@ -139,8 +139,8 @@ class Backend(ABC):
         if self.has_fixed_axes:
             candidate.layout = fixed_layout(query)
         else:
-            candidate.queries = lambda: query
-            candidate.key_rows = lambda _: key
+            candidate.read_queries = lambda: query
+            candidate.read_keys = lambda _: key
         return candidate
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from joma._measure.events.backends.function_mode import TorchFunctionBackend
 from joma._measure.events.events import Call, Scores
-from joma._measure.events.guard import Seen
+from joma._measure.events.guard import AttentionCandidate
 from joma._measure.events.products import Product
 from joma._measure.events.tensors import is_plain, shape_of
 
@@ -59,7 +59,7 @@ class EagerBackend(TorchFunctionBackend):
                 probabilities = output.detach().exp()
             self._report(source, call, product, scores, probabilities, dim)
         elif source.running and is_plain(scores):
-            source.guard.normalised(scores.movedim(dim, -1))
+            source.guard.on_softmax(scores.movedim(dim, -1))
 
     def _report(
         self,
@@ -74,18 +74,18 @@ class EagerBackend(TorchFunctionBackend):
             return
         shape = tuple(scores.shape)
         rows = scores.movedim(dim, -1)  # (…, Tk)
-        candidate = Seen(
+        candidate = AttentionCandidate(
             Scores,
             call,
             source.calls_to(call),
-            key=(shape_of(rows), rows.dtype, shape_of(call.states)),
+            signature=(shape_of(rows), rows.dtype, shape_of(call.states)),
             keys=product.operands[1],
             fields={"scores": rows, "probabilities": probabilities.movedim(dim, -1)},
-            queries=lambda: product.queries(shape, dim),
-            key_rows=lambda query_axis: product.keys(shape, dim, query_axis),
+            read_queries=lambda: product.queries(shape, dim),
+            read_keys=lambda query_axis: product.keys(shape, dim, query_axis),
             backend=self.name,
         )
-        source.guard.sees(candidate)
+        source.guard.on_attention(candidate)
 
 
 def _read(

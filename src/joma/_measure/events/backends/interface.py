@@ -26,7 +26,7 @@ from joma._measure.events.backends.backend import Backend, DotProductCall, first
 from joma._measure.events.backends.flex import read_block_mask
 from joma._measure.events.events import Call, DotProduct
 from joma._measure.events.facts import AttentionFacts
-from joma._measure.events.guard import disagreement
+from joma._measure.events.guard import check_output
 from joma._measure.events.reasons import Reason, Refusal
 
 if TYPE_CHECKING:
@@ -175,13 +175,13 @@ class InterfaceBackend(Backend):
                 f"{self.name} {registered.name}",
             )
             if registered.arguments.get("dropout"):
-                candidate.replay = registered.without_dropout
+                candidate.output_without_dropout = registered.without_dropout
             if is_settled:
-                source.guard.sees(candidate)
+                source.guard.on_attention(candidate)
                 return
-            if disagreement(candidate) is None:
+            if check_output(candidate) is None:
                 source.guard.kernels[call.name] = (shapes, guess.name)
-                source.guard.sees(candidate)
+                source.guard.on_attention(candidate)
                 return
             names_tried.append(guess.name)
         refusal = Refusal(

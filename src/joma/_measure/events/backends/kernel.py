@@ -147,8 +147,8 @@ class KernelBackend(Backend):
                 states = first_output(function(**arguments | {_DROPOUT: 0.0}))
                 return self.read(arguments, states).output[sample]  # (H, Tq, dv)
 
-            candidate.replay = without_dropout
-        source.guard.sees(candidate)
+            candidate.output_without_dropout = without_dropout
+        source.guard.on_attention(candidate)
 
 
 def _without_function_mode(source: EventSource) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from joma._measure.events.backends.backend import DotProductCall, fixed_layout
 from joma._measure.events.backends.function_mode import TorchFunctionBackend
 from joma._measure.events.events import DotProduct, Scores
-from joma._measure.events.guard import FUNCTION_CHECK, Seen
+from joma._measure.events.guard import FUNCTION_CHECK, AttentionCandidate
 from joma._measure.events.tensors import shape_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class MultiHeadBackend(TorchFunctionBackend):
         )
         candidate = self.candidate(source, call, attention, shapes, f"{self.name}, fused")
         candidate.is_self = is_self_attention
-        source.guard.sees(candidate)
+        source.guard.on_attention(candidate)
 
     def report_softmax(
         self,
@@ -100,20 +100,20 @@ class MultiHeadBackend(TorchFunctionBackend):
         heads = math.prod(lead) // samples
         scores = scores.reshape(samples, heads, queries, keys)  # (B, H, Tq, Tk)
         probabilities = probabilities.reshape(samples, heads, queries, keys)
-        candidate = Seen(
+        candidate = AttentionCandidate(
             Scores,
             call,
             source.calls_to(call),
-            key=(shape_of(scores), scores.dtype, shape_of(call.states)),
+            signature=(shape_of(scores), scores.dtype, shape_of(call.states)),
             keys=None,
             fields={"scores": scores, "probabilities": probabilities},
             query_axis=2,
             layout=fixed_layout(scores),
             is_self=is_self_attention,
             backend=f"{self.name}, softmax",
-            check=FUNCTION_CHECK,
+            comparison=FUNCTION_CHECK,
         )
-        source.guard.sees(candidate)
+        source.guard.on_attention(candidate)
 
 
 class _InsideMode(TorchDispatchMode):

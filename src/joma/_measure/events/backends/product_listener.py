@@ -58,7 +58,7 @@ class ProductListener(FunctionListener):
             return
         first_is_parameter, second_is_parameter = map(source.is_parameter, product.operands)
         if not (first_is_parameter or second_is_parameter):
-            source.guard.multiplied(product)
+            source.guard.on_product(product)
             # By its number of elements: scores are reshaped and transposed on their way to a
             # softmax, which changes the shape but not the number.
             source.running[-1].products[output.numel()] = product
@@ -74,4 +74,4 @@ class ProductListener(FunctionListener):
         """Hand a product of three and more activations to the guard: linear attention."""
         tensors = [operand for operand in operands if is_plain(operand)]
         if len(tensors) > 2 and not any(map(source.is_parameter, tensors)):
-            source.guard.contracted(tensors)
+            source.guard.on_contraction(tensors)

@@ -12,7 +12,7 @@ from torch import Tensor
 from joma._measure.events.backends.backend import DotProductCall
 from joma._measure.events.backends.function_mode import TorchFunctionBackend
 from joma._measure.events.events import DotProduct
-from joma._measure.events.guard import Seen
+from joma._measure.events.guard import AttentionCandidate
 from joma._measure.events.tensors import shape_of
 
 if TYPE_CHECKING:
@@ -55,8 +55,10 @@ class SdpaBackend(TorchFunctionBackend):
         )
         candidate = self.candidate(source, call, attention, shapes)
         if dropout:
-            candidate.replay = lambda sample: _without_dropout(candidate, attention, sample)
-        source.guard.sees(candidate)
+            candidate.output_without_dropout = lambda sample: _without_dropout(
+                candidate, attention, sample
+            )
+        source.guard.on_attention(candidate)
 
 
 def _read(
@@ -102,7 +104,9 @@ def _with_leading_axis(attention: DotProductCall) -> DotProductCall:
     )
 
 
-def _without_dropout(candidate: Seen, attention: DotProductCall, sample: int) -> Tensor:
+def _without_dropout(
+    candidate: AttentionCandidate, attention: DotProductCall, sample: int
+) -> Tensor:
     """Return the output (H, Tq, dv) of one sample, computed as the module did but for dropout."""
     fields = candidate.event_fields()
     # Autocast rounds to the type of the output.

@@ -19,7 +19,7 @@ class TokenGrid:
 
 @dataclass(frozen=True)
 class PaddingEvidence:
-    """What shows which tokens are padding.
+    """The evidence for which tokens are padding.
 
     Attributes:
         summary: the evidence as `joma.explain` words it.

@@ -8,8 +8,8 @@ Worked examples, one row per query, x for a key that is seen:
 
     keys masked       both masked       rescued rows,      strictly causal    top-2 of scores
                                         causal, left
-    x x x .           x x x .           x x x x  ← pad     . . . .            x . x .
-    x x x .           x x x .           . x . .            x . . .            x x . .
+    x x x .           x x x .           x x x x  ← pad     . . . .            x x . .
+    x x x .           x x x .           . x . .            x . . .            x . x .
     x x x .           x x x .           . x x .            x x . .            . x x .
     x x x .  ← pad    . . . .  ← pad    . x x x            x x x .            x . x .
     token 3           token 3           token 0            none: nobody       none: what is seen
