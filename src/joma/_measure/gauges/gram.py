@@ -61,7 +61,7 @@ class GramProduct(ABC):
 
 def gram_product(w: Tensor, shard: Shard) -> GramProduct:
     """Return the faster way to multiply blocks with WᵀW, for W (m, n) with contiguous rows."""
-    is_plain = w.device.type == "cpu" and w.stride(1) == 1 and shard.whole
+    is_plain = w.device.type == "cpu" and w.stride(1) == 1 and shard.is_complete
     if is_plain and has_small_products():
         return StackedProduct(w, shard)
     return VectorProduct(w, shard)
