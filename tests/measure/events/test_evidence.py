@@ -58,4 +58,4 @@ def test_equal_rows_of_padding_do_not_hide_the_heads():
     found = find_queries(queries, 1, [RecordedProjection(None, y)])
     assert found is not None
     (axis,) = found.axes
-    assert (axis.size, axis.heads, axis.heads_first) == (3 * H, H, True)
+    assert (axis.size, axis.heads, axis.has_heads_first) == (3 * H, H, True)

@@ -46,8 +46,8 @@ def drawn(*drawings: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("slices", "axis"),
     [
-        ([0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3], Axis(12, 4, heads_first=False)),
-        ([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], Axis(12, 4, heads_first=True)),
+        ([0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3], Axis(12, 4, has_heads_first=False)),
+        ([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], Axis(12, 4, has_heads_first=True)),
         ([2, 2, 2, 2], Axis(4, 1)),
         ([0, 1, 2, 3], Axis(4, 4)),
         ([0, -1, 2, 3, 0, 1, -1, 3], Axis(8, 4)),  # two rows of padding
@@ -103,7 +103,7 @@ def test_energies_of_pairs_by_hand():
         ((4, 4), 4, None, None),
         ((4, 3), "heads batch", None, (Axis(4, 4), Axis(3, 1))),
         ((4, 3), "batch heads", None, (Axis(4, 1), Axis(3, 3))),
-        ((12,), "heads batch", 3, (Axis(12, 4, heads_first=True),)),
+        ((12,), "heads batch", 3, (Axis(12, 4, has_heads_first=True),)),
     ],
 )
 def test_the_user_decides_about_axes(sizes, heads, samples, axes):
@@ -128,7 +128,7 @@ def test_sizes_that_leave_one_reading(sizes, samples, widths, options, axes):
 
 def test_a_layout_with_heads_outside():
     scores = torch.arange(12 * 14 * 14).view(12, 14, 14)
-    arranged = Layout((Axis(12, 4, heads_first=True),), 1)(scores)
+    arranged = Layout((Axis(12, 4, has_heads_first=True),), 1)(scores)
     assert arranged.shape == (3, 4, 14, 14)
     assert torch.equal(arranged[2, 1], scores[1 * 3 + 2])
 

@@ -84,7 +84,7 @@ def measured_facts(
     return AttentionFacts(
         backend=candidate.backend,
         axes=_describe_axes(layout, candidate.shape, candidate.key_count),
-        heads=H if layout.certain else None,
+        heads=H if layout.is_certain else None,
         heads_evidence=layout.evidence.summary,
         share=layout.share,
         mask=_describe_form(event),
@@ -109,7 +109,7 @@ def _describe_axes(layout: Layout, shape: Sequence[int], keys: int) -> str:
             parts.append(f"queries {size}")
             continue
         axis = next(meanings)
-        if not layout.certain:
+        if not layout.is_certain:
             parts.append(f"samples or heads {size}")
         elif axis.heads == 1:
             parts.append(f"samples {size}")
@@ -117,7 +117,7 @@ def _describe_axes(layout: Layout, shape: Sequence[int], keys: int) -> str:
             parts.append(f"heads {size}")
         else:
             merged = [f"samples {axis.size // axis.heads}", f"heads {axis.heads}"]
-            parts.append(" · ".join(reversed(merged) if axis.heads_first else merged))
+            parts.append(" · ".join(reversed(merged) if axis.has_heads_first else merged))
     return ", ".join([*parts, f"keys {keys}"])
 
 

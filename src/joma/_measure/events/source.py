@@ -500,7 +500,7 @@ class EventSource(Emitter):
         with exactly(event.device.type):
             try:
                 padding = find_padding(
-                    event, self.padding, bool(candidate.is_self), candidate.layout.certain
+                    event, self.padding, bool(candidate.is_self), candidate.layout.is_certain
                 )
             except Refusal as refusal:
                 self.guard.facts[call.name, candidate.ordinal] = refused_facts(candidate, refusal)

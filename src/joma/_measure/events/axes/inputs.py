@@ -82,7 +82,7 @@ def attends_in_pieces(call: Call, shape: Sequence[int], query_axis: int) -> bool
     if input_sizes is None:
         return False
     first, second = input_sizes
-    others = prod(size for axis, size in enumerate(shape) if axis != query_axis)
+    others = prod((*shape[:query_axis], *shape[query_axis + 1 :]))
     lengths = lengths_that_fit(input_sizes, others) or (second, first)
     return shape[query_axis] not in lengths and shape[query_axis] < second
 

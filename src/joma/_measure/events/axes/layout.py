@@ -18,12 +18,12 @@ class Axis:
     Attributes:
         size: length of the axis.
         heads: number of heads along it; 1 if it holds samples only.
-        heads_first: for an axis that holds both, True if index = head · samples + sample.
+        has_heads_first: for an axis that holds both, True if index = head · samples + sample.
     """
 
     size: int
     heads: int
-    heads_first: bool = False
+    has_heads_first: bool = False
 
     @property
     def samples(self) -> int:
@@ -57,15 +57,15 @@ class Layout:
     Attributes:
         axes: the leading axes in their order, without the axis of queries.
         query_axis: place of the axis of queries among all axes.
-        certain: False if nothing shows which axes are heads. All leading axes then count as samples
-            of one "head".
+        is_certain: False if nothing shows which axes are heads. All leading axes then count as
+            samples of one "head".
         share: the share of the module's queries that attend here.
         evidence: what decided the axes.
     """
 
     axes: tuple[Axis, ...]
     query_axis: int
-    certain: bool = True
+    is_certain: bool = True
     share: float = 1.0
     evidence: AxesEvidence = field(default=FROM_FUNCTION, compare=False)
 
@@ -101,7 +101,7 @@ class Layout:
                 continue
             axis = next(leading_axes)
             parts = [(sample_places, axis.samples), (head_places, axis.heads)]
-            if axis.heads_first:
+            if axis.has_heads_first:
                 parts.reverse()
             for places, size in parts:
                 places.append(len(sizes))
@@ -113,7 +113,7 @@ class Layout:
     def resized(self, shape: Sequence[int]) -> Layout | None:
         """Return the layout for other sizes (all but the last); None if the heads would change."""
         # Two samples of 4 heads, (2, 4, 14), carry over to (6, 4, 20), but not to (2, 8, 14).
-        sizes = [size for place, size in enumerate(shape) if place != self.query_axis]
+        sizes = [*shape[: self.query_axis], *shape[self.query_axis + 1 :]]
         if len(sizes) != len(self.axes):
             return None
         axes = []
@@ -121,5 +121,5 @@ class Layout:
             holds_heads_only = axis.heads == axis.size and axis.heads > 1
             if size % axis.heads or (holds_heads_only and size != axis.size):
                 return None
-            axes.append(Axis(size, axis.heads, axis.heads_first))
-        return Layout(tuple(axes), self.query_axis, self.certain, self.share, self.evidence)
+            axes.append(Axis(size, axis.heads, axis.has_heads_first))
+        return Layout(tuple(axes), self.query_axis, self.is_certain, self.share, self.evidence)

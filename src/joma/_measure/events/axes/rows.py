@@ -50,7 +50,9 @@ class QueryRows(RowReading):
     @property
     def leading_axes(self) -> list[int]:
         """All axes but those of queries and of numbers."""
-        return [axis for axis in range(self.queries.dim() - 1) if axis != self.query_axis]
+        axes = list(range(self.queries.dim() - 1))
+        axes.remove(self.query_axis)
+        return axes
 
     @cached_property
     def _centre(self) -> tuple[int, ...]:
@@ -59,7 +61,7 @@ class QueryRows(RowReading):
         at_token = self.queries.select(self.query_axis, token)  # (leading axes …, d)
         lengths = at_token.float().norm(dim=-1).nan_to_num()  # (leading axes …)
         longest = torch.unravel_index(lengths.argmax(), lengths.shape)
-        index = [int(place) for place in longest]
+        index = list(map(int, longest))
         index.insert(self.query_axis, token)
         return tuple(index)
 

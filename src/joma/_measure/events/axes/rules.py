@@ -71,7 +71,7 @@ class AxesQuestion:
     @property
     def sizes(self) -> list[int]:
         """Sizes of the leading axes."""
-        return [size for axis, size in enumerate(self.shape) if axis != self.query_axis]
+        return [*self.shape[: self.query_axis], *self.shape[self.query_axis + 1 :]]
 
     @cached_property
     def samples(self) -> int | None:
@@ -104,7 +104,7 @@ def decide_layout(question: AxesQuestion) -> Layout:
             return layout
     # The mean over samples, heads and queries is right without knowing which axis is which.
     axes = tuple(Axis(size, 1) for size in question.sizes)
-    return Layout(axes, question.query_axis, certain=False, evidence=NO_EVIDENCE)
+    return Layout(axes, question.query_axis, is_certain=False, evidence=NO_EVIDENCE)
 
 
 # heads=4 and scores (4, 3, 14, 14): axis 0 holds the heads, whatever else the sizes may mean.

@@ -51,9 +51,15 @@ def _distinct_inputs(call: Call) -> list[Tensor]:
     for value in (*call.args, *call.kwargs.values()):
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 3:
             continue
-        if not any(_have_same_values(value, other) for other in inputs):
-            inputs.append(value)
+        _add_if_new(inputs, value)
     return inputs
+
+
+def _add_if_new(tensors: list[Tensor], tensor: Tensor) -> None:
+    for other in tensors:
+        if _have_same_values(tensor, other):
+            return
+    tensors.append(tensor)
 
 
 def _distinct_origins(projections: Sequence[RecordedProjection]) -> list[Tensor]:
@@ -61,10 +67,8 @@ def _distinct_origins(projections: Sequence[RecordedProjection]) -> list[Tensor]
     origins: list[Tensor] = []
     for projection in projections:
         origin = _start_of_chain(projection, projections)
-        if origin is None:
-            continue
-        if not any(_have_same_values(origin, other) for other in origins):
-            origins.append(origin)
+        if origin is not None:
+            _add_if_new(origins, origin)
     return origins
 
 

@@ -72,8 +72,13 @@ def axes_by_sizes(
         return _with_heads(sizes, [shared_axis])
     if samples is None:
         return _axes_in_usual_order(sizes, large)
-    sample_places = [place for place in large if sizes[place] == samples]
-    other_places = [place for place in large if sizes[place] != samples]
+    sample_places = []
+    other_places = []
+    for place in large:
+        if sizes[place] == samples:
+            sample_places.append(place)
+        else:
+            other_places.append(place)
     # 4 samples: (4, 4) has two axes of that size
     if len(sample_places) > 1:
         return None

@@ -70,7 +70,7 @@ def axis_of_slices(numbers: Tensor) -> Axis | None:
     is_outside = _is_one_slice_per_row(numbers.view(heads, size // heads))
     if is_inside == is_outside:
         return None
-    return Axis(size, heads, heads_first=is_outside)
+    return Axis(size, heads, has_heads_first=is_outside)
 
 
 def _is_one_slice_per_row(rows: Tensor) -> bool:

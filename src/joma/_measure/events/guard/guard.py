@@ -258,7 +258,7 @@ class Guard:
                 shared_axis=shared_axis(candidate),
             )
         )
-        if not layout.certain and name not in self.without_heads:
+        if not layout.is_certain and name not in self.without_heads:
             self.without_heads.append(name)
         if layout.share < 1:
             self.shares[name] = layout.share
