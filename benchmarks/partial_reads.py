@@ -15,7 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from joma._checkpoints.files import TensorFile
+from joma._checkpoints.formats import open_file
+from joma._checkpoints.reading import LocalFile
 
 LAYERS, WIDTH, HEADS = 12, 1024, 16
 HEAD = WIDTH // HEADS
@@ -23,13 +24,11 @@ HEAD = WIDTH // HEADS
 
 def positioned(path: Path) -> None:
     """With joma."""
-    file = TensorFile(path)
+    file = open_file(LocalFile(path))
     for n in range(LAYERS):
-        file.read(f"{n}.up")
-        queries = file.entries[f"{n}.qkv"].view(
-            (HEADS, HEAD, WIDTH), (3 * HEAD * WIDTH, WIDTH, 1), 0
-        )
-        file.read(f"{n}.qkv", queries)
+        file.read(file.view(f"{n}.up"))
+        stride = (3 * HEAD * WIDTH, WIDTH, 1)
+        file.read(file.view(f"{n}.qkv").part((HEADS, HEAD, WIDTH), stride, 0))
 
 
 def mapped(path: Path) -> None:

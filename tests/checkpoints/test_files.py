@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from joma._checkpoints.files import TensorFile
-from joma._checkpoints.reading import BadCheckpoint, LocalFile, Stream
+from joma._checkpoints.formats import open_file
+from joma._checkpoints.reading import BadCheckpoint, LocalFile, ReaderStream
 from joma._checkpoints.tensors import Tensors
 
 
@@ -86,26 +86,26 @@ def test_any_view_is_what_torch_shows(tmp_path_factory, data):
         view = view.narrow(dim, start, data.draw(st.integers(1, size - start)))
         if data.draw(st.booleans()):
             view = view[(slice(None),) * dim + (slice(None, None, 2),)]
-    file = TensorFile(path)
-    entry = file.entries["w"].view(tuple(view.shape), view.stride(), view.storage_offset())
-    assert torch.equal(file.read("w", entry), view)
+    file = open_file(LocalFile(path))
+    part = file.view("w").part(tuple(view.shape), view.stride(), view.storage_offset())
+    assert torch.equal(file.read(part), view)
     assert file.bytes_read == view.numel() * 4
 
 
 def test_tensors_saved_as_views(tmp_path):
     w = torch.randn(30, 20)
     torch.save({"t": w.T, "part": w[4:9, 3:7]}, tmp_path / "a.pt")
-    file = TensorFile(tmp_path / "a.pt")
-    assert torch.equal(file.read("t"), w.T)
-    assert torch.equal(file.read("part"), w[4:9, 3:7])
-    rows = file.entries["t"].view((5, 30), (30, 1), 60)  # rows 2 to 6 of the tensor as it is
-    assert torch.equal(file.read("t", rows), w.T[2:7])
+    file = open_file(LocalFile(tmp_path / "a.pt"))
+    assert torch.equal(file.read(file.view("t")), w.T)
+    assert torch.equal(file.read(file.view("part")), w[4:9, 3:7])
+    rows = file.view("t").part((5, 30), (30, 1), 60)  # rows 2 to 6 of the tensor as it is
+    assert torch.equal(file.read(rows), w.T[2:7])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_views_in_every_precision_and_packing(dtype, zipped, tmp_path, monkeypatch):
-    monkeypatch.setattr("joma._checkpoints.tensors._BLOCK", 300)  # many blocks
+    monkeypatch.setattr("joma._checkpoints.tensors._BLOCK_BYTES", 300)  # many blocks
     w = torch.randn(30, 20).to(dtype)
     torch.save({"w": w, "t": w.T}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     opened = Tensors.open(tmp_path / "a.pt")
@@ -113,8 +113,8 @@ def test_views_in_every_precision_and_packing(dtype, zipped, tmp_path, monkeypat
     assert torch.equal(opened.read("t"), w.T.float())
     for name, whole in (("w", w), ("t", w.T.contiguous())):
         view = whole.T[3:17, 2:9]
-        entry = opened.entry(name).view(tuple(view.shape), view.stride(), view.storage_offset())
-        assert torch.equal(opened.read(name, entry), view.float())
+        part = opened.view(name).part(tuple(view.shape), view.stride(), view.storage_offset())
+        assert torch.equal(opened.read(part), view.float())
 
 
 def test_training_checkpoints_and_parameters(tmp_path):
@@ -163,7 +163,7 @@ def test_a_zip_that_was_packed_again_is_read_where_its_records_are(tmp_path):
 def test_a_stream_reads_as_the_file_does(size, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 4)
-    stream, plain = Stream(LocalFile(path)), path.open("rb")
+    stream, plain = ReaderStream(LocalFile(path)), path.open("rb")
     with plain:
         for offset, whence in ((0, 0), (-10, 2), (100, 0), (5, 1), (0, 2)):
             assert stream.seek(offset, whence) == plain.seek(offset, whence)

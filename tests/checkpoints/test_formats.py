@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import joma
-from joma._checkpoints.gguf_file import GgufFile
+from joma._checkpoints.formats.gguf import GgufFile
 from joma._checkpoints.reading import BadCheckpoint, LocalFile
 from joma._checkpoints.tensors import Tensors
 from tests.checkpoints.gguf_files import llama_gguf
@@ -43,7 +43,7 @@ def value(path, **options):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_gguf_is_measured_as_its_blocks_stand(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("joma._checkpoints.gguf_file._BLOCK", 200)  # many blocks of rows
+    monkeypatch.setattr("joma._checkpoints.formats.gguf._BLOCK_BYTES", 200)  # many blocks of rows
     kept = llama_gguf(tmp_path / "model.gguf", kind)
     gates = [kept[f"model.layers.{n}.mlp.gate_proj.weight"] for n in range(LAYERS)]
     scan = measured(tmp_path)
@@ -87,13 +87,14 @@ def test_gguf_against_the_packages_own_reader(tmp_path):
             np.array(gguf.quants.dequantize(np.array(theirs.data), theirs.tensor_type))
         ).reshape(3, 5, 512)
         name = f"layers.{n}.mlp.experts.up_proj"
-        assert torch.equal(file.read(name), truth)
-        before, entry = file.bytes_read, file.entries[name]
-        assert torch.equal(file.read(name, entry.view((5, 512), (512, 1), 5 * 512)), truth[1])
+        tensor = file.view(name)
+        assert torch.equal(file.read(tensor), truth)
+        before = file.bytes_read
+        assert torch.equal(file.read(tensor.part((5, 512), (512, 1), 5 * 512)), truth[1])
         assert file.bytes_read - before == theirs.n_bytes // 3  # one expert of three
         turned = truth.transpose(1, 2)[2, 3:9]
-        view = entry.view(tuple(turned.shape), turned.stride(), turned.storage_offset())
-        assert torch.equal(file.read(name, view), turned)
+        view = tensor.part(tuple(turned.shape), turned.stride(), turned.storage_offset())
+        assert torch.equal(file.read(view), turned)
 
 
 def test_experts_in_gguf_and_what_a_model_is_needed_for(tmp_path):
@@ -218,7 +219,7 @@ def test_a_checkpoint_that_two_processes_wrote(distributed):
     for name, weight in model("neox").state_dict().items():
         if weight.is_floating_point():
             assert torch.equal(opened.read(name), weight.float())
-    assert not any("exp_avg" in name for name in opened.names)
+    assert not any("exp_avg" in name for name in opened.names())
     (distributed / "step-7/config.json").rename(
         distributed / "config.json"
     )  # by names and shapes alone
@@ -248,7 +249,7 @@ def test_damaged_checkpoints_of_two_processes(distributed, tmp_path):
 
 
 def test_the_table_of_chunks_runs_no_code_and_no_longer_than_it_should(tmp_path, monkeypatch):
-    monkeypatch.setattr("joma._checkpoints.inert._MOST", 10_000)
+    monkeypatch.setattr("joma._checkpoints.formats.unpickling._MAX_OBJECTS", 10_000)
 
     class Program:
         def __reduce__(self):
@@ -318,7 +319,7 @@ def test_a_checkpoint_of_lightning(tmp_path):
     assert "argparse.Namespace" in scan.checkpoints().note[0]
     assert not any(
         "exp_avg" in name
-        for name in Tensors.open(tmp_path / "checkpoints/epoch=0-step=2.ckpt").names
+        for name in Tensors.open(tmp_path / "checkpoints/epoch=0-step=2.ckpt").names()
     )
 
 

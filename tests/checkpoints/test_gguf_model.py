@@ -73,13 +73,13 @@ def test_rows_of_queries_and_keys_are_in_the_order_of_the_hub(tmp_path):
     tensors = Tensors.open(tmp_path / "a.gguf")
     for part in ("q", "k"):
         name = f"layers.1.self_attn.{part}_proj.weight"
-        truth, entry = kept[f"model.{name}"], tensors.entry(name)
+        truth, entry = kept[f"model.{name}"], tensors.view(name)
         assert torch.equal(tensors.read(name), truth)
         for first, count in ((0, 1), (3, 7), (8, 8), (len(truth) - 5, 5)):
             assert torch.equal(
-                tensors.read(name, entry.view((count, D), (D, 1), first * D)), truth[first:][:count]
+                tensors.read(entry.part((count, D), (D, 1), first * D)), truth[first:][:count]
             )
-        assert torch.equal(tensors.read(name, entry.view((D, len(truth)), (1, D), 0)), truth.T)
+        assert torch.equal(tensors.read(entry.part((D, len(truth)), (1, D), 0)), truth.T)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import joma
-from joma._checkpoints.files import TensorFile
-from joma._checkpoints.reading import BadCheckpoint
+from joma._checkpoints.formats import open_file
+from joma._checkpoints.reading import BadCheckpoint, LocalFile
 from joma._checkpoints.tensors import Tensors
 from tests.checkpoints.models import lower, save, stable_rank
 
@@ -77,14 +77,14 @@ def test_a_zip_that_inflates_beyond_reason_is_refused(tmp_path):
 def test_a_tensor_that_repeats_its_numbers_takes_no_memory(tmp_path):
     torch.save({"a.weight": torch.zeros(1, 1).expand(1 << 20, 1 << 20)}, tmp_path / "a.pt")
     with pytest.raises(BadCheckpoint, match="does not hold what is asked"):
-        TensorFile(tmp_path / "a.pt").read("a.weight")
+        Tensors.open(tmp_path / "a.pt").read("a.weight")
     torch.save(
         {"a": torch.zeros(1).expand(1 << 40)},
         tmp_path / "b.pt",
         _use_new_zipfile_serialization=False,
     )
     with pytest.raises(BadCheckpoint, match="repeats its numbers"):
-        TensorFile(tmp_path / "b.pt")
+        Tensors.open(tmp_path / "b.pt")
 
 
 def test_dicts_that_refer_to_one_another_are_not_walked_through_for_ever(tmp_path):
@@ -93,7 +93,7 @@ def test_dicts_that_refer_to_one_another_are_not_walked_through_for_ever(tmp_pat
         content = {"x": content, "y": content}
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(BadCheckpoint, match="nested beyond reason"):
-        TensorFile(tmp_path / "a.pt")
+        Tensors.open(tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("layers", [10**6, 10**12])
@@ -229,8 +229,8 @@ def test_metadata_beside_the_weights_gets_stand_ins(tmp_path):
     content = {"args": args, "checkpoint_version": 3.0, "iteration": 7, "model": {"language_model": state},
                "optimizer": {"state": {0: torch.ones(3, 3)}}}  # fmt: skip
     torch.save(content, tmp_path / "a.pt")
-    file = TensorFile(tmp_path / "a.pt")
-    assert list(file.entries) == [f"language_model.{name}" for name in state]
+    file = open_file(LocalFile(tmp_path / "a.pt"))
+    assert file.names() == [f"language_model.{name}" for name in state]
     assert "argparse.Namespace" in file.note
     scan = joma.scan(str(tmp_path / "a.pt"))
     assert scan.failed == []
@@ -246,7 +246,7 @@ def test_a_weight_that_is_no_plain_tensor_is_refused_by_name(tmp_path):
     with pytest.raises(
         BadCheckpoint, match=r"layers\.1\.fc1\.weight is a argparse\.Namespace, no plain tensor"
     ):
-        TensorFile(tmp_path / "a.pt")
+        Tensors.open(tmp_path / "a.pt")
 
 
 def test_the_tokenizer_can_be_elsewhere(tmp_path):

@@ -91,7 +91,7 @@ def opened(revision: str) -> Tensors:
 @pytest.mark.parametrize(("revision", "name"), [("large", "mlp.gate_proj"), ("chunks", "ffn_gate")])
 def test_only_the_tensors_that_are_needed_come(revision, name, server):
     remote, names = opened(revision), [f"layers.{n}.{name}.weight" for n in range(LAYERS)]
-    remote.expect((name, None) for name in names)
+    remote.announce(remote.view(name) for name in names)
     before = len(server.log)
     for n, tensor in enumerate(names):
         assert torch.equal(

@@ -120,11 +120,11 @@ def test_usual_families_are_planned_without_their_model_as_with_it(
     with monkeypatch.context() as patch:
         patch.setattr(planning, "model_of", None)  # it is not asked
         quick = plan(tensors, parts)
-    monkeypatch.setattr(planning, "_USUAL", ())
-    assert planning._usual(tensors, parts) is None
+    monkeypatch.setattr(planning, "_USUAL_FAMILIES", ())
+    assert planning._usual_plan(tensors, parts) is None
     slow = plan(tensors, parts)
     for part in parts:
-        assert [m.pieces for m in quick[part]] == [m.pieces for m in slow[part]]
+        assert [m.slices for m in quick[part]] == [m.slices for m in slow[part]]
         assert [m.heads for m in quick[part]] == [m.heads for m in slow[part]]
         for a, b in zip(quick[part], slow[part], strict=True):
             assert all(
@@ -135,7 +135,7 @@ def test_usual_families_are_planned_without_their_model_as_with_it(
     for key in (wide, "n_layer" if family == "gpt2" else "num_hidden_layers"):
         other = Tensors.open(tmp_path / "model")
         other.config = {**tensors.config, key: tensors.config[key] + 1}
-        assert planning._usual(other, ["mlp_in"]) is None
+        assert planning._usual_plan(other, ["mlp_in"]) is None
 
 
 def test_a_part_of_a_fused_tensor_costs_a_part_of_it(tmp_path):
@@ -350,7 +350,7 @@ def test_weights_with_scales_and_of_unknown_types_are_refused(tmp_path):
     odd = joma.scan(str(tmp_path / "model-2.safetensors"))
     assert odd.failed
     opened = Tensors.open(tmp_path / "model-2.safetensors")
-    assert opened.entry("layers.0.fc1.weight").stored == "F9X"
+    assert opened.view("layers.0.fc1.weight").foreign_type == "F9X"
 
 
 def test_an_index_that_names_a_tensor_of_an_unknown_type(tmp_path):

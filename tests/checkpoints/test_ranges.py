@@ -76,7 +76,9 @@ def opened(revision: str, limit: int | None = None) -> tuple[Tensors, ranges.Met
 def test_only_what_is_needed_comes_in_one_request_per_run(how, server):
     names = [f"layers.{n}.a.up.weight" for n in range(LAYERS)]
     remote, meter = opened(how)
-    assert remote.expect((name, None) for name in names) == LAYERS * ROWS * COLUMNS * 4
+    views = [remote.view(name) for name in names]
+    remote.announce(views)
+    assert sum(view.nbytes for view in views) == LAYERS * ROWS * COLUMNS * 4
     for name in names:
         assert torch.equal(remote.read(name), tensors()[name])
     needed = LAYERS * ROWS * COLUMNS * 4
@@ -89,7 +91,7 @@ def test_only_what_is_needed_comes_in_one_request_per_run(how, server):
 def test_neighbours_come_together(how, server):
     names = [f"layers.1.{part}.weight" for part in ("a.up", "b.down", "c.other")]
     remote, _ = opened(how)
-    remote.expect((name, None) for name in names)
+    remote.announce(remote.view(name) for name in names)
     before = len(server.log)
     for name in reversed(names):  # in any order
         assert torch.equal(remote.read(name), tensors()[name])
@@ -103,19 +105,20 @@ def test_parts_of_a_tensor_in_any_precision(server, files):
     server.revisions["half"] = files["safetensors"].parent / "half"
     remote, _ = opened("half")
     for view in (whole[10:200], whole[:, 3:50], whole.T[5:9], whole[::7, ::3]):
-        entry = remote.entry("w").view(tuple(view.shape), view.stride(), int(view.storage_offset()))
-        assert torch.equal(remote.read("w", entry), view.float())
+        part = remote.view("w").part(tuple(view.shape), view.stride(), int(view.storage_offset()))
+        assert torch.equal(remote.read(part), view.float())
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_reads_in_any_order_are_the_files_bytes(seed, server, files, monkeypatch):
     """With limits so small that stretches are merged, dropped, given up and asked for again."""
     for name, value in {
-        "GAP": 50,
-        "_KEPT": 700,
-        "_WINDOW": (64, 256),
-        "_HELD": 2,
-        "_BLOCK": 100,
+        "GAP_BYTES": 50,
+        "_MAX_JOINED_BYTES": 700,
+        "_MIN_WINDOW": 64,
+        "_MAX_WINDOW": 256,
+        "_MAX_STRETCHES": 2,
+        "_BLOCK_BYTES": 100,
     }.items():
         monkeypatch.setattr(ranges, name, value)
     content, draw = (
@@ -268,11 +271,11 @@ def test_a_budget_is_announced_and_refused_beforehand(server, files, monkeypatch
 def test_a_token_is_for_the_hub_only(server, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._headers.get_token_to_send", lambda token: "secret")
     server.stored = True
-    place, _ = ranges.resolved(f"{constants.ENDPOINT}/{REPO}/resolve/bin/pytorch_model.bin", None)
+    place, _ = ranges.locate(f"{constants.ENDPOINT}/{REPO}/resolve/bin/pytorch_model.bin", None)
     assert "localhost" in place.url
     assert "authorization" not in place.headers
     server.stored = False
-    place, _ = ranges.resolved(f"{constants.ENDPOINT}/{REPO}/resolve/bin/pytorch_model.bin", None)
+    place, _ = ranges.locate(f"{constants.ENDPOINT}/{REPO}/resolve/bin/pytorch_model.bin", None)
     assert place.headers["authorization"] == "Bearer secret"
 
 

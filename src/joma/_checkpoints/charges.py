@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from joma._checkpoints.entry import contiguous
 from joma._checkpoints.model import model_of
-from joma._checkpoints.plan import Piece, matcher
+from joma._checkpoints.plan import ParameterSlice, matcher
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
 from joma._measure.charges.by_layer import ChargeState, LayerCharges, by_part, explain_missing
@@ -38,7 +37,7 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
     """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
     if why := tensors.incomplete or tensors.no_model:
         raise BadCheckpoint(why)
-    model = model_of(tensors.config, len(tensors.names), head=True)
+    model = model_of(tensors.config, len(tensors.names()), head=True)
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")
     charges = find(model)
@@ -49,7 +48,9 @@ def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
         if tensor is None:
             name = next(name for name, other in model.named_parameters() if other is parameter)
             raise BadCheckpoint(f"the tensor {name} is missing")
-        return Piece(tensor, shape, (shape, contiguous(shape), 0)).read(tensors)
+        whole = ParameterSlice.whole(tensor, shape)
+        whole.check(tensors)
+        return tensors.read(whole.view(tensors))
 
     measured = MeasuredCharges()
     for part in dict.fromkeys(gauge.part for gauge in gauges):
@@ -87,12 +88,12 @@ def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
 
     Pythia's head is ``embed_out`` in the files and ``lm_head`` in the model.
     """
-    match = matcher(tensors.names)
+    match = matcher(tensors.names())
     places = {id(parameter): match(name) for name, parameter in model.named_parameters()}
-    rest = [name for name in tensors.names if name not in places.values()]
+    rest = [name for name in tensors.names() if name not in places.values()]
     lost = [parameter for parameter in model.parameters() if places[id(parameter)] is None]
     for parameter in lost:
-        same = [name for name in rest if tensors.entry(name).shape == tuple(parameter.shape)]
+        same = [name for name in rest if tensors.view(name).shape == tuple(parameter.shape)]
         alike = [other for other in lost if other.shape == parameter.shape]
         places[id(parameter)] = same[0] if len(same) == len(alike) == 1 else None
     return places

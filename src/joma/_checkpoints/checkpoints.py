@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joma._checkpoints import hub
-from joma._checkpoints.formats import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
+from joma._checkpoints.folder import NAMES, SUFFIXES, has_weights, lone_file, refusal, weight_files
 from joma._checkpoints.model import with_family
 from joma._checkpoints.revision import Revision
 from joma._checkpoints.revision_choice import Listing, check_names, choose_revisions, list_some

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what revisions a model has there, where its files are kept here, and its errors in words."""
+"""The Hugging Face hub: the revisions of a model, the folders of its files here, errors in words."""
 
 from __future__ import annotations
 
@@ -11,31 +11,38 @@ from typing import Any
 from joma._data.folders import cache_folder
 
 TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+)
 DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_NETWORK = {
-    "TransportError",
-    "ConnectionError",
-    "TimeoutError",
-    "Timeout",
-}  # of httpx, requests and Python
-LOCAL = "give the path of a local folder of checkpoints instead, or download them once with a connection"
 
-
-_FILE = re.compile(r"([\w.-]+/[\w.-]+)/([\w.-]+\.gguf)")
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+# Names of the base classes of network errors in httpx, requests and Python.
+_NETWORK_ERRORS = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}
+_REMEDY = (
+    "give the path of a local folder of checkpoints instead, or download them once with a "
+    "connection"
+)
+_FILE_OF_REPO = re.compile(r"([\w.-]+/[\w.-]+)/([\w.-]+\.gguf)")
 
 
 def with_file(source: str) -> tuple[str, str | None]:
-    """The id of a model, and the one of its files that is meant: "owner/name/file.gguf"."""
-    match = _FILE.fullmatch(source)
-    return (match[1], match[2]) if match else (source, None)
+    """Return the id of a model, and the file that "owner/name/file.gguf" names."""
+    match = _FILE_OF_REPO.fullmatch(source)
+    if match is None:
+        return source, None
+    return match[1], match[2]
 
 
 def library() -> Any:
-    """`huggingface_hub`, or how to get it."""
+    """Return `huggingface_hub`, or raise an error that says how to get it."""
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -43,99 +50,129 @@ def library() -> Any:
         import huggingface_hub.utils
     except ImportError as error:
         raise ValueError(
-            f"models of the hub need huggingface_hub: pip install 'joma[hf]'; or {LOCAL}"
+            f"models of the hub need huggingface_hub: pip install 'joma[hf]'; or {_REMEDY}"
         ) from error
     return huggingface_hub
 
 
 def cache_of(repo: str) -> Path:
-    """The folder of a model in the hub's cache, whether it is there or not."""
-    hf = library()
-    return Path(hf.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    """Return the folder of a model in the hub's cache, whether it exists or not."""
+    cache = Path(library().constants.HF_HUB_CACHE)
+    return cache / f"models--{repo.replace('/', '--')}"
 
 
 def downloads(repo: str, revision: str) -> Path:
-    """The folder in joma's cache for downloads of a revision that are not kept."""
+    """Return the folder in joma's cache for downloads of a revision that are not kept."""
     return cache_folder() / "downloads" / f"{repo}@{revision}".replace("/", "--")
 
 
 def branches(repo: str) -> list[str]:
-    """The revisions of a model as the hub lists them; without a connection those in the cache."""
+    """Return the branches of a model as the hub lists them; without a connection, the cached ones."""
     hf = library()
-    folder = cache_of(repo) / "refs"
-    cached = (
-        sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-        if folder.is_dir()
-        else []
-    )
+    cached = _cached_references(repo)
     if hf.constants.HF_HUB_OFFLINE and cached:
         return cached
     try:
-        refs = hf.HfApi().list_repo_refs(repo)
+        references = hf.HfApi().list_repo_refs(repo)
     except Exception as error:
-        if cached and _unreachable(error):
+        if cached and _is_unreachable(error):
             return cached
         raise ValueError(explain(repo, error)) from error
-    return [branch.name for branch in refs.branches]
+    return [branch.name for branch in references.branches]
+
+
+def _cached_references(repo: str) -> list[str]:
+    folder = cache_of(repo) / "refs"
+    if not folder.is_dir():
+        return []
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def commits(repo: str) -> dict[str, str]:
-    """Branches and tags of a model, and the commits that they are at; empty if the hub cannot be asked."""
+    """Return the commits of a model's tags and branches; nothing if the hub cannot be asked."""
     hf = library()
     if hf.constants.HF_HUB_OFFLINE:
         return {}
     try:
-        refs = hf.HfApi().list_repo_refs(repo)
-    except Exception:  # what is read of it will say why
+        references = hf.HfApi().list_repo_refs(repo)
+    except Exception:  # reading its files will report why
         return {}
-    return {ref.name: ref.target_commit for ref in [*refs.tags, *refs.branches]}
+    every_reference = [*references.tags, *references.branches]
+    return {reference.name: reference.target_commit for reference in every_reference}
 
 
 def check(repo: str) -> None:
     """Refuse a model that is neither in the cache nor on the hub."""
-    hf = library()
     if (cache_of(repo) / "snapshots").is_dir():
         return
     try:
-        hf.HfApi().model_info(repo, timeout=10)
+        library().HfApi().model_info(repo, timeout=10)
     except Exception as error:
         raise ValueError(explain(repo, error)) from error
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it came from."""
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _unreachable(error: Exception) -> bool:
-    """Whether there was no connection. An answer with an error means that there was one."""
-    answered = any(isinstance(e, library().errors.HfHubHTTPError) for e in _chain(error))
-    return not answered and any(
-        base.__name__ in _NETWORK for e in _chain(error) for base in type(e).__mro__
-    )
+def _is_answer(error: Exception) -> bool:
+    """True if the hub answered, with an error."""
+    http_error = library().errors.HfHubHTTPError
+    return any(isinstance(cause, http_error) for cause in _with_causes(error))
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """True if there was no connection."""
+    if _is_answer(error):
+        return False
+    for cause in _with_causes(error):
+        for base in type(cause).__mro__:
+            if base.__name__ in _NETWORK_ERRORS:
+                return True
+    return False
+
+
+def _disk_error(error: Exception) -> OSError | None:
+    for cause in _with_causes(error):
+        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+            return cause
+    return None
 
 
 def explain(repo: str, error: Exception) -> str:
-    """Why the hub gave no answer, and what to do."""
-    errors = library().errors
-    if isinstance(error, errors.GatedRepoError):
-        return f"{repo} is gated: accept its terms on huggingface.co and log in with `hf auth login`; or {LOCAL}"
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return f"there is no folder {repo!r} here and no model of this name on the hub (or it is private); or {LOCAL}"
-    if library().constants.HF_HUB_OFFLINE:
-        return f"{repo} is not a folder here nor in the hub's cache, and HF_HUB_OFFLINE forbids to ask the hub: {LOCAL}"
-    unreachable = _unreachable(error)
-    disk = [e for e in _chain(error) if isinstance(e, OSError) and e.errno in _DISK]
-    if disk and not unreachable:
+    """Return why the hub gave no answer, and what to do."""
+    hf = library()
+    if isinstance(error, hf.errors.GatedRepoError):
         return (
-            f"{repo} cannot be written to the disk ({disk[0]}): make room, or name other folders by JOMA_CACHE and "
-            "HF_HOME"
+            f"{repo} is gated: accept its terms on huggingface.co and log in with `hf auth login`; "
+            f"or {_REMEDY}"
         )
-    said = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-    if any(isinstance(e, errors.HfHubHTTPError) for e in _chain(error)):
-        return f"the hub answers for {repo} with an error ({said}); try again later, or {LOCAL}"
-    if unreachable or isinstance(error, errors.LocalEntryNotFoundError):
-        return f"{repo} is not a folder here, and the hub cannot be reached ({said}). No network? Then {LOCAL}"
-    return f"{repo} cannot be downloaded ({said}); try again, or {LOCAL}"
+    if isinstance(error, (hf.errors.RepositoryNotFoundError, hf.errors.HFValidationError)):
+        return (
+            f"there is no folder {repo!r} here and no model of this name on the hub (or it is "
+            f"private); or {_REMEDY}"
+        )
+    if hf.constants.HF_HUB_OFFLINE:
+        return (
+            f"{repo} is not a folder here nor in the hub's cache, and HF_HUB_OFFLINE forbids to "
+            f"ask the hub: {_REMEDY}"
+        )
+    is_unreachable = _is_unreachable(error)
+    disk_error = _disk_error(error)
+    if disk_error is not None and not is_unreachable:
+        return (
+            f"{repo} cannot be written to the disk ({disk_error}): make room, or name other "
+            "folders by JOMA_CACHE and HF_HOME"
+        )
+    first_line = str(error).splitlines()[0][:120] if str(error) else ""
+    reason = f"{type(error).__name__}: {first_line}"
+    if _is_answer(error):
+        return f"the hub answers for {repo} with an error ({reason}); try again later, or {_REMEDY}"
+    if is_unreachable or isinstance(error, hf.errors.LocalEntryNotFoundError):
+        return (
+            f"{repo} is not a folder here, and the hub cannot be reached ({reason}). No network? "
+            f"Then {_REMEDY}"
+        )
+    return f"{repo} cannot be downloaded ({reason}); try again, or {_REMEDY}"

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma._checkpoints.guard import parsed
-from joma._checkpoints.reading import BadCheckpoint
+from joma._checkpoints.reading import BadCheckpoint, parse_json
 from joma._checkpoints.tensors import Tensors
 from joma._data.corpora import Corpus, corpus
 from joma._train.model import LanguageModel
@@ -49,7 +48,7 @@ def _settings(folder: Path) -> dict[str, Any] | None:
     """Return the settings of the training that a checkpoint belongs to; None if it is of no training."""
     path = folder.absolute().parent.parent / "run.json"
     try:
-        info = parsed(path.read_bytes())
+        info = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     config = info.get("config")
@@ -76,7 +75,7 @@ def load_language_model(folder: Path, tensors: Tensors) -> SavedLanguageModel:
     settings = _settings(folder)
     if settings is None:
         raise BadCheckpoint(f"{folder} is no checkpoint of joma train: its run.json is missing")
-    state = {name: tensors.read(name) for name in sorted(tensors.names)}
+    state = {name: tensors.read(name) for name in sorted(tensors.names())}
     try:
         length = min(int(settings["length"]), _LONGEST)
         words, width = state["embed.weight"].shape

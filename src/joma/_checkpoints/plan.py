@@ -1,8 +1,9 @@
-"""Which tensors of a checkpoint, or which parts of them, hold the matrices that gauges are measured on.
+"""The matrices that gauges are measured on, as views of the tensors of a checkpoint.
 
-With a `config.json` that transformers knows, the model is built on the meta device, its matrices are found as a watch
-finds them, and each view is traced back to the tensor of the file. Otherwise a skeleton of linear maps is built from
-the names and shapes of the tensors, and the same search is made on that.
+With a `config.json` that transformers knows, the model is built on the meta device, its matrices
+are found as a watch finds them, and each view is traced back to the tensor of the file. Otherwise a
+skeleton of linear maps is built from the names and shapes of the tensors, and searched in the same
+way.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from joma._checkpoints.entry import Entry, contiguous
-from joma._checkpoints.formats import quantised
-from joma._checkpoints.model import model_of
+from joma._checkpoints.formats.view import TensorView, contiguous_stride
+from joma._checkpoints.model import model_of, quantization_problem
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
 from joma.models.matrices import Matrix
@@ -26,65 +26,102 @@ from joma.models.parts import PARTS, PRODUCTS, UPDATE
 from joma.models.skeleton import BadTensorName, skeleton
 from joma.models.structure import find
 
-# families of which the model itself tells nothing else: it is not built, since transformers takes seconds to import
-_USUAL = ("bert", "gpt2", "gpt_neox", "llama", "opt")
-_SCALES = ("_scale", "_scale_inv", "_scales")
+# Families whose names and shapes tell as much as the model does. The model is not built for them:
+# to import transformers takes seconds.
+_USUAL_FAMILIES = ("bert", "gpt2", "gpt_neox", "llama", "opt")
+_SCALE_SUFFIXES = ("_scale", "_scale_inv", "_scales")
+# A file may have up to three parts more, or fewer, in front of a name than the model has: `model.`,
+# `gpt_neox.`, `module.model.`.
+_MAX_PREFIX_PARTS = 3
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A view of a tensor in the file: as in ``as_strided``, on the tensor as a contiguous one."""
+class ParameterSlice:
+    """A view of a parameter, by the name that its tensor has in the files.
+
+    It belongs to no checkpoint: those of a series share one plan. `view` finds it in one of them.
+    """
 
     tensor: str
-    shape: tuple[int, ...]  # of the full tensor
-    view: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, stride, start
+    tensor_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
-    def read(self, tensors: Tensors) -> Tensor:
-        """The view, from the file, in float32."""
-        entry = tensors.entry(self.tensor)
-        if not entry.dtype.is_floating_point:
-            why = quantised(tensors.config, tensors.names) or "quantised weights cannot be measured"
-            raise BadCheckpoint(f"{self.tensor} is of type {entry.stored or entry.dtype}: {why}")
-        if entry.dtype.itemsize == 1 and (
-            scale := next((n for s in _SCALES if (n := self.tensor + s) in tensors), "")
-        ):
-            why = quantised(tensors.config, tensors.names) or "it cannot be measured without them"
-            raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scale}): {why}")
-        if entry.shape != self.shape:
+    @classmethod
+    def whole(cls, tensor: str, shape: tuple[int, ...]) -> ParameterSlice:
+        """Return the slice that is all of a parameter."""
+        return cls(tensor, shape, shape, contiguous_stride(shape), 0)
+
+    def view(self, tensors: Tensors) -> TensorView:
+        """Return the slice as a view of a checkpoint's tensor."""
+        return tensors.view(self.tensor).part(self.shape, self.stride, self.offset)
+
+    def fits(self, tensors: Tensors) -> bool:
+        """True if a checkpoint has a tensor of this name and shape."""
+        return self.tensor in tensors and tensors.view(self.tensor).shape == self.tensor_shape
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise `BadCheckpoint` if the numbers cannot be measured as they are stored."""
+        view = tensors.view(self.tensor)
+        if not view.dtype.is_floating_point:
+            type_name = view.foreign_type or view.dtype
+            reason = quantization_problem(tensors.config, tensors.names())
+            reason = reason or "quantised weights cannot be measured"
+            raise BadCheckpoint(f"{self.tensor} is of type {type_name}: {reason}")
+        if view.dtype.itemsize == 1:
+            self._check_scales(tensors)
+        if view.shape != self.tensor_shape:
             raise BadCheckpoint(
-                f"{self.tensor} has shape {entry.shape}, which does not fit: {self.shape} is expected (by "
-                "config.json, or by the checkpoints before it)"
+                f"{self.tensor} has shape {view.shape}, which does not fit: {self.tensor_shape} is "
+                "expected (by config.json, or by the checkpoints before it)"
             )
-        return tensors.read(self.tensor, self.part(tensors))
 
-    def part(self, tensors: Tensors) -> Entry | None:
-        """Where the view is in the file, None if it is the whole tensor."""
-        entry, (shape, stride, start) = tensors.entry(self.tensor), self.view
-        is_full = shape == entry.shape and start == 0 and stride == contiguous(shape)
-        return None if is_full else entry.view(shape, stride, start)
+    def _check_scales(self, tensors: Tensors) -> None:
+        for suffix in _SCALE_SUFFIXES:
+            scales = self.tensor + suffix
+            if scales in tensors:
+                reason = quantization_problem(tensors.config, tensors.names())
+                reason = reason or "it cannot be measured without them"
+                raise BadCheckpoint(f"{self.tensor} is quantised with scales ({scales}): {reason}")
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
-    """One matrix: what to read, and what to make of it."""
+class StoredMatrix:
+    """A matrix of a model in the files of its checkpoints: what to read, and what to make of it."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    slices: tuple[ParameterSlice, ...]
     finish: Callable[[list[Tensor]], list[Tensor]]
     heads: int
-    update: bool = False  # read what an adapter adds
-
-    def read(self, tensors: Tensors) -> list[Tensor]:
-        """One matrix, or one per head."""
-        return self.finish([piece.read(self.source(tensors)) for piece in self.pieces])
+    is_update: bool = False  # read what an adapter adds, not the weights
 
     def source(self, tensors: Tensors) -> Tensors:
-        """Which tensors of a checkpoint it is read from."""
-        return tensors.updates if self.update and tensors.updates is not None else tensors
+        """Return the tensors of a checkpoint that it is read from."""
+        if self.is_update and tensors.updates is not None:
+            return tensors.updates
+        return tensors
+
+    def views(self, tensors: Tensors) -> list[TensorView]:
+        """Return what will be read."""
+        source = self.source(tensors)
+        return [slice_.view(source) for slice_ in self.slices]
+
+    def fits(self, tensors: Tensors) -> bool:
+        """True if a checkpoint has all tensors of this matrix, with the same shapes."""
+        source = self.source(tensors)
+        return all(slice_.fits(source) for slice_ in self.slices)
+
+    def read(self, tensors: Tensors) -> list[Tensor]:
+        """Return the matrix in float32, or one matrix per head."""
+        source = self.source(tensors)
+        for slice_ in self.slices:
+            slice_.check(source)
+        return self.finish(list(source.read_many(self.views(tensors))))
 
 
-class Plan(dict[str, list[Planned]]):
-    """Part -> matrices by layer.
+class Plan(dict[str, list[StoredMatrix]]):
+    """Part -> its matrices by layer.
 
     Attributes:
         missing: part -> why the checkpoint has no such matrices.
@@ -94,12 +131,28 @@ class Plan(dict[str, list[Planned]]):
         super().__init__()
         self.missing: dict[str, str] = {}
 
-    def add(self, part: str, find: Callable[[], list[Planned]]) -> None:
+    def add(self, part: str, find: Callable[[], list[StoredMatrix]]) -> None:
         """Add the matrices that ``find`` returns, or the reason why there are none."""
         try:
             self[part] = find()
         except MissingPart as error:
             self.missing[part] = str(error)
+
+    def matrices(self) -> list[StoredMatrix]:
+        """Return the matrices of all parts."""
+        return [matrix for matrices in self.values() for matrix in matrices]
+
+    def fits(self, tensors: Tensors) -> bool:
+        """True if another checkpoint has the same tensors, so that it can be read by this plan."""
+        return all(matrix.fits(tensors) for matrix in self.matrices())
+
+    def views(self, tensors: Tensors) -> list[TensorView]:
+        """Return all views that will be read of a checkpoint, each once; updates are not in it."""
+        views: dict[TensorView, None] = {}
+        for matrix in self.matrices():
+            if not matrix.is_update:
+                views |= dict.fromkeys(matrix.views(tensors))
+        return list(views)
 
 
 class MissingPart(BadCheckpoint):
@@ -118,39 +171,51 @@ def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan
     """Find the matrices of each part.
 
     A part that the checkpoint does not have is in `Plan.missing`; if it has none, that is an error.
+
+    Arguments:
+        tensors: of the checkpoint.
+        parts: names of `joma.models.parts.PARTS`.
+        mlp: a regular expression that the names of the lower MLP matrices match as a whole.
     """
     parts = list(dict.fromkeys(parts))
+    problem = partial(quantization_problem, tensors.config, tensors.names())
     try:
         result = _plan(tensors, parts, mlp)
         if parts and not result:
             raise NoMatrices(result.missing)
     except BadCheckpoint:
-        if (why := quantised(tensors.config, tensors.names)) is not None:
-            raise NoMatrices(dict.fromkeys(parts, why)) from None
+        reason = problem()
+        if reason is not None:
+            raise NoMatrices(dict.fromkeys(parts, reason)) from None
         raise
-    if result.missing and (why := quantised(tensors.config, tensors.names)) is not None:
-        result.missing = dict.fromkeys(result.missing, why)
+    if result.missing:
+        reason = problem()
+        if reason is not None:
+            result.missing = dict.fromkeys(result.missing, reason)
     return result
 
 
 def _plan(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
-    if any(".lora_" in name for name in tensors.names):
+    if any(".lora_" in name for name in tensors.names()):
         raise BadCheckpoint(
             "it has LoRA matrices beside the weights: save model.merge_and_unload() and scan that"
         )
     result = Plan()
-    rest = [part for part in parts if not part.endswith(UPDATE)]
-    for part in (part for part in parts if part.endswith(UPDATE)):
-        result.add(part, partial(_update, tensors, part, mlp))
-    if rest and tensors.incomplete:
-        result.missing |= dict.fromkeys(rest, tensors.incomplete)
+    weight_parts = []
+    for part in parts:
+        if part.endswith(UPDATE):
+            result.add(part, partial(_update_matrices, tensors, part, mlp))
+        else:
+            weight_parts.append(part)
+    if weight_parts and tensors.incomplete:
+        result.missing |= dict.fromkeys(weight_parts, tensors.incomplete)
         return result
-    if "mlp_in" in rest and mlp is not None:
-        rest.remove("mlp_in")
-        result.add("mlp_in", partial(_by_names, tensors, mlp))
-    if rest:
-        search = _Search(tensors, rest)
-        for part in rest:
+    if "mlp_in" in weight_parts and mlp is not None:
+        weight_parts.remove("mlp_in")
+        result.add("mlp_in", partial(_named_matrices, tensors, mlp))
+    if weight_parts:
+        search = _Search(tensors, weight_parts)
+        for part in weight_parts:
             result.add(part, partial(search.matrices, part))
     return result
 
@@ -160,30 +225,30 @@ class _Search:
 
     def __init__(self, tensors: Tensors, parts: list[str]) -> None:
         self._tensors = tensors
-        self._usual = _usual(tensors, parts)
+        self._usual = _usual_plan(tensors, parts)
         self._model: nn.Module | None = None
         self._skeleton: nn.Module | None = None
         if self._usual is None:
-            self._model = model_of(tensors.config, len(tensors.names))
+            self._model = model_of(tensors.config, len(tensors.names()))
 
-    def matrices(self, part: str) -> list[Planned]:
+    def matrices(self, part: str) -> list[StoredMatrix]:
         """Return the matrices of a part, or raise `MissingPart`."""
         if self._usual is not None:
             return self._usual[part]
         matrices = None
         if self._model is not None:
-            matrices = _traced(find(self._model).matrices(part), self._model, self._tensors)
+            matrices = _trace(find(self._model).matrices(part), self._model, self._tensors)
         if not matrices:
             if self._skeleton is None:
                 self._skeleton = _skeleton(self._tensors)
-            matrices = _traced(find(self._skeleton).matrices(part), self._skeleton, self._tensors)
+            matrices = _trace(find(self._skeleton).matrices(part), self._skeleton, self._tensors)
         if not matrices:
-            raise MissingPart(_not_found(part, len(self._tensors.names)))
+            raise MissingPart(_not_found(part, len(self._tensors.names())))
         return matrices
 
 
 def _not_found(part: str, count: int) -> str:
-    """Say that a part is not among so many tensors, and what would help."""
+    """Return that a part is not among so many tensors, and what would help."""
     text = f"no matrix found for {part!r} ({PARTS[part]}) among {count} tensors"
     if part == "mlp_in":
         text += "; name them with --mlp REGEX (mlp= in Python)"
@@ -192,125 +257,155 @@ def _not_found(part: str, count: int) -> str:
     return text
 
 
-def _usual(tensors: Tensors, parts: list[str]) -> Plan | None:
-    """The plan of a checkpoint of a usual family by names and shapes, if they are as its config says, else None."""
+def _usual_plan(tensors: Tensors, parts: list[str]) -> Plan | None:
+    """Return the plan for a usual family by names and shapes; None if its config disagrees."""
     config = tensors.config or {}
-    if config.get("model_type") not in _USUAL:
+    if config.get("model_type") not in _USUAL_FAMILIES:
         return None
-    layers, width = (
-        config.get("num_hidden_layers", config.get("n_layer")),
-        config.get("hidden_size", config.get("n_embd")),
-    )
-    inner = next(
-        (config[key] for key in ("ffn_dim", "n_inner", "intermediate_size") if config.get(key)),
-        None,
-    )
-    sizes = {"mlp_in": {inner, width}, "mlp_out": {inner, width}}
-    skeleton, matrices_by_part = _skeleton(tensors), Plan()
-    structure = find(skeleton)
+    layer_count = config.get("num_hidden_layers", config.get("n_layer"))
+    width = config.get("hidden_size", config.get("n_embd"))
+    inner_width = None
+    for key in ("ffn_dim", "n_inner", "intermediate_size"):
+        inner_width = inner_width or config.get(key) or None
+    model = _skeleton(tensors)
+    structure = find(model)
+    result = Plan()
     for part in parts:
-        matrices = _traced(structure.matrices(part), skeleton, tensors) or []
-        shapes = [set(piece.shape) for matrix in matrices for piece in matrix.pieces]
-        if len(matrices) != layers or not all(
-            sizes.get(part, {width}) <= shape for shape in shapes
-        ):
+        expected_sizes = {width}
+        if part in ("mlp_in", "mlp_out"):
+            expected_sizes = {inner_width, width}
+        matrices = _trace(structure.matrices(part), model, tensors) or []
+        if len(matrices) != layer_count:
             return None
-        matrices_by_part[part] = matrices
-    return matrices_by_part
+        for matrix in matrices:
+            for slice_ in matrix.slices:
+                if not expected_sizes <= set(slice_.tensor_shape):
+                    return None
+        result[part] = matrices
+    return result
 
 
-def _update(tensors: Tensors, part: str, mlp: str | None) -> list[Planned]:
-    """Find what an adapter adds to the matrices of a part; to those of them that it adds to."""
+def _update_matrices(tensors: Tensors, part: str, mlp: str | None) -> list[StoredMatrix]:
+    """Return what an adapter adds to the matrices of a part, for those that it adds to."""
     updates = tensors.updates
     if updates is None:
         raise MissingPart(f"there is no LoRA adapter, whose updates {part!r} would be measured on")
-    whole = part.removesuffix(UPDATE)
+    weight_part = part.removesuffix(UPDATE)
     try:
-        base = plan(updates if tensors.incomplete else tensors, [whole], mlp)[whole]
+        planned = plan(updates if tensors.incomplete else tensors, [weight_part], mlp)
     except NoMatrices as error:
         raise MissingPart(str(error)) from error
-    chosen = [m for m in base if all(piece.tensor in updates for piece in m.pieces)]
-    if not chosen:
-        raise MissingPart(f"the adapter adds nothing to {whole!r} ({PARTS[whole]})")
-    return [replace(m, name=f"{m.name} (update)", update=True) for m in chosen]
+    matrices = []
+    for matrix in planned[weight_part]:
+        if all(slice_.tensor in updates for slice_ in matrix.slices):
+            matrices.append(replace(matrix, name=f"{matrix.name} (update)", is_update=True))
+    if not matrices:
+        raise MissingPart(f"the adapter adds nothing to {weight_part!r} ({PARTS[weight_part]})")
+    return matrices
 
 
-def _traced(matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors) -> list[Planned] | None:
-    """Where the matrices' views lie in the file; None if the file calls nothing as the model does."""
-    match = matcher(tensors.names)
-    owners = {p.untyped_storage()._cdata: (name, p) for name, p in model.named_parameters()}
-    planned, missing, stacks = [], [], 0
+def _trace(
+    matrices: Sequence[Matrix], model: nn.Module, tensors: Tensors
+) -> list[StoredMatrix] | None:
+    """Find the views of matrices in the file; None if the file has none of the model's names."""
+    match = matcher(tensors.names())
+    # A view knows the storage that it looks at, and each parameter has a storage of its own.
+    owners = {}
+    for name, parameter in model.named_parameters():
+        owners[parameter.untyped_storage()._cdata] = (name, parameter)
+    stored = []
+    missing = []
+    slice_count = 0
+    has_missing_matrices = False  # not only stacks of experts are missing
     for matrix in matrices:
         with torch.no_grad():
             views = matrix.views()
-        pieces = []
+        slices = []
         for view in views:
             name, parameter = owners[view.untyped_storage()._cdata]
-            if (tensor := match(name)) is None:
+            tensor = match(name)
+            if tensor is None:
                 missing.append(name)
-                stacks += parameter.dim() == 3
+                has_missing_matrices |= parameter.dim() != 3
                 continue
-            place = (tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
-            pieces.append(Piece(tensor, tuple(parameter.shape), place))
-        planned.append(Planned(matrix.name, tuple(pieces), matrix.finish, matrix.heads))
-    if missing and stacks == len(missing):  # experts that the file has one by one
-        return None
-    if missing and len(missing) < sum(len(p.pieces) for p in planned) + len(missing):
+            offset = int(view.storage_offset())
+            slices.append(
+                ParameterSlice(
+                    tensor, tuple(parameter.shape), tuple(view.shape), tuple(view.stride()), offset
+                )
+            )
+        slice_count += len(slices)
+        stored.append(StoredMatrix(matrix.name, tuple(slices), matrix.finish, matrix.heads))
+    if not missing:
+        return stored
+    # If only stacks are missing, the file has the experts one by one: names and shapes will do.
+    if has_missing_matrices and slice_count:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise MissingPart(f"the tensor {missing[0]}{more} is missing")
-    return None if missing else planned
+    return None
 
 
 def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
-    """Model's name -> file's name, which may have more in front (`gpt_neox.`, `model.`) or less."""
-    known = set(names)
-    shorter: dict[str, list[str]] = {}
+    """Return a function from the model's name of a tensor to the name that the file has for it.
+
+    The file may have more in front of it (`gpt_neox.`, `model.`), or less.
+    """
+    exact_names = set(names)
+    longer_names: dict[str, list[str]] = {}
     for name in names:
-        parts = name.split(".")
-        for n in range(1, min(4, len(parts))):
-            shorter.setdefault(".".join(parts[n:]), []).append(name)
+        for shorter in _without_prefixes(name)[1:]:
+            longer_names.setdefault(shorter, []).append(name)
 
     def match(name: str) -> str | None:
-        parts = name.split(".")
-        candidates = [".".join(parts[n:]) for n in range(min(4, len(parts)))]
-        if direct := next((c for c in candidates if c in known), None):
-            return direct
-        longer = shorter.get(name, [])
-        return longer[0] if len(longer) == 1 else None
+        for candidate in _without_prefixes(name):
+            if candidate in exact_names:
+                return candidate
+        candidates = longer_names.get(name, [])
+        return candidates[0] if len(candidates) == 1 else None
 
     return match
 
 
-def _by_names(tensors: Tensors, mlp: str) -> list[Planned]:
-    """The tensors whose names (with or without ``.weight``) match; a stack of matrices gives one row per matrix."""
+def _without_prefixes(name: str) -> list[str]:
+    """Return a name with none, one, two and three of its first parts left out."""
+    shorter = [name]
+    while len(shorter) <= _MAX_PREFIX_PARTS and "." in shorter[-1]:
+        shorter.append(shorter[-1].partition(".")[2])
+    return shorter
+
+
+def _named_matrices(tensors: Tensors, mlp: str) -> list[StoredMatrix]:
+    """Return the tensors whose names match, with or without ``.weight``; a stack is many matrices."""
     expression = re.compile(mlp)
-    chosen = [
-        n
-        for n in tensors.names
-        if expression.fullmatch(n) or expression.fullmatch(n.removesuffix(".weight"))
-    ]
-    planned = []
-    for name in sorted(chosen, key=natural_order):
-        shape = tensors.entry(name).shape
+    matching = []
+    for name in tensors.names():
+        if expression.fullmatch(name) or expression.fullmatch(name.removesuffix(".weight")):
+            matching.append(name)
+    matrices = []
+    for name in sorted(matching, key=natural_order):
+        shape = tensors.view(name).shape
         if len(shape) < 2:
             continue
-        stack, matrix = torch.Size(shape[:-2]).numel(), shape[-2:]
-        for n in range(stack):
-            start = n * matrix[0] * matrix[1]
-            piece = Piece(name, shape, (matrix, contiguous(matrix), start))
-            title = name.removesuffix(".weight") + (f"[{n}]" if len(shape) > 2 else "")
-            planned.append(Planned(title, (piece,), lambda views: views, 1))
-    if not planned:
-        some = ", ".join(sorted(tensors.names, key=natural_order)[:8])
+        matrix_shape = shape[-2:]
+        stride = contiguous_stride(matrix_shape)
+        for number in range(torch.Size(shape[:-2]).numel()):
+            offset = number * matrix_shape[0] * matrix_shape[1]
+            slice_ = ParameterSlice(name, shape, matrix_shape, stride, offset)
+            title = name.removesuffix(".weight")
+            if len(shape) > 2:
+                title += f"[{number}]"
+            matrices.append(StoredMatrix(title, (slice_,), lambda views: views, heads=1))
+    if not matrices:
+        some = ", ".join(sorted(tensors.names(), key=natural_order)[:8])
         raise MissingPart(
             f"no matrix has a name that {mlp!r} matches as a whole; there are {some}, …"
         )
-    return planned
+    return matrices
 
 
 def _skeleton(tensors: Tensors) -> nn.Module:
     """Build the modules that the names and shapes of a file show."""
     try:
-        return skeleton(tensors.names, lambda name: tensors.entry(name).shape, tensors.config)
+        return skeleton(tensors.names(), lambda name: tensors.view(name).shape, tensors.config)
     except BadTensorName as error:
         raise BadCheckpoint(str(error)) from None

@@ -1,7 +1,8 @@
-"""The files of one revision on the hub: from the local cache, by ranges, or downloaded file by file.
+"""The files of one revision on the hub: from the local cache, by ranges, or downloaded.
 
-What is to be kept is downloaded into the hub's cache. What is not goes into joma's cache, one folder per revision, and
-such a folder is all that is ever deleted: in the hub's cache, models may share files.
+Files that are kept are downloaded into the hub's cache. The others go into joma's cache, one folder
+per revision, and such a folder is all that is ever deleted: in the hub's cache, models may share
+files.
 """
 
 from __future__ import annotations
@@ -12,36 +13,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from joma._checkpoints.dcp import Dcp
-from joma._checkpoints.formats import CHUNK, INDEX, METADATA, NAMES, SINGLE, weight_names
+from joma._checkpoints.folder import DCP_CHUNK, DCP_TABLE, INDEX, NAMES, SINGLE, weight_names
+from joma._checkpoints.formats.dcp import DcpFolder
 from joma._checkpoints.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
-from joma._checkpoints.ranges import CachedFile, HubFile, Meter, Place, resolved, window_size
+from joma._checkpoints.ranges import CachedFile, HubFile, HubLocation, Meter, locate, window_size
 from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader
-from joma._checkpoints.tensors import NoWeights, Tensors, shards_of
+from joma._checkpoints.tensors import NoWeights, Tensors, weight_map
 from joma._runs.folder import file_hash
 from joma._runs.lock import take
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 class NotWhole(BadCheckpoint):
-    """A whole file would have to be downloaded, which was not to be."""
+    """A whole file would have to be downloaded for an estimate, which downloads none."""
 
 
 class Revision:
     """The files of one revision.
 
-    Files are taken from the hub's cache, or from what a scan that was killed has left, and downloaded otherwise.
+    A file is taken from the hub's cache, or from what a killed scan has left, and otherwise
+    downloaded.
 
     Arguments:
         repo: the model's id.
         revision: a branch, tag or commit.
         report: called with the progress of each download.
-        keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget` deletes.
+        keep: download into the hub's cache; otherwise into a folder of joma's cache, which `forget`
+            deletes.
         limit: bytes that may be transferred.
-        dry: for an estimate. Never download a file of weights, and count in ``meter.expected`` what a machine without
-            any of the files would transfer.
-        file: the file of weights that is meant, of a model that has several.
+        dry: for an estimate. Never download a file of weights, and count in ``meter.expected`` what
+            a machine without any of the files would transfer.
+        file: the file of weights to read, of a model that has several.
     """
 
     def __init__(
@@ -54,219 +57,255 @@ class Revision:
         dry: bool = False,
         file: str | None = None,
     ) -> None:
-        self.repo, self.revision, self.keep, self._report, self._dry = (
-            repo,
-            revision,
-            keep,
-            report,
-            dry,
-        )
-        self._meant = file
+        self.repo = repo
+        self.revision = revision
+        self.keep = keep
         self.temporary = downloads(repo, revision)
         self.meter = Meter(limit, report)
+        self._report = report
+        self._is_dry = dry
+        self._weight_file = file
         self._lock: int | None = None
-        self._pinned: str | None = None
+        self._pinned_commit: str | None = None
         self._small_files: dict[str, int] = {}  # of an estimate: name -> bytes
 
     def tensors(self, *, ranges: bool = False) -> Tensors:
-        """Its tensors; of a shard, what is needed is read when a tensor in it is, or all of it is downloaded."""
-        where = f"{self.repo} at {self.revision}"
-        reader = self.reader if ranges else None
-        if self._meant is None:
-            try:
-                return Tensors(self.fetch, where, reader=reader)
-            except NoWeights:
-                others = self._others()
-                if not others:
-                    raise
+        """Return its tensors; with ``ranges``, only the bytes that are needed are transferred."""
+        title = f"{self.repo} at {self.revision}"
+        open_reader = self.reader if ranges else None
+        if self._weight_file is not None:
+            weight_files = {self._weight_file: 0}
         else:
-            others = {self._meant: 0}
-        lone = next(iter(others))
-        if lone.endswith(CHUNK):
-            return Tensors(
-                self.fetch,
-                where,
-                source=Dcp(where, reader or self._downloaded, sum(others.values())),
-            )
+            try:
+                return Tensors(self.fetch, title, open_reader=open_reader)
+            except NoWeights:
+                weight_files = self._unusual_weights()
+                if not weight_files:
+                    raise
+        file = next(iter(weight_files))
+        if file.endswith(DCP_CHUNK):
+            chunk_bytes = sum(weight_files.values())
+            chunks = DcpFolder(title, open_reader or self._open_downloaded, chunk_bytes)
+            return Tensors(self.fetch, title, single=chunks)
 
-        def instead(name: str) -> str:
-            return lone if name == SINGLE[0] else name
+        def actual_name(name: str) -> str:
+            return file if name == SINGLE[0] else name
 
-        parts = None if reader is None else lambda name: self.reader(instead(name))
-        return Tensors(lambda name: self.fetch(instead(name)), where, reader=parts)
+        def fetch(name: str) -> Path | None:
+            return self.fetch(actual_name(name))
 
-    def _others(self) -> dict[str, int]:
-        """Files of weights that have no usual name, and their bytes: chunks with a table, or the only one there is."""
-        files = self._files()
-        if METADATA in files:
-            return {name: size for name, size in sorted(files.items()) if name.endswith(CHUNK)}
-        names = weight_names(files)
+        def open_range(name: str) -> Reader | None:
+            return self.reader(actual_name(name))
+
+        return Tensors(fetch, title, open_reader=open_range if ranges else None)
+
+    def _unusual_weights(self) -> dict[str, int]:
+        """Return files of weights without a usual name, and their bytes: chunks, or the only one."""
+        sizes = self._file_sizes()
+        if DCP_TABLE in sizes:
+            chunks = [name for name in sorted(sizes) if name.endswith(DCP_CHUNK)]
+            return {name: sizes[name] for name in chunks}
+        names = weight_names(sizes)
         if len(names) > 1:
+            some = ", ".join(names[:6])
+            if len(names) > 6:
+                some += ", …"
             raise BadCheckpoint(
-                f"{self.repo} at {self.revision} has several files of weights ({', '.join(names[:6])}"
-                f"{', …' if len(names) > 6 else ''}): name one that is GGUF, as {self.repo}/{names[0]}"
+                f"{self.repo} at {self.revision} has several files of weights ({some}): name one "
+                f"that is GGUF, as {self.repo}/{names[0]}"
             )
-        return {name: files[name] for name in names}
+        return {name: sizes[name] for name in names}
 
-    def _files(self) -> dict[str, int]:
-        """The names of all files, and their bytes; without a connection of those in the hub's cache."""
+    def _file_sizes(self) -> dict[str, int]:
+        """Return the bytes of all files; without a connection, of those in the hub's cache."""
         if not library().constants.HF_HUB_OFFLINE:
             return {name: size for name, (size, _) in self.hashes().items()}
         folder = cache_of(self.repo) / "snapshots" / (self.commit() or self.revision)
-        return (
-            {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
-            if folder.is_dir()
-            else {}
-        )
+        sizes = {}
+        if folder.is_dir():
+            for file in folder.iterdir():
+                if file.is_file():
+                    sizes[file.name] = file.stat().st_size
+        return sizes
 
-    def _downloaded(self, name: str) -> Reader | None:
+    def _open_downloaded(self, name: str) -> Reader | None:
         path = self.fetch(name)
-        return None if path is None else LocalFile(path, name)
+        if path is None:
+            return None
+        return LocalFile(path, name)
 
     def reader(self, name: str) -> Reader | None:
-        """A file of weights, None if the revision does not have it: a local one if it is there, else by ranges."""
-        hf = library()
+        """Return a reader of a file of weights, by ranges if it is not here; None if it is nowhere."""
 
-        def resolve() -> Place:
-            commit = self._pinned or self.commit()
-            url = hf.hf_hub_url(self.repo, name, revision=commit or self.revision)
-            place, self._pinned = resolved(url, commit)
-            return place
+        def resolve() -> HubLocation:
+            commit = self._pinned_commit or self.commit()
+            url = library().hf_hub_url(self.repo, name, revision=commit or self.revision)
+            location, self._pinned_commit = locate(url, commit)
+            return location
 
-        def whole() -> Path:
-            if self._dry:
+        def download() -> Path:
+            if self._is_dry:
                 raise NotWhole(f"{name} of revision {self.revision} has to be downloaded whole")
-            if (path := self.fetch(name)) is None:
+            path = self.fetch(name)
+            if path is None:
                 raise BadCheckpoint(f"{name} of revision {self.revision} is not there any more")
             return path
 
-        known = self._known(name)
-        if hf.constants.HF_HUB_OFFLINE:
-            path = self.fetch(name) if known is None else known
+        cached = self._cached(name)
+        if library().constants.HF_HUB_OFFLINE:
+            path = self.fetch(name) if cached is None else cached
             return LocalFile(path, name) if isinstance(path, Path) else None
-        if isinstance(known, Path):
-            return (
-                CachedFile(name, known, whole, self.meter) if self._dry else LocalFile(known, name)
-            )
-        if known is not None:
+        if isinstance(cached, Path):
+            if self._is_dry:
+                return CachedFile(name, cached, download, self.meter)
+            return LocalFile(cached, name)
+        if cached is not None:
             return None
-        return self._asked(name, lambda: HubFile(name, resolve, whole, self.meter))
+        return self._ask_hub(name, lambda: HubFile(name, resolve, download, self.meter))
 
     def weights(self) -> dict[str, int]:
-        """Return the bytes of each file of weights; of an estimate without a connection 0, since none can come."""
-        for name in NAMES if self._meant is None else (self._meant,):
-            shards = [name]
+        """Return the bytes that each file of weights would take from the hub.
+
+        They are 0 without a connection, since none can come.
+        """
+        names = NAMES if self._weight_file is None else (self._weight_file,)
+        for name in names:
+            files = [name]
             if name in INDEX:
-                path = self.fetch(name)
-                shards = shards_of(path, name) if path is not None else []
-            readers = {shard: self.reader(shard) for shard in shards[:1]}
-            if None in readers.values() or not readers:
+                index = self.fetch(name)
+                files = [] if index is None else _shards(index, name)
+            if not files:
                 continue
-            readers |= {shard: self.reader(shard) for shard in shards[1:]}
-            return {
-                shard: file.size if isinstance(file, HubFile) else 0
-                for shard, file in readers.items()
-            }
-        if self._meant is None and (others := self._others()):
-            return dict.fromkeys(others, 0) if library().constants.HF_HUB_OFFLINE else others
+            # The first decides whether the revision has weights of this name.
+            first_reader = self.reader(files[0])
+            if first_reader is None:
+                continue
+            readers = {files[0]: first_reader}
+            for file in files[1:]:
+                reader = self.reader(file)
+                if reader is not None:
+                    readers[file] = reader
+            sizes = dict.fromkeys(files, 0)
+            for file, reader in readers.items():
+                if isinstance(reader, HubFile):
+                    sizes[file] = reader.size
+            return sizes
+        if self._weight_file is None:
+            unusual = self._unusual_weights()
+            if unusual and library().constants.HF_HUB_OFFLINE:
+                return dict.fromkeys(unusual, 0)
+            if unusual:
+                return unusual
         raise BadCheckpoint(
             f"no weights in {self.repo} at {self.revision}: looked for {', '.join(NAMES)}"
         )
 
     def all_bytes(self, *, by_ranges: bool) -> int:
-        """Return an estimate for all files of weights, and the small files that were fetched before.
+        """Return an estimate for all files of weights, and the small files that were fetched.
 
-        ``by_ranges``: each file is first opened by a range, which may turn out to be a part of what is read later.
+        With ``by_ranges``, each file is first opened by a range, whose bytes may come again with
+        the tensors.
         """
-        weights = self.weights()
-        opening = sum(min(size, window_size(size)) for size in weights.values()) if by_ranges else 0
-        return sum(self._small_files.values()) + opening + sum(weights.values())
+        sizes = self.weights().values()
+        total = sum(self._small_files.values()) + sum(sizes)
+        if by_ranges:
+            total += sum(min(size, window_size(size)) for size in sizes)
+        return total
 
     def hashes(self) -> dict[str, tuple[int, str]]:
-        """Sizes and hashes of all files, by what the hub lists, or of those in its cache without a connection."""
+        """Return size and hash of all files, as the hub lists them.
+
+        Without a connection, these are the files of weights in its cache.
+        """
+        if library().constants.HF_HUB_OFFLINE:
+            return self._cached_hashes()
+        return self._ask_hub("the list of files", self._listed_hashes) or {}
+
+    def _listed_hashes(self) -> dict[str, tuple[int, str]]:
         hf = library()
-        if hf.constants.HF_HUB_OFFLINE:
-            known = {name: path for name in NAMES if isinstance(path := self._known(name), Path)}
-            for name in set(INDEX) & set(known):
-                shards = shards_of(known[name], name)
-                known |= {
-                    shard: path for shard in shards if isinstance(path := self._known(shard), Path)
-                }
-            return {name: (path.stat().st_size, file_hash(path)) for name, path in known.items()}
+        api = hf.HfApi()
+        if self._pinned_commit is None:
+            commit = self.commit() or api.repo_info(self.repo, revision=self.revision).sha
+            self._pinned_commit = commit
+        hashes = {}
+        for item in api.list_repo_tree(self.repo, revision=self._pinned_commit):
+            if isinstance(item, hf.hf_api.RepoFile):
+                digest = item.blob_id if item.lfs is None else item.lfs.sha256
+                hashes[item.path] = (item.size, digest)
+        return hashes
 
-        def ask() -> dict[str, tuple[int, str]]:
-            self._pinned = (
-                self._pinned
-                or self.commit()
-                or hf.HfApi().repo_info(self.repo, revision=self.revision).sha
-            )
-            tree = hf.HfApi().list_repo_tree(self.repo, revision=self._pinned)
-            files = [item for item in tree if isinstance(item, hf.hf_api.RepoFile)]
-            return {
-                f.path: (f.size, f.lfs.sha256 if f.lfs is not None else f.blob_id) for f in files
-            }
-
-        return self._asked("the list of files", ask) or {}
+    def _cached_hashes(self) -> dict[str, tuple[int, str]]:
+        paths: dict[str, Path] = {}
+        for name in NAMES:
+            path = self._cached(name)
+            if isinstance(path, Path):
+                paths[name] = path
+        for name in set(INDEX) & set(paths):
+            for shard in _shards(paths[name], name):
+                path = self._cached(shard)
+                if isinstance(path, Path):
+                    paths[shard] = path
+        return {name: (path.stat().st_size, file_hash(path)) for name, path in paths.items()}
 
     def fetch(self, name: str) -> Path | None:
-        """A file by its name, None if the revision does not have it."""
-        path = self._fetched(name)
-        if (
-            self._dry
-            and path is not None
-            and name not in self._small_files
-            and not library().constants.HF_HUB_OFFLINE
-        ):
+        """Return a file by its name, None if the revision does not have it."""
+        path = self._fetch(name)
+        is_new = self._is_dry and name not in self._small_files
+        if path is not None and is_new and not library().constants.HF_HUB_OFFLINE:
             self._small_files[name] = path.stat().st_size
             self.meter.expected += self._small_files[name]
         return path
 
-    def _fetched(self, name: str) -> Path | None:
-        hf = library()
-        known, commit = self._known(name), self._pinned or self.commit()
-        if known is not None:
-            return known if isinstance(known, Path) else None
-        if hf.constants.HF_HUB_OFFLINE:
-            if commit is None:
-                raise BadCheckpoint(
-                    f"the revision {self.revision} is not in the hub's cache, and HF_HUB_OFFLINE is set"
-                )
-            return None
-
-        def download() -> Path:
-            if not self.keep:
-                self._hold()
-            where = {
-                "revision": commit or self.revision,
-                "cache_dir": None if self.keep else self.temporary,
-            }
-            if self.meter.limit is not None:
-                about = hf.hf_hub_download(self.repo, name, **where, dry_run=True)
-                self.meter.allow(name, about.file_size)
-            path = Path(hf.hf_hub_download(self.repo, name, **where, tqdm_class=self._bar(name)))
-            size = path.stat().st_size
-            self.meter.spent += size
-            if not self._dry:  # an estimate counts it whether it was here or not
-                self.meter.expected += size
-            return path
-
-        return self._asked(name, download)
-
-    def _known(self, name: str) -> Path | bool | None:
-        """A file in the hub's cache or joma's; False if it is known there that the hub has none, None if nothing is."""
-        for place in (None, self.temporary):  # the hub's cache, then joma's
-            revision = self._pinned or self.commit() or self.revision
-            known = library().try_to_load_from_cache(
-                self.repo, name, cache_dir=place, revision=revision
+    def _fetch(self, name: str) -> Path | None:
+        cached = self._cached(name)
+        if cached is not None:
+            return cached if isinstance(cached, Path) else None
+        commit = self._pinned_commit or self.commit()
+        if not library().constants.HF_HUB_OFFLINE:
+            return self._ask_hub(name, lambda: self._download(name, commit))
+        if commit is None:
+            raise BadCheckpoint(
+                f"the revision {self.revision} is not in the hub's cache, and HF_HUB_OFFLINE is set"
             )
-            if known is not None:
-                if place is not None:
-                    self._hold()
-                return Path(known) if isinstance(known, str) else False
         return None
 
-    def _asked(self, name: str, ask: Callable[[], T]) -> T | None:
-        """What the hub gives, None if it has no such file; its errors in words."""
+    def _download(self, name: str, commit: str | None) -> Path:
+        hf = library()
+        if not self.keep:
+            self._hold()
+        options = {
+            "revision": commit or self.revision,
+            "cache_dir": None if self.keep else self.temporary,
+        }
+        if self.meter.limit is not None:
+            info = hf.hf_hub_download(self.repo, name, **options, dry_run=True)
+            self.meter.allow(name, info.file_size)
+        bar = self._progress_bar(name)
+        path = Path(hf.hf_hub_download(self.repo, name, **options, tqdm_class=bar))
+        size = path.stat().st_size
+        self.meter.spent += size
+        if not self._is_dry:  # `fetch` counts it for an estimate, wherever the file was
+            self.meter.expected += size
+        return path
+
+    def _cached(self, name: str) -> Path | bool | None:
+        """Return a file of the hub's cache or joma's.
+
+        False means that the hub is known not to have it, None that nothing is known.
+        """
+        for cache in (None, self.temporary):  # None is the hub's cache
+            revision = self._pinned_commit or self.commit() or self.revision
+            cached = library().try_to_load_from_cache(
+                self.repo, name, cache_dir=cache, revision=revision
+            )
+            if cached is not None:
+                if cache is not None:
+                    self._hold()
+                return Path(cached) if isinstance(cached, str) else False
+        return None
+
+    def _ask_hub(self, name: str, ask: Callable[[], Answer]) -> Answer | None:
+        """Return the hub's answer, None if it has no such file; put its errors into words."""
         errors = library().errors
         try:
             return ask()
@@ -274,35 +313,44 @@ class Revision:
             raise
         except errors.RevisionNotFoundError:
             raise BadCheckpoint(f"{self.repo} has no revision {self.revision}") from None
+        # An `EntryNotFoundError`, too, though it means that there is no connection.
         except errors.LocalEntryNotFoundError as error:
-            raise BadCheckpoint(
-                f"{name} of revision {self.revision}: {explain(self.repo, error)}"
-            ) from error
+            raise BadCheckpoint(self._explain(name, error)) from error
         except errors.EntryNotFoundError:
             return None
         except Exception as error:  # the network has many ways to fail
-            raise BadCheckpoint(
-                f"{name} of revision {self.revision}: {explain(self.repo, error)}"
-            ) from error
+            raise BadCheckpoint(self._explain(name, error)) from error
+
+    def _explain(self, name: str, error: Exception) -> str:
+        return f"{name} of revision {self.revision}: {explain(self.repo, error)}"
 
     def commit(self) -> str | None:
-        """The commit that the first of its files came from, None if none is here: a branch may move meanwhile."""
-        for folder in (cache_of(self.repo), self.temporary / cache_of(self.repo).name):
-            if (ref := folder / "refs" / self.revision).is_file():
-                return ref.read_text().strip()
+        """Return the commit that the first of its files came from, None if no file is here.
+
+        All files have to come from one commit, and a branch may move meanwhile.
+        """
+        cache = cache_of(self.repo)
+        for folder in (cache, self.temporary / cache.name):
+            reference = folder / "refs" / self.revision
+            if reference.is_file():
+                return reference.read_text().strip()
             if (folder / "snapshots" / self.revision).is_dir():
                 return self.revision
         return None
 
     def folder(self) -> Path:
-        """A folder with its config and tokenizer; weights are read through `tensors`."""
-        files = {name: self.fetch(name) for name in ("config.json", *TOKENIZER)}
-        present = {name: path for name, path in files.items() if path is not None}
-        places = {path.parents[len(Path(name).parts) - 1] for name, path in present.items()}
-        if len(places) == 1:
-            return places.pop()
+        """Return a folder with its config and tokenizer. Weights are read through `tensors`."""
+        present = {}
+        for name in ("config.json", *TOKENIZER):
+            path = self.fetch(name)
+            if path is not None:
+                present[name] = path
+        folders = {path.parents[len(Path(name).parts) - 1] for name, path in present.items()}
+        if len(folders) == 1:
+            return folders.pop()
+        # Some were in the hub's cache and some in joma's: link to all of them from one folder.
         self._hold()
-        together = self.temporary / "model"  # some were in the hub's cache: links to all
+        together = self.temporary / "model"
         shutil.rmtree(together, ignore_errors=True)
         for name, path in present.items():
             (together / name).parent.mkdir(parents=True, exist_ok=True)
@@ -314,7 +362,7 @@ class Revision:
 
     def another(self) -> Revision:
         """Return a second estimate of the same files, which counts for itself."""
-        return Revision(self.repo, self.revision, dry=True, file=self._meant)
+        return Revision(self.repo, self.revision, dry=True, file=self._weight_file)
 
     def close(self) -> None:
         """Let other scans delete the folder of this revision."""
@@ -323,54 +371,61 @@ class Revision:
             self._lock = None
 
     def forget(self) -> None:
-        """Delete the folder of this revision, unless another scan is reading it: then that one will."""
+        """Delete the folder of this revision, unless another scan is reading it and will do so."""
         self.close()
         if not self.temporary.is_dir() and not _lock_file(self.temporary).exists():
             return
-        lock = _locked(self.temporary, shared=False)
+        lock = _take_lock(self.temporary, shared=False)
         if lock is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
             _lock_file(self.temporary).unlink(missing_ok=True)
             os.close(lock)
 
     def _hold(self) -> None:
-        """Keep other scans from deleting the folder; remove what a killed download left half-written."""
+        """Keep other scans from deleting the folder; remove what a killed download left in it."""
         if self._lock is not None:
             return
-        alone = _locked(self.temporary, shared=False)
-        if alone is not None:
-            for half in self.temporary.rglob("*.incomplete") if self.temporary.is_dir() else ():
-                half.unlink(missing_ok=True)
-            os.close(alone)
-        self._lock = _locked(self.temporary, shared=True)
+        exclusive = _take_lock(self.temporary, shared=False)
+        if exclusive is not None:
+            if self.temporary.is_dir():
+                for incomplete in self.temporary.rglob("*.incomplete"):
+                    incomplete.unlink(missing_ok=True)
+            os.close(exclusive)
+        self._lock = _take_lock(self.temporary, shared=True)
 
-    def _bar(self, name: str) -> Any:
-        """A progress bar that draws nothing and calls ``report``."""
+    def _progress_bar(self, name: str) -> Any:
+        """Return a class of progress bars that draw nothing and call ``report``."""
         from huggingface_hub.utils.tqdm import tqdm
 
         report = self._report
 
-        class Quiet(tqdm):
+        class SilentBar(tqdm):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
-                self._done, self._all = (
-                    int(kwargs.get("initial") or 0),
-                    int(kwargs.get("total") or 0),
-                )
+                self._received = int(kwargs.get("initial") or 0)
+                self._expected = int(kwargs.get("total") or 0)
 
             def update(self, n: float | None = 1) -> None:
-                self._done += int(n or 0)
+                self._received += int(n or 0)
                 if report is not None:
-                    report(name, self._done, self._all)
+                    report(name, self._received, self._expected)
 
-        return Quiet
+        return SilentBar
+
+
+def _shards(index: Path, name: str) -> list[str]:
+    return sorted(set(weight_map(index, name).values()))
 
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _locked(folder: Path, *, shared: bool) -> int | None:
-    """The lock of a folder: shared by its readers, or of one who would delete from it, None if it has readers."""
+def _take_lock(folder: Path, *, shared: bool) -> int | None:
+    """Take the lock of a folder.
+
+    Its readers share it. A scan that would delete from the folder needs it alone, and gets None
+    while there are readers.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     return take(_lock_file(folder), shared=shared, wait=shared)

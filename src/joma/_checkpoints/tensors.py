@@ -1,41 +1,39 @@
-"""The tensors of a checkpoint, whatever it is saved as: one file, or shards with an index."""
+"""The tensors of a checkpoint, whatever it is saved as: one file, shards with an index, or chunks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joma._checkpoints.dcp import Dcp
-from joma._checkpoints.entry import Entry, contiguous
-from joma._checkpoints.files import TensorFile
-from joma._checkpoints.formats import (
+from joma._checkpoints.folder import (
     ADAPTER,
+    ADAPTER_SETTINGS,
+    DCP_TABLE,
     INDEX,
-    METADATA,
     NAMES,
-    SETTINGS,
     SINGLE,
     check_inside,
     has_weights,
     lone_file,
     refusal,
-)  # fmt: skip
-from joma._checkpoints.gguf_file import GgufFile
-from joma._checkpoints.gguf_model import OwnTokenizer
-from joma._checkpoints.guard import MAX_JSON, parsed
-from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader
-from joma._checkpoints.sources import Source
+)
+from joma._checkpoints.formats import open_file
+from joma._checkpoints.formats.dcp import DcpFolder
+from joma._checkpoints.formats.gguf import GgufFile
+from joma._checkpoints.formats.gguf_model import GgufTokenizer
+from joma._checkpoints.formats.view import TensorFormat, TensorView
+from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader, read_json
 
-_BLOCK = 4 << 20  # bytes
+# Low precision is turned into float32 block by block, so that memory holds the float32 only.
+_BLOCK_BYTES = 4 << 20
 Fetch = Callable[[str], Path | None]  # a file of the checkpoint by its name, None if there is none
-View = tuple[str, Entry | None]  # a tensor by its name, or a part of it
 
 
 class NoWeights(BadCheckpoint):
@@ -43,233 +41,262 @@ class NoWeights(BadCheckpoint):
 
 
 class Tensors:
-    """Tensors of one checkpoint by name; a file is opened when a tensor in it is asked for.
+    """The tensors of one checkpoint by name. A file is opened when a tensor in it is asked for.
 
     Arguments:
-        fetch: gives small files, and those of weights without ``reader``.
-        where: for messages.
+        fetch: returns small files, and files of weights if there is no ``open_reader``.
+        title: of the checkpoint, for messages.
         config: what `config.json` would say, where there is none.
-        reader: gives files of weights.
-        source: gives all tensors, instead of files.
+        open_reader: returns a reader of a file of weights.
+        single: holds all tensors, instead of files that are looked for.
 
     Attributes:
-        names: of all tensors.
         config: the content of `config.json`, or None.
         not_finite: the tensors in which NaN or infinities were read.
-        adapter: the content of `adapter_config.json`, of a file of low-rank updates.
-        updates: of a model with such an adapter, what that adds, as tensors.
-        incomplete: why these are not the weights of a model, of an adapter without its base.
-        no_model: why no model can be built with them, though its matrices can be measured.
+        adapter: the content of `adapter_config.json`, for a file of low-rank updates.
+        updates: what an adapter adds, as tensors, for a model with one.
+        incomplete: why these are not the weights of a model, for an adapter without its base.
+        no_model: why no model can be built with them, though their matrices can be measured.
         tokenizer: the one inside the file of weights, None if there is none.
     """
 
     def __init__(
         self,
         fetch: Fetch,
-        where: str,
+        title: str,
         config: dict[str, Any] | None = None,
-        reader: Callable[[str], Reader | None] | None = None,
-        source: Source | None = None,
+        open_reader: Callable[[str], Reader | None] | None = None,
+        single: TensorFormat | None = None,
     ) -> None:
-        self._fetch, self._reader = fetch, reader or self._local
-        self._files: dict[str, Source] = {}
+        self._fetch = fetch
+        self._open_reader = open_reader or self._open_local
+        self._formats: dict[str, TensorFormat] = {}  # by file
         self._digests: dict[str, str] = {}  # what was read -> its SHA-256
         self.not_finite: list[str] = []
-        self.config = _json(path) if (path := fetch("config.json")) else config
+        config_path = fetch("config.json")
+        self.config = config if config_path is None else read_json(config_path)
         self.adapter: dict[str, Any] | None = None
         self.updates: Tensors | None = None
-        self.incomplete = self.no_model = ""
-        self.tokenizer: OwnTokenizer | None = None
-        self._place = self._find(where) if source is None else self._all(source)  # tensor -> file
-        self.names = list(self._place)
+        self.incomplete = ""
+        self.no_model = ""
+        self.tokenizer: GgufTokenizer | None = None
+        self._file_of: dict[str, str]  # tensor -> file
+        if single is None:
+            self._file_of = self._find_weights(title)
+        else:
+            self._formats[""] = single
+            self._file_of = dict.fromkeys(single.names(), "")
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
-        """A folder with weights in it, or a single file."""
-        if path.is_file() and path.name in ADAPTER:
-            return cls(
-                lambda name: _file(path.parent / name) if name in (path.name, SETTINGS) else None,
-                path.name,
-            )
+        """Open a folder with weights in it, or a single file."""
         if path.is_file():
-            return cls(lambda name: path if name == SINGLE[0] else None, path.name)
-        if not any((path / name).is_file() for name in NAMES) and (path / METADATA).is_file():
-            return cls(lambda name: _file(path / name), str(path), source=Dcp.local(path))
-        lone = None if has_weights(path) else lone_file(path)
-        if lone is None and not has_weights(path) and (why := refusal(path)):
-            raise BadCheckpoint(why)
+            return cls._open_single(path)
+        has_usual_name = any((path / name).is_file() for name in NAMES)
+        if not has_usual_name and (path / DCP_TABLE).is_file():
+            return cls(lambda name: _existing(path / name), str(path), single=DcpFolder.local(path))
+        lone = None
+        if not has_weights(path):
+            lone = lone_file(path)
+            reason = refusal(path) if lone is None else None
+            if reason is not None:
+                raise BadCheckpoint(reason)
 
         def fetch(name: str) -> Path | None:
             if lone is not None and name == SINGLE[0]:
                 return lone
-            return _file(path / name)
+            return _existing(path / name)
 
-        return cls(fetch, str(path), _own_config(path))
-
-    def _find(self, where: str) -> dict[str, str]:
-        for name in NAMES:
-            if name not in INDEX:
-                if (file := self._reader(name)) is not None:
-                    if name in ADAPTER:
-                        self.adapter = _json(path) if (path := self._fetch(SETTINGS)) else {}
-                    if not (entries := self._open(name, file).entries):
-                        raise BadCheckpoint(f"{file.name} holds no tensors")
-                    return dict.fromkeys(entries, name)
-                continue
-            if (path := self._fetch(name)) is None:
-                continue
-            return weight_map(path, name)
-        raise NoWeights(f"no weights in {where}: looked for {', '.join(NAMES)}")
-
-    def _all(self, source: Source) -> dict[str, str]:
-        self._files[""] = source
-        return dict.fromkeys(source.entries, "")
+        return cls(fetch, str(path), _config_of_training(path))
 
     @classmethod
-    def of(cls, source: Source, config: dict[str, Any] | None) -> Tensors:
-        """The tensors of one source."""
-        return cls(lambda name: None, "", config, source=source)
+    def _open_single(cls, path: Path) -> Tensors:
+        def fetch(name: str) -> Path | None:
+            if path.name in ADAPTER:
+                is_part = name in (path.name, ADAPTER_SETTINGS)
+                return _existing(path.parent / name) if is_part else None
+            return path if name == SINGLE[0] else None
 
-    def _local(self, name: str) -> Reader | None:
+        return cls(fetch, path.name)
+
+    @classmethod
+    def of(cls, single: TensorFormat, config: dict[str, Any] | None) -> Tensors:
+        """Return the tensors of one format."""
+        return cls(lambda name: None, "", config, single=single)
+
+    def _find_weights(self, title: str) -> dict[str, str]:
+        """Return the file of each tensor, from the first file whose name weights usually have."""
+        for name in NAMES:
+            if name in INDEX:
+                path = self._fetch(name)
+                if path is not None:
+                    return weight_map(path, name)
+                continue
+            reader = self._open_reader(name)
+            if reader is None:
+                continue
+            if name in ADAPTER:
+                settings = self._fetch(ADAPTER_SETTINGS)
+                self.adapter = {} if settings is None else read_json(settings)
+            tensor_names = self._add_file(name, reader).names()
+            if not tensor_names:
+                raise BadCheckpoint(f"{reader.name} holds no tensors")
+            return dict.fromkeys(tensor_names, name)
+        raise NoWeights(f"no weights in {title}: looked for {', '.join(NAMES)}")
+
+    def _open_local(self, name: str) -> Reader | None:
         path = self._fetch(name)
-        return None if path is None else LocalFile(path, path.name if name == SINGLE[0] else name)
+        if path is None:
+            return None
+        return LocalFile(path, path.name if name == SINGLE[0] else name)
 
-    def _open(self, name: str, file: Reader | None = None) -> Source:
-        if name not in self._files:
-            file = file or self._reader(name)
-            if file is None:
-                raise BadCheckpoint(f"the shard {name} that the index names is not there")
-            self._files[name] = self._source(file)
-        return self._files[name]
+    def _format_of(self, name: str) -> TensorFormat:
+        """Return the opened file of a tensor."""
+        file = self._file_of[name]
+        if file in self._formats:
+            return self._formats[file]
+        reader = self._open_reader(file)
+        if reader is None:
+            raise BadCheckpoint(f"the shard {file} that the index names is not there")
+        return self._add_file(file, reader)
 
-    def _source(self, file: Reader) -> Source:
-        if file.suffix != ".gguf":
-            return TensorFile(file)
-        made = GgufFile(file)
-        self.config, self.no_model, self.tokenizer = made.config, made.no_model, made.tokenizer
-        return made
+    def _add_file(self, name: str, reader: Reader) -> TensorFormat:
+        opened = open_file(reader)
+        if isinstance(opened, GgufFile):
+            self.config = opened.config
+            self.no_model = opened.no_model
+            self.tokenizer = opened.tokenizer
+        self._formats[name] = opened
+        return opened
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-        return name in self._place
+        return name in self._file_of
 
-    def entry(self, name: str) -> Entry:
-        """Type and shape of a tensor, without reading it."""
-        file = self._open(self._place[name])
-        if name not in file.entries:
-            raise BadCheckpoint(
-                f"the index says that {name} is in {self._place[name]}, but it is not"
-            )
-        return file.entries[name]
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._file_of)
 
-    def expect(self, views: Iterable[View]) -> int:
-        """These will be read, which lets neighbours be fetched together; the bytes that they have."""
-        by_file: dict[str, list[tuple[str, Entry]]] = {}
-        for name, view in views:
-            by_file.setdefault(self._place[name], []).append((name, view or self.entry(name)))
-        for file, inside in by_file.items():
-            self._open(file).expect(inside)
-        return sum(
-            math.prod(view.shape) * view.dtype.itemsize
-            for inside in by_file.values()
-            for _, view in inside
-        )
+    def names_in_file_order(self) -> list[str]:
+        """Return the names of all tensors by file, and within a file as they lie in it."""
+        for name in self._file_of:
+            self.view(name)  # raises if the index names a tensor that its file does not have
+        names = []
+        for file in sorted(set(self._file_of.values())):
+            for name in self._formats[file].names():
+                if self._file_of.get(name) == file:
+                    names.append(name)
+        return names
 
-    def read(self, name: str, view: Entry | None = None) -> Tensor:
-        """A tensor in float32 (float64 stays), or a part of it; what is read goes into the digest."""
-        place = self.entry(name)
-        view = view or place
+    def file_of(self, name: str) -> str:
+        """Return the file that holds a tensor."""
+        return self._file_of[name]
+
+    def view(self, name: str) -> TensorView:
+        """Return the whole tensor of this name, without reading it."""
+        opened = self._format_of(name)
+        try:
+            return opened.view(name)
+        except KeyError:
+            file = self._file_of[name]
+            raise BadCheckpoint(f"the index says that {name} is in {file}, but it is not") from None
+
+    def announce(self, views: Iterable[TensorView]) -> None:
+        """Prepare to read these views, which lets a remote file fetch neighbours together."""
+        by_file: dict[str, list[TensorView]] = {}
+        for view in views:
+            by_file.setdefault(self._file_of[view.name], []).append(view)
+        for file_views in by_file.values():
+            self._format_of(file_views[0].name).announce(file_views)
+
+    def read_many(self, views: Iterable[TensorView]) -> Iterator[Tensor]:
+        """Yield views in float32 (float64 stays). What is read goes into the digest."""
+        views = list(views)
+        if len(views) > 1:  # `read` announces a single one
+            self.announce(views)
+        for view in views:
+            yield self.read(view)
+
+    def read(self, view: TensorView | str) -> Tensor:
+        """Return a view, or a whole tensor by its name, in float32 (float64 stays)."""
+        if isinstance(view, str):
+            view = self.view(view)
+        opened = self._format_of(view.name)
         digest = hashlib.sha256()
-        file = self._open(self._place[name])
-        file.expect([(name, view)])
-        if view.dtype in (torch.float32, torch.float64) or place.stride != contiguous(place.shape):
-            tensor = file.read(name, view)
-            hash_into(digest, tensor)
-            out = tensor if tensor.dtype == torch.float64 else tensor.float()
+        if view.dtype in (torch.float32, torch.float64):
+            result = opened.read(view)
+            hash_into(digest, result)
         else:
-            out = torch.empty(
-                view.shape
-            )  # low precision: block by block, so that memory holds the float32 only
-            for dim, start, block in view.blocks(_BLOCK):
-                tensor = file.read(name, block)
-                hash_into(digest, tensor)
-                out.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
-        start = (view.offset - place.offset) // view.dtype.itemsize
-        self._digests[f"{name} {view.shape} {view.stride} {start} {view.dtype}"] = (
-            digest.hexdigest()
-        )
-        if out.numel() and name not in self.not_finite:
-            low, high = out.aminmax()
-            self.not_finite += [name] * (not math.isfinite(low) or not math.isfinite(high))
-        return out
+            opened.announce([view])
+            blocks = list(view.blocks(_BLOCK_BYTES))
+            parts = opened.read_many(block for _, _, block in blocks)
+            result = torch.empty(view.shape)
+            for (dimension, start, _), part in zip(blocks, parts, strict=True):
+                hash_into(digest, part)
+                result.narrow(dimension, start, part.shape[dimension]).copy_(part)
+        key = f"{view.name} {view.shape} {view.stride} {view.offset} {view.dtype}"
+        self._digests[key] = digest.hexdigest()
+        if result.numel() and view.name not in self.not_finite:
+            low, high = result.aminmax()
+            if not math.isfinite(low) or not math.isfinite(high):
+                self.not_finite.append(view.name)
+        return result
 
-    def stored(self, name: str, view: Entry | None = None) -> Tensor:
-        """A tensor as it is in the file, or a part of it."""
-        self.entry(name)
-        return self._open(self._place[name]).read(name, view)
+    def read_stored(self, views: Iterable[TensorView]) -> Iterator[Tensor]:
+        """Yield views of one tensor in the type of its file, without digest."""
+        views = list(views)
+        if not views:
+            return iter(())
+        return self._format_of(views[0].name).read_many(views)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that was read, in whichever order."""
-        updates = {} if self.updates is None else self.updates._digests
-        every = [
-            *self._digests.items(),
-            *((f"update of {what}", digest) for what, digest in updates.items()),
-        ]
-        return hashlib.sha256(json.dumps(sorted(every)).encode()).hexdigest()
+        """SHA-256 over everything that was read, in whichever order."""
+        entries = list(self._digests.items())
+        if self.updates is not None:
+            for key, digest in self.updates._digests.items():
+                entries.append((f"update of {key}", digest))
+        return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors."""
-        return sum(file.bytes_read for file in self._files.values())
+        """Bytes of tensors that were read so far."""
+        return sum(opened.bytes_read for opened in self._formats.values())
 
     @property
     def notes(self) -> list[str]:
         """What is special about the files."""
-        return [file.note for file in self._files.values() if file.note]
-
-    def shards(self, names: Iterable[str]) -> list[str]:
-        """The files that hold these tensors."""
-        return sorted({self._place[name] for name in names})
+        return [opened.note for opened in self._formats.values() if opened.note]
 
 
-def _file(path: Path) -> Path | None:
+def _existing(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _own_config(folder: Path) -> dict[str, Any] | None:
-    """Of a checkpoint of ``joma train``, how many heads there are; its names and shapes tell the rest."""
+def _config_of_training(folder: Path) -> dict[str, Any] | None:
+    """Return the number of heads in a checkpoint of ``joma train``; its shapes tell the rest."""
     info = folder.absolute().parent.parent / "run.json"
     if folder.parent.name != "checkpoints" or not info.is_file():
         return None
-    config = _json(info).get("config")
+    config = read_json(info).get("config")
     heads = config.get("heads") if isinstance(config, dict) else None
-    return {"num_attention_heads": heads} if isinstance(heads, int) else None
+    if isinstance(heads, int):
+        return {"num_attention_heads": heads}
+    return None
 
 
 def weight_map(path: Path, name: str) -> dict[str, str]:
-    """Tensor -> shard, of an index; one that names files outside of the checkpoint is refused."""
-    index = _json(path).get("weight_map")
-    if not isinstance(index, dict) or not index:
+    """Return the shard of each tensor, from an index; refuse shards outside of the checkpoint."""
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
         raise BadCheckpoint(f"{name} has no weight_map")
-    for shard in set(index.values()):
+    for shard in shards.values():
+        if not isinstance(shard, str):
+            check_inside(shard, name)
+    for shard in set(shards.values()):
         check_inside(shard, name)
-    return index
-
-
-def shards_of(path: Path, name: str) -> list[str]:
-    """The shards that an index names."""
-    return sorted(set(weight_map(path, name).values()))
+    return shards
 
 
 def hash_into(digest: Any, tensor: Tensor) -> None:
-    """Add a tensor's bytes to a digest."""
+    """Add the bytes of a tensor to a digest."""
     digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            return parsed(stream.read(MAX_JSON + 1))
-    except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from joma._checkpoints.checkpoints import Checkpoint
 from joma._checkpoints.lora import with_base
-from joma._checkpoints.plan import NoMatrices, Plan, Planned, plan
+from joma._checkpoints.plan import NoMatrices, Plan, StoredMatrix, plan
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import Revision
 from joma._checkpoints.row import Row, ScanRequest, error_message, list_first
-from joma._checkpoints.tensors import Tensors, View
+from joma._checkpoints.tensors import Tensors
 from joma._measure.gauges.kinds import CHANGE, WEIGHT
 from joma._measure.gauges.rank import TopSingular, top_singular
 from joma._measure.gauges.registry import Gauge
@@ -34,36 +34,13 @@ _plans: dict[tuple[Any, ...], Plan] = {}
 
 def planned(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
     """Return the plan of a checkpoint; checkpoints with equal names and shapes share one."""
-    key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names), tuple(parts), mlp)
-    if key not in _plans or not _fits(_plans[key], tensors):
+    key = (json.dumps(tensors.config, sort_keys=True), tuple(tensors.names()), tuple(parts), mlp)
+    if key not in _plans or not _plans[key].fits(tensors):
         new_plan = plan(tensors, parts, mlp)
         for old_key in list(_plans)[: 1 - _KEPT_PLANS]:
             del _plans[old_key]
         _plans[key] = new_plan
     return _plans[key]
-
-
-def _fits(matrices_by_part: Plan, tensors: Tensors) -> bool:
-    """True if all tensors of a plan have the planned shapes: equal names may have other shapes."""
-    for matrices in matrices_by_part.values():
-        for matrix in matrices:
-            source = matrix.source(tensors)
-            for piece in matrix.pieces:
-                if piece.tensor not in source or source.entry(piece.tensor).shape != piece.shape:
-                    return False
-    return True
-
-
-def views(tensors: Tensors, matrices_by_part: Plan) -> list[View]:
-    """Return what a plan will read of the tensors."""
-    wanted: dict[View, None] = {}
-    for matrices in matrices_by_part.values():
-        for matrix in matrices:
-            if matrix.update:
-                continue
-            for piece in matrix.pieces:
-                wanted[piece.tensor, piece.part(tensors)] = None
-    return list(wanted)
 
 
 class NoBaseline(BadCheckpoint):
@@ -87,7 +64,7 @@ class Baseline:
         self._sharing = revision
         self._tensors: Tensors | None = None
         self._revision: Revision | None = None
-        self._matrices: dict[str, dict[str, Planned]] = {}  # part -> name -> matrix
+        self._matrices: dict[str, dict[str, StoredMatrix]] = {}  # part -> name -> matrix
 
     @property
     def name(self) -> str:
@@ -107,11 +84,11 @@ class Baseline:
             opened = checkpoint_tensors(self.checkpoint, self._revision, ranges=not request.keep)
             self._tensors = with_base(opened, request.base)
             matrices_by_part = planned(self._tensors, parts, request.mlp)
-            self._tensors.expect(views(self._tensors, matrices_by_part))
+            self._tensors.announce(matrices_by_part.views(self._tensors))
         for part, matrices in matrices_by_part.items():
             self._matrices[part] = {matrix.name: matrix for matrix in matrices}
 
-    def read(self, part: str, matrix: Planned) -> list[Tensor]:
+    def read(self, part: str, matrix: StoredMatrix) -> list[Tensor]:
         """Return a matrix as it was in the baseline, or one matrix per head."""
         assert self._tensors is not None
         counterpart = self._counterpart(part, matrix.name)
@@ -120,7 +97,7 @@ class Baseline:
                 raise BadCheckpoint(f"it has no {matrix.name}")
             return counterpart.read(self._tensors)
 
-    def _counterpart(self, part: str, name: str) -> Planned | None:
+    def _counterpart(self, part: str, name: str) -> StoredMatrix | None:
         """Return the matrix of the same name; one name may have a prefix more, as ``bert.`` has."""
         matrices = self._matrices.get(part, {})
         if name in matrices:
@@ -215,7 +192,7 @@ def _measure_parts(
     # All parts at once: neighbours in a file become one request. If a file is missing or damaged, the
     # parts that are in it will report that.
     with suppress(BadCheckpoint):
-        tensors.expect(views(tensors, matrices_by_part))
+        tensors.announce(matrices_by_part.views(tensors))
     notes = []
     for part in parts:
         concerned = [gauge for gauge in gauges if gauge.part == part]
@@ -235,7 +212,7 @@ class PartTable:
     """The values of all gauges on one part of a checkpoint, by layer and head."""
 
     part: str
-    matrices: list[Planned]
+    matrices: list[StoredMatrix]
     gauges: list[Gauge]
     # gauge -> (layers, heads); None where nothing was measured
     values: dict[str, list[list[float | None]]] = field(init=False)
@@ -270,7 +247,7 @@ class PartTable:
         return notes
 
     def _read_baseline(
-        self, row: Row, matrix: Planned, baseline: Baseline, count: int
+        self, row: Row, matrix: StoredMatrix, baseline: Baseline, count: int
     ) -> list[Tensor] | list[None]:
         changes = [gauge for gauge in self.gauges if gauge.kind is CHANGE]
         if not changes:
@@ -301,7 +278,7 @@ class _Measured:
     """The values of one matrix by gauge, and why some of them are zero or missing."""
 
     row: Row
-    matrix: Planned
+    matrix: StoredMatrix
     values: dict[str, float | None] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 

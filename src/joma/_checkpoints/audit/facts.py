@@ -20,8 +20,15 @@ import torch
 from torch import Tensor
 
 from joma._checkpoints.checkpoints import Checkpoint
-from joma._checkpoints.entry import Entry, contiguous
-from joma._checkpoints.formats import CHUNK, INDEX, NAMES, has_weights, lone_file, weight_names
+from joma._checkpoints.folder import (
+    DCP_CHUNK,
+    INDEX,
+    NAMES,
+    has_weights,
+    lone_file,
+    weight_names,
+)
+from joma._checkpoints.formats.view import TensorView
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.revision import NotWhole, Revision
 from joma._checkpoints.steps import trained_steps
@@ -145,7 +152,9 @@ def _files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> d
             return {}
         here = {file.name: file for file in folder.iterdir() if file.is_file()}
         listed, fetch = {name: partial(_hashed, file) for name, file in here.items()}, here.get
-    chunks = [name for name in listed if name.endswith(CHUNK)]  # of torch.distributed.checkpoint
+    chunks = [
+        name for name in listed if name.endswith(DCP_CHUNK)
+    ]  # of torch.distributed.checkpoint
     if chunks and not any(name in listed for name in NAMES):
         facts.files = {name: listed[name]() for name in sorted(chunks)}
         return {}
@@ -174,25 +183,24 @@ def _hashed(file: Path) -> FileFact:
         raise BadCheckpoint(f"{file.name} cannot be read: {error.strerror or error}") from error
 
 
-def _expected(tensors: Tensors, level: Level) -> dict[str, Entry | None]:
-    """What will be read: tensors in the order of the files, with the slice of each, None for all of it."""
-    names = sorted(
-        tensors.names, key=lambda name: (tensors.shards([name]), tensors.entry(name).offset)
-    )
-    views = {name: _slice(tensors.entry(name)) if level is Level.SLICES else None for name in names}
-    tensors.expect(views.items())
+def _expected(tensors: Tensors, level: Level) -> list[TensorView]:
+    """Announce and return what will be read of each tensor: all of it, or its slice."""
+    views = [tensors.view(name) for name in tensors.names_in_file_order()]
+    if level is Level.SLICES:
+        views = [_slice(view) for view in views]
+    tensors.announce(views)
     return views
 
 
 def _tensors(
     tensors: Tensors, level: Level
 ) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
-    for name, view in _expected(tensors, level).items():
-        entry = tensors.entry(name)
+    for view in _expected(tensors, level):
+        whole = tensors.view(view.name)
         digest, bad, sample = hashlib.sha256(), 0, []
-        every = max(1, math.prod(entry.shape) // _SAMPLE)  # of a whole tensor, evenly over it
+        every = max(1, math.prod(whole.shape) // _SAMPLE)  # of a whole tensor, evenly over it
         place = 0
-        for part in _parts(tensors, name, view, level):
+        for part in _parts(tensors, view, level):
             hash_into(digest, part)
             flat = part.reshape(-1)
             if flat.dtype.is_floating_point:
@@ -204,28 +212,25 @@ def _tensors(
             place += flat.numel()
         seen = torch.cat(sample) if sample else None
         fact = TensorFact(
-            tensors.shards([name])[0], str(entry.stored or entry.dtype).removeprefix("torch."), entry.shape,
+            tensors.file_of(view.name), str(whole.foreign_type or whole.dtype).removeprefix("torch."), whole.shape,
             digest.hexdigest(), bad, seen is not None and bool((seen == seen[:1]).all()),
         )  # fmt: skip
-        yield name, (fact, seen)
+        yield view.name, (fact, seen)
 
 
-def _slice(entry: Entry) -> Entry:
-    """So many bytes from the middle of a tensor, as it lies in the file."""
-    count, wanted = math.prod(entry.shape), SLICE // entry.dtype.itemsize
-    if count <= wanted or entry.stride != contiguous(entry.shape):
-        return entry
-    return entry.view((wanted,), (1,), (count - wanted) // 2)
+def _slice(view: TensorView) -> TensorView:
+    """Return the middle of a tensor, so many bytes of it."""
+    count, wanted = math.prod(view.shape), SLICE // view.dtype.itemsize
+    if count <= wanted:
+        return view
+    return view.part((wanted,), (1,), (count - wanted) // 2)
 
 
-def _parts(tensors: Tensors, name: str, view: Entry | None, level: Level) -> Iterator[Tensor]:
-    """What is read of a tensor, as stored, block by block."""
-    entry = tensors.entry(name)
-    if level is Level.SLICES or entry.stride != contiguous(entry.shape) or not entry.shape:
-        yield tensors.stored(name, view)
-        return
-    for _, _, block in entry.blocks(_BLOCK):
-        yield tensors.stored(name, block)
+def _parts(tensors: Tensors, view: TensorView, level: Level) -> Iterator[Tensor]:
+    """Yield what is read of a tensor, as stored, block by block."""
+    if level is Level.SLICES or not view.shape:
+        return tensors.read_stored([view])
+    return tensors.read_stored(block for _, _, block in view.blocks(_BLOCK))
 
 
 def relative_change(samples: Samples, before: Samples) -> dict[str, float]:
