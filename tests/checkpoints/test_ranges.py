@@ -66,7 +66,7 @@ def server(files, tmp_path, monkeypatch):
         yield hub
 
 
-def opened(revision: str, limit: int | None = None) -> tuple[Tensors, ranges.Meter]:
+def opened(revision: str, limit: int | None = None) -> tuple[Tensors, ranges.TransferMeter]:
     found = Checkpoint(revision, 0, repo=REPO).revision(limit=limit)
     assert found is not None
     return found.tensors(ranges=True), found.meter
@@ -289,7 +289,7 @@ def test_interrupted_anywhere_and_started_again(server, files, tmp_path, monkeyp
     """As a kill would: in the middle of a transfer, with nothing tidied up."""
     server.revisions = {f"step{n}": files["neox"] for n in range(10)}
     whole = joma.scan(REPO, run=tmp_path / "whole", revisions="all")
-    count, draw = ranges.Meter.count, random.Random(1)
+    count, draw = ranges.TransferMeter.count, random.Random(1)
 
     def killed(meter, name, more):
         if draw.random() < 0.2:
@@ -298,7 +298,7 @@ def test_interrupted_anywhere_and_started_again(server, files, tmp_path, monkeyp
 
     interrupted = 0
     with monkeypatch.context() as patch:
-        patch.setattr(ranges.Meter, "count", killed)
+        patch.setattr(ranges.TransferMeter, "count", killed)
         for _ in range(8):
             try:
                 joma.scan(REPO, run=tmp_path / "run", revisions="all")

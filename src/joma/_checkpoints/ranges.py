@@ -49,7 +49,7 @@ class HubLocation:
     etag: str | None = None
 
 
-class Meter:
+class TransferMeter:
     """Bytes over the wire, counted and limited.
 
     Arguments:
@@ -143,7 +143,7 @@ class HubFile:
         name: str,
         resolve: Callable[[], HubLocation],
         download: Callable[[], Path],
-        meter: Meter,
+        meter: TransferMeter,
     ) -> None:
         self.name = name
         self.suffix = Path(name).suffix
@@ -342,7 +342,9 @@ class CachedFile(HubFile):
         meter: counts the bytes.
     """
 
-    def __init__(self, name: str, path: Path, download: Callable[[], Path], meter: Meter) -> None:
+    def __init__(
+        self, name: str, path: Path, download: Callable[[], Path], meter: TransferMeter
+    ) -> None:
         self._path = path
         super().__init__(name, self._local_location, download, meter)
 

@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 from joma._checkpoints.folder import DCP_CHUNK, DCP_TABLE, INDEX, NAMES, SINGLE, weight_names
 from joma._checkpoints.formats.dcp import DcpFolder
 from joma._checkpoints.hub import TOKENIZER, DownloadProgress, cache_of, downloads, explain, library
-from joma._checkpoints.ranges import CachedFile, HubFile, HubLocation, Meter, locate, window_size
+from joma._checkpoints.ranges import (
+    CachedFile,
+    HubFile,
+    HubLocation,
+    TransferMeter,
+    locate,
+    window_size,
+)
 from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader
 from joma._checkpoints.tensors import NoWeights, Tensors, weight_map
 from joma._runs.folder import file_hash
@@ -61,7 +68,7 @@ class Revision:
         self.revision = revision
         self.keep = keep
         self.temporary = downloads(repo, revision)
-        self.meter = Meter(limit, report)
+        self.meter = TransferMeter(limit, report)
         self._report = report
         self._is_dry = dry
         self._weight_file = file

@@ -19,13 +19,13 @@ from joma._checkpoints.tensors import Tensors
 from joma._data.corpora import texts
 from joma._data.pretrained import check_tokens, first_tokens, has_tokenizer, load_tokenizer, quiet
 from joma._measure.gauges.registry import get
-from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.inputs import check_model
 from joma._measure.watch.measurement import Measurement
-from joma._measure.watch.passes import Passes
+from joma._measure.watch.meters import AttentionMeter, MeterResult
+from joma._measure.watch.passes import StepPasses
 from joma._measure.watch.processes import Processes
+from joma._measure.watch.watched import WatchedModel
 from joma._runs.folder import file_hash
-from joma.models.blocks import Blocks
 
 # Tokens per window, if the model has as many positions.
 DEFAULT_LENGTH = 512
@@ -111,20 +111,23 @@ def _measure_model(
     windows = sample(places, options, _window_length(model, options.length))
     check_tokens(model, windows)
     check_model(model)
-    notes: list[str] = []
-    passes = Passes(
-        model, Blocks(model), get(gauges), None, Processes(model), Notices(notes.append)
-    )
+    watched = WatchedModel(model, get(gauges), Processes(model))
+    meter = AttentionMeter(watched)
+    passes = StepPasses(watched, meter.observers)
+    meter.attach(passes)
     with passes.source.listening(), torch.no_grad():
         for batch in windows.split(max(1, TOKENS_PER_PASS // windows.shape[1])):
             if model.config.is_encoder_decoder:
                 model(input_ids=batch, decoder_input_ids=batch)
             else:
                 model(input_ids=batch)
-    values = passes.measure()
+    result = MeterResult()
+    meter.measure_passes(result)
+    values = result.tables
+    notes = [problem.message for problem in result.problems]
     problems = {name: _reason(name, notes) for name in gauges if name not in values}
     notes = [note for note in notes if not any(note in problem for problem in problems.values())]
-    layers = passes.layers
+    layers = watched.layers.names
     measurement = Measurement(0, values, dict.fromkeys(values, layers), None)
     not_finite = list(measurement.not_finite())
     for bad in not_finite:
@@ -134,7 +137,7 @@ def _measure_model(
     for name, table in values.items():
         lists[name] = table.to_lists()
         if table.numbers.dim() == 2:  # (layers, heads)
-            heads[name] = passes.tally.widths(passes.numbering.layers)
+            heads[name] = meter.tally.widths(watched.layers.layers)
     return SampleResult(lists, layers, heads, notes, bool(not_finite), problems)
 
 

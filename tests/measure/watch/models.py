@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from joma._measure.watch.meters import AttentionMeter
+
 VOCABULARY, LENGTH = 61, 14
 
 
@@ -122,3 +124,14 @@ def entropy_of_probabilities(p: torch.Tensor, real: torch.Tensor | None = None) 
         torch.ones(rows.shape[0], rows.shape[2], dtype=torch.bool) if real is None else real.bool()
     )
     return torch.stack([rows[:, h][keep].mean() for h in range(rows.shape[1])])
+
+
+def meter_of(watch, kind):
+    """The meter of a watch that is of this class."""
+    (meter,) = (meter for meter in watch._meters if isinstance(meter, kind))
+    return meter
+
+
+def tally_of(watch):
+    """What a watch keeps of the attention of a step."""
+    return meter_of(watch, AttentionMeter).tally

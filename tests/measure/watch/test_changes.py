@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import joma
+from joma._measure.watch.meters import ChangeMeter
+from tests.measure.watch.models import meter_of
 
 GAUGES = ("gradient_norm", "gradient_rank", "update_ratio", "update_rank")
 
@@ -68,8 +70,9 @@ def test_nothing_is_kept_between_steps_and_steps_between_measurements_cost_nothi
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with joma.watch(model, every=3, gauges=GAUGES, optimizer=optimizer) as w:
         train(model, optimizer, w, 2)
-        assert not w._changes._before
-        assert not w._changes._values
+        meter = meter_of(w, ChangeMeter)
+        assert not meter._before
+        assert not meter._values
     assert set(w.frame().step) == {1}
 
 

@@ -14,7 +14,7 @@ from tests.measure.events.test_axes import Hidden
 from tests.measure.events.test_axes import states as axes_states
 from tests.measure.events.test_styles import Talking
 from tests.measure.events.test_styles import states as style_states
-from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, ManyHeads
+from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, ManyHeads, tally_of
 
 
 def tokens(batch=3, length=LENGTH):
@@ -203,7 +203,7 @@ def test_padded_queries_agree_with_the_number_that_a_watch_averages_over():
     (row,) = rows_of(joma.explain(model, batch))
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(**batch).last_hidden_state.sum().backward()
-        ((_, sums),) = w._passes.tally.combined.items()
+        ((_, sums),) = tally_of(w).combined.items()
         assert (
             sums.reducers["entropy"].parts["count"].tolist()
             == [row.queries - row.padded] * row.heads
@@ -243,7 +243,7 @@ def test_explaining_a_watched_model_is_no_measurement():
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         model(tokens()).sum().backward()
         joma.explain(model, tokens(1))
-        ((_, first), *_) = w._passes.tally.combined.items()
+        ((_, first), *_) = tally_of(w).combined.items()
         assert first.reducers["entropy"].parts["count"].tolist() == [42, 42]
 
 

@@ -15,7 +15,14 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 import joma
-from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, entropy_of, sharpen
+from tests.measure.watch.models import (
+    LENGTH,
+    VOCABULARY,
+    HandWrittenGPT,
+    entropy_of,
+    sharpen,
+    tally_of,
+)
 
 CALL = nn.Module.__call__
 pytestmark = [
@@ -249,9 +256,9 @@ def test_tracing_while_a_measured_step_is_awaited():
     with joma.watch(model, every=1, gauges="entropy") as w:
         traced = torch.jit.trace(model, (tokens(1),))  # with its own check
         assert torch.equal(traced(tokens(2)), model(tokens(2)))
-        w._passes.clear()
+        tally_of(w).clear()
         torch.jit.trace(model, (tokens(1),))
-        assert not w._passes.tally.combined  # not counted
+        assert not tally_of(w).combined  # not counted
         loss_of(model, tokens(0)).backward()
         assert list(w.step().values()) == pytest.approx(
             expected_entropy(model, tokens(0)), abs=1e-5
@@ -263,7 +270,7 @@ def test_export_while_a_measured_step_is_awaited(strict):
     model = build()
     with joma.watch(model, every=1, gauges="entropy") as w:
         exported = torch.export.export(model, (tokens(1),), strict=strict).module()
-        assert not w._passes.tally.combined
+        assert not tally_of(w).combined
         loss_of(model, tokens(0)).backward()
         assert list(w.step().values()) == pytest.approx(
             expected_entropy(model, tokens(0)), abs=1e-5

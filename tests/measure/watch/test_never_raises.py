@@ -19,6 +19,7 @@ from tests.measure.watch.models import (
     HandWrittenGPT,
     entropy_of,
     sharpen,
+    tally_of,
 )
 
 
@@ -144,7 +145,7 @@ def test_weights_of_a_type_that_cannot_be_read():
 
 
 PARTS = {
-    "weights": "joma._measure.watch.weights.Weights.measure",
+    "weights": "joma._measure.watch.meters.WeightMeter.measure",
     "tally": "joma._measure.watch.tally.Tally.values",
     "alarms": "joma._measure.watch.alarms.Alarms.update",
     "record": "joma._measure.watch.record.Record.write",
@@ -183,7 +184,7 @@ def test_an_exception_in_one_part_keeps_what_the_others_measured(monkeypatch):
     def fails(*args, **kwargs):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("joma._measure.watch.weights.Weights.measure", fails)
+    monkeypatch.setattr("joma._measure.watch.meters.WeightMeter.measure", fails)
     with joma.watch(build(), every=1, live=False) as w:
         with pytest.warns(joma.JomaWarning, match="weights failed in step 1"):
             (metrics,) = train(w, 1)
@@ -376,7 +377,7 @@ def test_very_many_passes_between_two_steps(monkeypatch):
         for n in range(12):
             model(tokens(n)).square().mean().backward()
         folded = w.step()
-        assert len(w._passes.tally._passes) == 0
+        assert len(tally_of(w)._passes) == 0
         for n in range(3):
             model(tokens(n)).square().mean().backward()
         w.step()

@@ -21,7 +21,14 @@ from torch.utils.checkpoint import checkpoint
 
 import joma
 from joma._measure.watch.inputs import NotWatchable
-from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT, entropy_of, sharpen
+from tests.measure.watch.models import (
+    LENGTH,
+    VOCABULARY,
+    HandWrittenGPT,
+    entropy_of,
+    sharpen,
+    tally_of,
+)
 
 CALL = nn.Module.__call__
 
@@ -124,12 +131,12 @@ def test_recomputation_is_not_counted(reentrant):
         loss = loss_of(model, tokens())
         counted = {
             key: float(sums.reducers["entropy"].parts["count"].sum())
-            for key, sums in w._passes.tally.combined.items()
+            for key, sums in tally_of(w).combined.items()
         }
         loss.backward()
         assert {
             key: float(sums.reducers["entropy"].parts["count"].sum())
-            for key, sums in w._passes.tally.combined.items()
+            for key, sums in tally_of(w).combined.items()
         } == counted
         w.step()
 

@@ -8,9 +8,8 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from torch import Tensor, nn
@@ -18,20 +17,16 @@ from torch.optim import Optimizer
 
 from joma._measure.events.axes import Heads
 from joma._measure.events.finite import FiniteTrace
-from joma._measure.events.optimiser import StepObserver, Steps, distinct_rates, optimisers_of
+from joma._measure.events.optimiser import Steps, distinct_rates, optimisers_of
 from joma._measure.events.padding import Padding, StatedPadding
 from joma._measure.events.reasons import Reason
 from joma._measure.events.source import EventSource
-from joma._measure.events.structure import Structure
-from joma._measure.gauges.kinds import ATTENTION, ATTENTION_KINDS, HIDDEN, WEIGHT
-from joma._measure.gauges.registry import Gauge
+from joma._measure.gauges.kinds import BLOCK
 from joma._measure.watch import applicability, attached
 from joma._measure.watch.alarms import Alarms, Alert
 from joma._measure.watch.alarms.not_finite import find_not_finite
 from joma._measure.watch.alarms.notices import Notices, silent, warn
 from joma._measure.watch.alarms.reporting import Alerts, OnAlert
-from joma._measure.watch.changes import Changes
-from joma._measure.watch.charges import Charges
 from joma._measure.watch.clock import Clock
 from joma._measure.watch.display import LiveLine, watch_html
 from joma._measure.watch.explain import ExplanationBuilder
@@ -41,32 +36,43 @@ from joma._measure.watch.inputs import (
     check_has_attention,
     check_heads,
     check_model,
-    find_part_matrices,
 )
 from joma._measure.watch.measurement import Measurement
-from joma._measure.watch.motions import Motions
+from joma._measure.watch.meters import (
+    AttentionMeter,
+    ChangeMeter,
+    ChargeMeter,
+    Meter,
+    MeterProblem,
+    MeterResult,
+    MotionMeter,
+    StreamMeter,
+    WeightMeter,
+)
 from joma._measure.watch.options import WatchOptions
-from joma._measure.watch.order import CallOrder
-from joma._measure.watch.passes import Passes
+from joma._measure.watch.passes import StepPasses
 from joma._measure.watch.patterns import PatternKeeper, check_patterns
 from joma._measure.watch.phases import PHASES, Phases
 from joma._measure.watch.probe import ProbeBatch
 from joma._measure.watch.processes import Processes, ProcessScope
-from joma._measure.watch.readings import FOR_PHASES, UNIFORM, Finding, Reading, read_layers
+from joma._measure.watch.readings import (
+    FOR_PHASES,
+    UNIFORM,
+    Finding,
+    LayerReading,
+    Reading,
+    read_layers,
+)
 from joma._measure.watch.record import Record, Resume, axes_of, config_of
 from joma._measure.watch.sample import Sampler, check_sampled
 from joma._measure.watch.schedule import Chosen, Every, Schedule
-from joma._measure.watch.streams import Streams
-from joma._measure.watch.structure import describe, shorten
-from joma._measure.watch.tally import ERROR
-from joma._measure.watch.values import Values
-from joma._measure.watch.weights import Weights
+from joma._measure.watch.structure import shorten
+from joma._measure.watch.watched import WatchedModel
 from joma._runs import Run
 from joma._runs.explanation import Explanation
 from joma._runs.state import Ending, ending
 from joma._runs.warning import JomaWarning
 from joma._runs.writer import RunWriter
-from joma.models.blocks import Blocks
 from joma.models.names import plain_name
 from joma.models.parts import PARTS
 from joma.models.structure import find as find_structure
@@ -194,101 +200,35 @@ class Watch:
     """
 
     def __init__(self, model: nn.Module, options: WatchOptions) -> None:
-        self._closed = True  # until everything is there
-        self._loaded = False  # from a state
+        self._closed = True  # until everything is in place
+        self._is_loaded = False  # from a state
         self._has_stepped = False  # since it was made, or loaded from a state
         self._has_refused_step = False
         self._explained: object = None  # what the explanation in the folder is about
+        self.latest: Measurement | None = None
+        # Losses of steps since the last measurement that are on another device.
+        self._pending_losses: list[tuple[int, Tensor]] = []
         check_model(model)
-        optimizers = None if options.optimizer is None else optimisers_of(model, options.optimizer)
-        chosen = options.chosen_gauges
-        probe = options.probe
-        run = options.run
         self.model = model
         self._processes = Processes(model, options.processes)
-        if not (run is None or isinstance(run, RunWriter)):
-            run = self._processes.folder(run)
-        self._matrices = find_part_matrices(
-            model,
-            chosen,
-            options.mlp,
-            lenient=options.has_default_gauges,
-            refusal=self._processes.cannot_gather,
-        )
-        self._gauges = [g for g in chosen if g.kind is not WEIGHT or g.part in self._matrices]
-        periods = {gauge.name: options.periods[gauge.name] for gauge in self._gauges}
-        self._schedule = Schedule(periods)
-        self._in_passes = {g.name for g in self._gauges if g.runs_model}
-        if self._in_passes:
-            check_has_attention(model)
         self._notices = Notices(warn if self._processes.is_first else silent)
-        self._motions = Motions(model, self._gauges, periods)
-        measured = [*self._gauges, *FOR_PHASES, UNIFORM]
-        recorded = (
-            check_patterns(options.patterns, options.words, probe is not None)
-            and self._processes.is_first
-        )
-        self._patterns = PatternKeeper(options.words, recorded)
-        sampler = None if options.queries is None else Sampler(options.queries)
-        if sampler is not None:
-            check_sampled(self._gauges)
-        blocks = Blocks(model)
-        self._charges = Charges(model, self._gauges, self._processes, blocks, optimizers or [])
-        modules = [plain_name(name) for name, _ in model.named_modules()]
-        stated = None if options.padding is None else StatedPadding(options.padding, modules)
-        self._streams = Streams(model, self._gauges, stated, self._processes, blocks)
-        self._order = CallOrder(
-            find_structure(model).unnamed_pairs if options.mlp is None and self._matrices else []
-        )
-        observers = [
-            self._charges.precision,
-            *self._motions.observers,
-            *self._streams.observers,
-            self._patterns,
-        ]
-        observers += self._order.observers
-        self._trace = FiniteTrace(frozenset(blocks.names))
-        self._passes = Passes(
-            model, blocks, measured, stated, self._processes, self._notices, sampler, observers,
-            check_heads(options.heads, modules), self._trace, trains=optimizers is not None,
-        )  # fmt: skip
-        self._order.ran = self._passes.source.ran
-        self._structure = Structure(model)
+        self._watched = self._look_at(model, options)
+        self._gauges = self._watched.gauges
+        self._pass_gauges = {gauge.name for gauge in self._gauges if gauge.runs_model}
+        if self._pass_gauges:
+            check_has_attention(model)
+        self._schedule = Schedule(self._watched.periods)
         self._mlp = options.mlp
-        self._optimizers = optimizers or []
-        self._periods = periods
-        self._weights = Weights(self._gauges, self._matrices, self._processes, blocks)
-        self._changes = Changes(
-            self._gauges, self._matrices, self._processes, blocks, optimizers or []
-        )
-        # of all but attention and states
-        self._meters = (self._weights, self._changes, self._charges, self._motions, self._streams)
-        attached.check_free(self._passes.source.names)
-        if self._processes.cannot_gather and (probe is not None or self._passes.source.replays):
-            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
-        self._probe = None if probe is None else ProbeBatch(probe)
-        if self._probe is not None:
-            self._probe.check_ids(self._passes.source)
-        self.latest: Measurement | None = None
+        has_patterns = check_patterns(options.patterns, options.words, options.probe is not None)
+        self._patterns = PatternKeeper(options.words, has_patterns and self._processes.is_first)
+        self._trace = FiniteTrace(frozenset(self._watched.blocks.names))
+        self._is_probed = options.probe is not None
+        self._meters = self._make_meters(options)
+        self._passes = self._make_passes(options)
+        for meter in self._meters:
+            meter.attach(self._passes)
         self._alarms = Alarms(self._notices)
-        self._pending_losses: list[
-            tuple[int, Tensor]
-        ] = []  # of steps since the last measurement, on another device
-        config = config_of(model, periods, probed=probe is not None)
-        if options.queries is not None:
-            config["queries"] = options.queries
-        folder = run if self._processes.is_first or isinstance(run, RunWriter) else None
-        rates = distinct_rates(optimizers or [])
-        axes = axes_of(self._gauges, rates) | self._weights.axes()
-        if sampler is not None:
-            axes |= {f"{g.name}{ERROR}": ["layer", "head"] for g in self._sampled()}
-        self._record = Record(
-            folder, config, axes, self._notices, options.overwrite, options.resume
-        )
-        self.path = (
-            self._record.path if folder is not None else None if isinstance(run, RunWriter) else run
-        )
-        self._where = f"run {self.path}" if self.path is not None else "no run folder"
+        self._record = self._open_record(options)
         self._alerts = Alerts(self._record, self._notices, options.on_alert)
         if self._record.last_step is not None:
             self._schedule.go_on_from(self._record.last_step)
@@ -298,35 +238,120 @@ class Watch:
         self._largest = [gauge.name for gauge in self._gauges if gauge.reduce == "max"]
         if self._largest:
             self._record.note(largest=self._largest)
-        attached.claim(self._passes.source.names, self._where)
-        show = sys.stderr.isatty() if options.live is None else options.live
-        self._line = (
-            LiveLine(self._matrices_in_words()) if show and self._processes.rank == 0 else None
-        )
+        attached.claim(self._watched.names, self._where)
+        has_line = sys.stderr.isatty() if options.live is None else options.live
+        self._line: LiveLine | None = None
+        if has_line and self._processes.rank == 0:
+            self._line = LiveLine(self._describe_matrices())
         self._report_matrices()
-        of_steps: list[StepObserver] = [self._changes, self._charges, self._motions.gradients]
-        self._steps = None if optimizers is None else Steps(model, optimizers, of_steps)
-        # measured steps are listened to; what needs no attention of them asks in which precision they are computed
-        listened = bool(self._in_passes) and self._probe is None
-        self._ears = (
-            self._passes.source if listened else EventSource(model, [self._charges.precision])
-        )
+        self._steps: Steps | None = None
+        if options.optimizer is not None:
+            observers = [one for meter in self._meters for one in meter.step_observers]
+            self._steps = Steps(model, self._watched.optimizers, observers)
+        self._training_source = self._find_training_source()
         self._clock = Clock(self._steps, "lr" in self._record.writer.info["axes"], self._notices)
         self._closed = False
         _open.add(self)
         self._arm()
+
+    def _look_at(self, model: nn.Module, options: WatchOptions) -> WatchedModel:
+        optimizers: Sequence[Optimizer] = []
+        if options.optimizer is not None:
+            optimizers = optimisers_of(model, options.optimizer)
+        padding = None
+        if options.padding is not None:
+            modules = [plain_name(name) for name, _ in model.named_modules()]
+            padding = StatedPadding(options.padding, modules)
+        sampler = None
+        if options.queries is not None:
+            sampler = Sampler(options.queries)
+        watched = WatchedModel(
+            model,
+            options.chosen_gauges,
+            self._processes,
+            mlp=options.mlp,
+            is_lenient=options.has_default_gauges,
+            optimizers=optimizers,
+            periods=options.periods,
+            padding=padding,
+            sampler=sampler,
+        )
+        if sampler is not None:
+            check_sampled(watched.gauges)
+        return watched
+
+    def _make_meters(self, options: WatchOptions) -> list[Meter]:
+        probe = None
+        if options.probe is not None:
+            probe = ProbeBatch(options.probe)
+        # Attention comes first: what its passes show decides which matrices are measured.
+        return [
+            AttentionMeter(self._watched, probe, (*FOR_PHASES, UNIFORM)),
+            WeightMeter(self._watched),
+            ChangeMeter(self._watched),
+            ChargeMeter(self._watched),
+            MotionMeter(self._watched),
+            StreamMeter(self._watched),
+        ]
+
+    def _make_passes(self, options: WatchOptions) -> StepPasses:
+        observers = [one for meter in self._meters for one in meter.observers]
+        modules = [plain_name(name) for name, _ in self.model.named_modules()]
+        passes = StepPasses(
+            self._watched,
+            [*observers, self._patterns],
+            check_heads(options.heads, modules),
+            self._trace,
+            is_training=options.optimizer is not None,
+        )
+        attached.check_free(self._watched.names)
+        if self._processes.cannot_gather and (self._is_probed or passes.source.replays):
+            raise NotWatchable(f"no extra pass can be made: {self._processes.cannot_gather}")
+        return passes
+
+    def _find_training_source(self) -> EventSource:
+        """Return the source that hears training: that of the gauges, unless they have a probe."""
+        if self._pass_gauges and not self._is_probed:
+            return self._passes.source
+        observers = [one for meter in self._meters for one in meter.training_observers]
+        return EventSource(self.model, observers)
+
+    def _open_record(self, options: WatchOptions) -> Record:
+        run = options.run
+        if not (run is None or isinstance(run, RunWriter)):
+            run = self._processes.folder(run)
+        config = config_of(self.model, self._watched.periods, probed=self._is_probed)
+        if options.queries is not None:
+            config["queries"] = options.queries
+        axes = axes_of(self._gauges, distinct_rates(self._watched.optimizers))
+        for meter in self._meters:
+            axes |= meter.axes
+        writes = self._processes.is_first or isinstance(run, RunWriter)
+        record = Record(
+            run if writes else None,
+            config,
+            axes,
+            self._notices,
+            options.overwrite,
+            options.resume,
+        )
+        self.path = None if isinstance(run, RunWriter) else run
+        if writes and run is not None:
+            self.path = record.path
+        self._where = "no run folder" if self.path is None else f"run {self.path}"
+        return record
 
     # The user's side
 
     @property
     def layers(self) -> list[str]:
         """Names of the attention layers, by number; empty before the first measurement."""
-        return self._passes.layers
+        return self._watched.layers.names
 
     @property
     def matrices(self) -> dict[str, list[str]]:
         """Part -> names of the matrices that weight gauges are measured on."""
-        return {part: [m.name for m in matrices] for part, matrices in self._matrices.items()}
+        return self._watched.matrix_names
 
     @property
     def phases(self) -> Phases:
@@ -423,7 +448,7 @@ class Watch:
         due = self._schedule.advance(step)
         if self._record.go_on_from(self.last_step):
             readings = self._record.kept(self.last_step)
-            if not self._loaded:
+            if not self._is_loaded:
                 before = self.last_step - 1
                 self._replay_phases(readings)
             self._clock.continue_from_rows(Run(self._record.writer.path).rows(), before)
@@ -452,40 +477,41 @@ class Watch:
     def _forget_passes(self) -> None:
         """Make ready for the next step."""
         self._passes.clear()
-        for meter in (self._changes, self._charges, self._streams):
+        for meter in self._meters:
             meter.clear()
         self._arm()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a resumed run measures bit for bit what an unbroken one would."""
+        """Return what a checkpoint keeps, so that a resumed run measures the same to the bit."""
         self._patterns.write(self._record)  # they are kept in the folder
         return {
             **self._schedule.state(),
             "alarms": self._alarms.state(),
-            "layers": self._passes.numbering.state(),
+            "layers": self._watched.layers.state(),
             "reported": self._notices.state(),
-            "starts": self._weights.state() | self._motions.state(),
-            "charges": self._charges.state(),
+            "meters": {meter.title: meter.state() for meter in self._meters},
             "clock": self._clock.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; one of another version of joma is an error, and nothing is changed."""
-        if missing := [key for key in self.state_dict() if key not in (*state, "charges", "clock")]:
+        """Continue from a `state_dict`; one of another version of joma is refused."""
+        missing = [key for key in self.state_dict() if key not in (*state, "clock")]
+        if missing:
             raise ValueError(
                 f"this is no state of a watch of this version of joma: it lacks {', '.join(missing)}"
             )
         self._schedule.restore(state)
-        self._loaded = True
+        self._is_loaded = True
         self._has_stepped = self.last_step > 0
         self._record.go_back_to(self.last_step)
         self._alarms = Alarms.restored(state["alarms"], self._notices)
         self._record.drop_alerts(self.last_step + 1)
-        self._passes.numbering.restore(state["layers"])
+        self._watched.layers.restore(state["layers"])
         self._notices.restore(state["reported"])
-        self._weights.restore(state["starts"])
-        self._charges.restore(state.get("charges", {}))
-        self._motions.restore(state["starts"])
+        for meter in self._meters:
+            meter_state = state["meters"].get(meter.title)
+            if meter_state is not None:
+                meter.restore(meter_state)
         self._clock.restore(state.get("clock"), self.last_step)
         self._arm()
 
@@ -514,27 +540,30 @@ class Watch:
 
         Facts are those of the last pass in which an attention was examined: its first one, and one of new shapes.
         """
-        names = [place[0] for layer in self._passes.numbering.layers for place in layer.keys]
-        notes = [] if names or not self._in_passes else ["No attention was measured yet."]
+        calls: Counter[str] = Counter()
+        for layer in self._watched.layers.layers:
+            calls.update(name for name, _ in layer.keys)
+        notes = []
+        if self._pass_gauges and not calls:
+            notes.append("No attention was measured yet.")
         lowers = None
         if self._mlp is not None:
-            lowers = [
-                matrix.name for matrix in find_structure(self.model).matrices("mlp_in", self._mlp)
-            ]
-        source = self._passes.source
+            matrices = find_structure(self.model).matrices("mlp_in", self._mlp)
+            lowers = [matrix.name for matrix in matrices]
+        around = self._watched.order.around
         builder = ExplanationBuilder(
-            source, self._passes.unseen, Counter(names), self._order.around, lowers
+            self._passes.source, self._passes.unseen, calls, around, lowers
         )
         return builder.build(notes)
 
     def _write_explanation(self) -> None:
-        """Write the explanation at the first measurement, and when an attention is new, refused or read otherwise."""
-        facts = self._passes.source.guard.facts
-        refusals = (*self._passes.source.problems, *self._passes.unseen, *self._order.around)
-        readings = {
-            place: (one.backend, one.heads, one.refusal and one.refusal.reason)
-            for place, one in facts.items()
-        }
+        """Write the explanation if an attention is new, refused, or read in another way."""
+        source = self._passes.source
+        refusals = (*source.problems, *self._passes.unseen, *self._watched.order.around)
+        readings = {}
+        for place, facts in source.guard.facts.items():
+            reason = facts.refusal and facts.refusal.reason
+            readings[place] = (facts.backend, facts.heads, reason)
         contents = (readings, refusals)
         if contents != self._explained and self._record.write_explanation(self.explain()):
             self._explained = contents
@@ -542,7 +571,12 @@ class Watch:
     @property
     def applies(self) -> str:
         """How far JoMA's premises hold for this model so far, in a sentence; "" without block gauges."""
-        return applicability.sentence(self.frame()) if self._motions.gauges and self.latest else ""
+        has_block_gauges = False
+        for meter in self._meters:
+            has_block_gauges |= any(gauge.kind is BLOCK for gauge in meter.gauges)
+        if not has_block_gauges or self.latest is None:
+            return ""
+        return applicability.sentence(self.frame())
 
     def close(self, status: Ending = "done", reason: str | None = None) -> None:
         """Take the gauges off the model and finish the run; a second call does nothing.
@@ -585,10 +619,10 @@ class Watch:
 
     def _detach(self) -> None:
         """Leave the model alone."""
-        self._ears.leave()
+        self._training_source.leave()
         if self._steps is not None:
             self._steps.leave()
-        attached.release(self._passes.source.names)
+        attached.release(self._watched.names)
 
     def __repr__(self) -> str:
         phases = ", ".join(f"{n}: {phase.name}" for n, phase in enumerate(self.phases))
@@ -602,24 +636,17 @@ class Watch:
 
     def _arm(self) -> None:
         """Listen to the model and its optimisers if the step to come is due."""
-        self._ears.leave()
-        self._ears.claim_thread()
-        if self._passes.tally.sampler is not None:
-            self._passes.tally.sampler.start(self.last_step + 1)
-        due = self._make_due(self._schedule.arm())
-        checked = self._charges.checks and self._steps is not None
-        if checked or (self._ears is self._passes.source and due & self._in_passes):
-            self._ears.listen()
-
-    def _make_due(self, gauges: Collection[str]) -> set[str]:
-        """These gauges are measured in the step to come; phases are told whenever attention is looked at."""
-        due = {
-            *gauges,
-            *(g.name for g in (*FOR_PHASES, UNIFORM) if not self._in_passes.isdisjoint(gauges)),
-        }
-        for meter in (*self._meters, self._passes.tally):
-            meter.due = due
-        return due
+        source = self._training_source
+        source.leave()
+        source.claim_thread()
+        if self._watched.sampler is not None:
+            self._watched.sampler.start(self.last_step + 1)
+        due = self._schedule.arm()
+        for meter in self._meters:
+            meter.prepare(due)
+        is_measured = source is self._passes.source and not self._pass_gauges.isdisjoint(due)
+        if is_measured or any(meter.needs_training_passes for meter in self._meters):
+            source.listen()
 
     def _take_loss(self, loss: Any) -> None:
         """Take the loss of a step that is not measured, without waiting for a device."""
@@ -642,114 +669,112 @@ class Watch:
         self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]
     ) -> dict[str, float]:
         step = self.last_step
-        self._ears.leave()
-        if self._structure.has_changed():
+        self._training_source.leave()
+        if self._watched.has_changed():
             self._follow(step)
-        self._make_due(due)
         self._take_pending_losses()
-        values: dict[str, Values] = {}
-        if not self._in_passes.isdisjoint(due):
-            with self._failures_reported("the measurement of attention"):
-                values = self._measure_attention()
-        for meter in self._meters:
-            with self._failures_reported(f"the measurement of {type(meter).__name__.lower()}"):
-                values |= meter.measure()
-        for name, reason in self._motions.problems.items():
-            self._notices.problem(
-                ("block", name), f"step {step}: {name} could not be measured: {reason}"
-            )
-        for name, reason in self._streams.problems.items():
-            self._notices.problem(
-                ("gauge", name), f"step {step}: {name} could not be measured: {reason}"
-            )
-        for (part, name), reason in (self._weights.reasons | self._changes.reasons).items():
-            self._notices.problem(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
-        findings: list[Finding] = []
-        if self._charges.checks and self._steps is not None:
-            with self._failures_reported("the check of gradients"):
-                findings += self._charges.findings(step, self._notices)
-        mean_loss = self._processes.mean(
-            self._passes.losses.mean() if loss is None else _scalar(loss)
-        )
-        for_phases = {
-            gauge.name: values.pop(gauge.name) for gauge in FOR_PHASES if gauge.name in values
-        }
-        uniform = values.pop(UNIFORM.name, None)
-        errors = {
-            name: values.pop(name)
-            for g in self._sampled()
-            if (name := f"{g.name}{ERROR}") in values
-        }
-        self.latest = Measurement(step, values, self._names(), mean_loss, self._largest)
-        with self._failures_reported("the search for values that are not finite"):
-            not_finite = find_not_finite(
-                self.latest, self._trace, self.model, self._passes.blocks, self._processes
-            )
-            if not_finite is not None:
-                findings.append(not_finite)
-        layers = (
-            read_layers({name: table.numbers for name, table in for_phases.items()})
-            if for_phases
-            else []
-        )
-        with self._failures_reported("the judgement of alarms"):
-            gauges = self.latest.per_head(self._alarms.gauges)
-            reading = Reading(step, mean_loss, layers, gauges, findings)
-            self._alerts.report(self._alarms.update(reading, self.layers, self._names()))
-            self._record.keep(reading)
-        rows: dict[str, Any] = {
-            name: _scalar(value) for name, value in numbers.items()
-        } | self._clock.rows()
-        if mean_loss is not None:
-            rows["loss"] = mean_loss
-        exact = {gauge.name for gauge in self._gauges if gauge.kind.is_stored_exactly}
-        for name, table in (values | errors).items():
-            rows[name] = table.to_lists(is_exact=name in exact)
+        result = self._run_meters(step, due)
+        own_loss = self._passes.losses.mean() if loss is None else _scalar(loss)
+        mean_loss = self._processes.mean(own_loss)
+        for_phases = {}
+        for gauge in FOR_PHASES:
+            if gauge.name in result.tables:
+                for_phases[gauge.name] = result.tables.pop(gauge.name).numbers
+        uniform = result.tables.pop(UNIFORM.name, None)
+        self.latest = Measurement(step, result.tables, self._names(), mean_loss, self._largest)
+        layers: list[LayerReading] = []
         if for_phases:
-            has_attention = [bool(layer.keys) for layer in self._passes.numbering.layers]
-            codes = [PHASES.index(phase.name) for phase in self.phases]
-            rows["phase"] = [
-                code if has else None for code, has in zip(codes, has_attention, strict=False)
-            ]
-        clock = self._clock.columns()
+            self._record.note_measured(self._passes.describe(self._is_probed))
+            layers = read_layers(for_phases)
+        self._judge(self.latest, layers, result.findings)
         with self._failures_reported("the writing of the run"):
             if uniform is not None:
                 self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
             if layers:
                 self._patterns.take(
-                    step, self._passes.numbering.layers, layers[-1].entropy, self._record
+                    step, self._watched.layers.layers, layers[-1].entropy, self._record
                 )
-            self._record.write(step, rows, clock, self._names(), self._widths())
+            rows = self._rows(result, mean_loss, numbers, has_phases=bool(layers))
+            self._record.note_matrices(self.matrices)
+            self._record.write(step, rows, self._clock.columns(), self._names(), self._widths())
         with self._failures_reported("the writing of the explanation"):
             self._write_explanation()
         if self._line is not None:
             with self._failures_reported("the live line"):
                 self._line.show(self)
-        return self.latest.metrics() | {f"joma/{name}": value for name, value in clock.items()}
+        metrics = self.latest.metrics()
+        for name, value in self._clock.columns().items():
+            metrics[f"joma/{name}"] = value
+        return metrics
 
-    def _measure_attention(self) -> dict[str, Values]:
-        if self._probe is not None and not self._probe.run(self._passes.source):
-            self._passes.clear()  # a pass that failed has shown some layers only
-        try:
-            values = self._passes.measure()
-        except NotWatchable as reason:
-            self._notices.problem(
-                ("attention", str(reason)), str(reason)
-            )  # the next measured step looks again
-            return {}
-        self._leave_out_projections(self.last_step)
-        self._record.note_measured(self._passes.ways(self._probe is not None) if values else ())
-        return values
+    def _run_meters(self, step: int, due: Collection[str]) -> MeterResult:
+        """Return what all meters measured; one that fails loses its own values only."""
+        together = MeterResult()
+        for meter in self._meters:
+            with self._failures_reported(f"the measurement of {meter.title}"):
+                result = meter.measure(step, due)
+                together.tables |= result.tables
+                together.errors |= result.errors
+                together.findings += result.findings
+                for problem in result.problems:
+                    self._report(problem)
+        return together
+
+    def _report(self, problem: MeterProblem) -> None:
+        if problem.is_remark:
+            self._notices.once(problem.key, problem.message)
+        else:
+            self._notices.problem(problem.key, problem.message)
+
+    def _judge(
+        self, measurement: Measurement, layers: Sequence[LayerReading], findings: list[Finding]
+    ) -> None:
+        """Update phases and alarms, and report the alerts that begin."""
+        with self._failures_reported("the search for values that are not finite"):
+            not_finite = find_not_finite(
+                measurement, self._trace, self.model, self._watched.blocks, self._processes
+            )
+            if not_finite is not None:
+                findings.append(not_finite)
+        with self._failures_reported("the judgement of alarms"):
+            gauges = measurement.per_head(self._alarms.gauges)
+            reading = Reading(measurement.step, measurement.loss, layers, gauges, findings)
+            alerts = self._alarms.update(reading, self.layers, measurement.names)
+            self._alerts.report(alerts)
+            self._record.keep(reading)
+
+    def _rows(
+        self,
+        result: MeterResult,
+        loss: float | None,
+        numbers: Mapping[str, Any],
+        *,
+        has_phases: bool,
+    ) -> dict[str, Any]:
+        """Return what is written of a step, in the order of the lines of the run."""
+        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()}
+        rows |= self._clock.rows()
+        if loss is not None:
+            rows["loss"] = loss
+        exact = {gauge.name for gauge in self._gauges if gauge.kind.is_stored_exactly}
+        for name, table in (result.tables | result.errors).items():
+            rows[name] = table.to_lists(is_exact=name in exact)
+        if has_phases:
+            codes: list[int | None] = []
+            for layer, phase in zip(self._watched.layers.layers, self.phases, strict=False):
+                codes.append(PHASES.index(phase.name) if layer.keys else None)
+            rows["phase"] = codes
+        return rows
 
     def _report_matrices(self) -> None:
         """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""
         if not self._processes.is_first:
             return
-        words = self._matrices_in_words()
+        words = self._describe_matrices()
         if words:
             _log.info(words)
 
-    def _matrices_in_words(self) -> str:
+    def _describe_matrices(self) -> str:
         """Return which matrices weight gauges are measured on, in one line; "" if there are none."""
         parts = []
         for part, names in self.matrices.items():
@@ -757,40 +782,15 @@ class Watch:
             parts.append(f"{title}: {shorten(names)}")
         return f"joma measures {'; '.join(parts)}" if parts else ""
 
-    def _leave_out_projections(self, step: int) -> None:
-        """Do not measure what was taken for an MLP, and has attention between its two maps."""
-        around = self._order.around
-        left_out = {name for lower, (upper, _) in around.items() for name in (lower, upper)}
-        parts = [part for part in self._matrices if part.startswith("mlp")]
-        kept = {
-            part: [
-                m
-                for m in self._matrices[part]
-                if m.name.partition("[")[0].partition(" ")[0] not in left_out
-            ]
-            for part in parts
-        }
-        if all(len(kept[part]) == len(self._matrices[part]) for part in parts):
-            return
-        self._matrices |= kept
-        self._weights.renew(self._matrices)
-        self._record.note_matrices(self.matrices)
-        for lower, (upper, module) in around.items():
-            self._notices.once(
-                ("order", lower),
-                f"step {step}: {lower} is not the lower matrix of an MLP: in {module}, attention is computed between "
-                f"it and {upper}. It is not measured; if there is another, name it with mlp=[…]",
-            )
-
     def _follow(self, step: int) -> None:
-        """Find the structure of a model again whose modules were replaced; training goes on whatever happens."""
+        """Look again at a model whose modules were replaced; training goes on whatever happens."""
         try:
             self._renew(step)
         except Warning:  # which the user wants to be raised
             raise
         except Exception as error:
-            self._matrices = {}
-            self._weights.renew({})
+            self._watched.matrices = {}
+            self._renew_meters(step)
             self._notices.say(
                 f"step {step}: the model was changed, and its matrices could not be found again "
                 f"({type(error).__name__}: {error}): they are not measured any more. Make a new watch"
@@ -798,78 +798,47 @@ class Watch:
 
     def _renew(self, step: int) -> None:
         """Find the structure again, and record what changed."""
-        when = f"removed before step {step}"
-        before = self._structure.names
-        matrices_before = self._matrices
-        self._structure.take()
-        source = self._passes.source
-        attached.release(before)
-        attached.claim(self._structure.names, self._where)
-        source.renew()
-        self._passes.blocks.renew(self.model, when)
-        self._passes.numbering.rename(self._structure.renamed(before), when)
-        refusal = self._processes.cannot_gather
-        gauges = [gauge for gauge in self._gauges if gauge.part in self._matrices]
-        self._matrices = find_part_matrices(
-            self.model, gauges, self._mlp, lenient=True, refusal=refusal
-        )
-        self._weights.renew(self._matrices)
-        self._order.pairs = (
-            find_structure(self.model).unnamed_pairs if self._mlp is None and self._matrices else []
-        )
-        self._order.around.clear()
-        renewals: list[tuple[Any, Callable[[], None]]] = [
-            (self._changes, partial(self._changes.renew, self._matrices)),
-            (self._charges, partial(self._charges.renew, self.model, self._optimizers)),
-            (self._motions, partial(self._motions.renew, self.model, self._periods)),
-            (self._streams, partial(self._streams.renew, self.model)),
-        ]
-        for meter, renew in renewals:
-            try:
-                renew()
-            except ValueError as error:
-                names = ", ".join(gauge.name for gauge in meter.gauges)
-                meter.gauges = []
-                self._notices.say(f"step {step}: {names} cannot be measured any more: {error}")
-        changes = describe(matrices_before, self._matrices, before, self._structure.names)
+        names_before = self._watched.take_structure()
+        attached.release(names_before)
+        attached.claim(self._watched.names, self._where)
+        self._passes.source.renew()
+        changes = self._watched.renew(names_before, f"removed before step {step}")
+        self._renew_meters(step)
         if changes:
             self._notices.say(
-                f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their numbers"
+                f"step {step}: the model was changed ({'; '.join(changes)}); layers keep their "
+                "numbers"
             )
             self._record.note_change(step, changes)
         self._record.note_matrices(self.matrices)
 
-    def _names(self) -> dict[str, list[str]]:
-        """Gauge -> the module or matrix that each layer is, as far as known."""
-        names = {gauge: names for meter in self._meters for gauge, names in meter.names.items()}
-        known = (
-            [*(g.name for g in self._gauges if g.kind in (*ATTENTION_KINDS, HIDDEN)), "phase"]
-            if self.layers
-            else []
-        )
-        known += [f"{g.name}{ERROR}" for g in self._sampled() if self.layers]
-        return names | dict.fromkeys(known, self.layers)
+    def _renew_meters(self, step: int) -> None:
+        for meter in self._meters:
+            try:
+                meter.renew()
+            except ValueError as error:
+                names = ", ".join(gauge.name for gauge in meter.gauges)
+                meter.gauges = []
+                self._notices.say(f"step {step}: {names} cannot be measured any more: {error}")
 
-    def _sampled(self) -> list[Gauge]:
-        """Gauges that are measured on a sample of queries, and have a standard error."""
-        sampled = self._passes.tally.sampler is not None
-        return [gauge for gauge in self._gauges if sampled and gauge.kind is ATTENTION]
+    def _names(self) -> dict[str, Sequence[str]]:
+        """Return, by gauge, the module or matrix that each layer is, as far as it is known."""
+        names: dict[str, Sequence[str]] = {}
+        for meter in self._meters:
+            names |= meter.names
+        return names
 
-    def _widths(self) -> dict[str, list[int]]:
-        """Gauge -> how many heads or experts each of its layers has; 0 where a block has nothing to measure."""
-        widths = self._passes.tally.widths(self._passes.numbering.layers)
-        per_layer = [min(1, width) for width in widths]  # of what has one number per layer
-        known = {g.name: widths if g.per_head else per_layer for g in self._gauges if g.runs_model}
-        known |= {"phase": per_layer} | {
-            gauge: own for meter in self._meters for gauge, own in meter.widths.items()
-        }
-        known |= {f"{g.name}{ERROR}": widths for g in self._sampled()}
+    def _widths(self) -> dict[str, Sequence[int]]:
+        """Return, by gauge, the number of heads or experts of each layer, where that says anything."""
+        widths: dict[str, Sequence[int]] = {}
+        for meter in self._meters:
+            widths |= meter.widths
         axes = self._record.writer.info["axes"]
-        return {
-            name: counts
-            for name, counts in known.items()
-            if len(axes.get(name, ())) > 1 or 0 in counts
-        }
+        recorded = {}
+        for name, counts in widths.items():
+            if len(axes.get(name, ())) > 1 or 0 in counts:
+                recorded[name] = counts
+        return recorded
 
 
 def _check_number(name: str, value: Any) -> None:
