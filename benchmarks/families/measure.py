@@ -1,4 +1,4 @@
-"""One model and variant under a watch: right, layer only, refused, or wrong."""
+"""One model and variant under a watch and in `joma.explain`: right, layer only, refused, or wrong."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import joma
+from benchmarks.families.explained import Expected, codes_in, disagreements, first_call
 from benchmarks.families.recorder import Recorder
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -27,8 +28,10 @@ class Row:
     """The result of one model and variant.
 
     Attributes:
-        verdict: "right", "layer only", "refused", "in part" (some layers refused, the others right), "wrong", or
-            "not built" (which counts as no row).
+        verdict: "right", "layer only", "refused", "in part" (some layers refused, the others right), "wrong",
+            "explained otherwise" (the table of `joma.explain` has other heads, padded queries or refusals than the
+            watch or the truth), "not compared" (the harness does not know the truth), or "not built". The last two
+            count as no row.
         truth: "attentions" (the model's own, with output_attentions), or "recorded" (scores or queries and keys).
     """
 
@@ -93,12 +96,12 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
             warnings.simplefilter("ignore")
             case = build()
             case.model.eval()
-            expected, truth = _truth(case)
+            truth = _truth(case)
     except (Exception, TimeLimit) as error:
         return row("not built", detail=f"{type(error).__name__}: {str(error)[:200]}")
-    if not expected:
+    if not truth.layers:
         return row("not built", detail="no attention was recorded")
-    with warnings.catch_warnings(record=True) as messages:
+    with warnings.catch_warnings(record=True) as messages, first_call(case.model) as call:
         warnings.simplefilter("always")
         try:
             with (
@@ -109,20 +112,41 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
                 watch.step()
                 measured = watch.latest.values.get("entropy")  # (layers, heads)
                 problems = " ".join(watch.problems)
+                watched = watch.explain()
         except TimeLimit as error:
             return row("not built", detail=str(error))
         except Exception as error:
-            return row(
-                "wrong", truth=truth, detail=f"raised {type(error).__name__}: {str(error)[:300]}"
-            )
+            detail = f"raised {type(error).__name__}: {str(error)[:300]}"
+            return row("wrong", truth=truth.source, detail=detail)
+    texts = [str(message.message) for message in messages]
+    reason = " ".join(text for text in texts if "joma" in text)
     if measured is None:
-        return row("refused", code=code_of(problems), truth=truth, detail=problems[:600])
-    reason = " ".join(
-        str(message.message) for message in messages if "joma" in str(message.message)
-    )
-    verdict, error = compare(np.asarray(measured), expected, TOLERANCE[case.dtype])
-    code = code_of(reason) if verdict != "right" else ""
-    return row(verdict, error=error, code=code, truth=truth, detail=reason[:600])
+        fields = {"code": code_of(problems), "detail": problems[:600]}
+        verdict = "refused"
+    else:
+        verdict, error = compare(np.asarray(measured), truth.layers, TOLERANCE[case.dtype])
+        fields = {"error": error, "detail": reason[:600]}
+        if verdict != "right":
+            fields["code"] = code_of(reason)
+    if verdict == "wrong" and truth.unknown and len(measured) > len(truth.layers):
+        detail = f"the harness cannot tell whether {truth.unknown} softmaxes are attention"
+        return row("not compared", truth=truth.source, detail=detail)
+    fields["truth"] = truth.source
+    if verdict != "wrong":
+        heads = None
+        if verdict == "right" and truth.shows_heads:
+            heads = [len(layer) for layer in truth.layers]
+        expected = Expected(watched, codes_in(f"{problems} {reason}"), heads, case.real)
+        try:
+            with time_limit(SECONDS), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                others = disagreements(call, expected)
+        except (Exception, TimeLimit) as error:
+            others = [f"joma.explain raised {type(error).__name__}: {str(error)[:200]}"]
+        if others:
+            verdict = "explained otherwise"
+            fields["detail"] = "; ".join(others)[:600]
+    return row(verdict, **fields)
 
 
 def code_of(reason: str) -> str:
@@ -130,18 +154,50 @@ def code_of(reason: str) -> str:
     return ", ".join(dict.fromkeys(re.findall(r"\[([a-z-]+)\]", reason))) or "no code"
 
 
-def _truth(case: Case) -> tuple[list[Tensor], str]:
-    """Entropy per layer, (H,), or (1,) where the model does not show its heads; and where it comes from."""
+@dataclass(frozen=True)
+class Truth:
+    """Entropies that the harness computes by itself.
+
+    Attributes:
+        layers: per layer (H,), or (1,) if its heads are unknown.
+        source: "attentions" (the model's own, with output_attentions) or "recorded".
+        shows_heads: True if all layers have one value per head.
+        unknown: number of softmaxes that may be attention and are not in `layers`.
+    """
+
+    layers: list[Tensor]
+    source: str
+    shows_heads: bool
+    unknown: int
+
+
+def _truth(case: Case) -> Truth:
+    recorder = Recorder(set(case.real) | case.lengths)
+    # With gradients, as under the watch: without them PyTorch may choose another kernel, and in
+    # bfloat16 the second layer of T5 then has other queries and keys.
+    with recorder:
+        case.call(case.model)
     if case.twin is not None:
         with torch.no_grad():
             attentions = case.twin()
-        if attentions:
-            return [entropy(p.double(), case, p.shape[1]) for p in attentions], "attentions"
-    recorder = Recorder(set(case.real) | case.lengths)
-    with torch.no_grad(), recorder:
-        case.call(case.model)
-    layers = zip(recorder.probabilities, recorder.heads, strict=True)
-    return [entropy(p, case, heads or case.heads) for p, heads in layers], "recorded"
+        # Some models return scores as their attentions, and some only a part of their attentions.
+        are_complete = len(attentions) >= len(recorder.probabilities)
+        if attentions and are_complete and all(map(_are_probabilities, attentions)):
+            layers = [entropy(p.double(), case, p.shape[1]) for p in attentions]
+            return Truth(layers, "attentions", shows_heads=True, unknown=recorder.unknown)
+    layers = []
+    shows_heads = True
+    for probabilities, own_heads in zip(recorder.probabilities, recorder.heads, strict=True):
+        heads = own_heads or case.heads
+        layers.append(entropy(probabilities, case, heads))
+        shows_heads = shows_heads and heads is not None and len(layers[-1]) == heads
+    return Truth(layers, "recorded", shows_heads, recorder.unknown)
+
+
+def _are_probabilities(weights: Tensor) -> bool:
+    """Return True if no weight is negative and no row has more than 1; a learned sink takes the rest."""
+    rows = weights.double().sum(dim=-1)
+    return bool((weights >= 0).all() and (rows <= 1 + 1e-3).all())
 
 
 def entropy(p: Tensor, case: Case, heads: int | None) -> Tensor:

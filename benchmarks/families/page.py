@@ -24,35 +24,16 @@ ASSEMBLED = (
     "it.\n"
 )
 LIMIT = 2 * 60 * 60  # seconds for one library
-MEASURED = ("right", "layer only", "in part", "refused", "wrong")
-# Models whose truth the harness does not know yet. Their rows that differ are listed apart, and count as nothing.
-_SHIFTED = (
-    "called without decoder arguments it shifts its input itself, and its decoder has no padding"
-)
-_MORE_LAYERS = "it has attention that the harness does not record (pooling, local or global blocks)"
-_BIAS = (
-    "for T5, another computation in float64 from the arguments of the kernel agrees with the watch to 1e-4; "
-    "MT5 and UMT5 were not checked in this way"
-)
-GAPS = {
-    "BartForConditionalGeneration": _SHIFTED,
-    "MBartForConditionalGeneration": _SHIFTED,
-    "MvpForConditionalGeneration": _SHIFTED,
-    "SqueezeBertForMaskedLM": "it returns scores, not probabilities, as its attentions",
-    "LongT5ForConditionalGeneration": _MORE_LAYERS,
-    "PegasusXForConditionalGeneration": _MORE_LAYERS,
-    "SiglipForImageClassification": _MORE_LAYERS,
-    "T5ForConditionalGeneration": _BIAS,
-    "MT5ForConditionalGeneration": _BIAS,
-    "UMT5ForConditionalGeneration": _BIAS,
-}
+MEASURED = ("right", "layer only", "in part", "refused", "explained otherwise", "wrong")
 HEAD = (
     "# Families and call styles\n\n"
     "Made by `make families`: small random models of public libraries under [a watch](watch.md). Their entropy per "
     "head is compared with brute force in float64, and the largest difference over layers and heads is given in nats. "
     "The truth is what the model itself returns with `output_attentions=True` (a), or what the harness records of its "
     "queries, keys and scores (r). Float32 counts as right up to 1e-5 and bfloat16 up to 1e-2. *Layer only* means that "
-    "the layer's mean is right and its heads are not certain; *refused* is followed by the code of the reason.\n"
+    "the layer's mean is right and its heads are not certain; *refused* is followed by the code of the reason. Each row "
+    "also asks `joma.explain`: *explained otherwise* means that its heads, padded queries or refusals are not those of "
+    "the watch and of the truth.\n"
 )
 
 
@@ -112,8 +93,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
     """Return the page: counts, one table per library with a row per model, and what training left unchanged."""
-    gaps = [row for row in rows if row["verdict"] == "wrong" and row["model"] in GAPS]
-    rows = [row for row in rows if row not in gaps]
+    gaps = [row for row in rows if row["verdict"] == "not compared"]
     trainings = [row for row in rows if row["variant"] == "training"]
     measured = [row for row in rows if row["variant"] != "training" and row["verdict"] in MEASURED]
     counts = Counter(row["verdict"] for row in measured)
@@ -135,11 +115,12 @@ def text_of(rows: list[dict[str, Any]], is_assembled: bool = False) -> str:
         parts += [f"| {row['library']} | {row['model']} | {row['verdict']} |" for row in trainings]
     if gaps:
         parts.append(
-            "\n## Not compared\n\nOf these rows the harness does not know the truth, and they are not counted:\n"
+            "\n## Not compared\n\nThe harness does not know the truth of these rows, and they are not counted:\n"
         )
         for model in dict.fromkeys(row["model"] for row in gaps):
-            variants = "; ".join(row["variant"] for row in gaps if row["model"] == model)
-            parts.append(f"- {model} ({variants}): {GAPS[model]}.")
+            of_model = [row for row in gaps if row["model"] == model]
+            variants = "; ".join(row["variant"] for row in of_model)
+            parts.append(f"- {model} ({variants}): {of_model[0]['detail']}.")
     built = {(row["library"], row["model"]) for row in measured}
     others = {
         (row["library"], row["model"]) for row in rows if row["verdict"] == "not built"

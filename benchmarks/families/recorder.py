@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -19,15 +20,21 @@ class Recorder(TorchFunctionMode):
     """Keep the probabilities (…, Tq, Tk) of every attention, in float64, in the order of the calls.
 
     Arguments:
-        lengths: numbers of tokens; a softmax whose last two axes are none of these is no attention (a router, a
+        lengths: numbers of tokens; a softmax whose last two axes are none of these is not recorded (a router, a
             classifier).
+
+    Attributes:
+        probabilities: of the attentions.
+        heads: number of heads by the module of each attention; None if the module does not say.
+        unknown: number of softmaxes over an axis of heads that were not recorded: they may be local attention.
     """
 
     def __init__(self, lengths: set[int]) -> None:
         super().__init__()
         self.lengths = lengths
         self.probabilities: list[Tensor] = []
-        self.heads: list[int | None] = []  # what the module of each attention says of itself
+        self.heads: list[int | None] = []
+        self.unknown = 0
         self._running: list[nn.Module] = []
         self._handles: list[Any] = []
 
@@ -66,11 +73,27 @@ class Recorder(TorchFunctionMode):
             with torch.no_grad():
                 self._record(_fused(*args, **kwargs))
             return function(*args, **kwargs)
+        if function is functional.multi_head_attention_forward:
+            return self._multi_head(args, kwargs)
         result = function(*args, **kwargs)
-        if function in _SOFTMAX and self._is_attention(args, kwargs):
-            with torch.no_grad():
-                self._record(args[0].detach().double().softmax(dim=-1))
+        if function in _SOFTMAX:
+            if self._is_attention(args, kwargs):
+                with torch.no_grad():
+                    self._record(args[0].detach().double().softmax(dim=-1))
+            elif args[0].dim() > 3:
+                self.unknown += 1
         return result
+
+    def _multi_head(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record the weights per head that PyTorch's own function returns, then call it as it was called."""
+        signature = inspect.signature(functional.multi_head_attention_forward)
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments |= {"need_weights": True, "average_attn_weights": False}
+        with torch.no_grad():
+            _, weights = functional.multi_head_attention_forward(*bound.args, **bound.kwargs)
+        self.probabilities.append(weights.detach().double())  # (B, H, Tq, Tk)
+        self.heads.append(weights.shape[-3])
+        return functional.multi_head_attention_forward(*args, **kwargs)
 
     def _is_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         scores = args[0]

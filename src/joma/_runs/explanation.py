@@ -226,7 +226,7 @@ class ModuleGroup:
 
     @property
     def class_name(self) -> str:
-        """The class with the number of modules; "" for one module that its name already describes."""
+        """The class with the number of modules; "" if it would repeat the name of one module."""
         if len(self.rows) > 1:
             return f"{len(self.rows)} × {self.first.class_name}"
         if self.first.class_name == self.first.module:

@@ -1,4 +1,4 @@
-"""`WatchCallback` for the Trainer of Lightning, imported as ``lightning`` or as ``pytorch_lightning``.
+"""`WatchCallback` for the Trainer of Lightning (``lightning`` or ``pytorch_lightning``).
 
 >>> from joma.integrations.lightning import WatchCallback  # doctest: +SKIP
 >>> Trainer(callbacks=[WatchCallback(run="runs/mine", every=100)])  # doctest: +SKIP
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import Tensor, nn
 
 from joma._measure.watch.schedule import Chosen, Every
-from joma.integrations._deferred import Deferred, Options
+from joma.integrations._deferred_watch import DeferredWatch, WatchKeywords
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -35,18 +35,19 @@ else:
 __all__ = ["WatchCallback"]
 
 
-class WatchCallback(Deferred, Callback):
+class WatchCallback(DeferredWatch, Callback):
     """Watches the module that a Lightning Trainer fits, from the first step to the last.
 
-    Measurements go to the run folder and to all loggers of the trainer, under the number of optimiser steps made
-    (``trainer.global_step``; Lightning's own metrics of that step are logged under one less). Accumulated batches are
-    one step, and its loss is their mean. Learning rates and τ come from the trainer's optimisers. The run is finished
-    when fitting ends; if it fails or is interrupted, with the reason.
+    Measurements go to the run folder and to all loggers of the trainer, under the number of
+    optimiser steps made (``trainer.global_step``; Lightning's own metrics of that step are logged
+    under one less). Accumulated batches are one step, and its loss is their mean. Learning rates
+    and τ come from the trainer's optimisers. The run is finished when fitting ends, with the reason
+    if it fails or is interrupted.
 
     Arguments:
-        run, every, gauges, options: as of `joma.watch`; ``live`` is False by default. ``on_alert`` may also be "stop"
-            (fitting ends after the step) or "lower" (learning rates are halved): at critical alerts. With
-            ``resume="auto"`` a job that is restarted goes on with its run.
+        run, every, gauges, options: as for `joma.watch`; ``live`` is False by default. At critical
+            alerts, ``on_alert="stop"`` ends the fitting after the step, and "lower" halves the
+            learning rates. With ``resume="auto"`` a job that is restarted continues its run.
 
     Attributes:
         watch: the `Watch`, once training has begun.
@@ -54,77 +55,91 @@ class WatchCallback(Deferred, Callback):
     """
 
     def __init__(
-        self, run: str | os.PathLike[str] | None = None, every: Every | None = None,
-        gauges: Chosen | None = None, **options: Unpack[Options],
-    ) -> None:  # fmt: skip
+        self,
+        run: str | os.PathLike[str] | None = None,
+        every: Every | None = None,
+        gauges: Chosen | None = None,
+        **options: Unpack[WatchKeywords],
+    ) -> None:
         super().__init__(run, every, gauges, options)
         self._losses: list[Tensor] = []  # of the batches since the last optimiser step
-        self._global_step = self._steps = 0
+        self._global_step = 0  # of Lightning, at the last step
+        self._steps = 0  # batches with an optimiser step
         self._trainer: Trainer | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The module is where it trains, and wrapped."""
+        """Begin the watch: the module is on its device, and wrapped."""
         self._trainer = trainer
-        wrapped = trainer.strategy.model
         self._losses.clear()
-        self._global_step = self._steps = trainer.global_step
-        self._begin(wrapped if isinstance(wrapped, nn.Module) else pl_module, trainer.optimizers)
+        self._global_step = trainer.global_step
+        self._steps = trainer.global_step
+        model: nn.Module = pl_module
+        if isinstance(trainer.strategy.model, nn.Module):
+            model = trainer.strategy.model
+        self._begin(model, trainer.optimizers)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A batch was trained on; an optimiser step was made unless gradients are accumulated."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        """Take the loss of a batch, and measure if it ended with an optimiser step."""
+        loss = outputs
+        if isinstance(outputs, Mapping):
+            loss = outputs.get("loss")
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses.append(loss.detach())
-        if trainer.global_step == self._global_step:
+        if trainer.global_step == self._global_step:  # gradients are accumulated
             return
         self._global_step = trainer.global_step
-        self._steps += 1  # batches with a step: global_step counts each of several optimisers
+        self._steps += 1  # global_step would count each of several optimisers
         metrics = self.watch.step(self._mean_loss(trainer, pl_module), step=self._steps)
         self._losses.clear()
-        for logger in trainer.loggers if metrics else []:
+        if not metrics:
+            return
+        for logger in trainer.loggers:
             logger.log_metrics(metrics, step=self._steps)
 
     def _mean_loss(self, trainer: Trainer, pl_module: LightningModule) -> Tensor | None:
-        """Over the batches of this step; Lightning has divided them by how many it accumulates."""
+        """Return the mean loss over the batches of this step."""
         if not self._losses:
             return None
-        divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        # Lightning has divided the losses by the number of batches that it accumulates.
+        divisor = 1
+        if pl_module.automatic_optimization:
+            divisor = trainer.accumulate_grad_batches
         total = self._losses[0]
         for loss in self._losses[1:]:
             total = total + loss
-        return total * (divided / len(self._losses))
+        return total * (divisor / len(self._losses))
 
     def _stop(self) -> None:
         assert self._trainer is not None
         self._trainer.should_stop = True
 
     def _schedulers(self) -> list[Any]:
-        return (
-            []
-            if self._trainer is None
-            else [config.scheduler for config in self._trainer.lr_scheduler_configs]
-        )
+        if self._trainer is None:
+            return []
+        return [config.scheduler for config in self._trainer.lr_scheduler_configs]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of Lightning keeps: phases, the clock, where measurements left off."""
-        return self.watch.state_dict() if self._watch is not None else {}
+        """Return what a checkpoint of Lightning keeps: phases, the clock, the last measurement."""
+        if self._watch is None:
+            return {}
+        return self._watch.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Training goes on from a checkpoint."""
+        """Keep the state of a checkpoint that training resumes from."""
         self._state = state_dict or None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fitting came to its end."""
+        """Finish the run."""
         self._end()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Fitting failed or was interrupted."""
+        """Finish the run with the reason why fitting failed or was interrupted."""
         self._end(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Whatever happened."""
+        """Finish the run, if nothing else did."""
         self._end()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import joma
 from joma._runs import Run, RunError, RunInUse
 from joma.cli import app
-from joma.integrations._deferred import Deferred
+from joma.integrations._deferred_watch import DeferredWatch
 from tests.measure.watch.models import LENGTH, VOCABULARY, HandWrittenGPT
 
 
@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_in_a_sentence(tmp_path, m
 
 
 @pytest.mark.parametrize("make", [lambda run: joma.watch(HandWrittenGPT("sdpa"), run=run),
-                                  lambda run: Deferred(run, None, None, {})])  # fmt: skip
+                                  lambda run: DeferredWatch(run, None, None, {})])  # fmt: skip
 def test_a_run_that_is_no_path_is_refused(make):
     with pytest.raises(
         TypeError, match=r"run must be the path of a folder to write.*got 3 of type int"
@@ -210,7 +210,7 @@ def test_overwrite_and_resume_contradict_each_other(tmp_path, resume):
     ):
         joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", overwrite=True, resume=resume)
     with pytest.raises(ValueError, match="give one of them"):
-        Deferred(tmp_path / "run", None, None, {"overwrite": True, "resume": resume})
+        DeferredWatch(tmp_path / "run", None, None, {"overwrite": True, "resume": resume})
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="resume must be True, False or 'auto'; got 'always'"):
         joma.watch(HandWrittenGPT("sdpa"), run=tmp_path / "run", resume="always")

@@ -9,7 +9,7 @@ import pytest
 
 import joma
 from joma._measure.watch.options import WatchOptions
-from joma.integrations._deferred import Options
+from joma.integrations._deferred_watch import WatchKeywords
 
 DERIVED = {"periods", "chosen_gauges"}
 OPTIONS = {field.name for field in dataclasses.fields(WatchOptions)} - DERIVED
@@ -20,7 +20,7 @@ def test_they_are_the_arguments_of_watch():
 
 
 def test_trainers_take_all_of_them_but_the_optimiser():
-    assert set(Options.__annotations__) == OPTIONS - {"run", "every", "gauges", "optimizer"}
+    assert set(WatchKeywords.__annotations__) == OPTIONS - {"run", "every", "gauges", "optimizer"}
 
 
 @pytest.mark.parametrize(

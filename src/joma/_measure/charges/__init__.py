@@ -1,1 +1,1 @@
-"""Charges: the conserved quantities of a Transformer's weights, found by structure, and their laws of motion."""
+"""Charges: the conserved quantities of a Transformer's weights, and their laws of motion."""

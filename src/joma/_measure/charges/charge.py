@@ -1,4 +1,4 @@
-"""A charge: a quantity of a model's weights that its training conserves, and the bilinear form behind it.
+"""A charge: a quantity of a model's weights that its training conserves, and its bilinear form.
 
 A charge comes from a change of the weights that leaves the model's outputs as they are (Noether).
 Two matrices X, Y (h, n) that act through XᵀY only allow any invertible A: X → AX, Y → A⁻ᵀY. Their

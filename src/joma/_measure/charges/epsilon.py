@@ -1,4 +1,4 @@
-"""The right side of charges up to ε, exactly: the effect of each normalisation's ε on a gradient identity.
+"""The right side of charges up to ε: the effect of each normalisation's ε on a gradient identity.
 
 A normalisation returns γ∘x̂ + β with x̂ = x/√(σ² + ε). Multiply everything that is written to the
 stream by a factor a. Where x grows with it, d x̂/da = ε/(σ² + ε) x̂ at a = 1, and nothing else in

@@ -226,7 +226,7 @@ class StepLaw:
         return over(charge, _relative(charge, deviation, steps, noise), bound)
 
     def _side_step(self, trained: TrainedSide) -> SideStep:
-        """Return the step of a side, from the optimiser's buffers and the weights after the step."""
+        """Return the step of a side, from the optimiser's buffers and the weights after it."""
         side = trained.side
         rule = trained.rule
         buffer = self.optimizer.state.get(side.parameter, {}).get("momentum_buffer")

@@ -1,4 +1,4 @@
-"""``joma.charges``: the charges of a model as one object, with a table, their balance, and the checks."""
+"""``joma.charges``: the charges of a model as one object, with a table and the checks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Charges(Sequence[Charge]):
         return EpsilonTerm(self.all)
 
     def law(self, optimizer: torch.optim.Optimizer) -> StepLaw:
-        """Return the law per step of ``torch.optim.SGD``, to check updates with; see ``StepLaw``."""
+        """Return the law per step of ``torch.optim.SGD``, to check updates; see ``StepLaw``."""
         return StepLaw(self.all, optimizer)
 
     def __str__(self) -> str:

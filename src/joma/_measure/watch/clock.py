@@ -129,7 +129,7 @@ class Clock:
         return {"told": stated, "optimisers": optimisers}
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Continue from a `state` after ``step``; None, of a watch without a clock, leaves τ unknown."""
+        """Continue from a `state` after ``step``; without one (None), τ is unknown."""
         if state is None:
             if self._steps is not None and step > 0:
                 self._add_unknown(self._steps)

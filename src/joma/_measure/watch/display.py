@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PhaseStyle:
-    """The look of a phase: a style of Rich, and a colour that readers with any vision tell apart."""
+    """The look of a phase: a style of Rich, and a colour that is safe for colour-blind readers."""
 
     terminal: str
     html_colour: str

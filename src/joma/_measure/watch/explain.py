@@ -130,9 +130,9 @@ def _failed_pass_message(model: nn.Module, error: Exception) -> str:
 def _parameter_names(model: nn.Module) -> str:
     """Return the parameters of a model's forward, without self, types and defaults."""
     empty = inspect.Parameter.empty
-    _, *parameters = inspect.signature(type(model).forward).parameters.values()
+    parameters = list(inspect.signature(type(model).forward).parameters.values())
     names = [str(parameter.replace(annotation=empty, default=empty)) for parameter in parameters]
-    return ", ".join(names)
+    return ", ".join(names[1:])
 
 
 def _notes(source: EventSource, trace: FiniteTrace, has_attention: bool) -> list[str]:

@@ -158,9 +158,7 @@ def _evenly(numbers: list[int]) -> list[int]:
 def check_patterns(patterns: bool | None, words: Sequence[str] | None, has_probe: bool) -> bool:
     """Return True if patterns are recorded; refuse arguments that contradict each other."""
     if patterns and not has_probe:
-        raise ValueError(
-            "patterns=True needs one batch that stays the same to compare patterns: give probe=batch"
-        )
+        raise ValueError("patterns=True needs one batch that stays the same: give probe=batch")
     if words is not None:
         is_list = not isinstance(words, str) and all(isinstance(word, str) for word in words)
         if not is_list:

@@ -1,4 +1,4 @@
-"""Phases of attention per layer: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
+"""Phases of attention: `dense`, `sparsifying`, `bouncing`, `collapsed`, `failing`, `ended`.
 
 The first three are phases of a healthy layer. While a critical alert holds, a layer is `ended` if
 the alert is about numbers that are not finite, and otherwise `collapsed` or `failing`.

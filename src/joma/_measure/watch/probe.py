@@ -1,4 +1,4 @@
-"""A fixed batch that is measured instead of the training batches: one extra pass per measurement."""
+"""A fixed batch that is measured instead of the training batches, in an extra pass."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Processes:
 
     @property
     def cannot_gather(self) -> str | None:
-        """The reason why parameters cannot be gathered and no extra pass be made; None if they can."""
+        """The reason why parameters cannot be gathered for an extra pass; None if they can be."""
         if not (self.is_alone and self._is_sharded):
             return None
         return (
@@ -60,7 +60,7 @@ class Processes:
         )
 
     def folder(self, run: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        """Return the folder of this process; if each measures its own, the first has the name given."""
+        """Return the folder of this process: ``run``, or ``run-rank1``, … if each writes its own."""
         if not self.is_alone or self.rank == 0:
             return run
         path = Path(run)
