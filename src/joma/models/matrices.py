@@ -215,7 +215,7 @@ def linear_maps(modules: Mapping[str, nn.Module]) -> dict[str, LinearMap]:
 def matrices_by_name(modules: Mapping[str, nn.Module], names: str | Sequence[str]) -> list[Matrix]:
     """Return the matrices of named modules (their ``weight``) or parameters.
 
-    Args:
+    Arguments:
         modules: The modules of a model.
         names: Names, or one regular expression that complete names must match.
     """

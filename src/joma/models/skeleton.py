@@ -42,7 +42,7 @@ def skeleton(
 ) -> nn.Module:
     """Build modules on the meta device that have the matrices of a checkpoint under its names.
 
-    Args:
+    Arguments:
         names: Names of all tensors of the checkpoint.
         shape_of: Returns the shape of a tensor. It is not called for embeddings.
         config: Content of ``config.json``. Every module gets it, since heads are counted there.

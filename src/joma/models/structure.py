@@ -98,14 +98,21 @@ class ModelStructure:
         self.modules: Mapping[str, nn.Module] = named_modules(model)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self.model).__name__}: {len(self.blocks)} blocks, width {self.width}"]
-        names = ", ".join(embedding.name for embedding in self.embeddings)
-        lines.append(f"embeddings  {names or 'none found'}")
+        embeddings = ", ".join(embedding.name for embedding in self.embeddings)
+        lines = [
+            f"{type(self.model).__name__}: {len(self.blocks)} blocks, width {self.width}",
+            f"embeddings  {embeddings or self.missing['embeddings']}",
+        ]
         for block in self.blocks:
             lines.append(f"block {block.index:<4}  {block.name}: {_describe(block)}")
-        for title, part in (("final norm", self.final_norm), ("head", self.head)):
-            missing = self.missing.get(title.replace(" ", "_"), "")
-            lines.append(f"{title:<10}  {part.name if part is not None else f'none: {missing}'}")
+        if self.final_norm is not None:
+            lines.append(f"final norm  {self.final_norm.name}")
+        else:
+            lines.append(f"final norm  none: {self.missing['final_norm']}")
+        if self.head is not None:
+            lines.append(f"head        {self.head.name}")
+        else:
+            lines.append(f"head        none: {self.missing['head']}")
         return "\n".join(lines)
 
     # -- what weight gauges measure ---------------------------------------------------------------
@@ -113,7 +120,7 @@ class ModelStructure:
     def matrices(self, part: str, names: str | Sequence[str] | None = None) -> list[Matrix]:
         """Return the matrices of one part, in the order of the layers.
 
-        Args:
+        Arguments:
             part: A name of `joma.models.PARTS`: "mlp_in", "q", "qk", "mlp_in_update", ….
             names: Take these modules or parameters instead: a list of names, or one regular
                 expression that complete names must match.
@@ -336,19 +343,28 @@ def _describe(block: BlockStructure) -> str:
     """Return what a block holds, in one line."""
     parts = []
     for attention in block.attentions:
-        heads = "unknown heads" if attention.heads is None else f"{attention.heads} heads"
-        if attention.key_heads != attention.heads:
-            heads += f" on {attention.key_heads} keys"
-        parts.append(f"{_below(attention.name, block.name)} ({heads})")
+        parts.append(f"{_below(attention.name, block.name)} ({_describe_heads(attention)})")
     if block.mlp is not None:
-        mlp = block.mlp
-        size = f"{mlp.lower.inputs} → {mlp.neurons}"
-        count = f"{len(block.mlps)} × " if len(block.mlps) > 1 else ""
-        parts.append(f"{count}{_below(mlp.name, block.name)} ({size}{', gated' * mlp.is_gated})")
+        size = f"{block.mlp.lower.inputs} → {block.mlp.neurons}"
+        if block.mlp.is_gated:
+            size += ", gated"
+        if len(block.mlps) > 1:
+            size += f", {len(block.mlps)} experts"
+        lower = _below(block.mlp.lower.name, block.name)
+        upper = _below(block.mlp.upper.name, block.name)
+        parts.append(f"{lower} → {upper} ({size})")
     if block.norms:
         norms = ", ".join(_below(norm.name, block.name) for norm in block.norms)
         parts.append(f"{norms} ({block.placement or 'placement unknown'})")
     return "; ".join(parts) or "nothing found"
+
+
+def _describe_heads(attention: AttentionStructure) -> str:
+    if attention.heads is None:
+        return "number of heads unknown"
+    if attention.heads == attention.key_heads:
+        return f"{attention.heads} heads"
+    return f"{attention.heads} heads, {attention.key_heads} key heads"
 
 
 def _below(name: str, block: str) -> str:
@@ -356,18 +372,24 @@ def _below(name: str, block: str) -> str:
 
 
 def find(model: nn.Module) -> ModelStructure:
-    """Find the structure of a Transformer: any PyTorch module, or a skeleton of a file.
+    """Find the structure of a Transformer.
 
     Nothing is guessed: a part that names, shapes and modules do not show is None or empty, and
-    `ModelStructure.missing` has the reason.
+    `ModelStructure.missing` has the reason. No pass is made and no weight is read.
+
+    Arguments:
+        model: Any PyTorch module, also on the meta device, wrapped, sharded or with adapters; or
+            the skeleton of a checkpoint (`joma.models.skeleton.skeleton`).
+
+    Returns:
+        The parts of the model, with views of their weights.
 
     Example:
         >>> import joma.models
         >>> from torch import nn
         >>> layer = nn.TransformerEncoderLayer(16, nhead=2, dim_feedforward=48)
-        >>> structure = joma.models.find(
-        ...     nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        ... )
+        >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        >>> structure = joma.models.find(model)
         >>> structure.blocks[1].attention.heads
         2
         >>> [matrix.name for matrix in structure.matrices("mlp_in")]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import joma
-from joma._measure.events.structure import Structure
+from joma._measure.events.module_snapshot import ModuleSnapshot
 from joma.models.blocks import Blocks
 from tests.measure.watch.models import VOCABULARY, Block, HandWrittenGPT
 
@@ -215,7 +215,7 @@ def test_blocks_keep_their_numbers():
 def test_a_look_at_an_unchanged_model_is_cheap(model):
     from timeit import repeat
 
-    structure = Structure(model)
+    structure = ModuleSnapshot(model)
     assert not structure.has_changed()
     per_module = min(repeat(structure.has_changed, number=50, repeat=5)) / 50 / len(structure.names)
     assert per_module < 2e-5  # about 1 µs; a slow machine is not a defect

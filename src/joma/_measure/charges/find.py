@@ -43,7 +43,7 @@ _NO_FINAL_NORM = "the stream is read without a last normalisation"
 def find(model: nn.Module, norm: Placement | None = None) -> list[Charge]:
     """Return the charges of a model, and with status "none" those that might be expected.
 
-    Args:
+    Arguments:
         model: A model with attention.
         norm: Where normalisations stand, before or after their sublayers, if the model is of a
             family whose order is not known.

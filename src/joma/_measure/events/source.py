@@ -48,6 +48,7 @@ from joma._measure.events.facts import measured_facts, refused_facts
 from joma._measure.events.finite import FiniteTrace
 from joma._measure.events.guard import AttentionCandidate, Guard
 from joma._measure.events.hidden_neurons import hidden_states, upper_mlps
+from joma._measure.events.module_snapshot import ModuleSnapshot
 from joma._measure.events.padding import StatedPadding, find_padding, real_tokens
 from joma._measure.events.pass_kinds import (
     autocast_dtype,
@@ -58,7 +59,6 @@ from joma._measure.events.pass_kinds import (
     mark_backward,
 )
 from joma._measure.events.reasons import Reason, Refusal
-from joma._measure.events.structure import Structure
 from joma._measure.events.tensors import is_plain, is_sharded
 from joma._measure.gauges.attention import mask_of
 from joma._measure.gauges.masks import Mask
@@ -176,7 +176,7 @@ class EventSource(Emitter):
         self.left_out: Counter[str] = Counter()
         self.was_bypassed = False
         self.function_mode: TorchFunctionMode | None = None
-        self._structure = Structure(model)
+        self._structure = ModuleSnapshot(model)
         self.names = self._structure.names
         self.guard = Guard(self)
         self._mlp_layers = self._number_mlps()

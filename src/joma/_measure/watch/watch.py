@@ -66,7 +66,7 @@ from joma._measure.watch.readings import (
 from joma._measure.watch.record import Record, Resume, axes_of, config_of
 from joma._measure.watch.sample import Sampler, check_sampled
 from joma._measure.watch.schedule import Chosen, Every, Schedule
-from joma._measure.watch.structure import shorten
+from joma._measure.watch.surgery import shorten
 from joma._measure.watch.watched import WatchedModel
 from joma._runs import Run
 from joma._runs.explanation import Explanation

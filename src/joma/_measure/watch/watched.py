@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from joma._measure.events.module_snapshot import ModuleSnapshot
 from joma._measure.events.padding import StatedPadding
-from joma._measure.events.structure import Structure
 from joma._measure.gauges.kinds import WEIGHT
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.inputs import find_part_matrices
@@ -17,7 +17,7 @@ from joma._measure.watch.order import CallOrder
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.sample import Sampler
 from joma._measure.watch.schedule import Every
-from joma._measure.watch.structure import describe
+from joma._measure.watch.surgery import describe_matrices, describe_modules
 from joma.models.blocks import Blocks
 from joma.models.matrices import Matrix
 from joma.models.structure import find as find_structure
@@ -76,7 +76,7 @@ class WatchedModel:
         self.blocks = Blocks(model)
         self.layers = LayerNumbering()
         self.order = CallOrder(self._uncertain_pairs())
-        self._structure = Structure(model)
+        self._structure = ModuleSnapshot(model)
 
     def _find_matrices(
         self, gauges: Sequence[Gauge], *, is_lenient: bool
@@ -160,7 +160,8 @@ class WatchedModel:
         self.matrices = self._find_matrices(gauges, is_lenient=True)
         self.order.pairs = self._uncertain_pairs()
         self.order.around.clear()
-        return describe(matrices_before, self.matrices, names_before, self.names)
+        changes = describe_modules(names_before, self.names)
+        return changes + describe_matrices(matrices_before, self.matrices)
 
 
 def _module_of(matrix: Matrix) -> str:
