@@ -146,7 +146,8 @@ def collect(
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), source.listening():
+        # Not inference mode: there the operations inside nn.MultiheadAttention cannot be observed.
+        with torch.no_grad(), source.listening():
             for tokens in batches:
                 B, length = tokens.shape
                 check_tokens(model, tokens)

@@ -349,8 +349,8 @@ def _largest_changes(frame: pd.DataFrame) -> list[str]:
     sentences = []
     for model, rows in changes.groupby("checkpoint", sort=False):
         words = []
-        for most, place in (("most", rows.value.idxmax()), ("least", rows.value.idxmin())):
-            row = rows.loc[place]
+        for most, place in (("most", rows.value.argmax()), ("least", rows.value.argmin())):
+            row = rows.iloc[int(place)]
             part = row.gauge.partition(".")[2] or "mlp_in"
             words.append(f"{most} in block {row.layer}, {part} ({show_number(row.value, 3)})")
         sentences.append(f"{model} has changed {', '.join(words)}")
