@@ -86,7 +86,7 @@ def test_a_damaged_run_is_refused_in_a_sentence(run, tmp_path):
     info["config"]["heads"] = 5
     path.write_text(json.dumps(info))
     with pytest.raises(
-        ValueError, match="cannot be built from its run.json: the width d = 16 is not"
+        ValueError, match=r"cannot be built from its run.json: the width d = 16 is not"
     ):
         joma.embedding_geometry(tmp_path / "run", np.arange(30))
     save("bert", tmp_path / "checkpoints/step-1")  # of no training

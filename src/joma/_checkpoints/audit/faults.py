@@ -9,14 +9,23 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from joma._checkpoints.audit.facts import Facts, Samples
+from joma._checkpoints.audit.facts import Facts, Samples, TensorFact
 from joma._checkpoints.audit.fit import misfits
 from joma._checkpoints.audit.order import arranged, judge_order, put_back
-from joma._checkpoints.audit.sketch import MOST, Distances
+from joma._checkpoints.audit.sketch import MAX_CHECKPOINTS, Distances
 from joma._checkpoints.steps import step_of
 
-_LEAST = 64  # numbers: smaller tensors may be equal by chance
+# Tensors with fewer numbers may be equal by chance.
+MIN_NUMBERS_OF_COPY = 64
+# A file counts as of another size beyond this: headers of the same tensors differ by a few bytes
+# (padding, metadata), at most a few kilobytes.
+SIZE_TOLERANCE = 0.01
+SIZE_TOLERANCE_BYTES = 4096
+
+Group = tuple[str, ...]  # names that have the same content
+
 _GET_AGAIN = "get it again from its source, or leave it out (--revisions)"
+# By kind of fault.
 WHAT_TO_DO = {
     "unreadable": f"Nothing can be measured on it: {_GET_AGAIN}.",
     "size": "Compare the file with its source; --level slices reads what is inside.",
@@ -30,7 +39,7 @@ WHAT_TO_DO = {
     "exchanged": "Exchange their names, or get both again from their source.",
     "late": "An initialisation comes first: was the series numbered backwards? Then rename it.",
     "misfit": f"It does not lie between its neighbours: {_GET_AGAIN}.",
-}  # by kind of fault
+}
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,10 @@ class Fault:
     """Something that is wrong with a checkpoint, or with several together.
 
     Attributes:
-        kind: "unreadable", "size", "tensors", "type", "not finite", "state", "identical", "copied", "repeated",
-            "exchanged", "late" or "misfit".
-        checkpoints: whose fault it is; of copies, all that are alike.
-        text: what is wrong, for people.
-        tensors: which ones, where not all.
+        kind: one of the keys of `WHAT_TO_DO`.
+        checkpoints: the checkpoints that it is about; for copies, all that are alike.
+        text: a sentence.
+        tensors: their names, if it is not about all of them.
     """
 
     kind: str
@@ -56,7 +64,7 @@ class Fault:
         return WHAT_TO_DO[self.kind]
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the fault as plain data."""
         return asdict(self)
 
     @classmethod
@@ -70,193 +78,239 @@ class Fault:
 def find_faults(
     series: Sequence[Facts], sketches: Sequence[Samples] = ()
 ) -> tuple[list[Fault], tuple[str, ...]]:
-    """All faults of a series in the order of its steps, and what cannot be told of its order.
+    """Return all faults of a series, and sentences about its order that cannot be decided.
 
-    ``sketches`` are those of the checkpoints that could be read.
+    Arguments:
+        series: in the order of steps.
+        sketches: of the checkpoints that could be read.
     """
     readable = [facts for facts in series if not facts.problem]
-    faults = [Fault("unreadable", (f.name,), f.problem) for f in series if f.problem]
+    faults = [
+        Fault("unreadable", (facts.name,), facts.problem) for facts in series if facts.problem
+    ]
     for rule in (_sizes, _names, _types, _not_finite, _states):
         faults += rule(readable)
     identical = _identical(readable)
-    same_files = list(_copied_files(readable, identical))
-    faults += [
-        Fault("identical", group, f"{_some(group)} have the same weights") for group in identical
-    ]
-    faults += same_files
-    faults += _copied_tensors(readable, identical, same_files)
+    for group in identical:
+        faults.append(Fault("identical", group, f"{_some(group)} have the same weights"))
+    copied_files = list(_copied_files(readable, identical))
+    faults += copied_files
+    faults += _copied_tensors(readable, identical, copied_files)
     faults += _repeated(readable)
-    apart = Distances(readable, sketches) if sketches and len(readable) <= MOST else None
-    copies = [
-        n for n, facts in enumerate(readable) if any(facts.name in group for group in identical)
-    ]
-    order = judge_order(readable, apart, copies)
+    distances = None
+    if sketches and len(readable) <= MAX_CHECKPOINTS:
+        distances = Distances(readable, sketches)
+    order_faults, unknown, right_order = _order(readable, identical, distances)
+    return faults + order_faults + _misfits(readable, right_order, distances), unknown
+
+
+def _order(
+    series: Sequence[Facts], identical: Sequence[Group], distances: Distances | None
+) -> tuple[list[Fault], tuple[str, ...], list[int]]:
+    """Return faults of the order, what cannot be decided, and the places in their right order."""
+    copies = []
+    for place, facts in enumerate(series):
+        if any(facts.name in group for group in identical):
+            copies.append(place)
+    order = judge_order(series, distances, copies)
+    faults = []
     for kind, pairs in (("exchanged", order.exchanged), ("late", order.late)):
-        faults += [Fault(kind, tuple(readable[n].name for n in pair), text) for pair, text in pairs]
-    right = put_back(len(readable), [pair for pair, _ in order.exchanged])
+        for pair, text in pairs:
+            faults.append(Fault(kind, tuple(series[place].name for place in pair), text))
+    right_order = put_back(len(series), [pair for pair, _ in order.exchanged])
+    return faults, order.unknown, right_order
 
-    def without(names: Container[str]) -> list[Facts]:
-        """The series in its right order, and without these."""
-        kept = [n for n in right if readable[n].name not in names]
-        return readable if apart is None else arranged(readable, kept, apart)
 
-    found = misfits(without(()), None if apart is None else without)
-    faults += [
-        Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors) for misfit in found
-    ]
-    return faults, order.unknown
+def _misfits(
+    series: Sequence[Facts], right_order: list[int], distances: Distances | None
+) -> list[Fault]:
+    """Return checkpoints that do not fit between their neighbours, in the right order."""
+    if distances is None:
+        result = misfits(series)
+    else:
+
+        def without(names: Container[str]) -> list[Facts]:
+            rest = [place for place in right_order if series[place].name not in names]
+            return arranged(series, rest, distances)
+
+        result = misfits(without(()), without)
+    faults = []
+    for misfit in result:
+        faults.append(Fault("misfit", (misfit.checkpoint,), misfit.text, misfit.tensors))
+    return faults
 
 
 def _sizes(series: Sequence[Facts]) -> Iterator[Fault]:
-    """A file that is smaller or larger than those of the same name; where tensors were read, they tell more."""
+    """Yield files of another size than those of the same name; where tensors were read, they show more."""
     for file in {name for facts in series for name in facts.files}:
-        of = [facts for facts in series if file in facts.files]
-        usual = median(facts.files[file].size for facts in of)
-        for facts in of:
-            size, known = (
-                facts.files[file].size,
-                any(tensor.dtype for tensor in facts.tensors.values()),
-            )
-            if not known and abs(size - usual) > 0.01 * usual + 4096:
+        having = [facts for facts in series if file in facts.files]
+        usual = median(facts.files[file].size for facts in having)
+        for facts in having:
+            if _has_types(facts):
+                continue
+            size = facts.files[file].size
+            if abs(size - usual) > SIZE_TOLERANCE * usual + SIZE_TOLERANCE_BYTES:
                 text = f"{file} has {size:,} bytes, where {usual:,.0f} are usual"
                 yield Fault("size", (facts.name,), text)
 
 
+def _has_types(facts: Facts) -> bool:
+    """True if the table of tensors was read."""
+    return any(tensor.dtype for tensor in facts.tensors.values())
+
+
 def _names(series: Sequence[Facts]) -> Iterator[Fault]:
-    """Tensors that most checkpoints have and this one has not, and the other way round."""
-    known = [facts for facts in series if facts.tensors]
-    count = Counter(name for facts in known for name in facts.tensors)
-    usual = {name for name, n in count.items() if 2 * n > len(known)}
-    for facts in known:
-        missing, extra = sorted(usual - facts.tensors.keys()), sorted(facts.tensors.keys() - usual)
-        words = [
-            f"{what} {_some(names)}"
-            for what, names in (("lacks", missing), ("has besides", extra))
-            if names
-        ]
+    """Yield checkpoints that lack tensors of most others, or have more."""
+    having = [facts for facts in series if facts.tensors]
+    counts = Counter(name for facts in having for name in facts.tensors)
+    usual = {name for name, count in counts.items() if 2 * count > len(having)}
+    for facts in having:
+        missing = sorted(usual - facts.tensors.keys())
+        extra = sorted(facts.tensors.keys() - usual)
+        words = []
+        if missing:
+            words.append(f"lacks {_some(missing)}")
+        if extra:
+            words.append(f"has besides {_some(extra)}")
         if words:
-            yield Fault(
-                "tensors", (facts.name,), f"{facts.name} {' and '.join(words)}", (*missing, *extra)
-            )
+            text = f"{facts.name} {' and '.join(words)}"
+            yield Fault("tensors", (facts.name,), text, (*missing, *extra))
 
 
 def _types(series: Sequence[Facts]) -> Iterator[Fault]:
-    """Shapes and types that differ from those of most checkpoints."""
-    known = [facts for facts in series if any(tensor.dtype for tensor in facts.tensors.values())]
-    kinds: dict[str, Counter[tuple[str, tuple[int, ...]]]] = {}
-    for facts in known:
+    """Yield checkpoints whose shapes or types differ from those of most others."""
+    having = [facts for facts in series if _has_types(facts)]
+    counts: dict[str, Counter[tuple[str, tuple[int, ...]]]] = {}
+    for facts in having:
         for name, tensor in facts.tensors.items():
-            kinds.setdefault(name, Counter())[tensor.dtype, tensor.shape] += 1
-    usual = {name: counts.most_common(1)[0][0] for name, counts in kinds.items()}
-    for facts in known:
-        odd = [name for name, t in facts.tensors.items() if (t.dtype, t.shape) != usual[name]]
-        if odd:
-            (dtype, shape), now = usual[odd[0]], facts.tensors[odd[0]]
-            was = f"{odd[0]} is {now.dtype} {now.shape}, and {dtype} {shape} in most checkpoints"
-            yield Fault("type", (facts.name,), was + _more(odd), tuple(odd))
+            counts.setdefault(name, Counter())[tensor.dtype, tensor.shape] += 1
+    usual = {name: counter.most_common(1)[0][0] for name, counter in counts.items()}
+    for facts in having:
+        odd = []
+        for name, tensor in facts.tensors.items():
+            if (tensor.dtype, tensor.shape) != usual[name]:
+                odd.append(name)
+        if not odd:
+            continue
+        dtype, shape = usual[odd[0]]
+        tensor = facts.tensors[odd[0]]
+        text = f"{odd[0]} is {tensor.dtype} {tensor.shape}, and {dtype} {shape} in most checkpoints"
+        yield Fault("type", (facts.name,), text + _more(odd), tuple(odd))
 
 
 def _not_finite(series: Sequence[Facts]) -> Iterator[Fault]:
     for facts in series:
-        if bad := [name for name, tensor in facts.tensors.items() if tensor.not_finite]:
-            count = facts.tensors[bad[0]].not_finite
-            text = f"{bad[0]} has {count:,} number{'s' * (count > 1)} that {'are' if count > 1 else 'is'} NaN or infinite"
-            yield Fault("not finite", (facts.name,), text + _more(bad), tuple(bad))
+        bad = [name for name, tensor in facts.tensors.items() if tensor.not_finite]
+        if not bad:
+            continue
+        count = facts.tensors[bad[0]].not_finite
+        if count == 1:
+            words = "1 number that is"
+        else:
+            words = f"{count:,} numbers that are"
+        text = f"{bad[0]} has {words} NaN or infinite"
+        yield Fault("not finite", (facts.name,), text + _more(bad), tuple(bad))
 
 
 def _states(series: Sequence[Facts]) -> Iterator[Fault]:
-    """A name that says another step than the trainer's state."""
+    """Yield checkpoints whose name has another step than the trainer's state."""
     for facts in series:
         named = step_of(facts.name)
         if facts.trained is not None and named is not None and named != facts.trained:
-            yield Fault(
-                "state",
-                (facts.name,),
-                f"its name says step {named:,}, trainer_state.json {facts.trained:,}",
-            )
+            text = f"its name says step {named:,}, trainer_state.json {facts.trained:,}"
+            yield Fault("state", (facts.name,), text)
 
 
 def _signature(facts: Facts) -> tuple[tuple[str, str], ...]:
-    """What a checkpoint's weights are known by: their tensors where these were read, else their files."""
-    tensors = sorted(
-        (name, tensor.digest) for name, tensor in facts.tensors.items() if tensor.digest
-    )
-    return tuple(tensors or sorted((name, file.digest) for name, file in facts.files.items()))
+    """Return what identifies a checkpoint's weights: its tensors if they were read, else its files."""
+    tensors = []
+    for name, tensor in facts.tensors.items():
+        if tensor.digest:
+            tensors.append((name, tensor.digest))
+    if tensors:
+        return tuple(sorted(tensors))
+    return tuple(sorted((name, file.digest) for name, file in facts.files.items()))
 
 
-def _identical(series: Sequence[Facts]) -> list[tuple[str, ...]]:
+def _identical(series: Sequence[Facts]) -> list[Group]:
     return _alike((facts.name, _signature(facts)) for facts in series)
 
 
-def _copied_files(series: Sequence[Facts], identical: Sequence[tuple[str, ...]]) -> Iterator[Fault]:
-    """A shard that several checkpoints share, while their others differ; one that all share is frozen."""
+def _copied_files(series: Sequence[Facts], identical: Sequence[Group]) -> Iterator[Fault]:
+    """Yield shards that several checkpoints share while their others differ.
+
+    A shard that all checkpoints share is frozen, and no fault.
+    """
     for file in sorted({name for facts in series for name in facts.files}):
-        of = [(facts.name, facts.files[file].digest) for facts in series if file in facts.files]
-        for group in _alike(of) if len({digest for _, digest in of}) > 1 else []:
-            if not any(set(group) <= set(same) for same in identical):
-                yield Fault(
-                    "copied",
-                    group,
-                    f"{file} is the same in {_some(group)}, and other files are not",
-                )
+        digests = []
+        for facts in series:
+            if file in facts.files:
+                digests.append((facts.name, facts.files[file].digest))
+        if len({digest for _, digest in digests}) == 1:
+            continue
+        for group in _alike(digests):
+            if not _is_inside(group, identical):
+                text = f"{file} is the same in {_some(group)}, and other files are not"
+                yield Fault("copied", group, text)
 
 
 def _copied_tensors(
-    series: Sequence[Facts], identical: Sequence[tuple[str, ...]], files: Sequence[Fault]
+    series: Sequence[Facts], identical: Sequence[Group], copied_files: Sequence[Fault]
 ) -> Iterator[Fault]:
-    """Tensors that have moved and are then again what they were, as no training makes them."""
-    order = {facts.name: n for n, facts in enumerate(series)}
-    copied: dict[tuple[str, ...], list[str]] = {}
+    """Yield tensors that moved and are then exactly what they were before: no training does that."""
+    place_of = {facts.name: place for place, facts in enumerate(series)}
+    groups_with_a_reason = [*identical, *(fault.checkpoints for fault in copied_files)]
+    copied: dict[Group, list[str]] = {}
     for name in sorted({name for facts in series for name in facts.tensors}):
-        of = [(facts.name, facts.tensors[name]) for facts in series if name in facts.tensors]
-        of = [
-            (checkpoint, tensor)
-            for checkpoint, tensor in of
-            if tensor.digest and math.prod(tensor.shape) >= _LEAST
-        ]
-        for group in _alike((checkpoint, tensor.digest) for checkpoint, tensor in of):
-            places = [order[checkpoint] for checkpoint in group]
-            moved = any(
-                places[0] < order[checkpoint] < places[-1] and checkpoint not in group
-                for checkpoint, _ in of
-            )
-            known = any(set(group) <= set(same) for same in identical)
-            if (
-                moved
-                and not known
-                and not any(set(group) <= set(fault.checkpoints) for fault in files)
-            ):
+        digests = []
+        for facts in series:
+            tensor = facts.tensors.get(name)
+            if tensor is not None and _can_be_compared(tensor):
+                digests.append((facts.name, tensor.digest))
+        for group in _alike(digests):
+            first = place_of[group[0]]
+            last = place_of[group[-1]]
+            has_moved = False
+            for checkpoint, _ in digests:
+                if checkpoint not in group and first < place_of[checkpoint] < last:
+                    has_moved = True
+            if has_moved and not _is_inside(group, groups_with_a_reason):
                 copied.setdefault(group, []).append(name)
     for group, names in copied.items():
-        yield Fault(
-            "copied",
-            group,
-            f"{names[0]} is the same in {_some(group)}, not between{_more(names)}",
-            tuple(names),
-        )
+        text = f"{names[0]} is the same in {_some(group)}, not between{_more(names)}"
+        yield Fault("copied", group, text, tuple(names))
+
+
+def _can_be_compared(tensor: TensorFact) -> bool:
+    return bool(tensor.digest) and math.prod(tensor.shape) >= MIN_NUMBERS_OF_COPY
+
+
+def _is_inside(group: Group, others: Iterable[Group]) -> bool:
+    return any(set(group) <= set(other) for other in others)
 
 
 def _repeated(series: Sequence[Facts]) -> Iterator[Fault]:
-    """Files, or tensors that are not tied in most checkpoints, that are there twice in one checkpoint."""
+    """Yield files that are twice in one checkpoint, and tensors that are tied in a few checkpoints only."""
     for facts in series:
         for group in _alike((name, file.digest) for name, file in facts.files.items()):
             yield Fault("repeated", (facts.name,), f"{_some(group)} are the same file")
-    pairs = {facts.name: set(_alike(_tensor_digests(facts))) for facts in series}
-    count = Counter(pair for groups in pairs.values() for pair in groups)
+    groups = {facts.name: set(_alike(_tensor_digests(facts))) for facts in series}
+    counts = Counter(group for of_checkpoint in groups.values() for group in of_checkpoint)
     for facts in series:
-        for pair in sorted(pairs[facts.name]):
-            if 2 * count[pair] <= len(series):
-                yield Fault("repeated", (facts.name,), f"{_some(pair)} are the same", pair)
+        for group in sorted(groups[facts.name]):
+            is_tied_in_most = 2 * counts[group] > len(series)
+            if not is_tied_in_most:
+                yield Fault("repeated", (facts.name,), f"{_some(group)} are the same", group)
 
 
 def _tensor_digests(facts: Facts) -> Iterator[tuple[str, str]]:
     for name, tensor in facts.tensors.items():
-        if tensor.digest and not tensor.constant and math.prod(tensor.shape) >= _LEAST:
+        if _can_be_compared(tensor) and not tensor.constant:
             yield name, f"{tensor.shape} {tensor.digest}"
 
 
-def _alike(items: Iterable[tuple[str, Any]]) -> list[tuple[str, ...]]:
-    """Names that have the same value, in groups of two and more."""
+def _alike(items: Iterable[tuple[str, Any]]) -> list[Group]:
+    """Return names that have the same value, in groups of two and more."""
     groups: dict[Any, list[str]] = {}
     for name, value in items:
         groups.setdefault(value, []).append(name)
@@ -264,8 +318,13 @@ def _alike(items: Iterable[tuple[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
 
 
 def _more(names: Sequence[str]) -> str:
-    return f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+    if len(names) == 1:
+        return ""
+    return f", and so are {len(names) - 1} more"

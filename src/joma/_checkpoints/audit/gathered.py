@@ -1,17 +1,19 @@
-"""What an audit has gathered of a series, checkpoint by checkpoint; in a run folder, so that a kill costs one of them.
+"""The facts that an audit has gathered of a series, in a run folder: a kill costs one checkpoint.
 
-    run.json, metrics.jsonl     one row per checkpoint, when all else of it is on the disk
-    gathered/3.json             the facts of the fourth
-    gathered/3.sketch           numbers of it, for the distances between all checkpoints
+    run.json, metrics.jsonl     one row per checkpoint, written when all else of it is on the disk
+    gathered/3.json             the facts of the fourth checkpoint
+    gathered/3.sketch           some of its numbers, for the distances between all checkpoints
     gathered/3.samples          all numbers that changes are measured on; of the last two only
 
-A row counts as long as its checkpoint is what it was: the files by their sizes and times, or the commit on the hub.
+A row counts as long as its checkpoint has not changed: sizes and times of the files, or the commit on
+the hub.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -30,11 +32,11 @@ _FOLDER = "gathered"
 
 
 class Gathered:
-    """The facts of a series, in the order of steps, as far as they are known.
+    """The facts of a series in the order of steps, as far as the audit has come.
 
     Attributes:
-        series: of each checkpoint.
-        sketches: of those that could be read.
+        series: the facts of each checkpoint.
+        sketches: of the checkpoints that could be read.
     """
 
     def __init__(self, writer: RunWriter | None = None) -> None:
@@ -45,10 +47,16 @@ class Gathered:
 
     @classmethod
     def open(
-        cls, run: Path | None, config: Mapping[str, object], checkpoints: Sequence[Checkpoint], stamps: Sequence[str],
-        *, retry: bool, overwrite: bool,
-    ) -> Self:  # fmt: skip
-        """What a run folder has of these checkpoints; it is begun anew if it has not the first of them, as they are."""
+        cls,
+        run: Path | None,
+        config: Mapping[str, object],
+        checkpoints: Sequence[Checkpoint],
+        stamps: Sequence[str],
+        *,
+        retry: bool,
+        overwrite: bool,
+    ) -> Self:
+        """Return what a run folder has of these checkpoints; start anew if they have changed."""
         if run is None:
             return cls()
         if not overwrite and (run / "run.json").exists():
@@ -64,39 +72,43 @@ class Gathered:
             writer.leave()
             overwrite = True
         packages = ("joma", "torch", "huggingface_hub")
-        return cls(
-            RunWriter.create(
-                run, kind="audit", config=config, packages=packages, overwrite=overwrite
-            )
+        writer = RunWriter.create(
+            run, kind="audit", config=config, packages=packages, overwrite=overwrite
         )
+        return cls(writer)
 
     def _load(self, checkpoints: Sequence[Checkpoint], stamps: Sequence[str], retry: bool) -> bool:
-        """Take what is there; False if it is not the beginning of this series, as it is now."""
+        """Load the run folder; return False if it does not hold the beginning of this series."""
         assert self._writer is not None
-        rows, folder = list(Run(self._writer.path).rows()), self._writer.path / _FOLDER
-        now = [(c.name, c.step, stamp) for c, stamp in zip(checkpoints, stamps, strict=True)]
-        if [(row["checkpoint"], row["step"], row["stamp"]) for row in rows] != now[: len(rows)]:
+        rows = list(Run(self._writer.path).rows())
+        folder = self._writer.path / _FOLDER
+        expected = []
+        for checkpoint, stamp in zip(checkpoints, stamps, strict=True):
+            expected.append((checkpoint.name, checkpoint.step, stamp))
+        stored = [(row["checkpoint"], row["step"], row["stamp"]) for row in rows]
+        if stored != expected[: len(rows)]:
             return False
         try:
-            self.series = [
-                _facts(json.loads((folder / f"{n}.json").read_text("utf-8")))
-                for n in range(len(rows))
-            ]
-            readable = [n for n, facts in enumerate(self.series) if not facts.problem]
-            self.sketches = [_read(folder / f"{n}.sketch") for n in readable]
-            self._recent = [(n, _read(folder / f"{n}.samples")) for n in readable[-2:]]
+            for place in range(len(rows)):
+                text = (folder / f"{place}.json").read_text("utf-8")
+                self.series.append(_facts(json.loads(text)))
+            readable = [place for place, facts in enumerate(self.series) if not facts.problem]
+            self.sketches = [_read(folder / f"{place}.sketch") for place in readable]
+            self._recent = [(place, _read(folder / f"{place}.samples")) for place in readable[-2:]]
         except (OSError, ValueError, TypeError, KeyError):  # some of it was deleted
             return False
-        return not (retry and len(readable) < len(rows))
+        has_failures = len(readable) < len(rows)
+        return not (retry and has_failures)
 
     def add(self, facts: Facts, samples: Samples, stamp: str) -> None:
-        """The next checkpoint."""
-        place, old = len(self.series), list[int]()
+        """Add the next checkpoint."""
+        place = len(self.series)
+        outdated = []
         thin = sketch(facts, samples)
         if not facts.problem:
             changes = [relative_change(samples, before) for _, before in reversed(self._recent)]
             facts.change, facts.change2 = [*changes, {}, {}][:2]
-            old = [n for n, _ in self._recent[:-1]]
+            outdated = [earlier for earlier, _ in self._recent[:-1]]
             self._recent = [*self._recent[-1:], (place, samples)]
             self.sketches.append(thin)
         self.series.append(facts)
@@ -108,13 +120,14 @@ class Gathered:
             _write(folder / f"{place}.sketch", thin)
             _write(folder / f"{place}.samples", samples)
         write_json(folder / f"{place}.json", asdict(facts))
-        change = statistics.median(facts.change.values()) if facts.change else float("nan")
+        change = statistics.median(facts.change.values()) if facts.change else math.nan
+        # The row comes last: it counts only if all files are there.
         self._writer.write(facts.step, {"change": change}, checkpoint=facts.name, stamp=stamp)
-        for n in old:
-            (folder / f"{n}.samples").unlink(missing_ok=True)
+        for earlier in outdated:
+            (folder / f"{earlier}.samples").unlink(missing_ok=True)
 
     def conclude(self, faults: Sequence[Fault], unknown: Sequence[str]) -> None:
-        """Record what was found in the run folder: the page of the run shows it."""
+        """Record the faults in the run folder: the page of the run shows them."""
         if self._writer is None:
             return
         self._writer.note(faults=[fault.as_json() for fault in faults], unknown=list(unknown))
@@ -136,39 +149,46 @@ class Gathered:
 def read_series(run: Path) -> list[Facts]:
     """Return the facts of each checkpoint in the folder of an audit, as far as it has come."""
     count = sum(1 for _ in Run(run).rows())
-    return [
-        _facts(json.loads((run / _FOLDER / f"{n}.json").read_text("utf-8"))) for n in range(count)
-    ]
+    series = []
+    for place in range(count):
+        text = (run / _FOLDER / f"{place}.json").read_text("utf-8")
+        series.append(_facts(json.loads(text)))
+    return series
 
 
 def stamps_of(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """What tells whether a checkpoint is still the same: its commit on the hub, or sizes and times of its files."""
+    """Return a text per checkpoint that changes with it: the commit, or sizes and times of its files."""
     repos = {checkpoint.repo for checkpoint in checkpoints if checkpoint.repo is not None}
     commits = {repo: hub.commits(repo) for repo in repos}
     stamps = []
     for checkpoint in checkpoints:
-        if (revision := checkpoint.revision()) is not None:
-            stamps.append(
-                revision.commit() or commits[revision.repo].get(checkpoint.name, checkpoint.name)
-            )
+        revision = checkpoint.revision()
+        if revision is None:
+            stamps.append(_local_stamp(Path(str(checkpoint.path))))
             continue
-        path = Path(str(checkpoint.path))
-        files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-        told = [
-            (file.name, stat.st_size, stat.st_mtime_ns)
-            for file in files
-            for stat in [os.stat(file)]
-        ]
-        stamps.append(hashlib.sha256(json.dumps(told).encode()).hexdigest())
+        name = checkpoint.name
+        stamps.append(revision.commit() or commits[revision.repo].get(name, name))
     return stamps
+
+
+def _local_stamp(path: Path) -> str:
+    files = []
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        files = sorted(path.iterdir())
+    states = []
+    for file in files:
+        state = os.stat(file)
+        states.append((file.name, state.st_size, state.st_mtime_ns))
+    return hashlib.sha256(json.dumps(states).encode()).hexdigest()
 
 
 def _facts(row: dict[str, Any]) -> Facts:
     files = {name: FileFact(**file) for name, file in row.pop("files").items()}
-    tensors = {
-        name: TensorFact(**{**t, "shape": tuple(t["shape"])})
-        for name, t in row.pop("tensors").items()
-    }
+    tensors = {}
+    for name, tensor in row.pop("tensors").items():
+        tensors[name] = TensorFact(**{**tensor, "shape": tuple(tensor["shape"])})
     return Facts(**row, files=files, tensors=tensors)
 
 
