@@ -1,11 +1,13 @@
 """The border between joma and torch.compile: a compiler sees nothing of joma.
 
-A compiled function that is called in a watched pass is traced with whatever surrounds it: modes on the stack, and what
-`nn.Module.__call__` is. So joma's modes and its detour are taken away when a compiled call begins, and put back when it
-ends. The compiled code and its guards are then those that the function has without joma.
+A compiled function that is called in a watched pass is traced with whatever surrounds it: the modes
+on the stack, and the current `nn.Module.__call__`. So joma's modes and its detour are removed when
+a compiled call begins, and put back when it ends. The compiled code and its guards are then the
+same as without joma.
 
-Every compiled call sets the callback of frame evaluation when it begins, and sets it back when it ends, both times by
-``torch._dynamo.eval_frame._maybe_set_eval_frame``. This is where joma stands, while it listens.
+Every compiled call sets the callback of frame evaluation when it begins and sets it back when it
+ends, both times by ``torch._dynamo.eval_frame._maybe_set_eval_frame``. While joma listens, it
+replaces this function.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from torch.overrides import (
 )
 
 _DYNAMO = "torch._dynamo.eval_frame"
-_NAME = "_maybe_set_eval_frame"
+_SETTER = "_maybe_set_eval_frame"
 
-Hide = Callable[[], Callable[[], None]]
+Restore = Callable[[], None]
+Hide = Callable[[], Restore]
 
 
 class UncompiledMode(TorchFunctionMode):
@@ -35,25 +38,26 @@ class UncompiledMode(TorchFunctionMode):
 
 class _CompiledCall(threading.local):
     frame: FrameType | None = None  # of the outermost compiled call
-    show: Callable[[], None] | None = None
+    restore: Restore | None = None
 
 
 _thread = _CompiledCall()
 _hide: Hide | None = None
-_original: Callable[[Any], Any] | None = None
+_original_setter: Callable[[Any], Any] | None = None
 
 
 def close_border(hide: Hide, code: CodeType) -> None:
-    """Call ``hide`` when a compiled call begins, and what it returns when the call ends; harmless if done already.
+    """Call ``hide`` when a compiled call begins, and the function that it returns when it ends.
 
-    Frames of ``code`` are not compiled, those that they call are.
+    Frames of ``code`` are not compiled, those that they call are. Harmless if done already.
     """
-    global _hide, _original
+    global _hide, _original_setter
     _hide = hide
-    dynamo = sys.modules.get(_DYNAMO)  # importing it takes seconds; without it nothing is compiled
-    if dynamo is not None and getattr(dynamo, _NAME, _at_border) is not _at_border:
-        _original = getattr(dynamo, _NAME)
-        setattr(dynamo, _NAME, _at_border)
+    # Importing Dynamo takes seconds; as long as it is not imported, nothing is compiled.
+    dynamo = sys.modules.get(_DYNAMO)
+    if dynamo is not None and getattr(dynamo, _SETTER, _at_border) is not _at_border:
+        _original_setter = getattr(dynamo, _SETTER)
+        setattr(dynamo, _SETTER, _at_border)
         dynamo.skip_code(code)
 
 
@@ -62,43 +66,50 @@ def open_border() -> None:
     global _hide
     _hide = None
     dynamo = sys.modules.get(_DYNAMO)
-    if dynamo is not None and getattr(dynamo, _NAME, None) is _at_border:
-        setattr(dynamo, _NAME, _original)
+    if dynamo is not None and getattr(dynamo, _SETTER, None) is _at_border:
+        setattr(dynamo, _SETTER, _original_setter)
 
 
 def _at_border(callback: Any) -> Any:
-    """Set the callback of frame evaluation: None is none, anything else begins or continues a compiled call."""
-    assert _original is not None
+    """Set the callback of frame evaluation, in the place of Dynamo's own function.
+
+    None is no callback; anything else begins or continues a compiled call.
+    """
+    assert _original_setter is not None
     frame = sys._getframe(1)
     if _thread.frame is frame:
-        result = _original(callback)
-        show = _thread.show
+        # The outermost compiled call sets the callback back: it ends.
+        result = _original_setter(callback)
+        restore = _thread.restore
         _thread.frame = None
-        _thread.show = None
-        if show is not None:
-            show()
+        _thread.restore = None
+        if restore is not None:
+            restore()
         return result
     if _thread.frame is None and callback is not None:
         _thread.frame = frame
-        _thread.show = _hide_all()
+        _thread.restore = _hide_all()
     # The last call: once a callback is set, Dynamo would trace whatever is called here.
-    return _original(callback)
+    return _original_setter(callback)
 
 
-def _hide_all() -> Callable[[], None]:
-    show_calls = None if _hide is None else _hide()
+def _hide_all() -> Restore:
+    restore_calls: Restore | None = None
+    if _hide is not None:
+        restore_calls = _hide()
     modes = _get_current_function_mode_stack()
-    has_modes = any(isinstance(mode, UncompiledMode) for mode in modes)
-    if has_modes:
-        _set_modes([mode for mode in modes if not isinstance(mode, UncompiledMode)])
+    other_modes = [mode for mode in modes if not isinstance(mode, UncompiledMode)]
+    has_own_modes = len(other_modes) < len(modes)
+    if has_own_modes:
+        _set_modes(other_modes)
 
-    def show() -> None:
-        if has_modes:
+    def restore() -> None:
+        if has_own_modes:
             _set_modes(modes)
-        if show_calls is not None:
-            show_calls()
+        if restore_calls is not None:
+            restore_calls()
 
-    return show
+    return restore
 
 
 def _set_modes(modes: list[TorchFunctionMode]) -> None:

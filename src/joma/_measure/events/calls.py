@@ -1,11 +1,13 @@
-"""Knowing which module of a model is running, with nothing left on the model.
+"""Which module of a model is running, with nothing left on the model.
 
-While a listener is installed, `nn.Module.__call__` passes through here. Modules themselves are not touched (no hooks,
-no replaced `forward`), so copying, pickling and compiling a watched model work as ever; and since the detour is an
-ordinary ``try … finally``, an exception or Ctrl-C leaves nothing behind.
+While a listener is installed, `nn.Module.__call__` takes a detour through this module. The modules
+themselves are not touched (no hooks, no replaced `forward`), so that copying, pickling and
+compiling a watched model work as ever. Since the detour is an ordinary ``try … finally``, an
+exception or Ctrl-C leaves nothing behind; hooks that are always called miss KeyboardInterrupt.
 
-Other libraries replace `nn.Module.__call__`, too. A detour calls what it found, and is taken away only if it is still
-the one in place. Where a library has wrapped it in the meantime, it stays inside of that wrapper and passes calls on.
+Other libraries replace `nn.Module.__call__`, too. A detour calls the function that it replaced, and
+is removed only if it is still in place. Where a library has wrapped it in the meantime, it stays
+inside of that wrapper and passes calls on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ ModuleCall = Callable[..., Any]
 
 
 class Listener(Protocol):
-    """Who wants to know that a module is called."""
+    """Receives the calls of modules."""
 
     def on_call(
         self,
@@ -39,7 +41,10 @@ class Listener(Protocol):
         ...
 
     def on_compiled_call(self) -> bool:
-        """A compiled call begins, and nothing inside of it is seen; False if modules of another thread must be."""
+        """Note that a compiled call begins, inside of which nothing is seen.
+
+        Return False if modules of another thread must be seen meanwhile.
+        """
         ...
 
 
@@ -47,70 +52,76 @@ class _Thread(threading.local):
     is_quiet = False  # calls of modules are passed on unseen
 
 
-# the last listener of a module hears of its calls: a model that is inspected while it is watched is not measured twice
+# The last listener of a module receives its calls: a model that is inspected while it is watched
+# is not measured twice.
 _listeners: weakref.WeakKeyDictionary[nn.Module, list[Listener]] = weakref.WeakKeyDictionary()
 _installed: list[Listener] = []
 _thread = _Thread()
-_replaced: weakref.WeakKeyDictionary[ModuleCall, ModuleCall] = (
-    weakref.WeakKeyDictionary()
-)  # detour -> what it found
+# detour -> the function that it replaced
+_replaced: weakref.WeakKeyDictionary[ModuleCall, ModuleCall] = weakref.WeakKeyDictionary()
 _detour: ModuleCall | None = None  # the one that is alive
 
 
 def is_compiled(module: nn.Module) -> bool:
     """True if this module itself, not one inside it, is run by torch.compile."""
-    # Looked up in dictionaries: a missing attribute of a module takes 2 µs, and all modules are asked in every pass.
-    own = vars(module)
-    if own.get("_compiled_call_impl") is not None or "_torchdynamo_orig_callable" in own:
+    # Looked up in dictionaries: a missing attribute of a module takes 2 µs, and all modules are
+    # asked in every pass.
+    attributes = vars(module)
+    if attributes.get("_compiled_call_impl") is not None:
         return True
-    forward = own.get("forward") or getattr(type(module), "forward", None)
+    if "_torchdynamo_orig_callable" in attributes:
+        return True
+    forward = attributes.get("forward") or getattr(type(module), "forward", None)
     return hasattr(forward, "_torchdynamo_inline")
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """Return the module that ``torch.compile(module)`` was given, if this is what it returned."""
-    own = vars(module)
-    if "_torchdynamo_orig_callable" not in own:
+    attributes = vars(module)
+    if "_torchdynamo_orig_callable" not in attributes:
         return None
-    original = own.get("_modules", {}).get("_orig_mod")
-    return original if isinstance(original, nn.Module) else None
+    original = attributes.get("_modules", {}).get("_orig_mod")
+    if not isinstance(original, nn.Module):
+        return None
+    return original
 
 
 def call_pristine(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a module, and let nobody hear of it or of the modules inside; other threads are heard as ever."""
+    """Call a module unseen, with the modules inside; calls of other threads are seen as ever."""
     with quiet():
         return module(*args, **kwargs)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let nobody hear of the modules that this thread calls within this block."""
-    before = _thread.is_quiet
+    """Pass on the calls of modules that this thread makes within this block unseen."""
+    was_quiet = _thread.is_quiet
     _thread.is_quiet = True
     try:
         yield
     finally:
-        _thread.is_quiet = before
+        _thread.is_quiet = was_quiet
 
 
 def _new_detour(replaced: ModuleCall) -> ModuleCall:
     def detour(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if (
-            torch.compiler.is_compiling()
-        ):  # asked first: a compiler that traces this sees nothing else of it
+        # Asked first: a compiler that traces the detour then sees nothing else of it.
+        if torch.compiler.is_compiling():
             return replaced(self, *args, **kwargs)
         if detour is not _detour or _thread.is_quiet or torch._C._is_tracing():
             return replaced(self, *args, **kwargs)
-        listeners = _listeners.get(self)
         module = self
+        listeners = _listeners.get(self)
         if not listeners:
-            # torch.compile(model) after the watch has begun is a module around the one that is watched
+            # torch.compile(model), after a watch has begun, is a module around the watched one.
             original = compiled_original(self)
-            listeners = None if original is None else _listeners.get(original)
-            module = self if original is None else original
-        if (
-            not listeners or torch._C._current_graph_task_id() >= 0
-        ):  # not ours, or recomputed during backward
+            if original is not None:
+                module = original
+                listeners = _listeners.get(original)
+        if not listeners:
+            return replaced(self, *args, **kwargs)
+        # During backward, activation checkpointing computes modules again, which is no new pass.
+        if torch._C._current_graph_task_id() >= 0:
             return replaced(self, *args, **kwargs)
         return listeners[-1].on_call(
             module,
@@ -125,19 +136,22 @@ def _new_detour(replaced: ModuleCall) -> ModuleCall:
 
 
 def install(listener: Listener, modules: list[nn.Module]) -> None:
-    """From now on ``listener`` hears of calls of these modules."""
+    """Let a listener receive the calls of these modules from now on."""
     for module in modules:
         _listeners.setdefault(module, []).append(listener)
     _installed.append(listener)
-    _put_in_place()
+    _insert_detour()
     mind_border()
 
 
 def mind_border() -> None:
-    """Take the detour away in compiled calls; to be called again later, since Dynamo is imported when it is needed."""
+    """Have the detour removed during compiled calls.
+
+    To be called in every pass: Dynamo is imported when it is first needed.
+    """
     if _detour is not None:
-        # torch.compile(model) keeps whatever nn.Module.__call__ is at that time. The detour's frame is not compiled
-        # then, as that of the pristine function is not; those that it calls are.
+        # torch.compile(model) keeps whatever nn.Module.__call__ is at that time. The frame of the
+        # detour is not compiled then, like that of the pristine function; those that it calls are.
         close_border(_hide, _detour.__code__)
 
 
@@ -150,32 +164,40 @@ def uninstall(listener: Listener) -> bool:
             if listener in listeners:
                 listeners.remove(listener)
     if not _installed:
-        _take_away()
+        _remove_detour()
         open_border()
     return was_installed
 
 
 def is_bypassed() -> bool:
-    """True if calls do not pass through here though somebody listens: a library has put back what it had found."""
+    """True if calls take no detour though a listener is installed.
+
+    That is the case if a library has put back what it had replaced earlier.
+    """
     current = nn.Module.__call__
-    return current is not _detour and (
-        current in _replaced or current is nn.Module._wrapped_call_impl
-    )
+    if current is _detour:
+        return False
+    return current in _replaced or current is nn.Module._wrapped_call_impl
 
 
-def _put_in_place(former: ModuleCall | None = None) -> None:
-    """Let module calls pass through a detour; through the ``former`` one, if it was on top of what is called now."""
+def _insert_detour(former: ModuleCall | None = None) -> None:
+    """Let module calls take a detour.
+
+    The ``former`` one is used again if it stood on top of what is called now.
+    """
     global _detour
     current = nn.Module.__call__
     if current is _detour:
         return
-    found = _without_dead_detours(current)
-    if former is None or former is not _detour or _replaced[former] is not found:
-        _detour = _new_detour(found)
+    target = _without_dead_detours(current)
+    can_use_former = former is not None and former is _detour and _replaced[former] is target
+    if not can_use_former:
+        _detour = _new_detour(target)
+    assert _detour is not None
     nn.Module.__call__ = _detour  # type: ignore[method-assign]
 
 
-def _take_away() -> None:
+def _remove_detour() -> None:
     global _detour
     _detour = None
     current = nn.Module.__call__
@@ -185,24 +207,28 @@ def _take_away() -> None:
 
 
 def _without_dead_detours(call: ModuleCall) -> ModuleCall:
-    """Return what is called in the end by detours that only pass calls on."""
+    """Return the function that detours which only pass calls on call in the end."""
     while call in _replaced and call is not _detour:
         call = _replaced[call]
     return call
 
 
 def _hide() -> Callable[[], None]:
-    """Take the detour away while a compiled function runs; return how to put it back."""
-    may_be_taken_away = [listener.on_compiled_call() for listener in _installed]
+    """Remove the detour while a compiled function runs; return the function that restores it."""
+    can_be_removed = True
+    # Every listener is asked: each counts compiled calls.
+    for listener in _installed:
+        if not listener.on_compiled_call():
+            can_be_removed = False
     was_quiet = _thread.is_quiet
     _thread.is_quiet = True
     hidden = _detour
-    if hidden is not None and nn.Module.__call__ is hidden and all(may_be_taken_away):
+    if hidden is not None and nn.Module.__call__ is hidden and can_be_removed:
         nn.Module.__call__ = _replaced[hidden]  # type: ignore[method-assign]
 
-    def show() -> None:
+    def restore() -> None:
         _thread.is_quiet = was_quiet
         if _installed:
-            _put_in_place(hidden)
+            _insert_detour(hidden)
 
-    return show
+    return restore

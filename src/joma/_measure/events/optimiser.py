@@ -1,7 +1,8 @@
-"""The steps of optimisers: events before and after each, the learning rate per group, and the clock τ = Σ lr.
+"""The steps of optimisers: events before and after each, learning rates, and the clock τ = Σ lr.
 
-PyTorch's own step hooks are used, so that a step counts when it is made and only then: accumulated batches are one
-step, and one that a gradient scaler skips is none. A hook never raises into training.
+PyTorch's own step hooks are used, so that a step counts when it is made and only then: accumulated
+batches are one step, and a step that a gradient scaler skips is none. A hook never raises into
+training.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class StepEnds(StepBegins):
 
 
 class StepObserver(Protocol):
-    """Who wants to see steps. Exceptions are kept as problems and never reach the training."""
+    """Receives steps. Its exceptions are kept as problems and never reach the training."""
 
     @property
     def wants(self) -> Collection[type[StepBegins]]:
-        """The kinds of events that it is given."""
+        """The kinds of events that it receives."""
         ...
 
     def observe(self, event: Any) -> None:
-        """A step begins or has ended."""
+        """Look at a step that begins or has ended."""
         ...
 
 
@@ -52,12 +53,14 @@ class Steps:
 
     Arguments:
         model: whose parameters they train.
-        optimizers: one, or several in a list. The clock of a run is that of the first group of the first one.
-        observers: are told of each step.
+        optimizers: one, or several in a list. The clock of a run is that of the first group of the
+            first one.
+        observers: receive each step.
 
     Attributes:
         observers: the same; more may be added at any time.
-        problems: who failed (an observer, or the optimiser's own hook) -> its first exception.
+        problems: class of an observer that failed, or of an optimiser whose hook did -> its first
+            exception.
     """
 
     def __init__(
@@ -68,26 +71,32 @@ class Steps:
     ) -> None:
         self.observers = list(observers)
         self.problems: dict[str, Exception] = {}
-        self._clocks = [_Clock(optimizer) for optimizer in optimisers_of(model, optimizers)]
+        self._clocks = [_OptimizerClock(one) for one in optimisers_of(model, optimizers)]
         self._handles = []
         for clock in self._clocks:
-            self._handles += [
-                clock.optimizer.register_step_pre_hook(self._hook(clock, self._begins)),
-                clock.optimizer.register_step_post_hook(self._hook(clock, self._ends)),
-            ]
+            optimizer = clock.optimizer
+            before = optimizer.register_step_pre_hook(self._hook(clock, self._on_begin))
+            after = optimizer.register_step_post_hook(self._hook(clock, self._on_end))
+            self._handles += [before, after]
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each group at its last step, over all optimisers; NaN before the first."""
-        return [rate for clock in self._clocks for rate in clock.rates]
+        """The learning rate of each group at its last step, over all optimisers; NaN before."""
+        rates = []
+        for clock in self._clocks:
+            rates += clock.rates
+        return rates
 
     @property
     def tau(self) -> list[float]:
         """The sum of each group's learning rates over all steps so far."""
-        return [tau for clock in self._clocks for tau in clock.tau]
+        tau = []
+        for clock in self._clocks:
+            tau += clock.tau
+        return tau
 
     def state(self) -> list[list[float]]:
-        """What `restore` needs: τ of each optimiser's groups."""
+        """Return τ of each optimiser's groups, for `restore`."""
         return [list(clock.tau) for clock in self._clocks]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
@@ -97,40 +106,41 @@ class Steps:
                 f"the state is that of {len(state)} optimisers, and {len(self._clocks)} are watched"
             )
         for clock, tau in zip(self._clocks, state, strict=True):
-            clock.tau = [float(x) for x in tau]
+            clock.tau = [float(passed) for passed in tau]
 
     def add(self, tau: Sequence[float]) -> None:
-        """Add what passed before; one number per group, over all optimisers."""
-        rest = iter(tau)
+        """Add the time that passed before; one number per group, over all optimisers."""
+        earlier = iter(tau)
         for clock in self._clocks:
-            clock.tau = [passed + next(rest) for passed in clock.tau]
+            clock.tau = [passed + next(earlier) for passed in clock.tau]
 
     def leave(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _hook(
-        self, clock: _Clock, tell: Callable[[_Clock], None]
+        self, clock: _OptimizerClock, react: Callable[[_OptimizerClock], None]
     ) -> Callable[[Optimizer, Any, Any], None]:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             try:
-                tell(clock)
-            except Exception as error:  # nothing that is measured may stop the training
+                react(clock)
+            except Exception as error:
+                # No measurement may stop the training.
                 self.problems.setdefault(type(optimizer).__name__, error.with_traceback(None))
 
         return hook
 
-    def _begins(self, clock: _Clock) -> None:
+    def _on_begin(self, clock: _OptimizerClock) -> None:
         clock.read()
-        self._tell(StepBegins, clock)
+        self._emit(StepBegins, clock)
 
-    def _ends(self, clock: _Clock) -> None:
+    def _on_end(self, clock: _OptimizerClock) -> None:
         clock.advance()
-        self._tell(StepEnds, clock)
+        self._emit(StepEnds, clock)
 
-    def _tell(self, kind: type[StepBegins], clock: _Clock) -> None:
+    def _emit(self, kind: type[StepBegins], clock: _OptimizerClock) -> None:
         for observer in self.observers:
             if kind not in observer.wants:
                 continue
@@ -141,61 +151,88 @@ class Steps:
                 self.problems.setdefault(type(observer).__name__, error.with_traceback(None))
 
 
-class _Clock:
-    """The rates of one optimiser's groups, and their sums."""
+class _OptimizerClock:
+    """The learning rates of one optimiser's groups, and their sums."""
 
     def __init__(self, optimizer: Optimizer) -> None:
+        groups = len(optimizer.param_groups)
         self.optimizer = optimizer
-        self.rates = [math.nan] * len(optimizer.param_groups)
-        self.tau = [0.0] * len(optimizer.param_groups)
+        self.rates = [math.nan] * groups
+        self.tau = [0.0] * groups
 
     def read(self) -> None:
-        """The rates of the step to come; groups may have been added."""
+        """Read the rates of the step to come; groups may have been added."""
         self.rates = [_rate(group) for group in self.optimizer.param_groups]
-        self.tau += [0.0] * (len(self.rates) - len(self.tau))
+        while len(self.tau) < len(self.rates):
+            self.tau.append(0.0)
 
     def advance(self) -> None:
-        """The step was made."""
+        """Add the rates of the step that was made."""
         self.tau = [tau + rate for tau, rate in zip(self.tau, self.rates, strict=True)]
 
 
 def distinct_rates(optimizers: Iterable[Optimizer]) -> int:
-    """How many parameter groups there are if their learning rates differ, before any schedule; else 1."""
-    rates = [
-        group.get("initial_lr", group.get("lr"))
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-    return len(rates) if len({None if rate is None else float(rate) for rate in rates}) > 1 else 1
+    """Return the number of parameter groups if their learning rates differ, else 1.
+
+    Schedules do not count: the rates before any schedule are compared.
+    """
+    rates: list[float | None] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group.get("initial_lr", group.get("lr"))
+            if rate is not None:
+                rate = float(rate)
+            rates.append(rate)
+    if len(set(rates)) > 1:
+        return len(rates)
+    return 1
 
 
 def _rate(group: dict[str, Any]) -> float:
-    """A group's learning rate; NaN if the optimiser finds its own, as Adafactor may."""
+    """Return a group's learning rate; NaN if the optimiser computes its own, as Adafactor may."""
     rate = group.get("lr")
-    return math.nan if rate is None else float(rate.detach() if isinstance(rate, Tensor) else rate)
+    if rate is None:
+        return math.nan
+    if isinstance(rate, Tensor):
+        rate = rate.detach()
+    return float(rate)
 
 
 def optimisers_of(model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimisers themselves, without what accelerate and others wrap around them; each must train the model."""
-    given = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-    if not given:
+    """Return the optimisers without the wrappers of accelerate and others.
+
+    Raises:
+        ValueError: if there is none, if one is there twice, or if one trains another model.
+    """
+    wrapped: list[Any] = [optimizers]
+    if isinstance(optimizers, (list, tuple)):
+        wrapped = list(optimizers)
+    if not wrapped:
         raise ValueError("optimizer=[] holds no optimiser; give one, or leave it out")
-    plain = [_unwrapped(optimizer) for optimizer in given]
-    of_model = {id(parameter) for parameter in model.parameters()}
-    for n, optimizer in enumerate(plain):
-        if optimizer in plain[:n]:
+    parameters_of_model = {id(parameter) for parameter in model.parameters()}
+    plain: list[Optimizer] = []
+    for optimizer in [_unwrapped(one) for one in wrapped]:
+        if optimizer in plain:
             raise ValueError(
                 f"the same {type(optimizer).__name__} is given twice; name each optimiser once"
             )
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        if not any(id(parameter) in of_model for parameter in parameters):
-            raise ValueError(
-                f"the {type(optimizer).__name__} holds {len(parameters)} parameters, and none of them is one of the "
-                f"model's {len(of_model)}: it trains another model, or was made before this one was moved or replaced"
-            )
+        _check_trains(optimizer, parameters_of_model)
+        plain.append(optimizer)
     return plain
+
+
+def _check_trains(optimizer: Optimizer, parameters_of_model: set[int]) -> None:
+    """Raise if no parameter of an optimiser is one of the model."""
+    parameters: list[Any] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    if any(id(parameter) in parameters_of_model for parameter in parameters):
+        return
+    raise ValueError(
+        f"the {type(optimizer).__name__} holds {len(parameters)} parameters, and none of them is "
+        f"one of the model's {len(parameters_of_model)}: it trains another model, or was made "
+        "before this one was moved or replaced"
+    )
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:
@@ -203,7 +240,8 @@ def _unwrapped(optimizer: Any) -> Optimizer:
     while not (isinstance(inner, Optimizer) and hasattr(inner, "_optimizer_step_pre_hooks")):
         if not hasattr(inner, "optimizer"):
             raise TypeError(
-                f"optimizer= takes a torch.optim.Optimizer or a list of them, got {type(optimizer).__name__}"
+                "optimizer= takes a torch.optim.Optimizer or a list of them, got "
+                f"{type(optimizer).__name__}"
             )
         inner = inner.optimizer
     return inner
