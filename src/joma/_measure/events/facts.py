@@ -1,6 +1,6 @@
-"""What is known about one attention and how: backend, axes, mask, padding and check, for `joma.explain`.
+"""Facts about one attention for `joma.explain`: backend, axes, mask, padding and check.
 
-Facts are written when the guard examines an attention with new shapes, never in the steps between.
+They are collected when the guard examines an attention with new shapes, never in the steps between.
 """
 
 from __future__ import annotations
@@ -77,19 +77,22 @@ def measured_facts(
     """Return what is known about an attention that is measured."""
     layout = candidate.layout
     assert layout is not None
-    B, H, Tq = event.shape
+    samples, heads, queries = event.shape
     padded = 0
     if padding.is_real is not None:
-        padded = B * Tq - int(padding.is_real.expand(B, 1, Tq).sum())
+        padded = samples * queries - int(padding.is_real.expand(samples, 1, queries).sum())
+    certain_heads = None
+    if layout.is_certain:
+        certain_heads = heads
     return AttentionFacts(
         backend=candidate.backend,
         axes=_describe_axes(layout, candidate.shape, candidate.key_count),
-        heads=H if layout.is_certain else None,
+        heads=certain_heads,
         heads_evidence=layout.evidence.summary,
         share=layout.share,
         mask=_describe_form(event),
         hides=_describe_hidden(event),
-        queries=B * Tq,
+        queries=samples * queries,
         padded=padded,
         padding_evidence=padding.evidence.summary,
         check=candidate.comparison.compared,
@@ -100,25 +103,28 @@ def measured_facts(
 def _describe_axes(layout: Layout, shape: Sequence[int], keys: int) -> str:
     """Return the axes with their sizes.
 
-    Worked example: scores (12, 14, 14) of 4 heads outside give "heads 4 · samples 3, queries 14, keys 14".
+    Worked example: scores (12, 14, 14) of 4 heads outside give
+    "heads 4 · samples 3, queries 14, keys 14".
     """
     parts = []
-    meanings = iter(layout.axes)
+    other_axes = iter(layout.axes)
     for place, size in enumerate(shape):
         if place == layout.query_axis:
             parts.append(f"queries {size}")
             continue
-        axis = next(meanings)
+        axis = next(other_axes)
         if not layout.is_certain:
             parts.append(f"samples or heads {size}")
         elif axis.heads == 1:
             parts.append(f"samples {size}")
         elif axis.heads == axis.size:
             parts.append(f"heads {size}")
+        elif axis.has_heads_first:
+            parts.append(f"heads {axis.heads} · samples {axis.size // axis.heads}")
         else:
-            merged = [f"samples {axis.size // axis.heads}", f"heads {axis.heads}"]
-            parts.append(" · ".join(reversed(merged) if axis.has_heads_first else merged))
-    return ", ".join([*parts, f"keys {keys}"])
+            parts.append(f"samples {axis.size // axis.heads} · heads {axis.heads}")
+    parts.append(f"keys {keys}")
+    return ", ".join(parts)
 
 
 def _describe_form(event: AttentionEvent) -> str:
@@ -126,10 +132,14 @@ def _describe_form(event: AttentionEvent) -> str:
     if isinstance(event, Scores):
         return "in the scores"
     assert isinstance(event, DotProduct)
-    if event.mask is None:
-        return "causal" if event.causal else "none"
-    form = "boolean" if event.mask.dtype == torch.bool else "additive"
-    return f"causal and {form}" if event.causal else form
+    forms = []
+    if event.causal:
+        forms.append("causal")
+    if event.mask is not None and event.mask.dtype == torch.bool:
+        forms.append("boolean")
+    elif event.mask is not None:
+        forms.append("additive")
+    return " and ".join(forms) or "none"
 
 
 def _describe_hidden(event: AttentionEvent) -> str:
@@ -142,43 +152,52 @@ def _describe_hidden(event: AttentionEvent) -> str:
     if sees is None:
         return "nothing"
     parts = []
-    by_key = sees.any(dim=1)  # (B or 1, Tk), True if a query sees the key
-    never = int((~by_key).sum())
+    is_seen_by_any = sees.any(dim=1)  # (B or 1, Tk)
+    never_seen = int((~is_seen_by_any).sum())
     queries, keys = sees.shape[1:]
     if queries > 1 and _hides_later(sees, queries, keys):
         parts.append("later keys")
-    if never:
+    if never_seen:
         samples = event.shape[0]
-        factor = samples // sees.shape[0]
-        parts.append(f"{never * factor} of {samples * keys} keys from all queries")
+        samples_per_mask = samples // sees.shape[0]
+        parts.append(f"{never_seen * samples_per_mask} of {samples * keys} keys from all queries")
     if not parts and not bool(sees.all()):
-        share = 1 - float(sees.double().mean())
-        parts.append(f"{share:.0%} of pairs of query and key")
+        hidden_share = 1 - float(sees.double().mean())
+        parts.append(f"{hidden_share:.0%} of pairs of query and key")
     return "; ".join(parts) or "nothing"
 
 
 def _visible_keys(event: AttentionEvent) -> Tensor | None:
-    """Return True for keys that the queries of the first head see, (B or 1, Tq or 1, Tk); None if all are candidate."""
+    """Return True for keys that the queries of the first head see; None if they see all.
+
+    The shape is (B or 1, Tq or 1, Tk).
+    """
     if isinstance(event, Scores):
         scores = event.scores[:, 0].detach()  # (B, Tq, columns)
-        hidden = hidden_scores(scores, scores.amax(dim=-1, keepdim=True), lowest_seen(scores.dtype))
+        largest = scores.amax(dim=-1, keepdim=True)
+        hidden = hidden_scores(scores, largest, lowest_seen(scores.dtype))
         return ~hidden[..., key_columns(event.learned_sink)]
     assert isinstance(event, DotProduct)
-    Tq, Tk = event.query.shape[2], event.key.shape[2]
-    causal = (
-        torch.ones(Tq, Tk, dtype=torch.bool, device=event.device).tril()[None]
-        if event.causal
-        else None
-    )
-    if event.mask_facts is None:
-        return causal
-    keep = event.mask_facts.keep[:, 0].expand(-1, -1, Tk)
-    return keep if causal is None else keep & causal
+    queries = event.query.shape[2]
+    keys = event.key.shape[2]
+    visible: Tensor | None = None
+    if event.causal:
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=event.device).tril()[None]
+    if event.mask_facts is not None:
+        by_mask = event.mask_facts.keep[:, 0].expand(-1, -1, keys)  # (B or 1, Tq or 1, Tk)
+        if visible is None:
+            visible = by_mask
+        else:
+            visible = by_mask & visible
+    return visible
 
 
 def _hides_later(sees: Tensor, queries: int, keys: int) -> bool:
     """True if no query sees a key behind its own token; the last query stands with the last key."""
     if queries > keys:
         return False
-    # one sample at a time: a mask of long sequences is large
-    return not any(bool(sample.triu(1 + keys - queries).any()) for sample in sees)
+    # One sample at a time: a mask of long sequences is large.
+    for sample in sees:
+        if bool(sample.triu(1 + keys - queries).any()):
+            return False
+    return True

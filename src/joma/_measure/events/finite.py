@@ -1,8 +1,8 @@
-"""Where the first number that is not finite comes from, in the passes of a model.
+"""The origin of the first number that is not finite, in the passes of a model.
 
-Reading every output of every module would cost a few per cent of a step. So only the outputs of blocks and of the whole
-model are read. The outputs of the modules inside are kept until their block ends,
-and are looked through only if the block's own output is not finite.
+Reading every output of every module would cost a few per cent of a step. So only the outputs of
+blocks and of the model itself are read. The outputs of the modules inside are held until their
+block ends, and are searched only if the block's own output is not finite.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class FirstNotFinite:
 
     Attributes:
         module: its name.
-        cause: "weight" if a weight of its own is not finite, "input" if the model itself was given such an input,
-            else "output".
+        cause: "weight" if one of its own weights is not finite, "input" if the input of the model
+            is not, else "output".
         detail: the name of the weight, or "".
         value: the first number that is not finite.
         order: how many modules had ended before it in its pass.
@@ -38,9 +38,17 @@ class FirstNotFinite:
     order: int
 
 
+@dataclass(frozen=True, eq=False)
+class _EndedModule:
+    """A module that has returned, and what it returned."""
+
+    call: Call
+    output: Any
+
+
 @dataclass
 class FiniteTrace:
-    """Follows the outputs of modules; `EventSource` calls it for each.
+    """Follows the outputs of modules; an `EventSource` calls it for each.
 
     Attributes:
         blocks: names of the blocks.
@@ -51,10 +59,8 @@ class FiniteTrace:
     blocks: Collection[str] = ()
     first: FirstNotFinite | None = None
     later: list[str] = field(default_factory=list)
-    _ended: list[tuple[Call, Any]] = field(
-        default_factory=list
-    )  # modules of this pass, with their outputs
-    _count: int = 0  # of modules that have ended in this pass
+    _ended: list[_EndedModule] = field(default_factory=list)  # of the blocks that still run
+    _ended_count: int = 0  # in this pass
 
     def clear(self) -> None:
         """Forget the passes that were seen."""
@@ -63,62 +69,64 @@ class FiniteTrace:
         self.end_pass()
 
     def end_pass(self) -> None:
-        """Let go of all outputs."""
+        """Release all outputs."""
         self._ended.clear()
-        self._count = 0
+        self._ended_count = 0
 
     def mark(self) -> int:
         """Return the place of the first module that will end inside a module that begins now."""
         return len(self._ended)
 
     def keep(self, call: Call, output: Any) -> None:
-        """Keep the output of a module until its block ends."""
-        self._count += 1
-        self._ended.append((call, output))
+        """Hold the output of a module until its block ends."""
+        self._ended_count += 1
+        self._ended.append(_EndedModule(call, output))
 
     def end_block(self, call: Call, output: Any, mark: int, is_outermost: bool) -> None:
-        """Look at the output of a block or of the model, and let go of those inside."""
+        """Read the output of a block or of the model, and release those of the modules inside."""
         tensor = first_tensor(output)
         if tensor is not None and not is_finite(tensor):
             if self.first is None:
-                self.first = self._search(mark, is_outermost)
+                self.first = self._find_first(mark)
             elif not is_outermost:
                 self.later.append(call.name)
         del self._ended[mark:]
 
-    def _search(self, mark: int, is_outermost: bool) -> FirstNotFinite:
-        call, tensor, order = self._first_bad_output(mark)
-        for name, parameter in call.module.named_parameters(recurse=False):
-            if is_plain(parameter) and not is_finite(parameter):
-                return FirstNotFinite(call.name, "weight", name, first_bad(parameter), order)
-        states = call.states
-        has_bad_input = states is not None and is_plain(states) and not is_finite(states)
-        cause = "input" if has_bad_input and order == 1 else "output"
-        return FirstNotFinite(call.name, cause, "", first_bad(tensor), order)
-
-    def _first_bad_output(self, mark: int) -> tuple[Call, Tensor, int]:
-        """Return the first module since ``mark`` whose output is not finite, the output, and its place in the pass."""
+    def _find_first(self, mark: int) -> FirstNotFinite:
+        """Return the first module since ``mark`` whose output is not finite, and the cause."""
         inside = self._ended[mark:]
-        order = self._count - len(inside)
-        for call, output in inside:
+        order = self._ended_count - len(inside)
+        for ended in inside:
             order += 1
-            tensor = first_tensor(output)
+            tensor = first_tensor(ended.output)
             if tensor is not None and not is_finite(tensor):
-                return call, tensor, order
+                return _diagnose(ended.call, tensor, order)
         raise AssertionError("the last one is the block, whose output is not finite")
 
 
+def _diagnose(call: Call, output: Tensor, order: int) -> FirstNotFinite:
+    for name, parameter in call.module.named_parameters(recurse=False):
+        if is_plain(parameter) and not is_finite(parameter):
+            return FirstNotFinite(call.name, "weight", name, first_bad(parameter), order)
+    states = call.states
+    cause = "output"
+    # The input of a later module is the output of an earlier one, which is finite.
+    if order == 1 and states is not None and is_plain(states) and not is_finite(states):
+        cause = "input"
+    return FirstNotFinite(call.name, cause, "", first_bad(output), order)
+
+
 def first_tensor(output: Any) -> Tensor | None:
-    """Return the first floating tensor of what a module returned, if there is one that can be read."""
+    """Return the first floating tensor in the output of a module that can be read, or None."""
     if isinstance(output, Tensor):
-        can_be_read = output.is_floating_point() and not output.is_nested and is_plain(output)
-        return output if can_be_read else None
-    if isinstance(output, dict):
-        parts = list(output.values())
-    elif isinstance(output, (list, tuple)):
-        parts = list(output)
-    else:
+        if output.is_floating_point() and not output.is_nested and is_plain(output):
+            return output
         return None
+    parts: Collection[Any] = ()
+    if isinstance(output, dict):
+        parts = output.values()
+    elif isinstance(output, (list, tuple)):
+        parts = output
     for part in parts:
         tensor = first_tensor(part)
         if tensor is not None:
@@ -129,12 +137,14 @@ def first_tensor(output: Any) -> Tensor | None:
 def is_finite(tensor: Tensor) -> bool:
     """True if all entries are finite.
 
-    A sum is not finite if one entry is not, and takes half the time of looking at each entry. It may also overflow;
-    then the entries decide.
+    A sum is not finite if one entry is not, and takes half the time of looking at each entry. It
+    may also overflow; then the entries decide.
     """
     plain = tensor.detach()
-    kind = torch.float32 if plain.dtype in (torch.float16, torch.bfloat16) else None
-    if bool(plain.sum(dtype=kind).isfinite()):
+    sum_dtype = None
+    if plain.dtype in (torch.float16, torch.bfloat16):
+        sum_dtype = torch.float32
+    if bool(plain.sum(dtype=sum_dtype).isfinite()):
         return True
     return bool(plain.isfinite().all())
 

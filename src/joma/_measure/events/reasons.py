@@ -1,4 +1,4 @@
-"""Why an attention is not measured, or only in part: short codes that people can filter and search for."""
+"""Reasons why an attention is not measured, or only in part: codes to filter and search for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """A code, what it means, and what to do.
+    """A code with its meaning and what to do about it.
 
     Attributes:
         value: the code, which stands in brackets at the end of a message.
-        meaning: one sentence.
+        meaning: one sentence, shown in the documentation.
         advice: one sentence.
     """
 
@@ -31,7 +31,8 @@ class Reason(Enum):
     # A layer is reported, with less than usual
     HEAD_AXIS = (
         "head-axis",
-        "It is not certain which axis holds the heads, so the layer is reported as one, the mean over its heads.",
+        "It is not certain which axis holds the heads, so the layer is reported as one, the "
+        "mean over its heads.",
         "Pass `heads=`, by module if need be.",
     )
     PART_OF_QUERIES = (
@@ -63,13 +64,15 @@ class Reason(Enum):
     )
     NO_PRODUCT = (
         "no-product",
-        "A softmax is changed before it is multiplied with values (talking heads, a second normalisation), or it is "
-        "used for something else.",
-        "Nothing, if heads are mixed on purpose; otherwise multiply the softmax itself with the values.",
+        "A softmax is changed before it is multiplied with values (talking heads, a second "
+        "normalisation), or it is used for something else.",
+        "Nothing, if heads are mixed on purpose; otherwise multiply the softmax itself with the "
+        "values.",
     )
     PIECES = (
         "pieces",
-        "The module attends several times in one call, with a part of its queries or keys each (blocks, landmarks).",
+        "The module attends several times in one call, with a part of its queries or keys each "
+        "(blocks, landmarks).",
         "Watch the model with full attention, if it has that option.",
     )
     LOOP = (
@@ -79,12 +82,14 @@ class Reason(Enum):
     )
     CHUNKS = (
         "chunks",
-        "The module attends in chunks or sliding blocks: its scores are rearranged before the softmax.",
+        "The module attends in chunks or sliding blocks: its scores are rearranged before the "
+        "softmax.",
         "Watch the model with full attention, if it has that option.",
     )
     GUARD = (
         "guard",
-        "The output of the module is not softmax(scores)·V of the queries, keys and mask that were seen.",
+        "The output of the module is not softmax(scores)·V of the queries, keys and mask that "
+        "were seen.",
         "Use `scaled_dot_product_attention`, or the attention implementation `sdpa` or `eager`.",
     )
     UNCHECKED = (
@@ -106,18 +111,20 @@ class Reason(Enum):
     # No softmax over keys was seen in a module that looks like attention
     NO_SOFTMAX = (
         "no-softmax",
-        "Scores are multiplied with values without a softmax function (exp and sum by hand, a sigmoid, "
-        "a kernel of its own).",
+        "Scores are multiplied with values without a softmax function (exp and sum by hand, a "
+        "sigmoid, a kernel of its own).",
         "Use `torch.softmax` or `scaled_dot_product_attention`, if the module computes a softmax.",
     )
     LINEAR = (
         "linear",
-        "Keys are multiplied with values first (linear attention): no softmax over keys is computed.",
+        "Keys are multiplied with values first (linear attention): no softmax over keys is "
+        "computed.",
         "Nothing: there is no distribution over tokens to measure.",
     )
     NOT_DOT_PRODUCT = (
         "not-dot-product",
-        "The weights are a softmax, but not of a product of queries and keys (outlook or additive attention).",
+        "The weights are a softmax, but not of a product of queries and keys (outlook or "
+        "additive attention).",
         "Nothing: joma measures dot-product attention.",
     )
     TORCHSCRIPT = (
@@ -127,14 +134,15 @@ class Reason(Enum):
     )
     UNSEEN = (
         "unseen",
-        "Neither fused attention nor a softmax over a product of queries and keys was seen in the module: "
-        "a recurrence, or a kernel that is not PyTorch's.",
+        "Neither fused attention nor a softmax over a product of queries and keys was seen in the "
+        "module: a recurrence, or a kernel that is not PyTorch's.",
         "If the module computes attention, use `scaled_dot_product_attention` or `torch.softmax`.",
     )
     NO_ATTENTION = (
         "no-attention",
         "No attention was seen in the model, and no module of it that ran looks like attention.",
-        'Ask for gauges of weights only, such as `gauges="stable_rank"`, or watch the part that attends.',
+        'Ask for gauges of weights only, such as `gauges="stable_rank"`, or watch the part that '
+        "attends.",
     )
     NOT_RUN = (
         "not-run",
@@ -150,17 +158,20 @@ class Reason(Enum):
     )
     THREADS = (
         "threads",
-        "While a pass was measured, the model was called in another thread, and that call is not measured.",
+        "While a pass was measured, the model was called in another thread, and that call is "
+        "not measured.",
         "Watch a copy of the model in each thread.",
     )
     COLLECTIVE = (
         "collective",
-        "The forward pass waits for other processes, and an extra pass of this process alone ends before that.",
+        "The forward pass waits for other processes, and an extra pass of this process alone "
+        "ends before that.",
         'Pass `processes="all"` in every process.',
     )
     CHANGED_INPUT = (
         "changed-input",
-        "The forward pass of a compiled model writes to its input, so that the pass cannot be repeated.",
+        "The forward pass of a compiled model writes to its input, so that the pass cannot be "
+        "repeated.",
         "Pass `probe=`, or copy the input before it is written to.",
     )
     NESTED = (
@@ -204,7 +215,7 @@ class Refusal(ValueError):
 
 
 def message_of(error: Exception) -> str:
-    """Return the message of a problem, which ends with a code."""
+    """Return the message of a problem, with a code at its end."""
     if isinstance(error, Refusal):
         return str(error)
     return f"{type(error).__name__}: {error} {Reason.INTERNAL}"

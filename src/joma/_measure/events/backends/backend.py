@@ -16,7 +16,7 @@ few rows of softmax(s)·V with the output, and then emits or refuses it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,8 +29,6 @@ from joma._measure.events.guard import AttentionCandidate
 
 if TYPE_CHECKING:
     from joma._measure.events.source import EventSource
-
-Watching = Callable[["EventSource", Sequence[Any]], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,6 +55,7 @@ class EagerBackend(TorchFunctionBackend):
         if origin is not None:
             call, product = origin
             probabilities = output
+            # Some models keep log-probabilities, and take exp() for the product with values.
             if function in _LOG_SOFTMAX:
                 probabilities = output.detach().exp()
             self._report(source, call, product, scores, probabilities, dim)

@@ -33,7 +33,8 @@ class FlashBackend(KernelBackend):
         """Return the attention, with a mask for window and causal flag."""
         query = arguments["q"].transpose(1, 2)  # (B, H, Tq, d)
         key = arguments["k"].transpose(1, 2)  # (B, Hk, Tk, d)
-        # The last query stands with the last key, whatever their numbers.
+        # The last query stands with the last key, whatever their numbers. Worked example: 2 queries
+        # and 4 keys stand 2 apart; the first query has distances 2, 1, 0, −1 to the keys.
         offset = key.shape[2] - query.shape[2]
         query_positions = torch.arange(query.shape[2], device=query.device)
         key_positions = torch.arange(key.shape[2], device=query.device)
@@ -45,7 +46,7 @@ class FlashBackend(KernelBackend):
             output.transpose(1, 2),
             mask=_mask(arguments, distance, torch.ones_like(distance, dtype=torch.bool)),
             scale=arguments.get("softmax_scale"),
-            softcap=arguments.get("softcap") or None,
+            softcap=arguments.get("softcap") or None,  # 0.0 stands for none
         )
 
 

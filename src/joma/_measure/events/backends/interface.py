@@ -113,6 +113,7 @@ class InterfaceBackend(Backend):
             return
         (backend,) = backends
         inherited_getitem = interface.__getitem__
+        # None if the class inherits it: deleting the attribute then brings the inherited one back.
         own_getitem = vars(interface).get("__getitem__")
 
         def watched_getitem(self: Any, name: str) -> Any:

@@ -115,6 +115,7 @@ class KernelBackend(Backend):
                 # A kernel that calls PyTorch's own attention was seen in that.
                 was_seen = running.attentions > attentions_before
                 if not was_seen and not torch.compiler.is_compiling():
+                    # What joma computes must not be seen by modes of the user either.
                     with source.guarded(), torch._C.DisableTorchFunction():
                         self._report(source, function, output, args, kwargs)
             return output
@@ -138,6 +139,7 @@ class KernelBackend(Backend):
         if not self.can_measure(source, DotProduct, call, *tensors):
             return
         attention = self.read(arguments, first_output(output))
+        # A mask that comes or goes changes neither shape nor type of the others.
         absent = [name for name, value in arguments.items() if value is None]
         shapes = (attention.query.shape, attention.key.shape, attention.query.dtype, *absent)
         candidate = self.candidate(source, call, attention, shapes)

@@ -128,6 +128,8 @@ class _InsideMode(TorchDispatchMode):
         self._samples = 1
         if query.dim() == 3:
             self._samples = query.shape[1]  # (T, B, d)
+        # The module transposes its inputs, each by itself if they are not one tensor: equal values
+        # count, not only the same memory.
         self._is_self_attention = query.shape == key.shape and (
             query.data_ptr() == key.data_ptr() or torch.equal(query, key)
         )
@@ -135,6 +137,7 @@ class _InsideMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
+        # "aten::_softmax" -> "_softmax"
         operator = func._schema.name.removeprefix("aten::")
         if operator.startswith(_FUSED_PREFIX):
             with self._source.guarded():

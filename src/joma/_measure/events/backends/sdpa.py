@@ -51,6 +51,7 @@ class SdpaBackend(TorchFunctionBackend):
             shape_of(attention.mask),
             attention.causal,
             attention.output.dtype,
+            # The same queries with other states around them may have other axes.
             shape_of(call.states),
         )
         candidate = self.candidate(source, call, attention, shapes)
