@@ -46,7 +46,7 @@ def has_code(call: ast.Call) -> bool:
     """True if a code, or a message that has one, is among the arguments of an exception."""
     text = ast.unparse(call)
     return "Reason." in text or any(
-        name in text for name in ("refusal", "no_attention_message(", "cannot_gather")
+        name in text for name in ("refusal", "no_attention", "cannot_gather")
     )
 
 
