@@ -10,7 +10,7 @@ from torch import Tensor
 
 # 1 − cosine up to which two rows are the same one. Rounding by ε changes the cosine by ε²: 1e-14 in
 # float32, 1e-5 in bfloat16. Both limits leave a wide margin, and two different rows of 8 random
-# numbers are never so close.
+# numbers are practically never so close.
 EXACT_TOLERANCE = 1e-9
 ROUNDED_TOLERANCE = 1e-4
 

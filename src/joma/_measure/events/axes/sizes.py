@@ -108,8 +108,8 @@ def _axes_of_samples_alone(
     sizes: Sequence[int], widths: Sequence[int] | None
 ) -> tuple[Axis, ...] | None:
     """Read an axis as long as the batch as samples of one head, unless as many heads may exist."""
-    # (3,) of 3 samples, widths (1,): samples of one head. Widths (3,): or three heads that share
-    # their samples?
+    # (3,) of 3 samples, widths (1,): samples of one head. Widths (3,): it may as well be the three
+    # heads of one sample, in a loop over samples.
     (size,) = [size for size in sizes if size > 1]
     if widths is None or 1 in widths or not may_be_heads(size, widths):
         return _with_heads(sizes, ())

@@ -57,8 +57,9 @@ class RejectedModules:
         call.softmaxes.append(scores.detach())
         self._reject_chunks(call, scores)
 
-    # Longformer: products (2, 4, 3, 32, 32) of overlapping blocks, rearranged into scores
-    # (2, 14, 4, 9): as many rows for each of the 14 tokens, and no product of this size.
+    # Longformer, input (2, 64, 32), 4 heads, 16 keys on either side: products (8, 3, 32, 32) of
+    # overlapping chunks are rearranged into scores (2, 64, 4, 33). There are 4 rows for each token,
+    # and no product has the size of the scores.
     def _reject_chunks(self, call: Call, scores: Tensor) -> None:
         states = call.states
         if not call.products or scores.dim() < 3 or states is None:

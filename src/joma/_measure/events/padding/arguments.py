@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # arguments that are usually True at padding
 PADDED_NAMES = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
-# An additive mask is below this at padding (−100, −1e4, −1e9, −inf); no bias of positions is.
+# An additive mask is below this at padding: −100, −1e4, −1e9, −inf.
 ADDED_LIMIT = -50.0
 # Integers (B, T) of 0 and 1 under these names are not masks.
 _OTHER_NAMES = re.compile("position|token|type|label|target|ids")

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from joma._measure.events.events import AttentionEvent, Call
     from joma._measure.events.padding.stated import StatedPadding
 
-# Attention of real queries on padding up to which padding counts as hidden. A finite mask of −100
-# leaves about 1e-40, a mask that is not applied about one part in T.
+# Attention of real queries on padding up to which padding counts as hidden. A mask of −100 leaves
+# about e⁻¹⁰⁰ of it; without a mask, one of T keys gets about 1/T.
 LEAK_LIMIT = 1e-3
 _MOST_SAMPLES = 4  # samples with padding whose attention is looked at
 _FEW_QUERIES = 8  # real queries of each that are looked at

@@ -137,7 +137,8 @@ class PatternMemory:
     take 230 ms, and the fingerprint of the pattern 3 ms.
     """
 
-    MOST_PATTERNS = 8  # as many as buckets of lengths that a data loader may mix
+    # A pass has few patterns: of full and sliding-window layers, of encoder and decoder.
+    MOST_PATTERNS = 8
 
     def __init__(self) -> None:
         # shape and fingerprint -> states; a dict keeps them in the order of their arrival
