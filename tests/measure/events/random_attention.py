@@ -1,7 +1,8 @@
-"""Small attention modules with random shapes, masks, layouts and dtypes, and their entropy by brute force.
+"""Small attention modules of random shapes, masks, layouts and types, with their true entropy.
 
-`draw` makes a configuration from a number, `check` measures it with a watch and compares. The truth is computed in
-float64 from the same queries and keys, the mask that the configuration asks for, and the padding of the batch.
+`draw` makes a configuration from a number, `check` measures it with a watch and compares. The truth
+is computed in float64 from the same queries and keys, the mask that the configuration asks for, and
+the padding of the batch.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class Configuration:
 
     Attributes:
         layout: order of the leading axes of queries, keys and values.
-        projection: "separate", or one matrix for all in the order "chunks" (3, H, d) or "interleaved" (H, 3, d).
+        projection: "separate", or one matrix for all in the order "chunks" (3, H, d) or
+            "interleaved" (H, 3, d).
         padding: "none", "left", "right" or "random".
         pattern: "full", "causal" or "window" (causal, at most four keys).
         argument: the name under which the mask is given.
         form: "rows" (B, T), "matrix" (B, 1, T, T), "keys" (B, 1, 1, T) or "pattern" (T, T).
         hides: how a hidden key is written: "bool", or a number that is added.
-        rescue: what a query sees that would see nothing: "all" or "itself"; "none" for finite numbers.
+        rescue: what a query sees that would see nothing: "all" or "itself"; "none" for finite
+            numbers.
     """
 
     seed: int
@@ -151,7 +154,8 @@ def _draw_mask(
     """Name of the argument, its form, and how hidden keys are written."""
     hides = chance.choice(["bool", "-inf", "-1e9", "-1e4", "lowest"])
     if style == "multihead":
-        # (T, T) and (B, T) are added: only finite numbers leave something to a query that sees nothing
+        # (T, T) and (B, T) are added: only finite numbers leave something to a query that sees
+        # nothing
         if padding in ("left", "random") and pattern != "full":
             hides = chance.choice(["-1e9", "-1e4"])
         return "key_padding_mask", "rows", hides
@@ -224,7 +228,7 @@ def added(configuration: Configuration, sees: Tensor, dtype: torch.dtype) -> Ten
 
 
 class Attention(nn.Module):
-    """Attention in one of the styles; ``queries`` and ``keys`` (B, H, T, d) are those of the last call."""
+    """Attention in one of the styles; ``queries`` and ``keys`` (B, H, T, d) of the last call."""
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__()
@@ -464,7 +468,7 @@ class Model(nn.Module):
 
 
 def arguments_of(configuration: Configuration, real: Tensor) -> dict[str, Tensor]:
-    """The mask under the name and in the form that the configuration asks for; nothing if nothing is hidden."""
+    """Return the mask by the configured name and in the configured form, if any key is hidden."""
     is_plain = configuration.padding == "none" and configuration.pattern == "full"
     if is_plain or configuration.windows > 1:
         return {}

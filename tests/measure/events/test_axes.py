@@ -1,4 +1,4 @@
-"""Which axis holds the heads: decided by evidence, against brute force, or reported as not certain."""
+"""The axis of heads is found by evidence and checked by brute force, or reported as uncertain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measured(model: nn.Module, *inputs, **options) -> list[list[float]]:
 
 
 class Styled(nn.Module):
-    """Heads of very different sharpness, attended to in one of many styles; ``truth`` is (B, H, T, T)."""
+    """Heads of very different sharpness in one of many styles; ``truth`` is (B, H, T, T)."""
 
     def __init__(self, style: str, kernel: str, change: str = "none") -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_windows_are_averaged_over_like_samples(style, kernel, batch):
 
 
 class Convolutional(nn.Module):
-    """Queries, keys and values of an image by convolutions, heads merged with samples, fewer keys (CvT, BoTNet)."""
+    """Convolutions project an image; heads are merged with samples; fewer keys (CvT, BoTNet)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ def test_heads_of_unknown_modules_and_impossible_values_are_errors_at_once():
 
 
 def test_an_order_that_was_found_holds_for_other_sizes():
-    """With three samples, the order of a merged axis is learnt; with other lengths and batches it is used."""
+    """Three samples show the order of a merged axis; other lengths and batches use it."""
     model = Styled("(heads batch)", "bmm")
     with joma.watch(model, every=1, gauges="entropy", live=False) as w:
         for batch, length in ((3, T), (4, T), (6, 9), (1, 5)):
@@ -292,7 +292,7 @@ def test_the_share_of_queries_that_attend_is_reported():
 
 
 class Experts(nn.Module):
-    """Two experts give the queries of two heads each, with the same slices of one output (JetMoe)."""
+    """Two experts give the queries of two heads each, in the same slices of one output (JetMoe)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ def test_heads_of_several_experts_are_not_taken_for_windows():
 
 
 class SharedQueries(nn.Module):
-    """All heads have the same queries, of one slice of a fused projection, and keys of their own."""
+    """All heads share the queries of one slice of a fused projection; each has its keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class SharedQueries(nn.Module):
 
 @pytest.mark.parametrize("batch", [2, 3])
 def test_heads_that_share_their_queries_are_not_taken_for_samples_of_one_head(batch):
-    """Their values look like those of one head, and their sizes do not decide: the layer is reported as one."""
+    """Values look like one head and sizes do not decide, so the layer is reported as one."""
     model = SharedQueries()
     with pytest.warns(
         joma.JomaWarning, match=r"not certain which axis holds the heads .*\[head-axis\]"

@@ -1,4 +1,4 @@
-"""What a watch says of a layer is right, or refused with the reason: models that once gave wrong numbers silently."""
+"""Every layer is measured right or refused with the reason; some once gave wrong numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def states(batch: int = B) -> torch.Tensor:
 
 
 def measure(model: nn.Module, *inputs, steps: int = 2) -> dict[str, list[float]]:
-    """Layer -> entropy per head; the second measurement is that of a module which was found right in the first."""
+    """Return entropy per head by layer; the second measurement relies on the first examination."""
     results = []
     with joma.watch(model, every=1, gauges="entropy") as w:
         for _ in range(steps):
@@ -62,7 +62,7 @@ def einsum(self, q, k, v):
 
 
 def grouped(self, q, k, v):
-    """Keys and values of one head that all three share; an axis of groups that values do not have."""
+    """All three heads share the keys and values of one; values have no axis of groups."""
     k, v = k[:, :1], v[:, :1]
     self.truth = [q @ k.mT]
     return torch.einsum("bkgts,bksd->bkgtd", (q[:, None] @ k[:, :, None].mT).softmax(-1), v)
@@ -285,7 +285,7 @@ def maps_of_half_the_values(self, q, k, v):
     ],
 )
 def test_what_would_be_a_mixture_is_refused_with_the_reason(attend, reason):
-    """In the exception where nothing else is seen, in a warning where other layers are; training goes on."""
+    """In the exception if nothing else is seen, in a warning if other layers are."""
     model = Toy(attend)
     expected = model(states())
     with joma.watch(model, every=1, gauges="entropy") as w:
@@ -368,7 +368,7 @@ def test_two_attentions_that_are_added_are_layers_of_their_own_if_each_has_its_v
 
 
 class Router(nn.Module):
-    """Tokens go to experts by their cosine with each: a softmax over a product of two activations."""
+    """A router by cosine: a softmax over a product of two activations, and no attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ def test_a_cosine_router_is_no_attention():
 
 
 def test_the_guard_looks_again_when_shapes_change():
-    """A loop over one sample is measured; over two it is refused, and nothing of that step counts."""
+    """A loop over one sample is measured; over two it is refused, and that step has no numbers."""
     model = Toy(over_samples)
     with joma.watch(model, every=1, gauges="entropy") as w:
         model(states(1))

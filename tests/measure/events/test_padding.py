@@ -1,4 +1,4 @@
-"""Padding queries are left out: known from the mask that attention applies, from arguments, or from the user."""
+"""Padded queries are left out, by the mask that is applied, by arguments, or by the user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def heads_of(model: nn.Module, *inputs, layer: int = 0, **options) -> list[float
 
 
 class Attention(nn.Module):
-    """Attention with a mask (boolean, True takes part, or additive); keeps its scores in ``truth``."""
+    """Attention with a boolean (True takes part) or additive mask; ``truth`` has its scores."""
 
     def __init__(self, kernel: str = "eager") -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """A model whose mask has a name that says nothing; ``how`` makes the mask of attention from real tokens (B, T)."""
+    """A model whose mask has a meaningless name; ``how`` makes it from real tokens (B, T)."""
 
     def __init__(self, how, kernel: str) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_an_argument_is_read_as_the_mask_confirms(kernel, mask, to_mask):
 
 
 def test_padding_that_causal_attention_need_not_hide():
-    """Padded at the end, real queries see no padding without a mask; the argument says which they are."""
+    """Padded at the end, real queries see no padding without a mask; the argument names it."""
     model = Named(lambda _: CAUSAL, "sdpa")
     heads = heads_of(model, states(), RIGHT.long())
     assert heads == pytest.approx(entropy_of(model.attend.truth, RIGHT).tolist(), abs=2e-5)
@@ -539,7 +539,7 @@ class SplitByModules(nn.Module):
 
 
 def test_heads_that_are_split_by_modules_are_those_of_a_self_attention():
-    """Queries and keys have the same source, though a module lies between them and their projections."""
+    """Queries and keys have the same source, though a module lies before their projections."""
     model = SplitByModules()
     heads = heads_of(model, states(), RIGHT)
     assert heads == pytest.approx(entropy_of(model.truth, RIGHT).tolist(), abs=2e-5)
@@ -575,7 +575,7 @@ def test_padding_that_sees_itself_is_refused_unless_an_argument_names_it(is_name
 
 
 def test_padding_of_top_k_attention_under_any_name():
-    """Heads see different keys, so the mask is no evidence; an argument whose padding nobody attends to is."""
+    """Heads see different keys, so an argument decides whose padding nobody attends to."""
 
     class Renamed(TopK):
         def forward(self, x, keep):
@@ -587,7 +587,7 @@ def test_padding_of_top_k_attention_under_any_name():
 
 
 def test_numbers_of_positions_are_no_mask():
-    """Position 0 is not padding where keys are more than the queries' own tokens (compressed or cached keys)."""
+    """Position 0 is not padding where there are more keys than queries (cached, compressed)."""
 
     class MoreKeys(nn.Module):
         def __init__(self) -> None:

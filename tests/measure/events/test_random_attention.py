@@ -7,8 +7,9 @@ import pytest
 from tests.measure.events.random_attention import STYLES, check, draw
 
 CONFIGURATIONS = 150
-# Configurations that were wrong once, one per cause: padding that sees itself (left, in a window), padding in a
-# window, rows that a library unmasks at the end of a window, heads confused with windows.
+# Configurations that were wrong once, one per cause: padding that sees itself (left, in a window),
+# padding in a window, rows that a library unmasks at the end of a window, heads confused with
+# windows.
 FORMERLY_WRONG = (21, 40, 67, 166, 178, 223, 249, 315, 418, 438, 660, 677, 1532)
 
 

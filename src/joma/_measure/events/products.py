@@ -211,16 +211,21 @@ class EinsumProduct(Product):
             return None
         number = 1 - holders[0]
         labels = self.labels[number]
-        wanted = [label for label in self.output_labels if label != missing]
-        present = [label for label in wanted if label in labels]
-        if len(set(labels)) != len(labels) or len(present) + 1 != len(labels):
+        order = []
+        sizes = []
+        shared_places = []  # of axes that this operand does not have
+        for place, label in enumerate(self.output_labels.replace(missing, "")):
+            sizes.append(self.output.shape[self.output_labels.index(label)])
+            if label in labels:
+                order.append(labels.index(label))
+            else:
+                shared_places.append(place)
+        if len(set(labels)) != len(labels) or len(order) + 1 != len(labels):
             return None
-        order = [labels.index(label) for label in (*present, summed[0])]
+        order.append(labels.index(summed[0]))
         moved = self.operands[number].permute(*order)
-        for place, label in enumerate(wanted):
-            if label not in labels:
-                moved = moved.unsqueeze(place)  # an axis along which this operand is shared
-        sizes = [self.output.shape[self.output_labels.index(label)] for label in wanted]
+        for place in shared_places:
+            moved = moved.unsqueeze(place)
         return moved.expand(*sizes, moved.shape[-1])
 
 
