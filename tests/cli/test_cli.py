@@ -79,7 +79,7 @@ def test_claims_as_json_carry_what_was_promised():
 
 def test_one_claim_is_explained_in_full():
     out = joma("claims", "T2.invariant", check=0).stdout
-    assert "holds as corrected" in out
+    assert "wrong as printed, corrected" in out
     assert "erf(v_l/√2)" in out
     assert "rejected" in out
 

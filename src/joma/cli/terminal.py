@@ -29,10 +29,10 @@ AsJson = Annotated[
 
 VERDICT_STYLE = {
     "holds": "green",
-    "holds as corrected": "yellow",
+    "wrong as printed, corrected": "yellow",
     "holds under a condition": "yellow",
     "reproduces; does not discriminate": "yellow",
-    "not decided here": "bright_black",
+    "inconclusive": "bright_black",
     "fails": "red",
     "error": "bold red",
 }

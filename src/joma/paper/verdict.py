@@ -6,25 +6,20 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a statement fared under its rule."""
+    """Outcome of a statement under its rule."""
 
     HOLDS = "holds"
-    CORRECTED = "holds as corrected"
+    CORRECTED = "wrong as printed, corrected"
     UNDER = "holds under a condition"
     INDISTINCT = "reproduces; does not discriminate"
     FAILS = "fails"
     ERROR = "error"
-    UNDECIDED = "not decided here"  # last: counted apart
+    INCONCLUSIVE = "inconclusive"  # last: counted apart
 
     @property
     def meaning(self) -> str:
         """The word, explained in a line."""
         return _MEANINGS[self]
-
-    @classmethod
-    def _missing_(cls, value: object) -> Verdict | None:
-        """Files from before the word was a whole one are still read."""
-        return cls.UNDER if value == "holds under" else None
 
 
 _MEANINGS = {
@@ -34,5 +29,5 @@ _MEANINGS = {
     Verdict.INDISTINCT: "the paper's numbers come out, but as well without what they are said to show",
     Verdict.FAILS: "not as printed, nor in a form close to it",
     Verdict.ERROR: "the check itself did not work: nothing is said about the statement",
-    Verdict.UNDECIDED: "these settings cannot test the statement; it is said what would decide it",
+    Verdict.INCONCLUSIVE: "these settings cannot test the statement; it is said what would decide it",
 }

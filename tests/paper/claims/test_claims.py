@@ -172,7 +172,7 @@ def made_up(values, tolerance=1.0, **fields):
         (
             {"printed": 3, "corrected": 0.1, "control": 2},
             {"correction": "c"},
-            "holds as corrected",
+            "wrong as printed, corrected",
             0.1,
         ),
         ({"printed": 3, "corrected": 9, "control": 2}, {"correction": "c"}, "fails", 3),

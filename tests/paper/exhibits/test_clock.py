@@ -73,7 +73,7 @@ def test_curves_of_equal_steps_fail(tmp_path):
 
 
 def test_a_toy_decides_nothing(tmp_path):
-    assert clock.judge(made(tmp_path / "run", toy=True)).verdict is Verdict.UNDECIDED
+    assert clock.judge(made(tmp_path / "run", toy=True)).verdict is Verdict.INCONCLUSIVE
 
 
 def test_it_is_drawn_and_set_for_every_preset(tmp_path):

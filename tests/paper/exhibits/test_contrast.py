@@ -63,7 +63,7 @@ def test_run_drawn_and_judged(id, tmp_path):
         module.run(writer, TINY[id], 0, lambda share, what: None)
     run = Run(tmp_path / "run")
     found = module.judge(run)
-    assert found.verdict == "not decided here"  # few seeds, a toy corpus
+    assert found.verdict == "inconclusive"  # few seeds, a toy corpus
     assert any(character.isdigit() for character in found.measured)
     plots.save(module.draw(run), tmp_path)
     assert (tmp_path / "figure.svg").read_text().count("<path") > 10
@@ -131,7 +131,7 @@ def levels(folder, early, late, permuted=None):
 
 @pytest.mark.parametrize(
     ("early", "late", "verdict"),
-    [(20, 60, "holds"), (60, 20, "fails"), (40, 40, "fails"), (None, None, "not decided here")],
+    [(20, 60, "holds"), (60, 20, "fails"), (40, 40, "fails"), (None, None, "inconclusive")],
 )
 def test_the_judge_of_the_hierarchy(tmp_path, early, late, verdict):
     found = hierarchy.judge(levels(tmp_path, early, late))
@@ -155,9 +155,9 @@ def test_halfway_is_the_first_step_beyond_the_middle():
         ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, 0.8, "holds"),
         ({"layerwise": 0.9}, 0.8, "holds under a condition"),
         ({}, 0.8, "fails"),
-        ({"joint": 0.9}, 0.8, "not decided here"),
-        ({}, 0.1, "not decided here"),  # noise hides the mean gradient
-        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, -0.1, "not decided here"),
+        ({"joint": 0.9}, 0.8, "inconclusive"),
+        ({}, 0.1, "inconclusive"),  # noise hides the mean gradient
+        ({"joint": 0.9, "layerwise": 0.9, "gpt": 0.9}, -0.1, "inconclusive"),
     ],
 )
 def test_the_judge_of_the_assumptions(tmp_path, cosines, agreement, verdict):

@@ -33,8 +33,8 @@ EXPECTED = {
     "fig4": "holds under a condition",
     "fig9": "holds under a condition",
     "fig5": "holds",
-    "cdag": "not decided here",
-    "table1": "not decided here",
+    "cdag": "inconclusive",
+    "table1": "inconclusive",
 }
 
 
@@ -157,8 +157,8 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
         ((0.1, 0.0), {}, "holds under a condition"),
         ((0.0, 0.0), {}, "reproduces; does not discriminate"),
         ((-0.6, -0.6), {}, "fails"),
-        ((0.1, 0.1), {"d": 64}, "not decided here"),
-        ((0.1, 0.1), {"steps": 100}, "not decided here"),
+        ((0.1, 0.1), {"d": 64}, "inconclusive"),
+        ((0.1, 0.1), {"steps": 100}, "inconclusive"),
     ],
 )
 def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings, verdict):
@@ -182,7 +182,7 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
                 writer.write(1, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, **labels)
     found = table1.judge(Run(tmp_path))
     assert found.verdict == verdict
-    assert bool(found.would_decide) == (verdict == "not decided here")
+    assert bool(found.would_decide) == (verdict == "inconclusive")
     mean, low, high = found.numbers["lr 0.0001"][
         "trained − baseline at s = 1, with its 95 % interval"
     ]["untrained"]
@@ -290,7 +290,7 @@ def test_the_judge_of_graphs_names_the_levels(made, tmp_path, missing):
         if row["gauge"] == "ceiling"
     }
     few = cdag.judge(doctored(made["cdag"].path, tmp_path / "few", cdag.AXES, one))
-    assert few.verdict == "not decided here"
+    assert few.verdict == "inconclusive"
     assert "draws" in few.would_decide
     verdict = cdag.judge(doctored(made["cdag"].path, tmp_path / "many", cdag.AXES, one, copies=5))
     good = [level for level, row in verdict.numbers["tanh"]["levels"].items() if row["good"]]

@@ -103,7 +103,7 @@ def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
         tmp_path / "toy", settings | {"data": ["pydoc"]}, curves, dict.fromkeys(curves, 5.0)
     )
     said = fig6.judge(toy)
-    assert said.verdict == "not decided here"
+    assert said.verdict == "inconclusive"
     assert "WikiText" in said.would_decide
     # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
     assert (
@@ -165,7 +165,7 @@ def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
         dict(zip(curves, losses, strict=True)),
     )
     said = fig8.judge(toy)
-    assert said.verdict == "not decided here"
+    assert said.verdict == "inconclusive"
     assert "WikiText" in said.would_decide
 
 
@@ -246,7 +246,7 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "default", tiny)
     outcome = reproduce(get([name])[0], out=tmp_path)
-    assert outcome.verdict.verdict == "not decided here"  # a toy corpus
+    assert outcome.verdict.verdict == "inconclusive"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
     runs = tmp_path / "language-runs"
     assert len(list(runs.iterdir())) == len(tiny["layers"] if name == "fig6" else tiny["lr"])

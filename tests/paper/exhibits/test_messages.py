@@ -30,20 +30,19 @@ def test_an_exhibit_has_a_message_for_every_verdict_that_its_judge_names(id):
 def test_what_is_not_decided_is_a_question_and_what_has_no_message_its_title_and_verdict():
     (fig8,) = get(["fig8"])
     assert (
-        fig8.message(Verdict.UNDECIDED)
-        == "Not decided here: is the best run the one that dips and bounces?"
+        fig8.message(Verdict.INCONCLUSIVE)
+        == "Inconclusive: is the best run the one that dips and bounces?"
     )
     assert fig8.message(Verdict.ERROR) == "Not made: Figure 8: learning rates"
     mine = Exhibit("mine", "My own", "s", fig8.experiment)
     assert mine.message(Verdict.UNDER) == "My own: holds under a condition"
-    assert mine.message(Verdict.UNDECIDED) == "Not decided here: My own"
+    assert mine.message(Verdict.INCONCLUSIVE) == "Inconclusive: My own"
 
 
 def test_the_guide_explains_the_verdicts_in_the_words_of_the_page():
     rows = dict(
         re.findall(
-            r"^\| ([a-z; ]+) \| ([^|]+) \|$", (ROOT / "docs/reading.md").read_text(), flags=re.M
+            r"^\| ([a-z,; ]+) \| ([^|]+) \|$", (ROOT / "docs/reading.md").read_text(), flags=re.M
         )
     )
     assert {str(verdict): verdict.meaning for verdict in Verdict}.items() <= rows.items()
-    assert Verdict("holds under") is Verdict.UNDER  # as files from before have it

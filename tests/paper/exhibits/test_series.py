@@ -222,12 +222,12 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
             0.0,
             0.05,
             0.49,
-            "not decided here",
+            "inconclusive",
         ),  # a search that misses most merged neurons shows neither
-        (0.05, 0.0, 0.1, 0.9, "not decided here"),  # dealt contexts have more
-        (0.05, 0.05, 0.01, 0.9, "not decided here"),  # as many before training
+        (0.05, 0.0, 0.1, 0.9, "inconclusive"),  # dealt contexts have more
+        (0.05, 0.05, 0.01, 0.9, "inconclusive"),  # as many before training
         (0.0, 0.0, 0.01, 0.9, "fails"),
-        (0.0, 0.0, 0.01, 0.4, "not decided here"),  # two neurons made one are not found, either
+        (0.0, 0.0, 0.01, 0.4, "inconclusive"),  # two neurons made one are not found, either
     ],
 )
 def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
@@ -245,7 +245,7 @@ def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
         writer.write(0, controls, model="m", state="trained")
     found = fig10.judge(Run(tmp_path))
     assert found.verdict == verdict
-    assert ("made one in pairs" in found.would_decide) == (verdict == "not decided here")
+    assert ("made one in pairs" in found.would_decide) == (verdict == "inconclusive")
     assert found.numbers["m"]["superposed"] == round(100 * trained)
     assert "both fire 5, 4, 3, 2 neurons, texts of two pairs 1.0" in found.summary
     assert found.numbers["m"]["two patterns by chance"]["mean"] == pytest.approx(by_chance)
@@ -271,7 +271,7 @@ def test_the_judge_of_embeddings_asks_for_a_small_drift(tmp_path, raw, centred, 
         writer.write(9, {"random": 0.1, "dimension": float(dimension)})
     found = embeddings.judge(Run(tmp_path))
     assert "without mean and outliers 0.05 to 0.07" in found.measured
-    assert found.verdict == (verdict if dimension == 2048 else "not decided here")
+    assert found.verdict == (verdict if dimension == 2048 else "inconclusive")
     drift = found.numbers["drift by the law"]["raw"][0]
     assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)
 

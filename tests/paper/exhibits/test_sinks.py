@@ -43,8 +43,8 @@ def test_the_largest_entropies_are_those_of_even_attention():
         ([0.2] * 3, [BESIDE, BESIDE, 0.1], "m", "holds"),
         ([0.2] * 3, [BESIDE, 0.1, 0.1], "m", "fails"),
         ([0.2] * 2, [BESIDE, 0.1], "m", "fails"),  # half is not more than half
-        ([], [], "m", "not decided here"),
-        ([0.2] * 3, [BESIDE] * 3, sinks.OWN, "not decided here"),
+        ([], [], "m", "inconclusive"),
+        ([0.2] * 3, [BESIDE] * 3, sinks.OWN, "inconclusive"),
     ],
 )
 def test_the_judge_of_sinks(entropy, beside, model, verdict, tmp_path):
@@ -72,7 +72,7 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setitem(sinks.SETTINGS, "default", settings)
     outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
     assert outcome.verdict is not None
-    assert outcome.verdict.verdict == "not decided here"
+    assert outcome.verdict.verdict == "inconclusive"
     from joma._checkpoints.options import CheckpointOptions
     from joma._checkpoints.sample import sample
 

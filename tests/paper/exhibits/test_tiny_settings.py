@@ -202,7 +202,7 @@ def test_widths_are_told_by_their_losses(tmp_path):
                         )
     found = width.judge(Run(tmp_path / "run"))
     numbers = found.numbers["without"]
-    assert found.verdict == "not decided here"
+    assert found.verdict == "inconclusive"
     assert numbers["falls until"] == 16
     assert numbers["loss"][4][0] == pytest.approx(2.001)
     assert numbers["minibatches"][4] == 330  # 2 from step 300 on, and the mean of four measurements
@@ -232,7 +232,7 @@ def test_tilted_vectors_have_the_coherence_asked_for():
 def test_parameterised_breaks_where_it_should_and_nowhere_else(made, tmp_path):
     verdict = parameterised.judge(made["parameterised"])
     numbers = verdict.numbers
-    assert verdict.verdict == "holds as corrected"
+    assert verdict.verdict == "wrong as printed, corrected"
     assert max(numbers["free"]["gap_end"]) < 1e-8
     for case in ("product", "trained", "both"):
         assert min(numbers[case]["gap_end"]) > 0.1

@@ -599,7 +599,7 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     exhibit = get(["fig3"])[0]
     outcome = reproduce(exhibit, out=tmp_path)
     said = {
-        "verdict": "not decided here",
+        "verdict": "inconclusive",
         "would_decide": "a <larger> model",
         "revised": "it was judged",
     }
@@ -608,14 +608,13 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     text = write_report(tmp_path, [exhibit], None, preset="default", seed=0).read_text()
     assert "What would decide it: a &lt;larger&gt; model." in text
     assert (
-        f'<span class="badge neutral" title="not decided here: {Verdict.UNDECIDED.meaning}">'
-        in text
+        f'<span class="badge neutral" title="inconclusive: {Verdict.INCONCLUSIVE.meaning}">' in text
     )
-    assert "Not decided here: Figure 3: growth of the components</h2>" in text
+    assert "Inconclusive: Figure 3: growth of the components</h2>" in text
     assert '1 of 1 exhibit of this run is inconclusive: <a href="#fig3">Figure 3</a>' in text
     assert "Changed after a look at results: it was judged." in text
     assert "--seed 100" in text
-    broken = stored | {"verdict": "not decided here"}
+    broken = stored | {"verdict": "inconclusive"}
     (outcome.path / "verdict.json").write_text(json.dumps(broken))
     with pytest.raises(ValueError, match="say what would decide"):
         write_report(tmp_path, [exhibit], None, preset="default", seed=0)
@@ -631,7 +630,7 @@ def with_verdict(exhibit, here, longer=None, **more):
     """An exhibit on the page whose longer run, if there is one, came to that verdict."""
     record = None
     if longer is not None:
-        would_decide = "more" if longer is Verdict.UNDECIDED else ""
+        would_decide = "more" if longer is Verdict.INCONCLUSIVE else ""
         judgement = replace(
             recorded(exhibit.id).judgement, verdict=longer, would_decide=would_decide
         )
@@ -669,8 +668,8 @@ def test_this_run_and_the_longer_runs_are_counted_apart():
     fig2, fig3, fig9 = get(["fig2", "fig3", "fig9"])
     text = findings(
         [
-            with_verdict(fig2, Verdict.UNDECIDED, Verdict.HOLDS),
-            with_verdict(fig3, Verdict.UNDECIDED, Verdict.UNDECIDED),
+            with_verdict(fig2, Verdict.INCONCLUSIVE, Verdict.HOLDS),
+            with_verdict(fig3, Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE),
             with_verdict(fig9, Verdict.HOLDS),
         ],
         None,
@@ -723,7 +722,7 @@ def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
     smollm2 = MODELS["smollm2"].about
     shown = [
         with_verdict(fig3, Verdict.HOLDS, Verdict.HOLDS),
-        with_verdict(sinks, Verdict.UNDECIDED, Verdict.FAILS),
+        with_verdict(sinks, Verdict.INCONCLUSIVE, Verdict.FAILS),
     ]
     said = plain(findings(shown, None, None))
     assert f"1 verdict rests on one model, {smollm2}: Sparse attention, or a sink? (fails)." in said

@@ -181,7 +181,7 @@ def _part(group: Group, verdict: Verdict) -> Markup:
         counted.append(_count(longer, "longer run"))
     if not counted:
         return Markup("")
-    verb = str(verdict) if claims + here + longer == 1 else _plural(verdict)
+    verb = _predicate(verdict, claims + here + longer)
     exhibits = [one for one in group.exhibits if one.verdict is verdict]
     most = NAMED[group.name]
     names = _join([_named(one) for one in exhibits[:most]], "; ", len(exhibits) - most)
@@ -203,11 +203,11 @@ def _untested(
     undecided = [
         one
         for one in longer
-        if one.recorded and one.recorded.judgement.verdict is Verdict.UNDECIDED
+        if one.recorded and one.recorded.judgement.verdict is Verdict.INCONCLUSIVE
     ]
     parts = [
         _inconclusive(
-            [one for one in shown if one.here is Verdict.UNDECIDED],
+            [one for one in shown if one.here is Verdict.INCONCLUSIVE],
             len(shown),
             "exhibit",
             " of this run",
@@ -252,7 +252,9 @@ def _sources(shown: Sequence[Shown]) -> Markup:
         return Markup("")
     # what is inconclusive in this run has been named
     differ = [
-        one for one in longer if one.here is not one.verdict and one.here is not Verdict.UNDECIDED
+        one
+        for one in longer
+        if one.here is not one.verdict and one.here is not Verdict.INCONCLUSIVE
     ]
     text = Markup(
         "Longer runs are recorded with the source; {} of {} exhibits are headed by theirs"
@@ -317,8 +319,12 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def _plural(verdict: Verdict) -> str:
-    """The word for several statements: they hold, fail, reproduce."""
+def _predicate(verdict: Verdict, count: int) -> str:
+    """Return the verdict as a predicate: one statement holds, two hold, one is wrong as printed."""
+    if verdict is Verdict.CORRECTED:
+        return f"{'is' if count == 1 else 'are'} {verdict}"
+    if count == 1:
+        return str(verdict)
     first, _, rest = str(verdict).partition(" ")
     plural = {"holds": "hold", "fails": "fail", "reproduces;": "reproduce;"}.get(first, first)
     return f"{plural} {rest.replace('does not', 'do not')}".strip()

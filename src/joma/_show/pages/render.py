@@ -24,7 +24,7 @@ TONE: dict[str, str] = {
     Verdict.INDISTINCT: "indistinct",
     Verdict.FAILS: "bad",
     Verdict.ERROR: "bad",
-    Verdict.UNDECIDED: "neutral",
+    Verdict.INCONCLUSIVE: "neutral",
 }
 STATUS = {  # of a run
     "done": "good", "running": "fair", "interrupted": "fair", "failed": "bad", "diverged": "bad", "killed": "bad",

@@ -23,7 +23,7 @@ AXES: dict[str, list[str]] = {}  # all measurements are in the runs that the exh
 RUNS = "language-runs"  # beside the exhibits
 POLL = 5.0  # seconds between two looks at a run that another process trains
 TOY = "pydoc"  # a small corpus that every machine has
-TOY_RULE = f"On the toy corpus, {TOY}, the statement is not decided here"
+TOY_RULE = f"On the toy corpus, {TOY}, the statement is inconclusive"
 GAUGES = ("entropy", "stable_rank", "phase", "loss", "valid_loss")
 # settings of an exhibit that all of its runs have
 COMMON = (

@@ -33,7 +33,7 @@ RULE = (
     f"class has a 95 % interval (Clopper–Pearson) above {MOST:.0%}, and ≥ {SHARE:.0%} of each layer are held in "
     f"the end; ≥ {SHARE:.0%} of each layer by a node as deep; holds: "
     "at all levels and Theorem 1 fails nowhere as printed; holds under a condition: at some levels, and Theorem 1 "
-    "fails nowhere once its condition has held all along; not decided here: at no level, and the interval of one "
+    "fails nowhere once its condition has held all along; inconclusive: at no level, and the interval of one "
     f"whose latents are held has {MOST:.0%} in it: fewer than 6 draws cannot decide"
 )
 WOULD_DECIDE = "more draws of the data: --preset laptop (10), or --set draws=10"

@@ -36,12 +36,12 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     """Return the verdict that the rule gives to one model's numbers, measured now or recorded."""
     power = numbers["merged neurons found"]
     if power is None or not power >= FOUND:  # NaN is no power, either
-        return Verdict.UNDECIDED
+        return Verdict.INCONCLUSIVE
     if not numbers["superposed"]:
         return Verdict.FAILS
     if numbers["trained"] > max(numbers["two patterns by chance"]["largest"], numbers["untrained"]):
         return Verdict.HOLDS
-    return Verdict.UNDECIDED
+    return Verdict.INCONCLUSIVE
 
 
 def judged(frame: pd.DataFrame, model: str) -> tuple[dict[str, Any], Verdict, str]:

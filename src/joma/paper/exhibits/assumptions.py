@@ -161,13 +161,13 @@ def judge(run: Run) -> Judgement:
         f"cosine below {TOLD:g} that cannot be told, and unless it can in layer-wise training, nothing is decided. "
         f"{TOY_RULE}"
     )
-    verdict = {True: Verdict.UNDER, False: Verdict.FAILS, None: Verdict.UNDECIDED}[
+    verdict = {True: Verdict.UNDER, False: Verdict.FAILS, None: Verdict.INCONCLUSIVE}[
         kept.get("layerwise")
     ]
     if all(kept.get(model) for model in MODELS):
         verdict = Verdict.HOLDS
     elif verdict is Verdict.FAILS and any(kept.values()):
-        verdict = Verdict.UNDECIDED
+        verdict = Verdict.INCONCLUSIVE
     text = ". ".join(
         f"{MODELS[m]}: " + "; ".join(t for *_, t in measured.values())
         for m, measured in found.items()
@@ -178,10 +178,10 @@ def judge(run: Run) -> Judgement:
         if "gradients" in measured
     )
     if run.info["config"]["settings"]["data"] == TOY:
-        verdict = Verdict.UNDECIDED
+        verdict = Verdict.INCONCLUSIVE
     return Judgement(
         verdict, rule, text, numbers, f"cos of successive gradients: {cosines}", "“stationary … during most”",
-        WOULD_DECIDE if verdict is Verdict.UNDECIDED else "", REVISED,
+        WOULD_DECIDE if verdict is Verdict.INCONCLUSIVE else "", REVISED,
     )  # fmt: skip
 
 
@@ -200,6 +200,6 @@ EXHIBIT = Exhibit(
             "Back-propagated gradients are stationary in layer-wise training, and not in all models"
         ),
         Verdict.FAILS: "Back-propagated gradients are not stationary, nor in layer-wise training",
-        Verdict.UNDECIDED: "are back-propagated gradients stationary?",
+        Verdict.INCONCLUSIVE: "are back-propagated gradients stationary?",
     },
 )

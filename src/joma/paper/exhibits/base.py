@@ -59,7 +59,7 @@ class Judgement:
     measured: str = ""  # the deciding number, with its name: "dip 0.63 nats"
     paper: str = ""  # the paper's number beside it, or "" where it gives none
     would_decide: str = (
-        ""  # of what is not decided here: the settings, data or rule that would decide it
+        ""  # of what is inconclusive: the settings, data or rule that would decide it
     )
     revised: str = (
         ""  # of a rule that was changed after a look at results: what it was, and what it is now
@@ -70,10 +70,10 @@ class Judgement:
             Verdict,
         )  # brings SciPy along, which a list of exhibits does not need
 
-        if (self.verdict is Verdict.UNDECIDED) != bool(self.would_decide):
+        if (self.verdict is Verdict.INCONCLUSIVE) != bool(self.would_decide):
             raise ValueError(
                 f"the verdict is {self.verdict!s} and would_decide is {self.would_decide!r}: say what would decide a "
-                f"statement if, and only if, it is {Verdict.UNDECIDED!s}"
+                f"statement if, and only if, it is {Verdict.INCONCLUSIVE!s}"
             )
 
 
@@ -144,8 +144,8 @@ class Exhibit:
         from joma.paper.verdict import Verdict
 
         sentence = self.messages.get(verdict)
-        if verdict is Verdict.UNDECIDED:
-            return f"Not decided here: {sentence or self.title}"
+        if verdict is Verdict.INCONCLUSIVE:
+            return f"Inconclusive: {sentence or self.title}"
         if verdict is Verdict.ERROR:
             return f"Not made: {sentence or self.title}"
         return sentence or f"{self.title}: {verdict}"

@@ -191,8 +191,8 @@ def judge(run: Run) -> Judgement:
         if good:
             verdict = Verdict.HOLDS if len(good) == len(LEVELS) and printed == 0 else Verdict.UNDER
         elif any(row["open"] for row in plain["levels"].values()):
-            verdict = Verdict.UNDECIDED
-    more = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
+            verdict = Verdict.INCONCLUSIVE
+    more = WOULD_DECIDE if verdict is Verdict.INCONCLUSIVE else ""
     return Judgement(
         verdict, RULE, text, numbers, measured, "Theorem 1 fails in 0 %", more, REVISED
     )
@@ -211,6 +211,6 @@ EXHIBIT = Exhibit(
         Verdict.HOLDS: "The hierarchy is learned bottom-up",
         Verdict.UNDER: "The hierarchy is learned bottom-up, under conditions that are not named",
         Verdict.FAILS: "The hierarchy is not learned bottom-up as stated",
-        Verdict.UNDECIDED: "is the hierarchy learned bottom-up?",
+        Verdict.INCONCLUSIVE: "is the hierarchy learned bottom-up?",
     },
 )

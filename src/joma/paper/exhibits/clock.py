@@ -147,7 +147,7 @@ def judge(run: Run) -> Judgement:
         for layers in settings["layers"]
     ]
     return Judgement(
-        Verdict.UNDECIDED if toy else verdict,
+        Verdict.INCONCLUSIVE if toy else verdict,
         RULE,
         f"{len(kept)} of {len(deciding)} curves keep to the clock; {'; '.join(words)}",
         numbers,
@@ -195,6 +195,6 @@ EXHIBIT = Exhibit(
         Verdict.HOLDS: "Runs at different learning rates are one curve over the sum of their rates",
         Verdict.UNDER: "Over the sum of learning rates some curves of different rates agree, and some do not",
         Verdict.FAILS: "Curves of different learning rates do not agree over the sum of their rates",
-        Verdict.UNDECIDED: "are runs at different learning rates one curve over the sum of their rates?",
+        Verdict.INCONCLUSIVE: "are runs at different learning rates one curve over the sum of their rates?",
     },
 )

@@ -203,7 +203,7 @@ def judge(run: Run) -> Judgement:
         "(claim S4.nonlinear_bounce), which is not run here. Holds if under fixed gradients and cross-entropy at least "
         "half of the nonlinear flows bounce, and more of them than of the linear ones (95 % intervals apart); holds "
         "under finite targets of a large scale if there at least half of the nonlinear flows do (lower end of the "
-        f"interval); else fails; with fewer than {ENOUGH} seeds per cell the statement is not decided here. The "
+        f"interval); else fails; with fewer than {ENOUGH} seeds per cell the statement is inconclusive. The "
         "language models, few and small, decide nothing. Rule and settings were fixed on other seeds than those "
         f"judged, which are from {FIRST_SEED} on"
     )
@@ -228,7 +228,7 @@ def judge(run: Run) -> Judgement:
     )
     measured = f"nonlinear {in_words(bounced['nonlinear'])}, linear {in_words(bounced['linear'])}"
     few = frame.draw.nunique() < ENOUGH
-    verdict, decides = (Verdict.UNDECIDED, WOULD_DECIDE) if few else (verdict, "")
+    verdict, decides = (Verdict.INCONCLUSIVE, WOULD_DECIDE) if few else (verdict, "")
     return Judgement(
         verdict, rule, text, numbers, measured, "nonlinear yes, linear no", decides, REVISED
     )
@@ -250,6 +250,6 @@ EXHIBIT = Exhibit(
         ),
         Verdict.UNDER: "From a small start, attention comes back towards large finite targets",
         Verdict.FAILS: "From a small start, nonlinear nodes do not bring attention back as stated",
-        Verdict.UNDECIDED: "from a small start, do nonlinear nodes bring attention back?",
+        Verdict.INCONCLUSIVE: "from a small start, do nonlinear nodes bring attention back?",
     },
 )

@@ -68,7 +68,7 @@ RULE = (
     f"is c times that of random vectors, by 0.5 c √(M/d), with the M = {CONTEXT} tokens of a window. The bar is "
     f"0.5 √(1/{SMALL}) = {0.5 / math.sqrt(SMALL):.2f}. Last checkpoint; holds: at every layer's input as it is; holds "
     "under a condition: at every layer's input without the tokens' common mean, or as it is at the first layer; else "
-    "fails. Where d < 8M not even random vectors pass: not decided here"
+    "fails. Where d < 8M not even random vectors pass: inconclusive"
 )
 WOULD_DECIDE = f"a model of d ≥ {SMALL * CONTEXT}: --preset laptop (SmolLM2) or paper (Pythia)"
 REVISED = "the bar was twice the mean |cos| of random vectors, whatever d; now it is the drift that it would cause"
@@ -209,7 +209,7 @@ def judge(run: Run) -> Judgement:
         f"{inner.max():.2f}, random {random:.2f}"
     )
     small = dimension < SMALL * CONTEXT
-    verdict, would_decide = (Verdict.UNDECIDED, WOULD_DECIDE) if small else (verdict, "")
+    verdict, would_decide = (Verdict.INCONCLUSIVE, WOULD_DECIDE) if small else (verdict, "")
     return Judgement(
         verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED
     )
@@ -231,6 +231,6 @@ EXHIBIT = Exhibit(
             "or without their mean"
         ),
         Verdict.FAILS: "In the model that was read, embeddings are not almost orthogonal",
-        Verdict.UNDECIDED: "are embeddings almost orthogonal?",
+        Verdict.INCONCLUSIVE: "are embeddings almost orthogonal?",
     },
 )

@@ -167,13 +167,13 @@ def judge(run: Run) -> Judgement:
         numbers[model], verdict, sentence = judged(frame, model)
         verdicts.add(verdict)
         parts.append(sentence)
-    verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.UNDECIDED
+    verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.INCONCLUSIVE
     first = numbers[next(iter(numbers))]
     before = first["untrained"] * first["neurons"]
     measured = (
         f"{first['superposed']:,} of {first['neurons']:,} neurons, {before:,.0f} before training"
     )
-    would_decide = WOULD_DECIDE if verdict is Verdict.UNDECIDED else ""
+    would_decide = WOULD_DECIDE if verdict is Verdict.INCONCLUSIVE else ""
     paper = "4 neurons shown, 2 patterns each"
     return Judgement(
         verdict, RULE, "; ".join(parts), numbers, measured, paper, would_decide, REVISED
@@ -192,6 +192,6 @@ EXHIBIT = Exhibit(
     messages={
         Verdict.HOLDS: "Single neurons are fired by unlike patterns, more often than chance explains",
         Verdict.FAILS: "No neuron is fired by two unlike patterns",
-        Verdict.UNDECIDED: "are single neurons fired by unlike patterns?",
+        Verdict.INCONCLUSIVE: "are single neurons fired by unlike patterns?",
     },
 )

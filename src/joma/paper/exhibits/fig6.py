@@ -177,7 +177,7 @@ def judge(run: Run) -> Judgement:
         }
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
     return Judgement(
-        Verdict.UNDECIDED if toy else verdict,
+        Verdict.INCONCLUSIVE if toy else verdict,
         RULE,
         "; ".join(summary),
         numbers,
@@ -220,6 +220,6 @@ EXHIBIT = Exhibit(
         ),
         Verdict.UNDER: "In some language models the top layer turns sparse, then dense",
         Verdict.FAILS: "In no language model here does the top layer turn sparse, then dense",
-        Verdict.UNDECIDED: "does the attention of language models turn sparse, then dense?",
+        Verdict.INCONCLUSIVE: "does the attention of language models turn sparse, then dense?",
     },
 )

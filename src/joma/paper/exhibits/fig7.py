@@ -42,7 +42,7 @@ RULE = (
     "holds under a condition: that of the top layers dips and bounces in some model; fails: in none. Entropy is "
     "told beside it: the paper calls its pattern less salient. Of checkpoints with the same weights only the last "
     "counts. A small model that is trained here shows the method and decides nothing about Pythia: without a "
-    "pretrained model the statement is not decided here"
+    "pretrained model the statement is inconclusive"
 )
 WOULD_DECIDE = (
     'checkpoints of Pythia: --preset paper, or --set models=\'{"EleutherAI/pythia-70m": "log:40"}\''
@@ -161,7 +161,7 @@ def judge(run: Run) -> Judgement:
     )
     complete = bounced == pretrained and suppressed == pretrained
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
-    verdict = verdict if pretrained else Verdict.UNDECIDED
+    verdict = verdict if pretrained else Verdict.INCONCLUSIVE
     if failures := run.info.get("failures"):
         words.append(f"checkpoints that failed: {failures}")
     if left_out := run.info.get("left_out"):
@@ -194,6 +194,6 @@ EXHIBIT = Exhibit(
         Verdict.HOLDS: "The rank of top layers drops and bounces; that of bottom layers only drops",
         Verdict.UNDER: "The rank of top layers drops and bounces in some pretrained models",
         Verdict.FAILS: "In no pretrained model here does the rank of the top layers drop and bounce",
-        Verdict.UNDECIDED: "does the rank of pretrained models drop and bounce?",
+        Verdict.INCONCLUSIVE: "does the rank of pretrained models drop and bounce?",
     },
 )

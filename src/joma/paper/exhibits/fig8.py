@@ -121,7 +121,7 @@ def judge(run: Run) -> Judgement:
     collapse = f"lr {rates[-1]:g} collapses at depths {_curves.listed(collapses)} of {_curves.listed(depths)}"
     verdict = Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS
     return Judgement(
-        Verdict.UNDECIDED if data == TOY else verdict,
+        Verdict.INCONCLUSIVE if data == TOY else verdict,
         RULE,
         "; ".join([*words, collapse, ranks]),
         numbers,
@@ -169,6 +169,6 @@ EXHIBIT = Exhibit(
             "pattern"
         ),
         Verdict.FAILS: "The best run is not one that dips and bounces",
-        Verdict.UNDECIDED: "is the best run the one that dips and bounces?",
+        Verdict.INCONCLUSIVE: "is the best run the one that dips and bounces?",
     },
 )

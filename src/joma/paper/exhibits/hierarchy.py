@@ -208,7 +208,7 @@ def judge(run: Run) -> Judgement:
     )
     enough = min(numbers[f"{name}, tree"]["trainings"] for name in ORDERS) >= ENOUGH
     decided = (Verdict.FAILS, Verdict.UNDER, Verdict.HOLDS)[len(passed)]
-    verdict = decided if learned and enough else Verdict.UNDECIDED
+    verdict = decided if learned and enough else Verdict.INCONCLUSIVE
 
     def say(name: str) -> str:
         n, c = numbers[f"{name}, tree"], numbers[f"{name}, permuted"]
@@ -221,7 +221,7 @@ def judge(run: Run) -> Judgement:
     )
     decide = (
         ""
-        if verdict is not Verdict.UNDECIDED
+        if verdict is not Verdict.INCONCLUSIVE
         else "longer training of wider networks: --preset laptop"
     )
     measured = f"latents in order in {numbers['latents, tree']['in_order']} of {numbers['latents, tree']['trainings']}"
@@ -241,6 +241,6 @@ EXHIBIT = Exhibit(
         Verdict.HOLDS: "The small Transformers trained here learn the hierarchy level by level",
         Verdict.UNDER: "Level by level in attention or in latents, not in both",
         Verdict.FAILS: "The small Transformers trained here do not learn the hierarchy level by level",
-        Verdict.UNDECIDED: "do trained Transformers learn a hierarchy level by level?",
+        Verdict.INCONCLUSIVE: "do trained Transformers learn a hierarchy level by level?",
     },
 )

@@ -131,7 +131,7 @@ def judge(run: Run) -> Judgement:
     )
     measured_ = f"lower in {sum(lower)} of {len(lower)} layers, earlier in {sum(earlier)}"
     toy = run.info["config"]["settings"]["data"] == TOY
-    verdict = Verdict.UNDECIDED if toy else verdict
+    verdict = Verdict.INCONCLUSIVE if toy else verdict
     return Judgement(
         verdict,
         RULE,
@@ -175,6 +175,6 @@ EXHIBIT = Exhibit(
             "Not in every layer is the gradient of lower rank than the weight, nor does it "
             "fall earlier"
         ),
-        Verdict.UNDECIDED: "is the gradient of lower rank than the weight, and earlier?",
+        Verdict.INCONCLUSIVE: "is the gradient of lower rank than the weight, and earlier?",
     },
 )

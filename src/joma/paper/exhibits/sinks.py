@@ -132,7 +132,7 @@ def judge(run: Run) -> Judgement:
     }  # fmt: skip
     decided = settings["model"] != OWN and low >= MANY * total
     verdict = (
-        (Verdict.HOLDS if 2 * parked > low else Verdict.FAILS) if decided else Verdict.UNDECIDED
+        (Verdict.HOLDS if 2 * parked > low else Verdict.FAILS) if decided else Verdict.INCONCLUSIVE
     )
     summary = (
         f"{settings['model']}: {low} of {total} heads have a low entropy, and {parked} of these are parked on the "
@@ -161,6 +161,6 @@ EXHIBIT = Exhibit(
             "In the model that was read, most heads of low entropy are not merely parked on "
             "the first token"
         ),
-        Verdict.UNDECIDED: "are heads of low entropy sparse, or parked on the first token?",
+        Verdict.INCONCLUSIVE: "are heads of low entropy sparse, or parked on the first token?",
     },
 )

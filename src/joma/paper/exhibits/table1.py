@@ -44,7 +44,7 @@ RULE = (
     "the learning rates (the text gives 1e-5, the authors' script 1e-4); holds under a condition: one layer. "
     "Neither: reproduces, but does not discriminate, if the paper's value comes out in half of the columns at least "
     "(a column agrees if the means are no further apart than twice the sd of both together); else fails. Below d = "
-    f"{LEAST['d']} and {LEAST['steps']:,} steps the statement is not decided here"
+    f"{LEAST['d']} and {LEAST['steps']:,} steps the statement is inconclusive"
 )
 WOULD_DECIDE = (
     "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
@@ -195,7 +195,9 @@ def judge(run: Run) -> Judgement:
     small = any(settings[key] < least for key, least in LEAST.items())
     none = Verdict.INDISTINCT if any(judged[lr]["reproduces"] for lr in rates) else Verdict.FAILS
     return Judgement(
-        Verdict.UNDECIDED if small else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
+        Verdict.INCONCLUSIVE
+        if small
+        else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
         RULE,
         f"{text} {_settings(run)} {baselines(run)} {noise} {change} So: {judged[best]['conclusion']}",
         numbers,
@@ -220,6 +222,6 @@ EXHIBIT = Exhibit(
         Verdict.UNDER: "Hidden nodes learn the latents of one layer",
         Verdict.INDISTINCT: "The values of Table 1 come out, and do not show that training made them",
         Verdict.FAILS: "The values of Table 1 do not come out",
-        Verdict.UNDECIDED: "do hidden nodes learn the latents of their layer?",
+        Verdict.INCONCLUSIVE: "do hidden nodes learn the latents of their layer?",
     },
 )

@@ -140,7 +140,7 @@ def judge(run: Run) -> Judgement:
         )
     measured = f"loss falls until {numbers[RESIDUAL[True]]['falls until']} nodes"
     return Judgement(
-        Verdict.UNDECIDED, RULE, "; ".join(parts), numbers, measured, "a question", WOULD_DECIDE
+        Verdict.INCONCLUSIVE, RULE, "; ".join(parts), numbers, measured, "a question", WOULD_DECIDE
     )
 
 
@@ -154,6 +154,6 @@ EXHIBIT = Exhibit(
     seconds=60,
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
-        Verdict.UNDECIDED: "what does over-parameterisation bring?",
+        Verdict.INCONCLUSIVE: "what does over-parameterisation bring?",
     },
 )
