@@ -31,7 +31,7 @@ def watched():
     ):
         model(tokens())
         w.step()
-        return call, Expected(w.explain(), set(), [4, 4], real)
+        return call, Expected(set(), w.explain(), [4, 4], real)
 
 
 def test_a_table_that_agrees_has_no_disagreement(watched):

@@ -136,7 +136,7 @@ def measure(library: str, name: str, variant: str, build: Callable[[], Case]) ->
         heads = None
         if verdict == "right" and truth.shows_heads:
             heads = [len(layer) for layer in truth.layers]
-        expected = Expected(watched, codes_in(f"{problems} {reason}"), heads, case.real)
+        expected = Expected(codes_in(f"{problems} {reason}"), watched, heads, case.real)
         try:
             with time_limit(SECONDS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ from tests.measure.events import test_guard as styles
 from tests.measure.watch.models import entropy_of
 from torch import nn
 
+from benchmarks.families.explained import Expected, FirstCall, codes_in, disagreements, first_call
 from benchmarks.families.measure import TOLERANCE, Row, code_of
 
 LIBRARY = "hand-written"
@@ -20,46 +21,66 @@ def rows() -> Iterator[Row]:
     """Measure the styles that are measured, those that are refused, and FlexAttention."""
     measured = styles.test_layouts_and_call_styles_that_are_measured.pytestmark[0]
     for model, title in zip(measured.args[1], measured.kwargs["ids"], strict=True):
-        yield _row(title, "own", lambda model=model: _difference(model))
+        yield _row(title, "own", model, _difference)
     refused = styles.test_what_would_be_a_mixture_is_refused_with_the_reason.pytestmark[0]
     for attend, *_ in refused.args[1]:
         title = attend.__name__.replace("_", " ")
-        yield _row(title, "own", lambda attend=attend: _difference(styles.Toy(attend)))
+        yield _row(title, "own", styles.Toy(attend), _difference)
     for call, score_mod, mask_mod, key_heads in flex.CASES:
         parts = [part.__name__ for part in (score_mod, mask_mod) if part is not None]
         title = f"FlexAttention: {', '.join(parts)}, {key_heads} of {flex.HEADS} key heads"
         torch.manual_seed(0)
         model = flex.Flex(call, score_mod, mask_mod, key_heads)
         kernel = "compiled" if call == "compiled" else "flex"
-        yield _row(
-            title,
-            kernel,
-            lambda model=model: flex.difference(model, 3 * torch.randn(2, flex.T, 16)),
-        )
+        yield _row(title, kernel, model, _flex_difference)
 
 
-def _difference(model: nn.Module) -> float:
+def _difference(model: nn.Module) -> tuple[float, int]:
+    """Return the largest difference of the entropies, and the true number of heads."""
     (heads,) = styles.measure(model).values()
-    return float((torch.tensor(heads) - entropy_of(model.truth[0])).abs().max())
+    truth = entropy_of(model.truth[0])  # (heads,)
+    return float((torch.tensor(heads) - truth).abs().max()), len(truth)
 
 
-def _row(title: str, kernel: str, difference: Callable[[], float]) -> Row:
+def _flex_difference(model: nn.Module) -> tuple[float, int]:
+    return flex.difference(model, 3 * torch.randn(2, flex.T, 16)), flex.HEADS
+
+
+def _row(
+    title: str,
+    kernel: str,
+    model: nn.Module,
+    difference: Callable[[nn.Module], tuple[float, int]],
+) -> Row:
     variant = f"{kernel}, float32, none"
-    with warnings.catch_warnings():
+    verdict = "right"
+    error = 0.0
+    heads = 0
+    reason = ""
+    with warnings.catch_warnings(), first_call(model) as call:
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message="flex_attention called without")
         try:
-            error = difference()
+            error, heads = difference(model)
         except UserWarning as refusal:
+            verdict = "refused"
             reason = str(refusal)
-            return Row(
-                LIBRARY,
-                title,
-                variant,
-                "refused",
-                code=code_of(reason),
-                truth="recorded",
-                detail=reason[:600],
-            )
-    verdict = "right" if error <= TOLERANCE[torch.float32] else "wrong"
-    return Row(LIBRARY, title, variant, verdict, error, truth="recorded")
+    code = ""
+    if verdict == "refused":
+        code = code_of(reason)
+    elif not error <= TOLERANCE[torch.float32]:
+        verdict = "wrong"
+    others = _disagreements(call, verdict, reason, heads)
+    if others:
+        verdict = "explained otherwise"
+        reason = "; ".join(others)
+    return Row(LIBRARY, title, variant, verdict, error, code, "recorded", reason[:600])
+
+
+def _disagreements(call: FirstCall, verdict: str, reason: str, heads: int) -> list[str]:
+    expected = Expected(codes=codes_in(reason))
+    if verdict == "right":
+        expected = Expected(codes=set(), heads=[heads])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return disagreements(call, expected)

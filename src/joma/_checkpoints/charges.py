@@ -12,7 +12,7 @@ from joma._checkpoints.model import model_of
 from joma._checkpoints.plan import ParameterSlice, matcher
 from joma._checkpoints.reading import BadCheckpoint
 from joma._checkpoints.tensors import Tensors
-from joma._measure.charges.by_layer import ChargeState, LayerCharges, by_part, explain_missing
+from joma._measure.charges.by_layer import ChargeNumbers, LayerCharges, by_part, explain_missing
 from joma._measure.charges.charge import Read
 from joma._measure.charges.find import find
 from joma._measure.gauges.registry import Gauge
@@ -99,7 +99,7 @@ def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
     return places
 
 
-def _state(layer: LayerCharges, read: Read) -> ChargeState:
+def _state(layer: LayerCharges, read: Read) -> ChargeNumbers:
     once: dict[int, Tensor | None] = {}  # queries and keys may be parts of one tensor
 
     def kept(parameter: Tensor) -> Tensor | None:
@@ -109,4 +109,4 @@ def _state(layer: LayerCharges, read: Read) -> ChargeState:
 
     balance = layer.balance(layer.sums(kept))
     unknown = torch.full_like(balance, math.nan)
-    return ChargeState(balance, unknown, None)
+    return ChargeNumbers(balance, unknown, None)

@@ -425,3 +425,17 @@ def test_long_names_break_behind_dots():
     lines = str(joma.explain(Deep(), torch.randn(2, 5, 24))).splitlines()
     assert any(line.startswith(" transformer_encoder. ") for line in lines)
     assert any(line.startswith(" attention_of_the_first ") for line in lines)
+
+
+def test_attention_that_is_refused_is_not_called_missing():
+    class ByHand(nn.Module):
+        """A softmax that is written out: its weights are refused."""
+
+        def forward(self, x):
+            weights = (x @ x.mT).exp()  # (B, T, T)
+            return weights / weights.sum(dim=-1, keepdim=True) @ x
+
+    explanation = joma.explain(ByHand(), torch.randn(2, 5, 8))
+    (row,) = rows_of(explanation)
+    assert (row.status, row.code) == ("refused", "no-softmax")
+    assert explanation.notes == ()

@@ -14,7 +14,7 @@ from joma.models.parts import CHARGES
 
 
 @dataclass(frozen=True, eq=False)
-class ChargeState:
+class ChargeNumbers:
     """The numbers of one layer that charge gauges receive.
 
     Each tensor is (heads,), with one head for charges that are not per head.
@@ -172,7 +172,7 @@ class ChargeHistory:
         """Forget the residuals: their gradient is gone."""
         self._residuals.clear()
 
-    def state_of(self, part: str, layer: LayerCharges) -> ChargeState:
+    def state_of(self, part: str, layer: LayerCharges) -> ChargeNumbers:
         """Return the numbers of one layer now."""
         key = f"{part}:{layer.name}"
         plus, minus = layer.sums()
@@ -186,4 +186,4 @@ class ChargeHistory:
         if residual is not None:
             tensors.append(residual)
         is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
-        return ChargeState(layer.balance((plus, minus)).cpu(), drift, residual, is_finite)
+        return ChargeNumbers(layer.balance((plus, minus)).cpu(), drift, residual, is_finite)

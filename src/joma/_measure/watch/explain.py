@@ -112,7 +112,8 @@ def explain(
     # Without any attention, everything similar to one helps to find out why.
     unseen = unseen_modules(source, explained, is_complete=not counter.counts)
     builder = ExplanationBuilder(source, unseen, counter.counts, order.around)
-    return builder.build(_notes(source, trace, bool(counter.counts)))
+    has_attention_rows = bool(explained or unseen)
+    return builder.build(_notes(source, trace, has_attention_rows))
 
 
 def _failed_pass_message(model: nn.Module, error: Exception) -> str:
@@ -135,9 +136,9 @@ def _parameter_names(model: nn.Module) -> str:
     return ", ".join(names[1:])
 
 
-def _notes(source: EventSource, trace: FiniteTrace, has_attention: bool) -> list[str]:
+def _notes(source: EventSource, trace: FiniteTrace, has_attention_rows: bool) -> list[str]:
     notes = []
-    if not has_attention and not source.problems:
+    if not has_attention_rows:
         notes.append(no_attention_message(source.model, len(source.ran)))
     idle = [name for name in _projections(source) if name not in source.ran]
     if idle:

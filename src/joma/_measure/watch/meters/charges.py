@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from joma._measure.charges.by_layer import (
     ChargeHistory,
-    ChargeState,
+    ChargeNumbers,
     by_part,
     explain_missing,
 )
@@ -184,7 +184,7 @@ class ChargeMeter(Meter):
             self._report_gradients(step, result)
         return result
 
-    def _table(self, gauge: Gauge, states: Mapping[int, ChargeState]) -> Values:
+    def _table(self, gauge: Gauge, states: Mapping[int, ChargeNumbers]) -> Values:
         """Return the table (layers, heads) of a gauge, or (layers,) if it has no heads."""
         widths = self._widths[gauge.name]
         table = Values.empty(len(widths), max(widths))
