@@ -5,6 +5,7 @@ A model is watched without being touched. These modules turn an attention into a
     calls.py          Which module runs? Module calls take a detour through joma.
     source.py         Which calls are passes to look at? Passes, and the modules that run in them.
     pass_kinds.py     Is a pass training, validation, generation or tracing?
+    running_pass.py   What is remembered from one module of a pass to the next?
     backends/         Which function calls are attention? One class per way to compute it.
     products.py       Which axes of a product are summed, shared, or of one operand alone?
     guard/            Did the module compute this attention? Rows are computed again and compared.
@@ -27,6 +28,6 @@ So that a model computes the same bits with and without joma:
     aside.py            Compute next to a model: no gradients, no autocast, unseen by other modes.
     extra_pass.py       Make an extra pass that training does not notice.
     border.py           Keep joma out of what torch.compile sees.
-    structure.py        Notice modules that are replaced, added or removed in mid-training.
+    module_snapshot.py  Notice modules that are replaced, added or removed in mid-training.
     tensors.py          Tell tensors that can be read from sharded, nested and transformed ones.
 """

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from joma._measure.events.aside import exactly
-from joma._measure.events.axes import Heads, RecordedProjection
+from joma._measure.events.axes import Heads, record_projection
 from joma._measure.events.backends.backend_table import watch_backends
 from joma._measure.events.calls import (
     install,
@@ -59,9 +58,8 @@ from joma._measure.events.pass_kinds import (
     mark_backward,
 )
 from joma._measure.events.reasons import Reason, Refusal
+from joma._measure.events.running_pass import RunningPass
 from joma._measure.events.tensors import is_plain, is_sharded
-from joma._measure.gauges.attention import mask_of
-from joma._measure.gauges.masks import Mask
 
 _TRANSFORMED = Refusal(
     Reason.TRANSFORMED,
@@ -83,37 +81,12 @@ _NESTED = Refusal(
     "mask, or pad them",
 )
 
-# Modules whose channels come second, (B, W, …).
-_CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
-# Outputs of projections that are held per module, the latest ones. An attention needs those of its
-# queries and keys, so three are enough; wrappers around them (LoRA, norms) give some more.
-_MAX_PROJECTIONS = 12
 # Stands for "the output of the pass itself" where an output may be anything, None included.
 _OUTPUT_OF_PASS = object()
 
 
 class PassComplete(Exception):
     """Everything wanted of a pass has been seen. Raised by a source that has an ``until``."""
-
-
-@dataclass(eq=False)
-class _RunningPass:
-    """State of the pass that is running.
-
-    Attributes:
-        thread: the thread that it runs in.
-        invocations: how often each module was called.
-        parameter_storages: addresses of the memory of parameters. A product with one of them is a
-            projection, a product without is one of two activations.
-        mask_key: identity of the latest mask.
-        mask_facts: what that mask says.
-    """
-
-    thread: int
-    invocations: Counter[nn.Module] = field(default_factory=Counter)
-    parameter_storages: set[int] = field(default_factory=set)
-    mask_key: tuple[Any, ...] | None = None
-    mask_facts: Mask | None = None
 
 
 class EventSource(Emitter):
@@ -185,7 +158,7 @@ class EventSource(Emitter):
         self._wants_ends = self.wants(ModuleEnds)
         self._is_listening = False
         self._home_thread = threading.get_ident()
-        self._pass: _RunningPass | None = None
+        self._pass: RunningPass | None = None
         self._is_replaying = False
         self._has_one_token = False  # the pass that is running makes one token per sample
         self._generates = False  # such a pass attended to keys of earlier passes
@@ -277,7 +250,7 @@ class EventSource(Emitter):
         if is_compiled or self.replays:
             return self._run_twice(outermost, call, is_training)
 
-        def run(current: _RunningPass) -> Any:
+        def run(current: RunningPass) -> Any:
             return self._run_module(current, module, call, args, kwargs)
 
         return self._run_pass(outermost, run, is_training)
@@ -354,7 +327,7 @@ class EventSource(Emitter):
                 args, kwargs = copies
                 copied = Call(outermost.name, module, args, kwargs, 0)
 
-                def run(current: _RunningPass) -> Any:
+                def run(current: RunningPass) -> Any:
                     return module(*args, **kwargs)
 
                 self._run_pass(copied, run, is_training, user_output)
@@ -368,7 +341,7 @@ class EventSource(Emitter):
     def _run_pass(
         self,
         outermost: Call,
-        run: Callable[[_RunningPass], Any],
+        run: Callable[[RunningPass], Any],
         is_training: bool,
         user_output: Any = _OUTPUT_OF_PASS,
     ) -> Any:
@@ -381,11 +354,10 @@ class EventSource(Emitter):
             user_output: what the user's own call gave, if this is an extra one.
         """
         module = outermost.module
-        current = _RunningPass(threading.get_ident())
+        current = RunningPass()
         for parameter in module.parameters():
             with self.guarded(outermost):
-                if is_plain(parameter):
-                    current.parameter_storages.add(parameter.untyped_storage().data_ptr())
+                current.add_parameter(parameter)
         self._pass = current
         # With gradients, outputs of projections live on anyway. Without, holding them costs
         # memory: in the first pass only.
@@ -423,7 +395,7 @@ class EventSource(Emitter):
 
     def _run_module(
         self,
-        current: _RunningPass,
+        current: RunningPass,
         module: nn.Module,
         call: Callable[[], Any],
         args: tuple[Any, ...],
@@ -433,8 +405,7 @@ class EventSource(Emitter):
         running = self.running
         if running and running[-1].module is module and _are_same(running[-1].args, args):
             return call()  # torch.compile(module) calls the module itself
-        entry = Call(self.names[module], module, args, kwargs, current.invocations[module])
-        current.invocations[module] += 1
+        entry = Call(self.names[module], module, args, kwargs, current.count(module))
         self.ran.setdefault(entry.name, type(module))
         depth = len(running)
         trace_mark = 0
@@ -472,7 +443,7 @@ class EventSource(Emitter):
                 self.guard.settle(entry, parent)
         if self.guard.collects and parent is not None:
             with self.guarded(entry):
-                _collect_projection(entry, parent, output)
+                record_projection(entry, parent, output)
         if self._wants_ends:
             self.emit(ModuleEnds, entry, output=output)
         if self.trace is not None:
@@ -490,7 +461,8 @@ class EventSource(Emitter):
         calls = candidate.calls
         fields = candidate.event_fields()
         if fields.get("mask") is not None:
-            mask_facts = self._mask_facts(fields["mask"], fields["query"], fields["key"])
+            assert self._pass is not None
+            mask_facts = self._pass.read_mask(fields["mask"], fields["query"], fields["key"])
             fields = fields | {"mask_facts": mask_facts}
         event = candidate.kind(call=call, calls=calls, ordinal=candidate.ordinal, **fields)
         if self._has_one_token and event.shape[2] == 1 and candidate.key_count > 1:
@@ -551,7 +523,7 @@ class EventSource(Emitter):
     def is_parameter(self, tensor: Tensor) -> bool:
         """True if a tensor shares its memory with a parameter of the model."""
         assert self._pass is not None
-        return tensor.untyped_storage().data_ptr() in self._pass.parameter_storages
+        return self._pass.is_parameter(tensor)
 
     def heads_of(self, module: str) -> Heads | None:
         """Return the user's word on the heads of a module, or of the innermost one around it."""
@@ -563,24 +535,6 @@ class EventSource(Emitter):
                 heads = stated
                 longest = len(name)
         return heads
-
-    def _mask_facts(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:
-        """Return what a mask says; looked at once for all layers of a pass that share it."""
-        assert self._pass is not None
-        mask_key = (
-            mask.data_ptr(),
-            mask._version,
-            mask.dtype,
-            mask.shape,
-            mask.stride(),
-            query.shape[2],
-            key.shape[2],
-        )
-        if self._pass.mask_facts is None or self._pass.mask_key != mask_key:
-            # The facts hold the mask, so that its address stays its own.
-            self._pass.mask_facts = mask_of(mask, query, key)
-            self._pass.mask_key = mask_key
-        return self._pass.mask_facts
 
 
 def _are_same(args: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
@@ -598,20 +552,3 @@ def _device_of(call: Call) -> str:
     if states is None:
         return "cpu"
     return states.device.type
-
-
-def _collect_projection(entry: Call, parent: Call, output: Any) -> None:
-    """Keep the output of a module for the attention around it, while axes are learnt."""
-    has_attention = entry.has_attention or entry.attentions > 0
-    parent.has_attention |= has_attention
-    if has_attention or not is_plain(output):
-        return
-    if not output.is_floating_point() or output.dim() < 2:
-        return
-    is_convolution = isinstance(entry.module, _CONVOLUTIONS)
-    if not is_convolution and entry.projections:
-        # A module around a convolution, which returns its output as it is.
-        inner = entry.projections[-1]
-        is_convolution = inner.is_convolution and inner.output.shape == output.shape
-    parent.projections.append(RecordedProjection(entry.states, output, is_convolution))
-    del parent.projections[:-_MAX_PROJECTIONS]

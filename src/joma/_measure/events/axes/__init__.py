@@ -17,6 +17,7 @@ from joma._measure.events.axes.inputs import possible_token_counts as possible_t
 from joma._measure.events.axes.layout import Axis as Axis
 from joma._measure.events.axes.layout import Layout as Layout
 from joma._measure.events.axes.projections import RecordedProjection as RecordedProjection
+from joma._measure.events.axes.projections import record_projection as record_projection
 from joma._measure.events.axes.rules import AxesQuestion as AxesQuestion
 from joma._measure.events.axes.rules import decide_layout as decide_layout
 from joma._measure.events.axes.rules import find_query_axis as find_query_axis

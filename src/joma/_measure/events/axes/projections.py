@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from joma._measure.events.events import Call
+from joma._measure.events.tensors import is_plain
+
+# Modules whose channels come second, (B, W, …).
+_CONVOLUTIONS = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+# Outputs that are held per module, the latest ones. An attention needs those of its queries and
+# keys; modules around them (LoRA, norms per head) give some more.
+_MAX_RECORDED = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +54,23 @@ class RecordedProjection:
         return positions.flatten(1, -2).transpose(
             1, 2
         )  # (B, …, W) -> (B, tokens, W) -> (B, W, tokens)
+
+
+def record_projection(call: Call, parent: Call, output: Any) -> None:
+    """Keep the output of a module for the attention around it, while axes are learnt."""
+    has_attention = call.has_attention or call.attentions > 0
+    parent.has_attention |= has_attention
+    if has_attention or not is_plain(output):
+        return
+    if not output.is_floating_point() or output.dim() < 2:
+        return
+    is_convolution = isinstance(call.module, _CONVOLUTIONS)
+    if not is_convolution and call.projections:
+        # A module around a convolution, which returns its output as it is.
+        inner = call.projections[-1]
+        is_convolution = inner.is_convolution and inner.output.shape == output.shape
+    parent.projections.append(RecordedProjection(call.states, output, is_convolution))
+    del parent.projections[:-_MAX_RECORDED]
 
 
 def order_of_search(projections: Sequence[RecordedProjection], head_size: int) -> list[int]:

@@ -1,0 +1,64 @@
+"""The state of the pass that is running: its modules, parameters and masks."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from joma._measure.events.tensors import is_plain
+from joma._measure.gauges.attention import mask_of
+from joma._measure.gauges.masks import Mask
+
+
+class RunningPass:
+    """What is remembered from one module call of a pass to the next.
+
+    Attributes:
+        thread: the thread that the pass runs in.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self._invocations: Counter[nn.Module] = Counter()
+        self._parameter_storages: set[int] = set()  # addresses of their memory
+        self._mask_key: tuple[Any, ...] | None = None
+        self._mask: Mask | None = None
+
+    def count(self, module: nn.Module) -> int:
+        """Return how often a module was called before in this pass, and count the call."""
+        invocation = self._invocations[module]
+        self._invocations[module] = invocation + 1
+        return invocation
+
+    def add_parameter(self, parameter: nn.Parameter) -> None:
+        """Remember where a parameter lies in memory."""
+        if is_plain(parameter):
+            self._parameter_storages.add(parameter.untyped_storage().data_ptr())
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """True if a tensor shares its memory with a parameter.
+
+        A product with a parameter is a projection; one without is a product of two activations.
+        Views count: W.T and the three parts of a fused projection lie in the memory of W.
+        """
+        return tensor.untyped_storage().data_ptr() in self._parameter_storages
+
+    def read_mask(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:
+        """Return what a mask says; read once for all layers of a pass that share it."""
+        mask_key = (
+            mask.data_ptr(),
+            mask._version,
+            mask.dtype,
+            mask.shape,
+            mask.stride(),
+            query.shape[2],
+            key.shape[2],
+        )
+        if self._mask is None or self._mask_key != mask_key:
+            # What was read holds the mask, so that its address stays its own.
+            self._mask = mask_of(mask, query, key)
+            self._mask_key = mask_key
+        return self._mask
