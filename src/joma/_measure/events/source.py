@@ -149,8 +149,8 @@ class EventSource(Emitter):
         self.left_out: Counter[str] = Counter()
         self.was_bypassed = False
         self.function_mode: TorchFunctionMode | None = None
-        self._structure = ModuleSnapshot(model)
-        self.names = self._structure.names
+        self._snapshot = ModuleSnapshot(model)
+        self.names = self._snapshot.names
         self.guard = Guard(self)
         self._mlp_layers = self._number_mlps()
         # Asked at every call of a module.
@@ -193,8 +193,8 @@ class EventSource(Emitter):
     def renew(self) -> None:
         """Take the modules that the model has now; axes of attention are learnt again."""
         is_listening = uninstall(self)
-        self._structure.take()
-        self.names = self._structure.names
+        self._snapshot.take()
+        self.names = self._snapshot.names
         self._mlp_layers = self._number_mlps()
         self.guard = Guard(self)
         if is_listening:
@@ -236,7 +236,7 @@ class EventSource(Emitter):
             return self._run_module(current, module, call, args, kwargs)
         mind_border()
         outermost = Call(self.names[module], module, args, kwargs, 0)
-        if current is None and self._structure.has_changed():
+        if current is None and self._snapshot.has_changed():
             with self.guarded(outermost):
                 self.renew()
             if module not in self.names:  # it was taken out of the model
