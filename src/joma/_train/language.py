@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -318,12 +318,7 @@ class _Lab:
         torch.set_rng_state(saved.state[f"rng.{self.rank}"].cpu())
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(saved.state[f"cuda.{self.rank}"].cpu())
-        starts = {
-            key.removeprefix("watch."): x
-            for key, x in saved.state.items()
-            if key.startswith("watch.")
-        }
-        self.watch.load_state_dict({**saved.facts["watch"], "starts": starts})
+        self.watch.load_state_dict(_with_tensors(saved.facts["watch"], saved.state))
         self.first = saved.step
         self.say(f"going on from step {saved.step}")
 
@@ -340,8 +335,8 @@ class _Lab:
         if self.rank > 0:
             return
         assert self.writer is not None
-        watch_state = self.watch.state_dict()
-        state |= {f"watch.{key}": x for key, x in watch_state.pop("starts").items()}
+        watch_state, watch_tensors = _without_tensors(self.watch.state_dict())
+        state |= watch_tensors
         offset = self.writer.offset
         checkpoints.save(
             self.out,
@@ -397,3 +392,36 @@ def early_steps(every: int) -> frozenset[int]:
         steps.append(step)
         step += max(1, step // 8)
     return frozenset(steps)
+
+
+# Tensors of a watch's meters are in the file of tensors, the rest of its state is JSON.
+_METER = "watch/"
+
+
+def _without_tensors(watch_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the state of a watch without its tensors, and these as "watch/METER/KEY"."""
+    tensors = {}
+    meters: dict[str, Any] = {}
+    for title, meter_state in watch_state["meters"].items():
+        if meter_state is None:
+            meters[title] = None
+            continue
+        meters[title] = {}
+        for key, value in meter_state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_METER}{title}/{key}"] = value
+            else:
+                meters[title][key] = value
+    return {**watch_state, "meters": meters}, tensors
+
+
+def _with_tensors(watch_state: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the state that `_without_tensors` has taken apart."""
+    meters = {}
+    for title, meter_state in watch_state["meters"].items():
+        meters[title] = meter_state if meter_state is None else dict(meter_state)
+    for name, tensor in tensors.items():
+        if name.startswith(_METER):
+            title, _, key = name.removeprefix(_METER).partition("/")
+            meters[title][key] = tensor
+    return {**watch_state, "meters": meters}
