@@ -670,3 +670,19 @@ def test_staged_brings_back_a_run_that_a_kill_left_aside(tmp_path: Path) -> None
         fails()
     assert tree(tmp_path / "a") == before
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_run_json_has_a_schema_and_a_newer_one_is_refused(tmp_path):
+    with RunWriter.create(tmp_path / "run", kind="test", config={}) as writer:
+        writer.write(1, {"loss": 2.0})
+    info = json.loads((tmp_path / "run/run.json").read_text())
+    assert info["schema"] == 1
+    (tmp_path / "run/run.json").write_text(json.dumps(info | {"schema": 2}))
+    with pytest.raises(RunError, match=r"has schema 2, .* up to 1"):
+        Run(tmp_path / "run")
+    with pytest.raises(RunError, match="has schema 2"):
+        RunWriter.resume(tmp_path / "run", {})
+    # Runs of before there were versions are read.
+    del info["schema"]
+    (tmp_path / "run/run.json").write_text(json.dumps(info))
+    assert Run(tmp_path / "run").frame().value.tolist() == [2.0]

@@ -123,6 +123,13 @@ def plain(obj: Any, where: str = "") -> Any:
     )
 
 
+# The version of the files of a run folder. It grows when a reader of the version before would
+# misread them; keys that a reader may leave alone need no new version.
+SCHEMA = 1
+# Runs of before there were versions.
+FIRST_SCHEMA = 1
+
+
 def read_info(path: Path) -> dict[str, Any]:
     """Return the content of `run.json`; say what is missing if the folder is not a run."""
     try:
@@ -145,6 +152,12 @@ def read_info(path: Path) -> dict[str, Any]:
         ) from error
     if not (isinstance(info, dict) and info.keys() >= {"kind", "config", "axes", "status"}):
         raise RunError(f"{path / RUN} was not written by joma: choose another folder")
+    schema = info.get("schema", FIRST_SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise RunError(
+            f"{path / RUN} has schema {schema!r}, and this version of joma reads schemas up to "
+            f"{SCHEMA}: read it with the version that wrote it, or a newer one"
+        )
     return info
 
 

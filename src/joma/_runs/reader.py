@@ -185,7 +185,8 @@ class Run:
             while block := stream.read(min(left, _BLOCK)):
                 left -= len(block)
                 *lines, rest = (rest + block).split(b"\n")
-                lines = [line for line in lines if wanted in line]
+                if wanted:
+                    lines = [line for line in lines if wanted in line]
                 rows = _heads(lines) or self._parse_all(lines)
                 for row in rows:
                     if gauge is None or row["gauge"] == gauge:

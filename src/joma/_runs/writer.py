@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from joma._runs.folder import (
     LOCK,
     RUN,
+    SCHEMA,
     RunError,
     describe,
     existing,
@@ -87,6 +88,7 @@ class RunWriter:
         """
         path = Path(path).absolute()
         info = {
+            "schema": SCHEMA,
             "kind": kind,
             "name": name if name is not None else final_name(path),
             "config": plain(config, "config"),
