@@ -1,4 +1,4 @@
-"""Messages to the user about a watch, each of them given once."""
+"""Messages to the user about a watch: each one is given once."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from joma._runs.warning import warn as give_warning
 
 
 class Notices:
-    """Says each thing once, by its key, until it is forgotten.
+    """Gives each message once, by its key, until the key is forgotten.
+
+    Arguments:
+        give: takes a message: `warn`, or `silent` in a process that does not report.
 
     Attributes:
-        problems: what could not be measured so far, in sentences.
+        problems: sentences on what could not be measured so far.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, give: Callable[[str], None]) -> None:
         self.problems: list[str] = []
-        self._say = say
-        self._said: set[Hashable] = set()
+        self._give = give
+        self._used_keys: set[Hashable] = set()
 
     def once(self, key: Hashable, message: str) -> None:
-        """Say it, unless something was said under this key."""
-        if key not in self._said:
-            self._said.add(key)
-            self._say(message)
+        """Give the message, unless one was given under this key."""
+        if key not in self._used_keys:
+            self._used_keys.add(key)
+            self._give(message)
 
     def problem(self, key: Hashable, message: str) -> None:
         """Report once that something could not be measured; it stays readable in `problems`."""
@@ -34,23 +37,27 @@ class Notices:
 
     def say(self, message: str) -> None:
         """Give the message, whatever was given before. A checkpoint does not remember it."""
-        self._say(message)
+        self._give(message)
 
     def forget(self, key: Hashable) -> None:
-        """Forget that something was said under this key, so that it is said again."""
-        self._said.discard(key)
+        """Forget a key, so that its message is given again."""
+        self._used_keys.discard(key)
 
     def state(self) -> list[Hashable]:
-        """Return the keys under which something was said."""
-        return list(self._said)
+        """Return the keys under which a message was given."""
+        return list(self._used_keys)
 
     def restore(self, state: Iterable[Any]) -> None:
-        """Continue from a `state`, which may have been written as JSON: tuples are lists there."""
-        self._said = {tuple(key) if isinstance(key, list) else key for key in state}
+        """Continue from a `state`, which may have been written as JSON."""
+        self._used_keys = set()
+        for key in state:
+            if isinstance(key, list):  # a tuple, in JSON
+                key = tuple(key)
+            self._used_keys.add(key)
 
 
 def warn(message: str) -> None:
-    """Give the message as a warning of Python."""
+    """Give the message as a `JomaWarning`."""
     give_warning(f"joma.watch: {message}")
 
 
