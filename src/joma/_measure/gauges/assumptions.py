@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,11 +35,12 @@ class BlockMotion:
     """One block at the measurement before and now.
 
     Attributes:
-        before, after: part -> matrix (out, in); q, k and v are (heads · d_h, d), o is (d, heads · d_h); "q_bias" is
-            (heads · d_h), where there is one.
+        before, after: part -> matrix (out, in); q, k and v are (heads · d_h, d), o is
+            (d, heads · d_h); "q_bias" is (heads · d_h), where there is one.
         states: (n, d) inputs of attention now, of n distinct tokens; None if they were not seen.
-        heads: of the queries.
-        earlier: mean gradient of the lower MLP matrix in the interval before the last; None if it is not known.
+        heads: the number of query heads.
+        earlier: mean gradient of the lower MLP matrix in the interval before the last; None if it
+            is not known.
         halves: the same in the last interval, in its odd and in its even steps.
     """
 
@@ -49,54 +51,78 @@ class BlockMotion:
     earlier: Tensor | None = field(default=None, repr=False)
     halves: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
+    # Two gauges need both: computed once.
+
+    @cached_property
+    def logits_before(self) -> Tensor:
+        """z (heads, n, n) with the weights before."""
+        return self.logits(self.before)
+
+    @cached_property
+    def logits_after(self) -> Tensor:
+        """z (heads, n, n) with the weights now."""
+        return self.logits(self.after)
+
     def logits(self, weights: Weights) -> Tensor:
-        """z (heads, n, n) of each token as a query to all of them."""
-        assert self.states is not None
-        u = self.states.double()
-        q = u @ weights["q"].double().mT
-        q = self._split(
-            q + weights[QUERY_BIAS].double() if QUERY_BIAS in weights else q, self.heads
-        )
-        k = self._split(u @ weights["k"].double().mT, self.heads, q.shape[-1])
+        """Return z (heads, n, n) of each token as a query to all of them."""
+        states = self._wide_states
+        q = states @ weights["q"].double().mT  # (n, heads · d_h)
+        if QUERY_BIAS in weights:
+            q = q + weights[QUERY_BIAS].double()
+        q = self._split(q, q.shape[1] // self.heads)  # (heads, n, d_h)
+        k = self._split(states @ weights["k"].double().mT, q.shape[-1])
         return q @ k.mT / math.sqrt(q.shape[-1])
 
     def seen(self, weights: Weights) -> Tensor:
-        """v (heads, n, K): what each token's value adds to each hidden neuron."""
-        assert self.states is not None
+        """Return v (heads, n, K): what each token's value adds to each hidden neuron."""
         width = weights["o"].shape[1] // self.heads
-        values = self._split(self.states.double() @ weights["v"].double().mT, self.heads, width)
-        out = (weights["mlp_in"].double() @ weights["o"].double()).unflatten(1, (self.heads, width))
-        return torch.einsum("hnd,khd->hnk", values, out)
+        values = self._split(self._wide_states @ weights["v"].double().mT, width)  # (heads, n, d_h)
+        neurons = weights["mlp_in"].double() @ weights["o"].double()  # (K, heads · d_h)
+        neurons = neurons.unflatten(1, (self.heads, width))  # (K, heads, d_h)
+        return torch.einsum("hnd,khd->hnk", values, neurons)
 
-    def _split(self, rows: Tensor, heads: int, width: int = 0) -> Tensor:
-        """(n, heads · d_h) -> (heads, n, d_h); keys and values that several heads share are repeated."""
-        width = width or rows.shape[1] // heads
+    @property
+    def _wide_states(self) -> Tensor:
+        assert self.states is not None
+        return self.states.double()
+
+    def _split(self, rows: Tensor, width: int) -> Tensor:
+        """Turn (n, heads · d_h) into (heads, n, d_h); repeat keys and values that heads share."""
         split = rows.unflatten(1, (-1, width)).transpose(0, 1)
-        return split.repeat_interleave(heads // len(split), dim=0)
+        return split.repeat_interleave(self.heads // len(split), dim=0)
 
 
 def share_missed(attention: Tensor, z: Tensor) -> float:
-    """How much of the logits behind ``attention`` (…, keys) the logits ``z`` are not, as softmax sees both.
+    """Return how much of the logits behind ``attention`` (…, keys) the logits ``z`` are not.
 
-    That is the norm of the difference over the norm, centred over the keys of a query that have any attention.
+    That is the norm of the difference over the norm, as softmax sees both: centred over the keys of
+    a query that have any attention.
     """
-    seen = attention > 0
-    a, b = (_centred(x, seen) for x in (attention.double().where(seen, 1.0).log(), z.double()))
-    missed, size = float((a - b).norm()), float(a.norm())
-    return missed / size if size > 0 else math.inf if missed > 0 else 0.0
+    is_seen = attention > 0
+    expected = _centred(attention.double().where(is_seen, 1.0).log(), is_seen)
+    missed = float((expected - _centred(z.double(), is_seen)).norm())
+    size = float(expected.norm())
+    if size > 0:
+        return missed / size
+    if missed > 0:
+        return math.inf
+    return 0.0
 
 
-def _centred(x: Tensor, seen: Tensor) -> Tensor:
-    mean = (x * seen).sum(dim=-1, keepdim=True) / seen.sum(dim=-1, keepdim=True).clamp(min=1)
-    return (x - mean) * seen
+def _centred(x: Tensor, is_seen: Tensor) -> Tensor:
+    count = is_seen.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = (x * is_seen).sum(dim=-1, keepdim=True) / count
+    return (x - mean) * is_seen
 
 
-def cosine(a: Tensor, b: Tensor) -> float | None:
-    """Return the cosine of two tensors as vectors; None if one of them is zero, NaN if one is not finite."""
-    a = a.double().flatten()
-    b = b.double().flatten()
-    size = float(a.norm() * b.norm())
-    return None if size == 0 else float(a @ b) / size
+def cosine(first: Tensor, second: Tensor) -> float | None:
+    """Return the cosine of two tensors as vectors; None if one is zero, NaN if one is not finite."""
+    first = first.double().flatten()
+    second = second.double().flatten()
+    size = float(first.norm() * second.norm())
+    if size == 0:
+        return None
+    return float(first @ second) / size
 
 
 @gauge("gradient_stationarity", on="block")
@@ -110,7 +136,9 @@ def gradient_stationarity(block: BlockMotion) -> float | None:
 @gauge("gradient_agreement", on="block")
 def gradient_agreement(block: BlockMotion) -> float | None:
     """cos between that mean over the odd and the even steps of one interval: what noise leaves of stationarity."""
-    return None if block.halves is None else cosine(*block.halves)
+    if block.halves is None:
+        return None
+    return cosine(*block.halves)
 
 
 @gauge("attention_drift", on="block")
@@ -118,7 +146,8 @@ def attention_drift(block: BlockMotion) -> float | None:
     """Share of the mean attention b̄ that moved elsewhere since the last measurement: 0 is Theorem 1's premise."""
     if block.states is None:
         return None
-    before, after = (block.logits(w).softmax(dim=-1) for w in (block.before, block.after))
+    before = block.logits_before.softmax(dim=-1)
+    after = block.logits_after.softmax(dim=-1)
     return float((after - before).abs().sum(dim=-1).mean() / 2)
 
 
@@ -127,17 +156,21 @@ def eqn17_residual(block: BlockMotion) -> float | None:
     """Share of the logits' motion that Eqn. 17 misses with its best factor: 0 is all predicted, 1 nothing."""
     if block.states is None:
         return None
-    z, v = (
-        [block.logits(w) for w in (block.before, block.after)],
-        [block.seen(w) for w in (block.before, block.after)],
-    )
-    b = (z[0].softmax(dim=-1) + z[1].softmax(dim=-1)) / 2
-    pull = ((v[1] - v[0]) * (v[1] + v[0]) / 2).sum(dim=-1)[:, None, :]  # Σ_k Δv ∘ v, (heads, 1, n)
+    b = (block.logits_before.softmax(dim=-1) + block.logits_after.softmax(dim=-1)) / 2
+    seen_before = block.seen(block.before)  # (heads, n, K)
+    seen_after = block.seen(block.after)
+    # Σ_k Δv ∘ v, (heads, 1, n). In place: these are the largest tensors of a measurement.
+    motion = seen_after - seen_before
+    motion.mul_(seen_after.add_(seen_before)).div_(2)
+    pull = motion.sum(dim=-1)[:, None, :]
     predicted = pull - b * pull.sum(dim=-1, keepdim=True)
-    moved = z[1] - z[0]
-    moved = moved - moved.mean(dim=-1, keepdim=True)  # softmax does not see what all keys share
+    moved = block.logits_after - block.logits_before
+    # Softmax does not see what all keys share.
+    moved = moved - moved.mean(dim=-1, keepdim=True)
     predicted = predicted - predicted.mean(dim=-1, keepdim=True)
     match = cosine(moved, predicted)
     if match is None or math.isnan(match):
         return match
-    return math.sqrt(1 - min(1.0, match) ** 2) if match > 0 else 1.0
+    if match <= 0:
+        return 1.0
+    return math.sqrt(1 - min(1.0, match) ** 2)

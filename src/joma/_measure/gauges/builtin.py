@@ -80,8 +80,9 @@ def value_norm(received: Received) -> Tensor:
 
 def _largest_norm(x: Tensor, received: Received) -> Tensor:
     """(B, H) of keys or values (B, Hk, Tk, d)."""
-    norms = x.float().norm(dim=-1)
-    norms = norms.repeat_interleave(received.mass.shape[1] // norms.shape[1], dim=1)
+    norms = x.float().norm(dim=-1)  # (B, Hk, Tk)
+    group = received.weights.shape[1] // norms.shape[1]
+    norms = norms.repeat_interleave(group, dim=1)  # (B, H, Tk)
     return torch.where(received.seen_by > 0, norms, 0.0).amax(dim=-1)
 
 

@@ -1,17 +1,11 @@
-"""The largest attention logit of each query, and the attention that each key receives, without an attention matrix.
+"""The largest attention logit of each query, and the attention that each key receives.
 
-On a CPU both come from one pass over tiles of scores that fit the cache (`joma._measure.gauges.tiles`): the maximum
-is exact
-but for the rounding of a dot product, of which the certificate tells. On CUDA the maximum comes from one call of the
-fused kernel at a large inverse temperature β: of n keys,
+Both come from one pass over tiles of scores that fit the cache (`joma._measure.gauges.tiles`), so
+that no attention matrix is made. A maximum is exact but for the rounding of a dot product, which is
+bounded by (d + 4)·2⁻²⁴·|scale|·‖q‖·max‖k‖. Heads whose bounds are wider than 0.1 % of max(1, |max|)
+are computed again in float64.
 
-    lse_β/β − ln n/β  ≤  max  ≤  lse_β/β        with lse_β = ln Σ_j exp(β s_j),
-
-both sides widened by the rounding bound (d + 4)·2⁻²⁴·|scale|·‖q‖·max‖k‖. β is a power of two, which costs no digits.
-Heads whose certificate is wider than 0.1 % of max(1, |max|) are computed again in float64.
-
-The attention that key j receives, Σ_i w_i p_ij over queries with weights w, is column j of the gradient of
-Σ_i w_i·out_i by the values: on CUDA, the vector–Jacobian product of the fused kernel.
+Other devices than the CPU take the same path. It was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -20,70 +14,87 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from joma._measure.gauges.attention import checked_inputs, default_scale, visible_keys
-from joma._measure.gauges.kernels import fused_attention, groups, key_heads, part_of, widened
+from joma._measure.gauges.kernels import part_of, widened
 from joma._measure.gauges.masks import Mask, hidden_scores, key_columns, lowest_seen
 from joma._measure.gauges.tiles import below, tiles
 
-_SHARP = 2.0**16  # β: ln n/β is 2e-4 at a million keys; 2¹³ would leave 1e-3 at 3,600
-_WIDTH = 1e-3  # the widest certificate, relative to max(1, |max|), that is not computed again
-_OFTEN = 0.5  # of the queries that see the key seen most: keys that fewer see (the last ones) make no sinks
-SINK = 0.3  # the share from which a key is called a sink, as in Gu et al., "When attention sink emerges" (2024)
+# Width of the bounds of a maximum, relative to max(1, |max|), above which it is computed again.
+WIDEST_BOUNDS = 1e-3
+# |score| above which float32 loses digits of a probability.
+LARGE_SCORE = 60.0
+# A key counts for `largest_share` if at least this share of the queries that see the key seen most
+# see it too. Otherwise the last keys, which hardly any query sees, would be sinks.
+OFTEN_SEEN = 0.5
+# Mean attention above which a key is a sink, as in Gu et al., "When attention sink emerges" (2024).
+SINK = 0.3
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """A maximum and its certificate: the exact number lies between ``lower`` and ``upper``, rounding included."""
+    """Bounds of a maximum: the exact number lies between ``lower`` and ``upper``, rounding included."""
 
     lower: Tensor
     upper: Tensor
 
     @property
     def value(self) -> Tensor:
-        """The middle of both; where both are −inf, or not a number, so is this."""
-        return torch.where(self.lower == self.upper, self.upper, (self.lower + self.upper) / 2)
+        """The middle of both bounds; −inf or NaN where both are."""
+        middle = (self.lower + self.upper) / 2
+        # −inf − inf would be NaN
+        return torch.where(self.lower == self.upper, self.upper, middle)
 
     def per_head(self) -> Bounds:
-        """Of each head (B, H): the largest over the queries (B, H, Tq)."""
+        """Return the largest over the queries: (B, H) from (B, H, Tq)."""
         return Bounds(self.lower.amax(dim=-1), self.upper.amax(dim=-1))
+
+    def where(self, condition: Tensor, other: Bounds) -> Bounds:
+        """Return these bounds where the condition holds, and others elsewhere."""
+        lower = torch.where(condition, self.lower, other.lower)
+        upper = torch.where(condition, self.upper, other.upper)
+        return Bounds(lower, upper)
 
 
 class Logits(ABC):
-    """Scores that can be looked through again."""
+    """Scores that can be read more than once."""
 
     @property
     @abstractmethod
     def largest(self) -> Bounds:
-        """Of each query, (B, H, Tq), over the keys that it sees; −inf if it sees none."""
+        """The largest score (B, H, Tq) of each query over the keys that it sees; −inf if it sees none."""
 
     @abstractmethod
     def weights(self, rows: Tensor | None) -> Tensor:
-        """(B, H, Tq): 1 for queries that see a key and are real (in ``rows``, broadcastable to this), 0 for others."""
+        """Return 1 for queries that see a key and are real, and 0 for others, (B, H, Tq).
+
+        ``rows``, broadcastable to that shape, is True for real queries. All are real by default.
+        """
 
     @abstractmethod
     def mass(self, weights: Tensor) -> Tensor:
-        """Σ of weights (B, H, Tq) times attention, by key (B, H, Tk)."""
+        """Return Σ of weights (B, H, Tq) times attention for each key, (B, H, Tk)."""
 
     @abstractmethod
     def seen_by(self, weights: Tensor) -> Tensor:
-        """Σ of the weights (B, H, Tq) of the queries that see a key, (B, H, Tk)."""
+        """Return Σ of the weights (B, H, Tq) of the queries that see a key, (B, H, Tk)."""
 
     def received(self, rows: Tensor | None = None) -> Received:
-        """What each key receives from the real queries, which ``rows`` (broadcastable to (B, H, Tq)) are."""
+        """Return what each key receives from the real queries."""
         return Received(self, self.weights(rows))
 
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """Attention by key, (B, H, Tk) each, from queries with weights (B, H, Tq): 1 for real ones, 0 for others."""
+    """Attention that each key receives, (B, H, Tk), from queries with weights (B, H, Tq)."""
 
     logits: Logits = field(repr=False)
-    weights: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)  # 1 for real queries, 0 for others
 
     @cached_property
     def mass(self) -> Tensor:
@@ -92,7 +103,7 @@ class Received:
 
     @cached_property
     def seen_by(self) -> Tensor:
-        """How many real queries see the key."""
+        """The number of real queries that see the key."""
         return self.logits.seen_by(self.weights)
 
     @property
@@ -102,16 +113,27 @@ class Received:
 
     @property
     def largest_share(self) -> Tensor:
-        """(B, H): over keys seen by at least half as many queries as the key seen most; NaN where there is none."""
-        most = self.seen_by.amax(dim=-1, keepdim=True)
-        often = (self.seen_by > 0) & (self.seen_by >= _OFTEN * most)
-        largest = torch.where(often, self.share, -math.inf).amax(dim=-1)
+        """The largest share (B, H) of a key that is seen often; NaN where no key is seen."""
+        most = self.seen_by.amax(dim=-1, keepdim=True)  # (B, H, 1)
+        is_often_seen = (self.seen_by > 0) & (self.seen_by >= OFTEN_SEEN * most)
+        largest = torch.where(is_often_seen, self.share, -math.inf).amax(dim=-1)
         return torch.where(most[..., 0] > 0, largest, math.nan)
 
 
 @dataclass(frozen=True, eq=False)
 class DotProductLogits(Logits):
-    """Scores of queries (B, H, Tq, d) and keys (B, Hk, Tk, d); and the values (B, Hk, Tk, dv), for their norms."""
+    """Scores of queries (B, H, Tq, d) and keys (B, Hk, Tk, d).
+
+    Attributes:
+        query: (B, H, Tq, d).
+        key: (B, Hk, Tk, d).
+        mask: which keys a query sees, and biases.
+        is_causal: True if query i sees keys 0 … i.
+        scale: factor of the scores.
+        softcap: limit of the scores, or None.
+        learned_sinks: logits (H,) that take attention and are no keys.
+        value: (B, Hk, Tk, dv), for its norms.
+    """
 
     query: Tensor = field(repr=False)
     key: Tensor = field(repr=False)
@@ -119,270 +141,234 @@ class DotProductLogits(Logits):
     is_causal: bool
     scale: float
     softcap: float | None = None
-    learned_sinks: Tensor | None = field(
-        default=None, repr=False
-    )  # logits (H,): they take attention, and are no keys
+    learned_sinks: Tensor | None = field(default=None, repr=False)
     value: Tensor | None = field(default=None, repr=False)
 
     @cached_property
     def largest(self) -> Bounds:
-        """Of each query, (B, H, Tq), over the keys that it sees."""
-        if self._kernel_can:
-            return self._bounded(self._largest_fused(), wide=False)
-        wide = self.query.dtype == torch.float64
-        return self._bounded(self._in_tiles(None, wide)[0], wide)
+        is_wide = self.query.dtype == torch.float64
+        largest, _ = self._in_tiles(None, is_wide)
+        return self._bounded(largest, is_wide)
 
     def weights(self, rows: Tensor | None) -> Tensor:
-        """(B, H, Tq): 1 for queries that see a key and are real, 0 for others."""
-        seen = self._visible > 0
-        return (seen if rows is None else seen & rows).to(torch.float32)
+        is_real = self._visible > 0
+        if rows is not None:
+            is_real = is_real & rows
+        return is_real.to(torch.float32)
 
     def mass(self, weights: Tensor) -> Tensor:
-        """Σ of weights times attention, by key; on the way through tiles, the largest logits are found too."""
-        if self._kernel_can:
-            return self._received_fused(weights)
-        wide = self.query.dtype == torch.float64 or self._is_large
-        largest, mass = self._in_tiles(weights, wide)
-        vars(self).setdefault("largest", self._bounded(largest, wide))
+        is_wide = self.query.dtype == torch.float64 or self._has_large_scores
+        largest, mass = self._in_tiles(weights, is_wide)
+        # The maxima come for free: a later `largest` need not go through the tiles once more.
+        vars(self).setdefault("largest", self._bounded(largest, is_wide))
         return mass
+
+    def seen_by(self, weights: Tensor) -> Tensor:
+        B, H, Tq = self._shape
+        Tk = self.key.shape[2]
+        if self.is_causal:
+            # The queries from j on see key j.
+            later = weights.flip(-1).cumsum(dim=-1).flip(-1)  # (B, H, Tq)
+            return functional.pad(later, (0, max(0, Tk - Tq)))[..., :Tk]
+        if self.mask is None:
+            return weights.sum(dim=-1, keepdim=True).expand(B, H, Tk)
+        if self.mask.keep.shape[2] == 1:
+            # All queries see the same keys.
+            total = weights.sum(dim=-1, keepdim=True).expand(B, H, Tk)
+            return total * self.mask.keep[:, :, 0]
+        counts = torch.empty((B, H, Tk), device=weights.device)
+        for b in range(B):
+            for h in range(H):
+                keep = part_of(self.mask.keep, slice(b, b + 1), slice(h, h + 1))[0, 0]  # (Tq, Tk)
+                counts[b, h] = (keep.float() * weights[b, h, :, None]).sum(dim=0)
+        return counts
 
     @property
     def _shape(self) -> tuple[int, int, int]:
         B, H, Tq, _ = self.query.shape
         return B, H, Tq
 
-    @property
-    def _kernel_can(self) -> bool:
-        plain = (
-            self.softcap is None
-            and (self.mask is None or not self.mask.biased)
-            and self.learned_sinks is None
-        )
-        return plain and self.query.device.type == "cuda"
-
     @cached_property
     def _visible(self) -> Tensor:
-        Tq, Tk = self.query.shape[2], self.key.shape[2]
-        return visible_keys(self.mask, self.is_causal, Tq, Tk, self.query.device).expand(
-            self._shape
-        )
+        Tq = self.query.shape[2]
+        Tk = self.key.shape[2]
+        visible = visible_keys(self.mask, self.is_causal, Tq, Tk, self.query.device)
+        return visible.expand(self._shape)
 
     @cached_property
     def _norms(self) -> tuple[Tensor, Tensor]:
         """‖q‖ (B, H, Tq) and the largest ‖k‖ (B, H, 1) of each head."""
-        H, Hk = self.query.shape[1], self.key.shape[1]
-        keys = widened(self.key).norm(dim=-1).amax(dim=-1, keepdim=True)
-        return widened(self.query).norm(dim=-1), keys.repeat_interleave(H // Hk, dim=1)
+        group = self.query.shape[1] // self.key.shape[1]
+        queries = widened(self.query).norm(dim=-1)
+        keys = widened(self.key).norm(dim=-1).amax(dim=-1, keepdim=True)  # (B, Hk, 1)
+        return queries, keys.repeat_interleave(group, dim=1)
 
     @property
-    def _is_large(self) -> bool:
-        """May scores be so large that float32 loses digits of a probability?"""
+    def _has_large_scores(self) -> bool:
+        """True if scores may be so large that float32 loses digits of a probability."""
         queries, keys = self._norms
-        return bool((queries.amax(dim=-1, keepdim=True) * keys).amax() * abs(self.scale) > 60.0)
+        largest = (queries.amax(dim=-1, keepdim=True) * keys).amax()
+        return bool(largest * abs(self.scale) > LARGE_SCORE)
 
-    # The largest logit
+    def _bounded(self, largest: Tensor, is_wide: bool) -> Bounds:
+        """Return bounds of maxima (B, H, Tq) from tiles; heads with wide bounds are computed again.
 
-    def _bounded(self, largest: Tensor, wide: bool) -> Bounds:
-        """Bounds from values (B, H, Tq), or from a lower and an upper one of each; too wide ones are computed again.
-
-        ``wide``: they were computed in float64.
+        ``is_wide`` is True if they were computed in float64.
         """
-        bounds = self._widened(largest, wide)
+        bounds = self._with_rounding(largest, is_wide)
         head = bounds.per_head()
-        coarse = head.upper - head.lower > _WIDTH * head.value.abs().clamp(min=1.0)  # (B, H)
-        if not wide and bool(coarse.any()) and widened(largest).dtype == torch.float64:
-            chosen = coarse.nonzero().tolist()
-            again = self._widened(self._in_tiles(None, wide=True, heads=chosen)[0], wide=True)
-            bounds = Bounds(*(torch.where(coarse[..., None], new, old) for new, old in
-                              zip((again.lower, again.upper), (bounds.lower, bounds.upper), strict=True)))  # fmt: skip
-        seen = self._visible > 0
-        return Bounds(*(torch.where(seen, x, -math.inf) for x in (bounds.lower, bounds.upper)))
+        is_coarse = head.upper - head.lower > WIDEST_BOUNDS * head.value.abs().clamp(
+            min=1.0
+        )  # (B, H)
+        can_widen = not is_wide and widened(largest).dtype == torch.float64
+        if can_widen and bool(is_coarse.any()):
+            exact, _ = self._in_tiles(None, is_wide=True, heads=is_coarse.nonzero().tolist())
+            bounds = self._with_rounding(exact, is_wide=True).where(is_coarse[..., None], bounds)
+        nothing = torch.full_like(bounds.upper, -math.inf)
+        return bounds.where(self._visible > 0, Bounds(nothing, nothing))
 
-    def _widened(self, largest: Tensor, wide: bool) -> Bounds:
-        """The rounding of scores that were computed in float64 or float32."""
+    def _with_rounding(self, largest: Tensor, is_wide: bool) -> Bounds:
+        """Widen maxima (B, H, Tq) by the rounding of scores in float64 or float32."""
         queries, keys = self._norms
-        lower, upper = largest if largest.dim() == 4 else (largest, largest)
-        unit = 2.0**-53 if wide else 2.0**-24
+        unit = 2.0**-24
+        if is_wide:
+            unit = 2.0**-53
         d = self.query.shape[3]
-        error = (d + 4) * unit * abs(self.scale) * queries * keys
-        error = (
-            error
-            + 4 * unit * (self.softcap or 0.0)
-            + unit * torch.where(upper.isfinite(), upper.abs(), 0.0)
-        )
-        return Bounds(lower - error, upper + error)
-
-    def _largest_fused(self) -> Tensor:
-        """(2, B, H, Tq): a lower and an upper bound, rounding apart, through one fused call per group of heads."""
-        B, H, Tq = self._shape
-        Tk, d = self.key.shape[2:]
-        out = torch.empty((2, B, H, Tq), dtype=torch.float64, device=self.query.device)
-        additive = None if self.mask is None else self.mask.additive.float()
-        for b, heads in groups(B, H, max(Tq, Tk) * d):
-            q, k = (
-                self.query[b, heads].float(),
-                self.key[b, key_heads(heads, H, self.key.shape[1])].float(),
-            )
-            sharp = fused_attention(
-                q, k, part_of(additive, b, heads), self.is_causal, self.scale * _SHARP
-            )[1]
-            out[1, b, heads] = sharp.double() / _SHARP
-        out[0] = out[1] - self._visible.clamp(min=1).log() / _SHARP
-        return out
-
-    # Tiles
+        of_product = (d + 4) * unit * abs(self.scale) * queries * keys
+        of_softcap = 4 * unit * (self.softcap or 0.0)
+        of_result = unit * torch.where(largest.isfinite(), largest.abs(), 0.0)
+        error = of_product + of_softcap + of_result
+        return Bounds(largest - error, largest + error)
 
     def _in_tiles(
-        self, weights: Tensor | None, wide: bool, heads: list[list[int]] | None = None
+        self, weights: Tensor | None, is_wide: bool, heads: list[list[int]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The largest score of each query (B, H, Tq), and Σ of weights (B, H, Tq) times attention by key (B, H, Tk).
+        """Return the largest score of each query, and Σ of weights times attention for each key.
 
         Arguments:
-            weights: None if attention is not asked for.
-            wide: compute in float64.
+            weights: (B, H, Tq); None if attention is not needed.
+            is_wide: compute in float64.
             heads: (sample, head) of those to look at; all by default.
+
+        Returns:
+            (B, H, Tq) and (B, H, Tk).
         """
         B, H, Tq = self._shape
-        Tk = self.key.shape[2]
+        Hk, Tk = self.key.shape[1:3]
         largest = widened(torch.full((B, H, Tq), -math.inf, device=self.query.device))
         mass = torch.zeros((B, H, Tk), device=self.query.device)
         if Tk == 0:
             return largest, mass
-        additive = None if self.mask is None else self.mask.additive
-        for b, h in heads or [[b, h] for b in range(B) for h in range(H)]:
-            q, k = self.query[b, h], self.key[b, h // (H // self.key.shape[1])]
-            q, k = (widened(q), widened(k)) if wide else (q.float(), k.float())
-            added = part_of(additive, slice(b, b + 1), slice(h, h + 1))
-            bias = None if added is None else added[0, 0]
-            learned = None if self.learned_sinks is None else self.learned_sinks[h].to(q.dtype)
-            for rows, s in tiles(q, k, bias, self.is_causal, self.scale, self.softcap):
-                top = s.amax(dim=-1)
+        additive = None
+        if self.mask is not None:
+            additive = self.mask.additive
+        for b, h in heads or product(range(B), range(H)):
+            q = self.query[b, h]  # (Tq, d)
+            k = self.key[b, h // (H // Hk)]  # (Tk, d)
+            if is_wide:
+                q = widened(q)
+                k = widened(k)
+            else:
+                q = q.float()
+                k = k.float()
+            bias = None
+            if additive is not None:
+                bias = part_of(additive, slice(b, b + 1), slice(h, h + 1))[0, 0]  # (Tq or 1, Tk)
+            learned = None
+            if self.learned_sinks is not None:
+                learned = self.learned_sinks[h].to(q.dtype)
+            for rows, scores in tiles(q, k, bias, self.is_causal, self.scale, self.softcap):
+                top = scores.amax(dim=-1)  # (rows,)
                 largest[b, h, rows] = top.to(largest.dtype)
                 if weights is not None:
-                    _add_received(mass[b, h, : s.shape[1]], s, top, weights[b, h, rows], learned)
+                    in_tile = mass[b, h, : scores.shape[1]]
+                    _add_received(in_tile, scores, top, weights[b, h, rows], learned)
         return largest, mass
-
-    # Attention received
-
-    def _received_fused(self, weights: Tensor) -> Tensor:
-        """Σ of weights (B, H, Tq) times attention, by key (B, H, Tk): a vector–Jacobian product of the fused kernel."""
-        B, H, Tq = self._shape
-        Tk, d = self.key.shape[2:]
-        mass = torch.empty((B, H, Tk), device=self.query.device)
-        mask = None if self.mask is None else self.mask.additive.float()
-        for b, heads in groups(B, H, max(Tq, Tk) * d):
-            q, k = (
-                self.query[b, heads].float(),
-                self.key[b, key_heads(heads, H, self.key.shape[1])].float(),
-            )
-            k = k - k.mean(
-                dim=2, keepdim=True
-            )  # softmax does not see a common offset, float32 does
-            with torch.enable_grad():
-                values = torch.zeros_like(k, requires_grad=True)
-                out = functional.scaled_dot_product_attention(
-                    q * math.copysign(1.0, self.scale),
-                    k,
-                    values,
-                    part_of(mask, b, heads),
-                    is_causal=self.is_causal,
-                    scale=abs(self.scale),
-                )
-                given = weights[b, heads, :, None].expand_as(out).contiguous()
-                (gradient,) = torch.autograd.grad(out, values, given)
-            mass[b, heads] = gradient[..., 0]
-        return mass
-
-    def seen_by(self, weights: Tensor) -> Tensor:
-        """Σ of the weights of the queries that see a key, (B, H, Tk)."""
-        B, H, Tq = self._shape
-        Tk = self.key.shape[2]
-        if self.is_causal:  # key j is seen by the queries from j on
-            later = weights.flip(-1).cumsum(dim=-1).flip(-1)
-            return functional.pad(later, (0, max(0, Tk - Tq)))[..., :Tk]
-        if self.mask is None or self.mask.keep.shape[2] == 1:
-            counted = weights.sum(dim=-1, keepdim=True).expand(B, H, Tk)
-            return counted if self.mask is None else counted * self.mask.keep[:, :, 0]
-        seen = torch.empty((B, H, Tk), device=weights.device)
-        for b in range(B):
-            for h in range(H):
-                keep = part_of(self.mask.keep, slice(b, b + 1), slice(h, h + 1))
-                assert keep is not None
-                seen[b, h] = (keep[0, 0].float() * weights[b, h, :, None]).sum(dim=0)
-        return seen
 
 
 @dataclass(frozen=True, eq=False)
 class EagerLogits(Logits):
-    """Scores (B, H, Tq, columns) that eager attention made, and their softmax; a learned sink may be a column."""
+    """Scores (B, H, Tq, columns) that eager attention made; one column may be a learned sink."""
 
     scores: Tensor = field(repr=False)
     learned_sink: int | None = None
+
+    @cached_property
+    def largest(self) -> Bounds:
+        top = widened(self._largest_score)
+        top = torch.where(top <= self._lowest, -math.inf, top)
+        return Bounds(top, top)  # exact: the scores are those of the model
+
+    def weights(self, rows: Tensor | None) -> Tensor:
+        # NaN is not masked: it has to show.
+        is_real = ~(self._largest_score <= self._lowest)
+        if rows is not None:
+            is_real = is_real & rows
+        return is_real.to(torch.float32)
+
+    def mass(self, weights: Tensor) -> Tensor:
+        B, H, _, columns = self.scores.shape
+        mass = torch.zeros((B, H, columns), device=self.scores.device)
+        for b, h in product(range(B), range(H)):
+            scores = self.scores[b, h]  # (Tq, columns)
+            if scores.dtype not in (torch.float32, torch.float64):
+                scores = scores.float()
+            _add_received(mass[b, h], scores, scores.amax(dim=-1), weights[b, h], None)
+        return mass[..., self._keys]
+
+    def seen_by(self, weights: Tensor) -> Tensor:
+        B, H, _, columns = self.scores.shape
+        counts = torch.empty((B, H, columns), device=self.scores.device)
+        for b, h in product(range(B), range(H)):
+            scores = self.scores[b, h]  # (Tq, columns)
+            is_hidden = hidden_scores(scores, scores.amax(dim=-1, keepdim=True), self._lowest)
+            counts[b, h] = weights[b, h] @ (~is_hidden).float()
+        return counts[..., self._keys]
 
     @property
     def _keys(self) -> slice:
         return key_columns(self.learned_sink)
 
-    @cached_property
-    def largest(self) -> Bounds:
-        """Of each query, (B, H, Tq), over the keys that it sees: exact, for the scores are there."""
-        top = widened(self.scores[..., self._keys].amax(dim=-1))
-        top = torch.where(top <= self._lowest, -math.inf, top)
-        return Bounds(top, top)
+    @property
+    def _largest_score(self) -> Tensor:
+        """(B, H, Tq), masked keys included."""
+        return self.scores[..., self._keys].amax(dim=-1)
 
     @property
     def _lowest(self) -> float:
-        """What is not above this is masked; what is not a number is not."""
+        """Scores up to this are masked."""
         return lowest_seen(self.scores.dtype)
-
-    def weights(self, rows: Tensor | None) -> Tensor:
-        """(B, H, Tq): 1 for queries that see a key and are real, 0 for others."""
-        seen = ~(self.scores[..., self._keys].amax(dim=-1) <= self._lowest)
-        return (seen if rows is None else seen & rows).to(torch.float32)
-
-    def mass(self, weights: Tensor) -> Tensor:
-        """Σ of weights times attention, by key (B, H, Tk)."""
-        B, H, _, columns = self.scores.shape
-        mass = torch.zeros((B, H, columns), device=self.scores.device)
-        for b in range(B):
-            for h in range(H):
-                s = self.scores[b, h]
-                s = s if s.dtype in (torch.float32, torch.float64) else s.float()
-                _add_received(mass[b, h], s, s.amax(dim=-1), weights[b, h], None)
-        return mass[..., self._keys]
-
-    def seen_by(self, weights: Tensor) -> Tensor:
-        """Σ of the weights of the queries that see a key, (B, H, Tk)."""
-        B, H, _, columns = self.scores.shape
-        counted = torch.empty((B, H, columns), device=self.scores.device)
-        for b in range(B):
-            for h in range(H):
-                scores = self.scores[b, h]  # (Tq, columns)
-                hidden = hidden_scores(scores, scores.amax(dim=-1, keepdim=True), self._lowest)
-                counted[b, h] = weights[b, h] @ (~hidden).float()
-        return counted[..., self._keys]
 
 
 def _add_received(
-    mass: Tensor, s: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None
+    mass: Tensor, scores: Tensor, top: Tensor, weights: Tensor, learned: Tensor | None
 ) -> None:
-    """Add Σ weights · softmax of rows s (rows, keys) to mass (keys,); ``top`` is their maximum."""
+    """Add Σ weights · softmax of rows of scores (rows, keys) to mass (keys,).
+
+    ``top`` (rows,) is the largest score of each row, and ``learned`` the logit of a learned sink.
+    """
     if learned is not None:
         top = torch.maximum(top, learned)
     top = torch.where(top == -math.inf, 0.0, top)
-    e = below(s, top, s.dtype).exp_()
-    total = e.sum(dim=-1)
+    exponentials = below(scores, top, scores.dtype).exp_()  # (rows, keys)
+    total = exponentials.sum(dim=-1)
     if learned is not None:
         total = total + (learned - top).exp()
-    # a row that sees nothing has no weight
-    mass += (torch.where(weights > 0, weights / total, 0.0).to(e.dtype) @ e).to(mass.dtype)
+    # A row that sees nothing has no weight.
+    factors = torch.where(weights > 0, weights / total, 0.0).to(exponentials.dtype)
+    mass += (factors @ exponentials).to(mass.dtype)
 
 
 def logits_of(
-    q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None = None, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, softcap: float | None = None,
-) -> DotProductLogits:  # fmt: skip
-    """The scores of ``scaled_dot_product_attention`` with these arguments; a mask may come as a `Mask`."""
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | Mask | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+) -> DotProductLogits:
+    """Return the scores of ``scaled_dot_product_attention`` with these arguments."""
     q, k, mask = checked_inputs(q, k, attn_mask, is_causal, enable_gqa)
     return DotProductLogits(q, k, mask, is_causal, default_scale(scale, q.shape[-1]), softcap)
 
@@ -397,16 +383,17 @@ def max_logit(
     *,
     softcap: float | None = None,
 ) -> Bounds:
-    """The largest score of each head of ``scaled_dot_product_attention(q, k, …)``, with a certificate.
+    """Return the largest score of each head of ``scaled_dot_product_attention(q, k, …)``, with bounds.
 
-    For QK-clip and its like. Scores are those of the softmax: after scaling, soft-capping and the mask's bias.
+    For QK-clip and similar methods. Scores are those of the softmax: after scaling, soft-capping and
+    the mask's bias.
 
     Arguments:
         q, k, attn_mask, is_causal, scale, enable_gqa, softcap: as of `attention_stats`.
 
     Returns:
-        ``lower`` and ``upper``, (B, H) each: the exact maximum lies between them, at most 0.1 % of max(1, |max|) apart;
-        ``value`` is their middle. −inf for a head that sees no key.
+        ``lower`` and ``upper``, (B, H) each: the exact maximum lies between them, at most 0.1 % of
+        max(1, |max|) apart; ``value`` is their middle. −inf for a head that sees no key.
     """
     return logits_of(q, k, attn_mask, is_causal, scale, enable_gqa, softcap).largest.per_head()
 
@@ -422,14 +409,16 @@ def attention_received(
     softcap: float | None = None,
     rows: Tensor | None = None,
 ) -> Received:
-    """The attention that each key of ``scaled_dot_product_attention(q, k, …)`` receives, in O(T) memory.
+    """Return the attention that each key of ``scaled_dot_product_attention(q, k, …)`` receives.
+
+    Memory is O(T).
 
     Arguments:
         q, k, attn_mask, is_causal, scale, enable_gqa, softcap: as of `attention_stats`.
         rows: which queries are real, broadcastable to (B, H, Tq); all by default.
 
     Returns:
-        ``mass``, Σ_i p_ij over real queries; ``seen_by``, how many of them see the key; ``share``, their quotient, (B,
-        H, Tk) each; and ``largest_share`` (B, H) over keys that are seen often.
+        ``mass``, Σ_i p_ij over real queries; ``seen_by``, how many of them see the key; ``share``,
+        their quotient, (B, H, Tk) each; and ``largest_share`` (B, H) over keys that are seen often.
     """
     return logits_of(q, k, attn_mask, is_causal, scale, enable_gqa, softcap).received(rows)

