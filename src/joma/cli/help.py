@@ -54,7 +54,7 @@ class Command(_Plain, TyperCommand):
     """A command with plain help."""
 
 
-class Group(_Plain, TyperGroup):
+class CommandGroup(_Plain, TyperGroup):
     """A group of commands with plain help."""
 
 
@@ -89,7 +89,7 @@ def arrange(app: typer.Typer, panels: Iterable[tuple[str, Iterable[Any]]]) -> No
                 if id(info) not in known:
                     info.rich_help_panel = panel
     for path, info in _walk(app):
-        info.cls = Group if hasattr(info, "typer_instance") else Command
+        info.cls = CommandGroup if hasattr(info, "typer_instance") else Command
         if path in EXAMPLES:
             info.epilog = f"Example: [bold]{EXAMPLES[path]}[/bold]"
 

@@ -28,7 +28,7 @@ from joma.cli.terminal import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from joma.paper.exhibits.base import Outcome
+    from joma.paper.exhibits.base import ExhibitOutcome
     from joma.paper.exhibits.runner import Entry, Reproduction, Runner
 
 _WIDE = 150  # columns from which on the last table has a column for everything
@@ -235,7 +235,7 @@ def _print(out: Console, reproduction: Reproduction) -> None:
         out.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
 
 
-def _cells(outcome: Outcome) -> tuple[str, str, str]:
+def _cells(outcome: ExhibitOutcome) -> tuple[str, str, str]:
     """Verdict, the deciding number, and the paper's."""
     if outcome.verdict is None:
         return "error", outcome.error or "", ""
@@ -245,7 +245,7 @@ def _cells(outcome: Outcome) -> tuple[str, str, str]:
     return said.verdict, measured, said.paper
 
 
-def _time(outcome: Outcome) -> str:
+def _time(outcome: ExhibitOutcome) -> str:
     return _clock(outcome.seconds) if outcome.fresh else "there"
 
 

@@ -20,7 +20,7 @@ from joma._runs import Run, write_json
 from joma.paper.exhibits.base import Exhibit, reproduce
 from joma.paper.exhibits.index import get
 from joma.paper.exhibits.spot_check import compute_slice
-from joma.paper.records import FOLDER, Record, Slice, pack
+from joma.paper.records import FOLDER, ExhibitRecord, Slice, pack
 
 PRESET = "laptop"
 # Results of smaller seeds were looked at when rules were changed: a record is a fresh test.
@@ -30,7 +30,7 @@ _TIMES = "processor-seconds.json"
 _LOWEST_PRIORITY = 19
 
 
-def make_record(exhibit: Exhibit, out: Path = OUT, folder: Path = FOLDER) -> Record:
+def make_record(exhibit: Exhibit, out: Path = OUT, folder: Path = FOLDER) -> ExhibitRecord:
     """Run an exhibit at its longer preset, compute its slices, and pack them."""
     with _measured(out, exhibit.id):
         outcome = reproduce(exhibit, PRESET, out, SEED)
@@ -41,7 +41,7 @@ def make_record(exhibit: Exhibit, out: Path = OUT, folder: Path = FOLDER) -> Rec
 
 def pack_finished(
     exhibit: Exhibit, run: Run, core_minutes: float | None, command: str, folder: Path = FOLDER
-) -> Record:
+) -> ExhibitRecord:
     """Pack a run that is done, with the slices of its exhibit."""
     experiment = exhibit.experiment
     settings = run.info["config"]["settings"]

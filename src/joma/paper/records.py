@@ -64,7 +64,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Record:
+class ExhibitRecord:
     """A longer run of an exhibit, with its data."""
 
     exhibit: str
@@ -99,7 +99,7 @@ class Record:
         return _unpack(self.path, f"slices/{name}/", folder)
 
 
-def load(exhibit: str, folder: Path = FOLDER) -> Record | None:
+def load(exhibit: str, folder: Path = FOLDER) -> ExhibitRecord | None:
     """Return the record of an exhibit, or None if there is none.
 
     Raises `DamagedRecord` for a file that cannot be read or that has another format.
@@ -122,10 +122,10 @@ def load(exhibit: str, folder: Path = FOLDER) -> Record | None:
             f"{FORMAT}: make it again with `make record EXHIBIT={exhibit}`"
         )
     slices = {name: Slice(**stored) for name, stored in details.pop("slices").items()}
-    return Record(**details, slices=slices, path=path)
+    return ExhibitRecord(**details, slices=slices, path=path)
 
 
-def all_records(folder: Path = FOLDER) -> Iterator[Record]:
+def all_records(folder: Path = FOLDER) -> Iterator[ExhibitRecord]:
     """Yield all records, in the order of their names."""
     for path in sorted(folder.glob("*.zip")):
         record = load(path.stem, folder)
@@ -140,7 +140,7 @@ def pack(
     command: str,
     core_minutes: float | None,
     folder: Path = FOLDER,
-) -> Record:
+) -> ExhibitRecord:
     """Write the record of a finished exhibit.
 
     Arguments:

@@ -27,7 +27,7 @@ from joma.cli import reproduce as reproduce_command
 from joma.paper import claims as registry
 from joma.paper.claims import Claim
 from joma.paper.exhibits import exhibits, get
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Outcome
+from joma.paper.exhibits.base import Exhibit, ExhibitOutcome, Experiment, Judgement
 from joma.paper.exhibits.runner import Entry, Reproduction, Runner, stored_claims, time_left
 from joma.paper.verdict import Verdict
 
@@ -228,7 +228,7 @@ def test_without_names_all_exhibits_and_the_claims_are_asked_for(tmp_path, monke
 
     def run(self):
         asked.update(vars(self))
-        broken = Outcome(self.exhibits[0], self.out, None, 0.0, error="ValueError: no")
+        broken = ExhibitOutcome(self.exhibits[0], self.out, None, 0.0, error="ValueError: no")
         return Reproduction(
             [broken],
             [registry.check(Claim(id="A", check=lambda variant: variant == "control", **CLAIM))],
@@ -292,9 +292,9 @@ def reproduction():
     wordy = Judgement(Verdict.FAILS, "rule", "a summary of many words that goes on and on " * 3)
     return Reproduction(
         [
-            Outcome(good, None, verdict, 12.3),
-            Outcome(broken, None, None, 0.1, error="ValueError: [red]no"),
-            Outcome(long, None, wordy, 0.0, fresh=False),
+            ExhibitOutcome(good, None, verdict, 12.3),
+            ExhibitOutcome(broken, None, None, 0.1, error="ValueError: [red]no"),
+            ExhibitOutcome(long, None, wordy, 0.0, fresh=False),
         ],
         claims_error="its process was killed",
     )

@@ -72,7 +72,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Group:
+class StatementGroup:
     """The paper's statements, or those beyond it."""
 
     name: str
@@ -125,12 +125,12 @@ def findings(
     )
 
 
-def _groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[Group]:
+def _groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[StatementGroup]:
     """The paper's statements, then those beyond it."""
     from joma.paper.claims import Kind
 
-    papers = Group("The paper's", [], [])
-    ours = Group("Ours", [], [])
+    papers = StatementGroup("The paper's", [], [])
+    ours = StatementGroup("Ours", [], [])
     for result in results:
         group = ours if result.claim.kind is Kind.EXTENSION else papers
         group.claims.append(result)
@@ -140,7 +140,7 @@ def _groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[Group]:
     return [papers, ours]
 
 
-def _columns(groups: Sequence[Group], verdict: Verdict) -> list[int]:
+def _columns(groups: Sequence[StatementGroup], verdict: Verdict) -> list[int]:
     """A row of the table: claims, this run and longer runs, each of the paper and beyond it."""
     papers, ours = (group.counts(verdict) for group in groups)
     return [number for pair in zip(papers, ours, strict=True) for number in pair]
@@ -156,7 +156,7 @@ def _row(result: Result) -> str:
     return ROWS.get(head[0], REST) if head[1:].isdigit() else REST
 
 
-def _sentences(groups: Sequence[Group], verdicts: Sequence[Verdict], none: str) -> Markup:
+def _sentences(groups: Sequence[StatementGroup], verdicts: Sequence[Verdict], none: str) -> Markup:
     """Return one paragraph per group: how many have each of the verdicts, the first of them by name."""
     paragraphs: list[Markup] = []
     for group in groups:
@@ -169,7 +169,7 @@ def _sentences(groups: Sequence[Group], verdicts: Sequence[Verdict], none: str) 
     return Markup("").join(paragraphs) or Markup("<p>{}</p>").format(none)
 
 
-def _part(group: Group, verdict: Verdict) -> Markup:
+def _part(group: StatementGroup, verdict: Verdict) -> Markup:
     """Return a clause such as "21 claims and 3 exhibits of this run hold: …"; nothing if none has the verdict."""
     claims, here, longer = group.counts(verdict)
     counted = []

@@ -24,14 +24,14 @@ from joma.paper.verdict import Verdict
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
-    from joma.paper.exhibits import Exhibit, Outcome
+    from joma.paper.exhibits import Exhibit, ExhibitOutcome
 
 SENTENCE = 240  # characters of what was measured, beside the figure; the rest is in the fold-out
 
 
 def write_report(
     out: Path,
-    exhibits: Iterable[Exhibit | Outcome],
+    exhibits: Iterable[Exhibit | ExhibitOutcome],
     claims: list[Result] | None,
     *,
     preset: str,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joma.paper.exhibits.base import Exhibit, Outcome
+    from joma.paper.exhibits.base import Exhibit, ExhibitOutcome
     from joma.paper.exhibits.runner import Reproduction, Runner
 
 
@@ -105,7 +105,7 @@ def with_page(runner: Runner, reproduction: Reproduction) -> Reproduction:
     from joma.paper.exhibits.runner import read_claims
 
     outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
-    all_there: list[Exhibit | Outcome] = []
+    all_there: list[Exhibit | ExhibitOutcome] = []
     for name in names():
         if name in outcomes:
             all_there.append(outcomes[name])

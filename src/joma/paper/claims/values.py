@@ -17,7 +17,7 @@ from joma.theory.tasks import random_gradients
 D, TOKENS, NODES, END = 10, 5, 3, 1.5
 
 
-class Path(NamedTuple):
+class ValuePath(NamedTuple):
     """A block with a value map over time: w (T, d, K), W_V (T, d, d), z (T, M), and its embeddings (d, M + 1)."""
 
     w: Array
@@ -28,7 +28,7 @@ class Path(NamedTuple):
 
 def _flow(
     attention: str, task: Task, U: Array, start: tuple[Array, Array, Array], *, trained: bool
-) -> Path:
+) -> ValuePath:
     """The gradient flow of h = φ(wᵀ(W_V U_C b + u_m)), written down for (w, W_V, z) as they stand."""
     sigma, phi = Attention(attention), as_activation("gelu")
     shapes = [part.shape for part in start]
@@ -55,7 +55,7 @@ def _flow(
         part.T.reshape(-1, *shape)
         for part, shape in zip(np.split(solved.y, edges), shapes, strict=True)
     )
-    return Path(w, W, z, U)
+    return ValuePath(w, W, z, U)
 
 
 def _draw(attention: str, seed: int) -> tuple[Task, Array, tuple[Array, Array, Array]]:
@@ -100,7 +100,7 @@ def s2_values(variant: Variant) -> Iterator[float]:
 
 
 @functools.cache
-def _trained(seed: int) -> Path:
+def _trained(seed: int) -> ValuePath:
     task, U, start = _draw("exp", seed)
     return _flow("exp", task, U, start, trained=True)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from joma._data.packaged import Packaged
     from joma._show.plots import Chart
     from joma.paper.exhibits.spot_check import SpotCheck
-    from joma.paper.records import Record
+    from joma.paper.records import ExhibitRecord
     from joma.paper.verdict import Verdict
 
 PRESETS = ("default", "laptop", "paper")
@@ -188,7 +188,7 @@ def wide(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExhibitOutcome:
     """One exhibit, made or found."""
 
     exhibit: Exhibit
@@ -220,7 +220,7 @@ def _config(exhibit: Exhibit, preset: str) -> dict[str, Any]:
     }
 
 
-def _record_of(exhibit: Exhibit) -> Record:
+def _record_of(exhibit: Exhibit) -> ExhibitRecord:
     from joma.paper.records import load
 
     record = load(exhibit.id)
@@ -307,7 +307,7 @@ def check_output(
 def reproduce(
     exhibit: Exhibit, preset: str = "default", out: Path = Path("runs/reproduce"), seed: int = 0, *, force: bool = False,
     progress: Progress | None = None,
-) -> Outcome:  # fmt: skip
+) -> ExhibitOutcome:  # fmt: skip
     """Run, draw and judge one exhibit into ``out/<id>``; nothing is written there until all three are done.
 
     With ``force`` the runs that it referred to, trainings and scans beside it, are made again, too.
@@ -317,12 +317,12 @@ def reproduce(
     path = out / exhibit.id
     config = _config(exhibit, preset)
     if not force and _ready(path, config, seed):
-        return Outcome(
+        return ExhibitOutcome(
             exhibit, path, load_verdict(path), 0.0, fresh=False, checks=load_checks(path)
         )
     if preset not in exhibit.experiment.settings:
         judgement, checks = _show_record(exhibit, path, config, seed)
-        return Outcome(exhibit, path, judgement, time.perf_counter() - start, checks=checks)
+        return ExhibitOutcome(exhibit, path, judgement, time.perf_counter() - start, checks=checks)
     if force and (path / "run.json").exists():
         _remove(Run(path).members)
     experiment = exhibit.experiment
@@ -343,7 +343,7 @@ def reproduce(
                     writer, config["settings"], seed, progress or (lambda share, what: None)
                 )
             judgement = _draw_and_judge(exhibit, Run(folder), folder)
-    return Outcome(exhibit, path, judgement, time.perf_counter() - start)
+    return ExhibitOutcome(exhibit, path, judgement, time.perf_counter() - start)
 
 
 def _draw_and_judge(exhibit: Exhibit, run: Run, folder: Path) -> Judgement:

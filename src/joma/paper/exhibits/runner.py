@@ -16,7 +16,7 @@ from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine,
 from joma._runs import tidy, write_atomic, write_json
 from joma.paper.exhibits.base import (
     Exhibit,
-    Outcome,
+    ExhibitOutcome,
     check_output,
     load_checks,
     ready,
@@ -70,7 +70,7 @@ class Entry:
 class Reproduction:
     """All that was made, now or earlier."""
 
-    outcomes: list[Outcome]
+    outcomes: list[ExhibitOutcome]
     claims: list[Result] | None = None  # None if they were not asked for, or not to be had
     claims_error: str | None = None
     claims_seconds: float = 0.0
@@ -124,7 +124,9 @@ class Runner:
     show: Callable[[list[Entry], float], None] = lambda entries, left: None
     finished: Callable[[Entry], None] = lambda entry: None
     _entries: dict[str, Entry] = field(default_factory=dict, init=False)
-    _values: dict[str, Any] = field(default_factory=dict, init=False)  # Outcome, or list[Result]
+    _values: dict[str, Any] = field(
+        default_factory=dict, init=False
+    )  # ExhibitOutcome, or list[Result]
     _errors: dict[str, str] = field(default_factory=dict, init=False)
 
     def run(self) -> Reproduction:
@@ -170,7 +172,9 @@ class Runner:
             elif (verdict := ready(entry.exhibit, self.preset, self.out, self.seed)) is not None:
                 path = self.out / entry.id
                 checks = load_checks(path)
-                value = Outcome(entry.exhibit, path, verdict, 0.0, fresh=False, checks=checks)
+                value = ExhibitOutcome(
+                    entry.exhibit, path, verdict, 0.0, fresh=False, checks=checks
+                )
             if value is not None:
                 entry.fresh = False
                 self._take(entry, JobEnd(entry.id, value))
@@ -235,14 +239,16 @@ class Runner:
             else:
                 error = self._errors[entry.id]
                 result.outcomes.append(
-                    Outcome(entry.exhibit, self.out / entry.id, None, entry.seconds, error=error)
+                    ExhibitOutcome(
+                        entry.exhibit, self.out / entry.id, None, entry.seconds, error=error
+                    )
                 )
         return result
 
 
 def _reproduce(
     exhibit: Exhibit, preset: str, out: Path, seed: int, force: bool, progress: Progress
-) -> Outcome:
+) -> ExhibitOutcome:
     return reproduce(exhibit, preset, out, seed, force=force, progress=progress)
 
 
@@ -260,7 +266,7 @@ def check_claims(progress: Progress) -> list[Result]:
 
 def _words(value: Any) -> tuple[str, str]:
     """The verdict and what decided it, in a line."""
-    if isinstance(value, Outcome):
+    if isinstance(value, ExhibitOutcome):
         assert value.verdict is not None
         return value.verdict.verdict, value.verdict.measured or value.verdict.summary
     wrong = [result.id for result in value if not result.ok]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joma._runs import Run, RunWriter
-from joma.paper.records import DIGITS, Record, Slice
+from joma.paper.records import DIGITS, ExhibitRecord, Slice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ def compute_slice(exhibit: Exhibit, short: Slice, folder: Path) -> Run:
     return Run(folder)
 
 
-def spot_checks(exhibit: Exhibit, record: Record) -> tuple[SpotCheck, ...]:
+def spot_checks(exhibit: Exhibit, record: ExhibitRecord) -> tuple[SpotCheck, ...]:
     """Check all slices of a record whose data are present."""
     from joma._data.present import is_present
 
@@ -99,7 +99,7 @@ def spot_checks(exhibit: Exhibit, record: Record) -> tuple[SpotCheck, ...]:
     return tuple(spot_check(exhibit, record, name) for name in names)
 
 
-def spot_check(exhibit: Exhibit, record: Record, name: str) -> SpotCheck:
+def spot_check(exhibit: Exhibit, record: ExhibitRecord, name: str) -> SpotCheck:
     """Compute one slice of a record here, and compare all numbers that both have."""
     with tempfile.TemporaryDirectory() as folder:
         here = compute_slice(exhibit, record.slices[name], Path(folder) / "here" / exhibit.id)
@@ -107,7 +107,7 @@ def spot_check(exhibit: Exhibit, record: Record, name: str) -> SpotCheck:
         return compare(name, here.frame(), recorded.frame(), is_comparable=_same_versions(record))
 
 
-def _recorded_rows(record: Record, name: str, folder: Path) -> Run:
+def _recorded_rows(record: ExhibitRecord, name: str, folder: Path) -> Run:
     if name == "record":
         return record.unpack(folder)
     return record.unpack_slice(name, folder)
@@ -155,7 +155,7 @@ def _labelled(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return frame.assign(**{key: frame[key].map(f"{{:.{DIGITS}g}}".format) for key in floats})
 
 
-def _same_versions(record: Record) -> bool:
+def _same_versions(record: ExhibitRecord) -> bool:
     """True if the libraries that decide the last digits have the record's major and minor version."""
     import torch
 

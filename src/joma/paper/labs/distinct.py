@@ -38,7 +38,7 @@ from joma.paper.labs.hierarchy_data import Hierarchy, Ints
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from joma.paper.labs.hierarchy import Block, HierarchyTransformer
+    from joma.paper.labs.hierarchy import HierarchyTransformer, TreeBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
     """Logits of the distinct sequences, (r, C)."""
     h = model.embed(distinct.words)  # (m, d)
     final = len(model.blocks) - 1
-    for n, block in enumerate(cast("Iterable[Block]", model.blocks)):
+    for n, block in enumerate(cast("Iterable[TreeBlock]", model.blocks)):
         query = distinct.word if n == 0 else None  # None: every row of h is a query
         bias = distinct.node_bias if n else distinct.word_bias
         if n == final:
@@ -136,7 +136,7 @@ def distinct_logits(model: HierarchyTransformer, distinct: Distinct) -> Tensor:
     return model.classes(h)
 
 
-def _attend(block: Block, h: Tensor, query: Tensor | None, bias: Tensor) -> Tensor:
+def _attend(block: TreeBlock, h: Tensor, query: Tensor | None, bias: Tensor) -> Tensor:
     """Attention plus residual of the rows ``query`` of ``h`` (n, d), which see the rows of ``h`` under ``bias``."""
     scale = h.shape[1] ** -0.5
     if query is not None and len(query) < len(h):

@@ -25,7 +25,7 @@ from joma.paper.labs.hierarchy_data import Hierarchy
 Method = Literal["auto", "plain", "distinct"]
 
 
-class Block(nn.Module):
+class TreeBlock(nn.Module):
     """One head of causal attention and an MLP, each with a residual and a LayerNorm behind it."""
 
     def __init__(self, d: int, hidden: int) -> None:
@@ -72,7 +72,7 @@ class HierarchyTransformer(nn.Module):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         self.embed = nn.Embedding(M, d)
         self.blocks = nn.ModuleList(
-            Block(d, 4 * M if hidden is None else hidden) for _ in range(layers)
+            TreeBlock(d, 4 * M if hidden is None else hidden) for _ in range(layers)
         )
         self.classes = nn.Linear(d, C)
 

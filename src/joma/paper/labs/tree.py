@@ -28,7 +28,7 @@ from torch.nn import functional
 from joma._data.trees import tree as make_tree
 from joma._runs import Run, RunWriter, staged
 from joma._train.settings import check_whole
-from joma.paper.labs.hierarchy import Block, HierarchyTransformer
+from joma.paper.labs.hierarchy import HierarchyTransformer, TreeBlock
 from joma.paper.labs.ncorr import held_out_correlation, maximal_activations
 from joma.theory.hierarchy import HBLT, HBLTSamples
 
@@ -117,7 +117,7 @@ def attention_over_uniform(
     with torch.no_grad():
         h = model.embed(x)
         for block in model.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TreeBlock)
             scores = block.query(h) @ block.key(h).mT / h.shape[2] ** 0.5
             attention = (
                 scores.masked_fill(earlier == 0, -torch.inf).softmax(dim=-1) * visible[:, None]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from joma.paper.exhibits.base import Judgement
-from joma.paper.records import Record, load
+from joma.paper.records import ExhibitRecord, load
 
 FOLDER = Path(__file__).parent
 # Raise it when the fields of a record change their meaning, and convert or repeat the records.
@@ -73,7 +73,7 @@ def recorded(exhibit: str) -> Recorded | None:
     return next((record for record in records() if record.exhibit == record.item == exhibit), None)
 
 
-def _judged(record: Record) -> Recorded:
+def _judged(record: ExhibitRecord) -> Recorded:
     from joma.paper.exhibits.index import get
 
     (exhibit,) = get([record.exhibit])
