@@ -26,13 +26,13 @@ from joma.cli import (
     superpose,
     train,
 )
-from joma.cli.help import Group, arrange
+from joma.cli.help import CommandGroup, arrange
 
 app = typer.Typer(
     name="joma",
     help="Training dynamics of Transformers: the JoMA theory, checked, and its gauges on your own models.",
     no_args_is_help=True,
-    cls=Group,
+    cls=CommandGroup,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -54,12 +54,13 @@ def fired_by_both(
     """
     import torch
 
+    from joma._checkpoints.options import CheckpointOptions
     from joma._data.pretrained import encode
     from joma._inspect.collect import collect
     from joma._inspect.group import FIRES
     from joma._inspect.windows import open_model
 
-    net, tokenizer = open_model(model, None, revision, text=True)
+    net, tokenizer = open_model(model, CheckpointOptions(), revision)
     strongest = {layer: kept.value.amax(dim=1) for layer, kept in corpus.strongest.items()}
 
     def fired(text: str) -> dict[int, Any]:
