@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from joma._checkpoints.options import CheckpointOptions
 from joma._data.pretrained import encode
 from joma._inspect.superpose import superpose
 from joma._inspect.windows import open_model
@@ -188,7 +189,7 @@ def test_figure_10_counts_the_neurons_that_both_texts_of_a_pair_fire(tiny, made)
     model = _series.checkpoints(tiny.path)[5]
     corpus = superpose(model, str(made["fig10"].path.parent / "text.txt"), tokens=3000)
     strongest = torch.cat([kept.value.amax(1) for kept in corpus.strongest.values()])
-    net, tokenizer = open_model(model, None, None, text=True)
+    net, tokenizer = open_model(model, CheckpointOptions(), None)
     texts = _texts.PAIRS[0][0], _texts.PAIRS[2][1]
     a, b = (peaks(net, encode(tokenizer, text)) >= 0.5 * strongest for text in texts)
     assert _texts.fired_by_both(model, None, corpus)[0][2] == int((a & b).sum()) > 0
