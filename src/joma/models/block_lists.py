@@ -75,7 +75,9 @@ def _blocks_of_list(
 
 def _outermost_lists(top: str, modules: Sequence[str]) -> list[list[str]]:
     """Return the elements of each list below a module that lies in no other list below it."""
-    depth = len(top.split(".")) if top else 0
+    depth = 0
+    if top:
+        depth = len(top.split("."))
     lists: dict[str, list[str]] = {}
     for name in modules:
         parts = name.split(".")

@@ -51,20 +51,26 @@ def update_of(module: Any) -> Tensor:
     """Return Σ scaling·B A over the active adapters, (outputs, inputs)."""
     if not isinstance(_factors(module)[0], nn.ModuleDict):
         return _single_update(module)
-    total: Tensor | None = None
+    updates = []
     for name in _active_adapters(module):
         matrix_b = module.lora_B[name].weight.flatten(1)  # (outputs, rank)
         matrix_a = module.lora_A[name].weight.flatten(1)  # (rank, inputs)
-        update = module.scaling[name] * (matrix_b @ matrix_a)
-        total = update if total is None else total + update
-    if total is not None:
-        return total
+        updates.append(module.scaling[name] * (matrix_b @ matrix_a))
+    if updates:
+        return _sum(updates)
     base = base_of(module)
     weight: Any = base.weight
     shape = weight.shape
     if not isinstance(base, (nn.Linear, nn.modules.conv._ConvNd)):
         shape = shape[::-1]  # GPT-2's Conv1D keeps (inputs, outputs)
     return torch.zeros(shape, device=weight.device)
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
 
 
 def with_update(module: Any, base: Tensor) -> Tensor:
@@ -80,9 +86,9 @@ def with_update(module: Any, base: Tensor) -> Tensor:
 
 def _factors(module: Any) -> tuple[Any, Any]:
     """Return A and B as a library keeps them: modules, parameters, or None."""
-    return _child_or_parameter(module, "lora_A", "lora_a"), _child_or_parameter(
-        module, "lora_B", "lora_b"
-    )
+    factor_a = _child_or_parameter(module, "lora_A", "lora_a")
+    factor_b = _child_or_parameter(module, "lora_B", "lora_b")
+    return factor_a, factor_b
 
 
 def _child_or_parameter(module: Any, *names: str) -> Any:
@@ -95,10 +101,11 @@ def _child_or_parameter(module: Any, *names: str) -> Any:
 
 
 def _matrix(factor: Any) -> Tensor | None:
-    weight = factor.weight if isinstance(factor, nn.Linear) else factor
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
+    if isinstance(factor, nn.Linear):
+        factor = factor.weight
+    if not isinstance(factor, Tensor) or factor.dim() != 2:
         return None
-    return weight
+    return factor
 
 
 def _base_holder(module: Any) -> nn.Module | None:

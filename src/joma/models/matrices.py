@@ -10,6 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from joma.models.lora import base_of, is_lora, is_readable, update_of
+from joma.models.names import join
 from joma.models.sharded import gather
 from joma.models.weights import (
     base_weight,
@@ -153,11 +154,13 @@ class LinearMap:
 
     def matrix(self, name: str | None = None) -> Matrix:
         """Return the matrix of this map for weight gauges, under another name if one is given."""
-        update = self._update if self.is_adapted else None
         finish: Callable[[list[Tensor]], list[Tensor]] = flatten_all
         if self.groups > 1:
             finish = partial(block_diagonal, self.groups)
-        return Matrix(name or self.name, self._views, finish, update=update)
+        matrix = Matrix(name or self.name, self._views, finish)
+        if self.is_adapted:
+            matrix = replace(matrix, update=self._update)
+        return matrix
 
     def part(self, name: str, start: int, stop: int) -> LinearMap:
         """Return the rows from start to stop as a map."""
@@ -223,8 +226,7 @@ def matrices_by_name(modules: Mapping[str, nn.Module], names: str | Sequence[str
     for path, module in modules.items():
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 2:
-                name = f"{path}.{key}" if path else key
-                matrices[name] = partial(_parameter_views, module, key)
+                matrices[join(path, key)] = partial(_parameter_views, module, key)
     full_names = {name.removesuffix(".weight"): name for name in matrices}
     if isinstance(names, str):
         pattern = names

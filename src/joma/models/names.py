@@ -132,6 +132,13 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {plain_name(name): module for name, module in model.named_modules()}
 
 
+def join(parent: str, name: str) -> str:
+    """Return the name of a module or parameter inside another one; the model itself is ``""``."""
+    if not parent:
+        return name
+    return f"{parent}.{name}"
+
+
 def last_part(path: str) -> str:
     """Return the name of a module inside its parent."""
     return path.rpartition(".")[2]

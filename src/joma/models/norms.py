@@ -103,8 +103,10 @@ def placement_of(layer: nn.Module, attention: nn.Module) -> Placement | None:
     # torch.nn.TransformerEncoderLayer and OPT say so themselves.
     for attribute in ("norm_first", "do_layer_norm_before"):
         is_first = getattr(layer, attribute, None)
-        if isinstance(is_first, bool):
-            return "pre" if is_first else "post"
+        if is_first is True:
+            return "pre"
+        if is_first is False:
+            return "post"
     family = family_of(attention)
     if family in _PRE_FAMILIES:
         return "pre"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from joma.models.lora import base_of, is_lora
 from joma.models.matrices import LinearMap, Matrix, linear_map
-from joma.models.names import PROJECTIONS, family_of, parent_of
+from joma.models.names import PROJECTIONS, family_of, join, parent_of
 from joma.models.sharded import gather
 from joma.models.weights import flat_rows, is_conv1d
 
@@ -90,7 +90,7 @@ class AttentionStructure:
 
     def matrix(self, part: str) -> Matrix | None:
         """Return the matrix of q, k, v, o, or of a product per head, qk (W_Q W_Kᵀ) or vo (W_O W_V)."""
-        title = f"{self.name}.{part}" if self.name else part
+        title = join(self.name, part)
         if part == "qk":
             return self._queries_and_keys(title)
         if part == "vo":
@@ -169,7 +169,7 @@ def _attention(
     query = _projection(name, module, "q")
     key = _projection(name, module, "k")
     value = _projection(name, module, "v")
-    heads = heads_of(module)
+    heads, key_heads = heads_of(module) or (None, None)
     reasons = []
     if row_order(module) is None:
         reasons.append("the order of the rows of its fused projection is not known")
@@ -186,8 +186,8 @@ def _attention(
         key=key,
         value=value,
         output=output,
-        heads=None if heads is None else heads[0],
-        key_heads=None if heads is None else heads[1],
+        heads=heads,
+        key_heads=key_heads,
         reason="; ".join(reasons),
     )
 
@@ -207,7 +207,7 @@ def _projection(name: str, module: nn.Module, part: str) -> LinearMap | None:
     order = row_order(module)
     if order is None:
         return None
-    title = f"{name}.{part}" if name else part
+    title = join(name, part)
     separate = _child(module, part)
     if separate is not None:
         return linear_map(title, separate)
@@ -253,15 +253,18 @@ def _rows_of_part(
     all_rows: int, part: str, order: RowOrder, heads: int, key_heads: int
 ) -> int | None:
     """Return how many rows of a fused projection are q, k or v; None if they cannot be split so."""
-    if order is RowOrder.PARTS or order is RowOrder.GROUPS:
-        parts = heads + 2 * key_heads
-        own_parts = heads if part == "q" else key_heads
+    if order is RowOrder.QUARTERS:
+        parts = 12
+        own_parts = 4
     elif order is RowOrder.HEADS:
         parts = 3 * heads
         own_parts = heads
+    elif part == "q":
+        parts = heads + 2 * key_heads
+        own_parts = heads
     else:
-        parts = 12
-        own_parts = 4
+        parts = heads + 2 * key_heads
+        own_parts = key_heads
     # The in_proj of a state-space mixer has other parts.
     if all_rows % parts != 0:
         return None

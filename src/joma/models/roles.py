@@ -55,7 +55,7 @@ class Roles:
             return False
         if self._is_inside_attention(around):
             return False
-        parent = around[-1] if around else block
+        parent = (block, *around)[-1]
         is_in_mlp = self._says_mlp(parent)
         if names.is_projection_name(names.last_part(name)) and not (is_in_mlp and around):
             return False
@@ -108,8 +108,7 @@ class Roles:
 
     def _mlp_around(self, name: str) -> str | None:
         """Return the outermost MLP around a map, inside its innermost scope."""
-        scopes = self.scopes(name)
-        innermost = scopes[0] if scopes else ""
+        innermost = (*self.scopes(name), "")[0]
         for path in self._modules_between(innermost, name):
             if self._says_mlp(path):
                 return path
@@ -147,7 +146,9 @@ class Roles:
     def _is_list_of_attention(self, list_name: str, element: str) -> bool:
         if names.is_attention_name(list_name):
             return True
-        class_name = self._class_name(element) if element else ""
+        if not element:
+            return False
+        class_name = self._class_name(element)
         return names.looks_like_attention(class_name) and not names.is_layer_class(class_name)
 
     def _is_inside_attention(self, around: list[str]) -> bool:
@@ -182,15 +183,17 @@ class Roles:
     def _are_neighbours(self, common: str, lower: str, upper: str) -> bool:
         """True if no other map lies between two maps of a sequence, or in an element with them."""
         module = self._modules.get(common)
-        children = [] if module is None else [name for name, _ in module.named_children()]
+        if module is None:
+            return True
+        children = [name for name, _ in module.named_children()]
         if not children or not all(child.isdigit() for child in children):
             return True
-        start = len(common) + 1 if common else 0
+        start = len(names.join(common, ""))
         first = children.index(lower[start:].split(".")[0])
         last = children.index(upper[start:].split(".")[0])
         counts = []
         for child in children[first : last + 1]:
-            path = f"{common}.{child}" if common else child
+            path = names.join(common, child)
             counts.append(self._count_inside[path] or int(path in self._maps))
         return counts[0] == counts[-1] == 1 and not any(counts[1:-1])
 
@@ -214,11 +217,12 @@ class Roles:
             holder = self._modules.get(names.parent_of(path))
             if not isinstance(holder, nn.Sequential):
                 return False
-            children = list(holder.named_children())
-            keys = [key for key, _ in children]
-            own_key = names.last_part(path)
-            start = keys.index(own_key) + 1 if own_key in keys else 0
-            for _, child in children[start:]:
+            children = dict(holder.named_children())
+            following = list(children)
+            if names.last_part(path) in children:
+                following = following[following.index(names.last_part(path)) + 1 :]
+            for key in following:
+                child = children[key]
                 if names.ACTIVATION_CLASS.search(type(child).__name__):
                     return True
                 if next(child.parameters(), None) is not None:

@@ -89,9 +89,13 @@ def _position(name: str, shape: Shape, is_transposed: bool) -> tuple[tuple[int, 
     The finder expects a lower MLP matrix before its upper one; the order of a file means nothing.
     """
     parts = name.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    end_of_layer = numbers[-1] + 1 if numbers else 0
-    layer = natural_order(".".join(parts[:end_of_layer])) if numbers else []
+    end_of_layer = 0
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            end_of_layer = place + 1
+    layer: list[tuple[int, int, str]] = []
+    if end_of_layer:
+        layer = natural_order(".".join(parts[:end_of_layer]))
     is_upper = _leads_out(parts[end_of_layer:], shape, is_transposed)
     return (*layer, (2, int(is_upper), ""), *natural_order(name))
 
@@ -106,7 +110,9 @@ def _leads_out(parts: Sequence[str], shape: Shape, is_transposed: bool) -> bool:
     if len(shape) != 2:
         return False
     # Without a name, shapes decide: most MLPs are wider inside.
-    rows, columns = reversed(shape) if is_transposed else shape
+    rows, columns = shape
+    if is_transposed:
+        return rows > columns
     return columns > rows
 
 

@@ -22,6 +22,7 @@ from joma.models.names import (
     ATTENTION,
     has_projections,
     is_inside,
+    join,
     last_part,
     looks_like_attention,
     named_modules,
@@ -74,12 +75,16 @@ class BlockStructure:
     @property
     def attention(self) -> AttentionStructure | None:
         """The first attention module; None if the block has none."""
-        return self.attentions[0] if self.attentions else None
+        if not self.attentions:
+            return None
+        return self.attentions[0]
 
     @property
     def mlp(self) -> MLPStructure | None:
         """The first MLP; None if the block has none."""
-        return self.mlps[0] if self.mlps else None
+        if not self.mlps:
+            return None
+        return self.mlps[0]
 
 
 class ModelStructure:
@@ -141,8 +146,12 @@ class ModelStructure:
             return [mlp.lower.matrix() for mlp in self.mlps]
         if part == "mlp_out":
             return [mlp.upper.matrix() for mlp in self.mlps]
-        matrices = [attention.matrix(part) for attention in self.attentions]
-        return [matrix for matrix in matrices if matrix is not None]
+        matrices = []
+        for attention in self.attentions:
+            matrix = attention.matrix(part)
+            if matrix is not None:
+                matrices.append(matrix)
+        return matrices
 
     @cached_property
     def unnamed_pairs(self) -> list[tuple[str, str]]:
@@ -157,8 +166,11 @@ class ModelStructure:
     @property
     def attention_writers(self) -> list[nn.Module]:
         """The modules whose outputs attention writes to the residual stream."""
-        writers = [attention.writer for attention in self.attentions]
-        return [module for module in writers if module is not None]
+        writers = []
+        for attention in self.attentions:
+            if attention.writer is not None:
+                writers.append(attention.writer)
+        return writers
 
     # -- parts ------------------------------------------------------------------------------------
 
@@ -225,8 +237,7 @@ class ModelStructure:
                 if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
                     axis = 0
                 if parameter.shape[axis] == self.width:
-                    path = f"{name}.{key}" if name else key
-                    weights.append(EmbeddingWeight(path, parameter, axis))
+                    weights.append(EmbeddingWeight(join(name, key), parameter, axis))
         return tuple(weights)
 
     @cached_property
@@ -240,12 +251,12 @@ class ModelStructure:
     @property
     def final_norm(self) -> Normalisation | None:
         """The last normalisation of the stream; None with a reason in `missing`."""
-        return self.closing_norm(self.blocks[-1].placement if self.blocks else None)
+        return self.closing_norm(self._last_placement)
 
     @property
     def head(self) -> LinearMap | None:
         """The only map that reads the last normalisation; None with a reason in `missing`."""
-        return self.reading_head(self.blocks[-1].placement if self.blocks else None)
+        return self.reading_head(self._last_placement)
 
     def closing_norm(self, placement: Placement | None) -> Normalisation | None:
         """Return the last normalisation of the stream under a placement of norms."""
@@ -253,9 +264,12 @@ class ModelStructure:
             if not self.blocks:
                 return None
             norms = self.blocks[-1].norms
-            return norms[-1] if len(norms) == 2 else None
-        candidates = self._final_norm_candidates
-        return candidates[0] if len(candidates) == 1 else None
+            if len(norms) != 2:
+                return None
+            return norms[-1]
+        if len(self._final_norm_candidates) != 1:
+            return None
+        return self._final_norm_candidates[0]
 
     def reading_head(self, placement: Placement | None) -> LinearMap | None:
         """Return the map that reads the last normalisation under a placement of norms."""
@@ -285,6 +299,12 @@ class ModelStructure:
 
     # -- how parts are found ----------------------------------------------------------------------
 
+    @property
+    def _last_placement(self) -> Placement | None:
+        if not self.blocks:
+            return None
+        return self.blocks[-1].placement
+
     @cached_property
     def _roles(self) -> Roles:
         return Roles(self.modules, self.maps)
@@ -299,7 +319,10 @@ class ModelStructure:
             is_of_stream = len(norm.weight) == self.width and not is_of_attention
             if is_inside(norm.name, name) and is_of_stream:
                 norms.append(norm)
-        placement = placement_of(module, attentions[0].module if attentions else module)
+        mixer = module
+        if attentions:
+            mixer = attentions[0].module
+        placement = placement_of(module, mixer)
         return BlockStructure(index, name, module, attentions, mlps, tuple(norms), placement)
 
     @cached_property
