@@ -137,11 +137,7 @@ class ModelStructure:
         if part not in PARTS:
             raise ValueError(f"there is no part {part!r}; parts are {', '.join(PARTS)}")
         if part.endswith(UPDATE):
-            updates = []
-            for matrix in self.matrices(part.removesuffix(UPDATE)):
-                if matrix.update is not None:
-                    updates.append(Matrix(f"{matrix.name} (update)", matrix.update, flatten_all))
-            return updates
+            return self._updates(part.removesuffix(UPDATE))
         if part == "mlp_in":
             return [mlp.lower.matrix() for mlp in self.mlps]
         if part == "mlp_out":
@@ -152,6 +148,14 @@ class ModelStructure:
             if matrix is not None:
                 matrices.append(matrix)
         return matrices
+
+    def _updates(self, part: str) -> list[Matrix]:
+        """Return what low-rank adapters add to the matrices of a part."""
+        updates = []
+        for matrix in self.matrices(part):
+            if matrix.update is not None:
+                updates.append(Matrix(f"{matrix.name} (update)", matrix.update, flatten_all))
+        return updates
 
     @cached_property
     def unnamed_pairs(self) -> list[tuple[str, str]]:

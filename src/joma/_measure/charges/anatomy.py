@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joma.models.matrices import LinearMap
 from joma.models.mlps import MLPStructure
-from joma.models.names import family_of, is_inside, plain_name
+from joma.models.names import family_of, is_inside, plain_name, words
 from joma.models.norms import Normalisation, Placement, placement_of
 from joma.models.projections import AttentionStructure
 from joma.models.structure import EmbeddingWeight, ModelStructure, find
@@ -56,6 +56,7 @@ class HeadProjections:
     key_heads: int
     rotary: Rotary
     has_norms: bool  # queries and keys are normalised
+    has_gate: bool  # a gate multiplies the heads' outputs before the output projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +204,16 @@ def _head_projections(
         key_heads=key_heads,
         rotary=_rotary(structure.modules, attention.module, query.outputs // heads),
         has_norms=any(_NORM_CLASS.search(type(module).__name__) for module in inner_modules),
+        has_gate=_has_gate(attention.module, query.outputs // heads, key.outputs // key_heads),
     )
+
+
+def _has_gate(attention: nn.Module, query_size: int, key_size: int) -> bool:
+    """True if attention is gated, by a map of its own (Afmoe) or in the queries (Qwen3-Next)."""
+    for name, _ in attention.named_children():
+        if "gate" in words(name):
+            return True
+    return query_size != key_size
 
 
 def _norms_of(

@@ -54,8 +54,8 @@ def find(model: nn.Module, norm: Placement | None = None) -> list[Charge]:
     parts = anatomy(model, norm)
     if not parts.layers:
         raise ValueError(
-            f"no attention was found in {type(model).__name__}: charges need query, key and value projections under a "
-            "usual name and a number of heads in the module or its config"
+            f"no attention was found in {type(model).__name__}: charges need query, key and value "
+            "projections under a usual name and a number of heads in the module or its config"
         )
     charges: list[Charge] = []
     for layer in parts.layers:
@@ -275,8 +275,10 @@ def _value_output_charge(parts: Anatomy, layer: ChargedLayer, output: LinearMap)
         *_sides(parts, attention.value, of_values, 1.0),
         _weight_side(parts, output, of_output, -1.0),
     )
-    reason = f"only the product is seen{_shared_keys(layer)}"
-    return Charge("vo", f"{attention.name}.vo", Status.EXACT, reason, "matrix", sides, layer.index)
+    finding = (Status.EXACT, f"only the product is seen{_shared_keys(layer)}")
+    if attention.has_gate:
+        finding = (Status.NONE, "a gate stands between values and outputs")
+    return Charge("vo", f"{attention.name}.vo", *finding, "matrix", sides, layer.index)
 
 
 def _mlp_charges(parts: Anatomy, layer: ChargedLayer) -> Iterator[Charge]:
@@ -315,7 +317,7 @@ def _norm_charges(parts: Anatomy, layer: ChargedLayer) -> Iterator[Charge]:
             finding = (Status.NONE, _UNPLACED)
         elif layer.placement == "post":
             finding = (Status.NONE, "post-norm: the residual connection reads it too")
-        elif layer.has_experts:
+        elif readers is None and layer.has_experts:
             finding = (Status.NONE, "experts and their router read it as well")
         elif readers is None:
             finding = (Status.NONE, _unclear_readers(layer))
@@ -328,16 +330,24 @@ def _norm_charges(parts: Anatomy, layer: ChargedLayer) -> Iterator[Charge]:
 
 
 def _readers(layer: ChargedLayer, place: int) -> list[LinearMap] | None:
-    """Return the maps that read a pre-norm block's first or second normalisation."""
+    """Return the maps that read a pre-norm block's first or second norm; None if not all are known."""
     attention = layer.attention
-    of_attention = [attention.query, attention.key, attention.value]
-    of_mlp: list[LinearMap] = []
-    if layer.mlp is not None:
+    of_attention: list[LinearMap] | None = [attention.query, attention.key, attention.value]
+    # The map that makes the gate reads the norm as well, and so do a router and the experts.
+    if attention.has_gate:
+        of_attention = None
+    of_mlp: list[LinearMap] | None = []
+    if layer.has_experts:
+        of_mlp = None
+    elif layer.mlp is not None:
         of_mlp = list(layer.mlp.readers)
-    if len(layer.norms) == 2 and layer.mlp is not None:
-        return of_mlp if place == 1 else of_attention
+    has_mlp = layer.mlp is not None or layer.has_experts
+    if len(layer.norms) == 2 and has_mlp and place == 0:
+        return of_attention
+    if len(layer.norms) == 2 and has_mlp:
+        return of_mlp
     # One for both, in parallel.
-    if len(layer.norms) == 1:
+    if len(layer.norms) == 1 and of_attention is not None and of_mlp is not None:
         return of_attention + of_mlp
     return None
 
