@@ -1,4 +1,4 @@
-"""The files of a checkpoint's folder by name: its weights, or why they are not read and what to do."""
+"""The files of a checkpoint's folder by name: its weights, or why they cannot be read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OTHER_FRAMEWORKS = {
 
 
 def weight_names(names: Iterable[str]) -> list[str]:
-    """Return the files that may each be all weights of a checkpoint: no shards, no training state."""
+    """Return the files that may each be all weights of a checkpoint: no shards, no other state."""
     weights = []
     for name in names:
         if "/" in name or name.startswith("."):
@@ -87,7 +87,7 @@ def lone_file(folder: Path) -> Path | None:
 
 
 def refusal(folder: Path) -> str | None:
-    """Return why the weights in a folder are not read, and what to do; None if none are recognised."""
+    """Return why the weights in a folder cannot be read, and what to do; None if there are none."""
     names: list[str] = []
     if folder.is_dir():
         names = sorted(entry.name for entry in folder.iterdir())
@@ -106,7 +106,9 @@ def _deepspeed(folder: Path, names: Sequence[str]) -> str | None:
     has_script = _DEEPSPEED_SCRIPT in names
     if not has_script and not any(map(_DEEPSPEED_FILE.fullmatch, [*names, *in_steps])):
         return None
-    root = folder if has_script or in_steps else folder.parent
+    root = folder.parent
+    if has_script or in_steps:
+        root = folder
     return (
         f"{folder.name} is a DeepSpeed (ZeRO) checkpoint, in which each process has a part of the "
         f"weights: make one of them by `python {root / _DEEPSPEED_SCRIPT} {root} {root}`, which "
@@ -166,7 +168,7 @@ def check_inside(shard: object, index: str, suffixes: tuple[str, ...] = SUFFIXES
     """Check that a file that an index names lies below the index, and is a file of weights."""
     text = str(shard)
     is_inside = isinstance(shard, str) and bool(text)
-    # An index may come from another system: what Windows takes for a path elsewhere is refused, too.
+    # An index may come from another system: what is a path elsewhere on Windows is refused, too.
     for path in (PurePosixPath(text), PureWindowsPath(text)):
         if path.is_absolute() or path.drive or path.root or ".." in path.parts:
             is_inside = False

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: the revisions of a model, the folders of its files here, errors in words."""
+"""The Hugging Face hub: revisions of a model, the folders of its files here, errors in words."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def downloads(repo: str, revision: str) -> Path:
 
 
 def branches(repo: str) -> list[str]:
-    """Return the branches of a model as the hub lists them; without a connection, the cached ones."""
+    """Return the branches of a model on the hub; without a connection, those in the cache."""
     hf = library()
     cached = _cached_references(repo)
     if hf.constants.HF_HUB_OFFLINE and cached:
@@ -166,7 +166,7 @@ def explain(repo: str, error: Exception) -> str:
             f"{repo} cannot be written to the disk ({disk_error}): make room, or name other "
             "folders by JOMA_CACHE and HF_HOME"
         )
-    first_line = str(error).splitlines()[0][:120] if str(error) else ""
+    first_line = next(iter(str(error).splitlines()), "")[:120]
     reason = f"{type(error).__name__}: {first_line}"
     if _is_answer(error):
         return f"the hub answers for {repo} with an error ({reason}); try again later, or {_REMEDY}"

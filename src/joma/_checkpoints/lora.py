@@ -1,4 +1,4 @@
-"""LoRA adapters (peft's files): base + scaling·B·A as the tensors of a model, and the updates alone.
+"""LoRA adapters (peft's files): base + scaling·B·A as tensors of a model, and the updates alone.
 
 The base is the one that the user names. The settings of an adapter name one, too, but a checkpoint
 does not decide what else is read.
@@ -42,7 +42,9 @@ def with_base(tensors: Tensors, base: str | None) -> Tensors:
     """
     if tensors.adapter is None:
         return tensors
-    base_tensors = None if base is None else open_tensors(base)
+    base_tensors = None
+    if base is not None:
+        base_tensors = open_tensors(base)
     updates = AdapterUpdates(tensors, tensors.adapter, base_tensors)
     if base_tensors is None:
         result = Tensors.of(updates, None)
@@ -85,8 +87,9 @@ class AdapterUpdates(MaterializedFormat):
         _check_settings(settings)
         self.adapter = adapter
         self._settings = settings
-        # Without a base, the names are as the adapter has them.
-        self._match = None if base is None else matcher(base.names())
+        self._match = None  # without a base, the names are as the adapter has them
+        if base is not None:
+            self._match = matcher(base.names())
         self.replaced: dict[str, str] = {}
         self._pairs: dict[str, _LowRankPair] = {}
         for name in adapter.names():
@@ -106,7 +109,10 @@ class AdapterUpdates(MaterializedFormat):
         views = []
         for name, pair in self._pairs.items():
             shape = self._update_shape(name, pair)  # (out, in)
-            base_shape = shape if base is None else base.view(name).shape
+            base_shape: tuple[int, ...] = shape
+            if base is not None:
+                base_shape = base.view(name).shape
+            # GPT-2 stores (in, out). A square matrix does not show that; the settings do.
             fits_transposed = base_shape == shape[::-1]
             if fits_transposed and (settings.get("fan_in_fan_out") or shape != base_shape):
                 pair.is_transposed = True
@@ -148,7 +154,9 @@ class AdapterUpdates(MaterializedFormat):
         a = self.adapter.read(pair.a).float()  # (rank, in)
         b = self.adapter.read(pair.b).float()  # (out, rank)
         update = self._scaling(name.removesuffix(".weight"), len(a)) * (b @ a)  # (out, in)
-        return update.T.contiguous() if pair.is_transposed else update
+        if pair.is_transposed:
+            return update.T.contiguous()  # (in, out)
+        return update
 
     def _scaling(self, module: str, rank: int) -> float:
         """Return alpha/rank, or alpha/√rank; alpha may differ from module to module."""

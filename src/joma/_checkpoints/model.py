@@ -1,4 +1,4 @@
-"""Models from checkpoints: the one way in for scans, `joma.superpose` and `joma.embedding_geometry`.
+"""Models from checkpoints: the one way in for scans, superposition and geometry of embeddings.
 
 transformers knows the families, and which tensors of a file make up which parameters. It is given a
 config and tensors that were read and checked here: it opens no file, asks no other repository, and
@@ -84,7 +84,9 @@ def open_tensors(name: str | os.PathLike[str], revision: str | None = None) -> T
     repo, repo_file = hub.with_file(os.fspath(name))
     if path.is_dir():
         name = path  # also of a packaged model
-    source = source_of(name if repo_file is None else repo, "config.json")
+    if repo_file is not None:
+        name = repo
+    source = source_of(name, "config.json")
     if Path(source).is_dir():
         return with_family(Tensors.open(Path(source)))
     hub.check(source)
@@ -178,7 +180,9 @@ def _without_code(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         if key.lstrip("_").startswith(_CODE_KEYS):
             continue
-        plain[key] = _without_code(value) if isinstance(value, dict) else value
+        plain[key] = value
+        if isinstance(value, dict):
+            plain[key] = _without_code(value)
     return plain
 
 

@@ -18,9 +18,9 @@ from joma._runs.writer import config_differences
 def place_for(path: Path, kind: str, config: Mapping[str, Any]) -> Path:
     """Return the folder for a run of this kind and config: `path`, or one of `path`-2, `path`-3, ….
 
-    That is the folder in which the same config was begun, so that the same call goes on there, or else
-    the first that is free. If it is not `path` itself, a line on standard error names it, and what is in
-    `path`. A folder with anything else than a run of this kind is refused.
+    That is the folder in which the same config was begun, so that the same call goes on there, or
+    else the first that is free. If it is not `path` itself, a line on standard error names it, and
+    what is in `path`. A folder with anything else than a run of this kind is refused.
     """
     old = existing(path)
     if old is None:
@@ -32,7 +32,9 @@ def place_for(path: Path, kind: str, config: Mapping[str, Any]) -> Path:
         return path
     following, is_begun = _following(path, kind, asked)
     differences = "; ".join(config_differences(old["config"], asked))
-    verb = "goes on in" if is_begun else "goes to"
+    verb = "goes to"
+    if is_begun:
+        verb = "goes on in"
     print(
         f"joma.{kind}: {path} holds the {kind} of another config ({differences}): "
         f"this one {verb} {following}; overwrite=True (--force) replaces the old one",

@@ -292,7 +292,11 @@ def _update_matrices(tensors: Tensors, part: str, mlp: str | None) -> list[Store
         raise MissingPart(f"there is no LoRA adapter, whose updates {part!r} would be measured on")
     weight_part = part.removesuffix(UPDATE)
     try:
-        planned = plan(updates if tensors.incomplete else tensors, [weight_part], mlp)
+        # Without its base, an adapter has nothing but updates to find the matrices in.
+        searched = tensors
+        if tensors.incomplete:
+            searched = updates
+        planned = plan(searched, [weight_part], mlp)
     except NoMatrices as error:
         raise MissingPart(str(error)) from error
     matrices = []
@@ -340,8 +344,10 @@ def _trace(
         return stored
     # If only stacks are missing, the file has the experts one by one: names and shapes will do.
     if has_missing_matrices and slice_count:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise MissingPart(f"the tensor {missing[0]}{more} is missing")
+        named = missing[0]
+        if len(missing) > 1:
+            named += f" and {len(missing) - 1} more"
+        raise MissingPart(f"the tensor {named} is missing")
     return None
 
 
@@ -360,8 +366,11 @@ def matcher(names: Sequence[str]) -> Callable[[str], str | None]:
         for candidate in _without_prefixes(name):
             if candidate in exact_names:
                 return candidate
+        # Two longer names are two models in one file, such as an encoder and a decoder.
         candidates = longer_names.get(name, [])
-        return candidates[0] if len(candidates) == 1 else None
+        if len(candidates) != 1:
+            return None
+        return candidates[0]
 
     return match
 
@@ -375,7 +384,7 @@ def _without_prefixes(name: str) -> list[str]:
 
 
 def _named_matrices(tensors: Tensors, mlp: str) -> list[StoredMatrix]:
-    """Return the tensors whose names match, with or without ``.weight``; a stack is many matrices."""
+    """Return the tensors whose names match, with or without ``.weight``; a stack has many."""
     expression = re.compile(mlp)
     matching = []
     for name in tensors.names():

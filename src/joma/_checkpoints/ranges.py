@@ -326,7 +326,8 @@ class HubFile:
         return location
 
     def _unreadable(self, error: Exception) -> str:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = first_line[:200] or type(error).__name__
         return f"{self.name} cannot be read from the hub: {reason}; try again"
 
 

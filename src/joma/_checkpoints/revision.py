@@ -79,7 +79,9 @@ class Revision:
     def tensors(self, *, ranges: bool = False) -> Tensors:
         """Return its tensors; with ``ranges``, only the bytes that are needed are transferred."""
         title = f"{self.repo} at {self.revision}"
-        open_reader = self.reader if ranges else None
+        open_reader = None
+        if ranges:
+            open_reader = self.reader
         if self._weight_file is not None:
             weight_files = {self._weight_file: 0}
         else:
@@ -95,19 +97,21 @@ class Revision:
             chunks = DcpFolder(title, open_reader or self._open_downloaded, chunk_bytes)
             return Tensors(self.fetch, title, single=chunks)
 
-        def actual_name(name: str) -> str:
-            return file if name == SINGLE[0] else name
+        # The file is read as if it had the first of the usual names.
+        actual_names = {SINGLE[0]: file}
 
         def fetch(name: str) -> Path | None:
-            return self.fetch(actual_name(name))
+            return self.fetch(actual_names.get(name, name))
 
         def open_range(name: str) -> Reader | None:
-            return self.reader(actual_name(name))
+            return self.reader(actual_names.get(name, name))
 
-        return Tensors(fetch, title, open_reader=open_range if ranges else None)
+        if ranges:
+            return Tensors(fetch, title, open_reader=open_range)
+        return Tensors(fetch, title)
 
     def _unusual_weights(self) -> dict[str, int]:
-        """Return files of weights without a usual name, and their bytes: chunks, or the only one."""
+        """Return files of weights without a usual name and their bytes: chunks, or the only one."""
         sizes = self._file_sizes()
         if DCP_TABLE in sizes:
             chunks = [name for name in sorted(sizes) if name.endswith(DCP_CHUNK)]
@@ -142,7 +146,7 @@ class Revision:
         return LocalFile(path, name)
 
     def reader(self, name: str) -> Reader | None:
-        """Return a reader of a file of weights, by ranges if it is not here; None if it is nowhere."""
+        """Return a reader of a file of weights, by ranges if it is not here; None if there is none."""
 
         def resolve() -> HubLocation:
             commit = self._pinned_commit or self.commit()
@@ -160,8 +164,8 @@ class Revision:
 
         cached = self._cached(name)
         if library().constants.HF_HUB_OFFLINE:
-            path = self.fetch(name) if cached is None else cached
-            return LocalFile(path, name) if isinstance(path, Path) else None
+            # It is not asked for. `fetch` raises if not even the revision is in the cache.
+            return self._open_downloaded(name)
         if isinstance(cached, Path):
             if self._is_dry:
                 return CachedFile(name, cached, download, self.meter)
@@ -175,14 +179,16 @@ class Revision:
 
         They are 0 without a connection, since none can come.
         """
-        names = NAMES if self._weight_file is None else (self._weight_file,)
+        names: tuple[str, ...] = NAMES
+        if self._weight_file is not None:
+            names = (self._weight_file,)
         for name in names:
             files = [name]
             if name in INDEX:
                 index = self.fetch(name)
-                files = [] if index is None else _shards(index, name)
-            if not files:
-                continue
+                if index is None:
+                    continue
+                files = _shards(index, name)
             # The first decides whether the revision has weights of this name.
             first_reader = self.reader(files[0])
             if first_reader is None:
@@ -237,7 +243,9 @@ class Revision:
         hashes = {}
         for item in api.list_repo_tree(self.repo, revision=self._pinned_commit):
             if isinstance(item, hf.hf_api.RepoFile):
-                digest = item.blob_id if item.lfs is None else item.lfs.sha256
+                digest = item.blob_id  # of a small file
+                if item.lfs is not None:
+                    digest = item.lfs.sha256
                 hashes[item.path] = (item.size, digest)
         return hashes
 
@@ -265,8 +273,10 @@ class Revision:
 
     def _fetch(self, name: str) -> Path | None:
         cached = self._cached(name)
-        if cached is not None:
-            return cached if isinstance(cached, Path) else None
+        if cached is False:
+            return None
+        if isinstance(cached, Path):
+            return cached
         commit = self._pinned_commit or self.commit()
         if not library().constants.HF_HUB_OFFLINE:
             return self._ask_hub(name, lambda: self._download(name, commit))
@@ -280,10 +290,9 @@ class Revision:
         hf = library()
         if not self.keep:
             self._hold()
-        options = {
-            "revision": commit or self.revision,
-            "cache_dir": None if self.keep else self.temporary,
-        }
+        options: dict[str, Any] = {"revision": commit or self.revision}
+        if not self.keep:
+            options["cache_dir"] = self.temporary
         if self.meter.limit is not None:
             info = hf.hf_hub_download(self.repo, name, **options, dry_run=True)
             self.meter.allow(name, info.file_size)
@@ -308,7 +317,9 @@ class Revision:
             if cached is not None:
                 if cache is not None:
                     self._hold()
-                return Path(cached) if isinstance(cached, str) else False
+                if isinstance(cached, str):
+                    return Path(cached)
+                return False
         return None
 
     def _ask_hub(self, name: str, ask: Callable[[], Answer]) -> Answer | None:

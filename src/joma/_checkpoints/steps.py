@@ -31,7 +31,9 @@ def step_of(name: str) -> int | None:
     That is 1000 for "step1000", "checkpoint-1000", "step1000-tokens4B", "epoch=2-step=1000" and
     "1000".
     """
-    digits = name if name.isdecimal() else ""
+    digits = ""
+    if name.isdecimal():
+        digits = name
     for word in reversed(_STEP_WORDS):
         match = word.search(name)
         if match is not None:

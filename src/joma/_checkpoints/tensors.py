@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, whatever it is saved as: one file, shards with an index, or chunks."""
+"""The tensors of a checkpoint, whatever it is saved as: one file, shards with an index, chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from joma._checkpoints.folder import (
 from joma._checkpoints.formats import open_file
 from joma._checkpoints.formats.dcp import DcpFolder
 from joma._checkpoints.formats.gguf import GgufFile
-from joma._checkpoints.formats.gguf_model import GgufTokenizer
+from joma._checkpoints.formats.gguf_header import GgufTokenizer
 from joma._checkpoints.formats.view import TensorFormat, TensorView
 from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader, read_json
 
@@ -73,8 +73,10 @@ class Tensors:
         self._formats: dict[str, TensorFormat] = {}  # by file
         self._digests: dict[str, str] = {}  # what was read -> its SHA-256
         self.not_finite: list[str] = []
+        self.config = config
         config_path = fetch("config.json")
-        self.config = config if config_path is None else read_json(config_path)
+        if config_path is not None:
+            self.config = read_json(config_path)
         self.adapter: dict[str, Any] | None = None
         self.updates: Tensors | None = None
         self.incomplete = ""
@@ -95,12 +97,14 @@ class Tensors:
         has_usual_name = any((path / name).is_file() for name in NAMES)
         if not has_usual_name and (path / DCP_TABLE).is_file():
             return cls(lambda name: _existing(path / name), str(path), single=DcpFolder.local(path))
+        # A file with a name of its own is read as if it had the first of the usual names.
         lone = None
         if not has_weights(path):
             lone = lone_file(path)
-            reason = refusal(path) if lone is None else None
-            if reason is not None:
-                raise BadCheckpoint(reason)
+            if lone is None:
+                reason = refusal(path)
+                if reason is not None:
+                    raise BadCheckpoint(reason)
 
         def fetch(name: str) -> Path | None:
             if lone is not None and name == SINGLE[0]:
@@ -111,11 +115,15 @@ class Tensors:
 
     @classmethod
     def _open_single(cls, path: Path) -> Tensors:
+        # The settings of an adapter belong to its weights; of other files, the neighbours do not.
+        files = {SINGLE[0]: path}
+        if path.name in ADAPTER:
+            files = {name: path.parent / name for name in (path.name, ADAPTER_SETTINGS)}
+
         def fetch(name: str) -> Path | None:
-            if path.name in ADAPTER:
-                is_part = name in (path.name, ADAPTER_SETTINGS)
-                return _existing(path.parent / name) if is_part else None
-            return path if name == SINGLE[0] else None
+            if name not in files:
+                return None
+            return _existing(files[name])
 
         return cls(fetch, path.name)
 
@@ -136,8 +144,10 @@ class Tensors:
             if reader is None:
                 continue
             if name in ADAPTER:
+                self.adapter = {}
                 settings = self._fetch(ADAPTER_SETTINGS)
-                self.adapter = {} if settings is None else read_json(settings)
+                if settings is not None:
+                    self.adapter = read_json(settings)
             tensor_names = self._add_file(name, reader).names()
             if not tensor_names:
                 raise BadCheckpoint(f"{reader.name} holds no tensors")
@@ -148,7 +158,9 @@ class Tensors:
         path = self._fetch(name)
         if path is None:
             return None
-        return LocalFile(path, path.name if name == SINGLE[0] else name)
+        if name == SINGLE[0]:
+            name = path.name  # a lone file may be called otherwise
+        return LocalFile(path, name)
 
     def _format_of(self, name: str) -> TensorFormat:
         """Return the opened file of a tensor."""
@@ -233,8 +245,10 @@ class Tensors:
             for (dimension, start, _), part in zip(blocks, parts, strict=True):
                 hash_into(digest, part)
                 result.narrow(dimension, start, part.shape[dimension]).copy_(part)
+        # The digest of a checkpoint must not depend on the order in which its views are read.
         key = f"{view.name} {view.shape} {view.stride} {view.offset} {view.dtype}"
         self._digests[key] = digest.hexdigest()
+        # Checked here, once, for all gauges: NaN in a matrix is a fact about the checkpoint.
         if result.numel() and view.name not in self.not_finite:
             low, high = result.aminmax()
             if not math.isfinite(low) or not math.isfinite(high):
@@ -269,7 +283,9 @@ class Tensors:
 
 
 def _existing(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    return None
 
 
 def _config_of_training(folder: Path) -> dict[str, Any] | None:
@@ -278,10 +294,9 @@ def _config_of_training(folder: Path) -> dict[str, Any] | None:
     if folder.parent.name != "checkpoints" or not info.is_file():
         return None
     config = read_json(info).get("config")
-    heads = config.get("heads") if isinstance(config, dict) else None
-    if isinstance(heads, int):
-        return {"num_attention_heads": heads}
-    return None
+    if not isinstance(config, dict) or not isinstance(config.get("heads"), int):
+        return None
+    return {"num_attention_heads": config["heads"]}
 
 
 def weight_map(path: Path, name: str) -> dict[str, str]:
@@ -289,6 +304,7 @@ def weight_map(path: Path, name: str) -> dict[str, str]:
     shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise BadCheckpoint(f"{name} has no weight_map")
+    # Of thousands of tensors in a few shards, each shard is checked once. Lists cannot be in a set.
     for shard in shards.values():
         if not isinstance(shard, str):
             check_inside(shard, name)

@@ -219,8 +219,11 @@ def _locations(table: InertObject) -> Iterator[tuple[tuple[str, Any], _Location]
         location = _Location(
             str(info.get("relative_path")), int(info.get("offset")), int(info.get("length"))
         )
-        offsets = index.get("offset")
-        chunk_key = index.get("index") if offsets is None else _sizes(offsets)
+        chunk_key = index.get("offset")
+        if chunk_key is not None:
+            chunk_key = _sizes(chunk_key)
+        else:
+            chunk_key = index.get("index")
         yield (str(index.get("fqn")), chunk_key), location
 
 

@@ -18,8 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joma._checkpoints.formats.gguf_header import GgufHeader, GgufTensor
-from joma._checkpoints.formats.gguf_model import GgufTokenizer, head_counts, model_config
+from joma._checkpoints.formats.gguf_header import (
+    GgufHeader,
+    GgufTensor,
+    GgufTokenizer,
+    head_counts,
+    model_config,
+)
 from joma._checkpoints.formats.view import MaterializedFormat, TensorView
 from joma._checkpoints.reading import BadCheckpoint, Reader, Span, read_bytes
 
@@ -87,7 +92,7 @@ class _QuantizedTensor:
         return self.start + self.row_count * self.row_bytes
 
     def rows_of(self, view: TensorView) -> range | None:
-        """Return the rows of a view; None if it is not made of whole rows that follow one another."""
+        """Return the rows of a view; None if it is not made of whole rows, one after another."""
         count = math.prod(view.shape)
         if not self.row_width or not view.is_contiguous:
             return None
@@ -169,7 +174,9 @@ class GgufFile(MaterializedFormat):
 
     def _quantized(self, entry: GgufTensor, quantization: Any, head_rows: int) -> _QuantizedTensor:
         block_numbers, block_bytes = self._gguf.GGML_QUANT_SIZES[quantization]
-        row_width = entry.shape[-1] if entry.shape else 1
+        row_width = 1  # of a single number
+        if entry.shape:
+            row_width = entry.shape[-1]
         if row_width % block_numbers or math.prod(entry.shape) % block_numbers:
             raise BadCheckpoint(
                 f"{self._reader.name} is damaged: {entry.name} of shape {entry.shape} is no whole "
@@ -283,7 +290,9 @@ def _hub_name(name: str) -> str:
     if match is None:
         return name
     layer, part, kind = match.groups()
-    prefix = f"layers.{layer}." if layer else ""
+    prefix = ""
+    if layer is not None:
+        prefix = f"layers.{layer}."
     if part in _HUB_STACKS and kind == "weight":
         return prefix + _HUB_STACKS[part]
     return f"{prefix}{_HUB_NAMES.get(part, part)}.{kind}"

@@ -292,7 +292,9 @@ def _flatten(content: Any) -> Iterator[tuple[str, Tensor]]:
         return
     weights = _weight_dict(content)
     is_weight_dict = weights is not None
-    left = [("", weights if weights is not None else content)]
+    if weights is not None:
+        content = weights
+    left = [("", content)]
     count = 0
     while left:
         prefix, mapping = left.pop()

@@ -120,7 +120,9 @@ class PlainFile(TensorFormat):
         spans: list[Span] = []
         for view in views:
             stored = self._stored[view.name]
-            spans += self._spans(stored, stored.in_file if stored.has_gaps else view)
+            if stored.has_gaps:
+                view = stored.in_file
+            spans += self._spans(stored, view)
         self._reader.expect(spans)
 
     def _spans(self, stored: StoredTensor, view: TensorView) -> list[Span]:

@@ -23,8 +23,8 @@ import torch
 
 from joma._checkpoints.reading import BadCheckpoint
 
-# Lists, dicts and tuples in one pickle. Each takes 64 bytes or so: 128 MB in all. A table of 200,000
-# chunks has about as many.
+# Lists, dicts and tuples in one pickle. Each takes 64 bytes or so: 128 MB in all. A table of
+# 200,000 chunks has about as many.
 _MAX_OBJECTS = 2_000_000
 _MAKING_OPCODES = frozenset(
     code[0]
@@ -271,7 +271,7 @@ def _rehearse(file: Path | io.BytesIO, name: str) -> None:
 def _stand_ins(file: Path | io.BytesIO) -> Iterator[list[str]]:
     """Let `torch.load` accept the metadata of the file; give the names that have stand-ins.
 
-    Lightning and Megatron save arguments (`argparse.Namespace`), paths and configs with the weights.
+    Lightning and Megatron save arguments (`argparse.Namespace`), paths and configs with weights.
     """
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file)

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint as a view, and the protocol that every format of checkpoints implements."""
+"""A tensor of a checkpoint as a view, and the protocol that every format implements."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TensorFormat(ABC):
 
 
 class MaterializedFormat(TensorFormat):
-    """Tensors that can only be made as a whole, such as B·A of an adapter; parts are views of that."""
+    """Tensors that can only be made as a whole, such as B·A of an adapter; parts are its views."""
 
     def __init__(self, views: Iterable[TensorView]) -> None:
         self._views = {view.name: view for view in views}
