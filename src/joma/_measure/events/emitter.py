@@ -40,6 +40,7 @@ class Emitter:
         observers = self._observers[kind]
         if not observers:
             return
+        # Seen by the source: modules that an observer calls give no events.
         self.is_emitting = True
         try:
             with self.guarded(call):

@@ -121,6 +121,7 @@ def _parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)[1:]  # without self
 
 
+# eq=False, here and below: events hold tensors, and == between tensors is no truth value.
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Event:
     """Something that a model does.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionFacts:
-    """What is known about one attention of a module.
+    """Facts about one attention of a module.
 
     Attributes:
         backend: the function that computes it.

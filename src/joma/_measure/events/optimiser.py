@@ -133,6 +133,7 @@ class Steps:
         return hook
 
     def _on_begin(self, clock: _OptimizerClock) -> None:
+        # Schedulers change the rates between two steps, some of them right after a step.
         clock.read()
         self._emit(StepBegins, clock)
 
@@ -157,6 +158,7 @@ class _OptimizerClock:
     def __init__(self, optimizer: Optimizer) -> None:
         groups = len(optimizer.param_groups)
         self.optimizer = optimizer
+        # NaN, not 0: there has been no step at any rate.
         self.rates = [math.nan] * groups
         self.tau = [0.0] * groups
 

@@ -36,6 +36,8 @@ def is_traced() -> bool:
 
 def _is_called_from(module: str, function: str | None = None) -> bool:
     """True if code of this module, or one function in it, is running in this thread."""
+    # By the frames of the stack: a run that checks a trace, and a reentrant checkpoint, show
+    # nowhere else.
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return False

@@ -14,7 +14,7 @@ from joma._measure.gauges.masks import Mask
 
 
 class RunningPass:
-    """What is remembered from one module call of a pass to the next.
+    """The memory of one pass, from one module call to the next.
 
     Attributes:
         thread: the thread that the pass runs in.
@@ -48,6 +48,7 @@ class RunningPass:
 
     def read_mask(self, mask: Tensor, query: Tensor, key: Tensor) -> Mask:
         """Return what a mask says; read once for all layers of a pass that share it."""
+        # The same memory, written to since or viewed in another shape, is another mask.
         mask_key = (
             mask.data_ptr(),
             mask._version,

@@ -16,6 +16,8 @@ def is_plain(tensor: Any) -> bool:
 
 def is_sharded(tensor: Tensor) -> bool:
     """True if this process holds only a part of the tensor (DTensor and its like)."""
+    # DTensor has to_local, AsyncCollectiveTensor has elem. By attribute: importing either loads
+    # torch.distributed.
     return hasattr(tensor, "to_local") or hasattr(tensor, "elem")
 
 
