@@ -22,6 +22,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from joma._measure.gauges.registry import gauge
 
@@ -75,11 +76,24 @@ class BlockMotion:
 
     def seen(self, weights: Weights) -> Tensor:
         """Return v (heads, n, K): what each token's value adds to each hidden neuron."""
+        return self._attended(weights) @ weights["mlp_in"].double().mT
+
+    def squared_seen(self, weights: Weights) -> Tensor:
+        """Return Σ_k v² (heads, n), without v.
+
+        v = W a has the square aᵀ(WᵀW)a, and WᵀW is smaller than v: nanoGPT of 10.8M parameters
+        takes 9 instead of 17 ms per block.
+        """
+        gram = _gram(weights["mlp_in"])  # (d, d)
+        attended = self._attended(weights)
+        return (attended @ gram).mul_(attended).sum(dim=-1)
+
+    def _attended(self, weights: Weights) -> Tensor:
+        """Return what the value of each token adds to the residual stream, (heads, n, d)."""
         width = weights["o"].shape[1] // self.heads
         values = self._split(self._wide_states @ weights["v"].double().mT, width)  # (heads, n, d_h)
-        neurons = weights["mlp_in"].double() @ weights["o"].double()  # (K, heads · d_h)
-        neurons = neurons.unflatten(1, (self.heads, width))  # (K, heads, d_h)
-        return torch.einsum("hnd,khd->hnk", values, neurons)
+        out = weights["o"].double().unflatten(1, (self.heads, width))  # (d, heads, d_h)
+        return values @ out.permute(1, 2, 0)
 
     @property
     def _wide_states(self) -> Tensor:
@@ -90,6 +104,22 @@ class BlockMotion:
         """Turn (n, heads · d_h) into (heads, n, d_h); repeat keys and values that heads share."""
         split = rows.unflatten(1, (-1, width)).transpose(0, 1)
         return split.repeat_interleave(self.heads // len(split), dim=0)
+
+
+# Gram matrices of the matrices measured last: what is "after" now is "before" at the next
+# measurement. They are a quarter of the copies of weights that a measurement holds anyway.
+_grams: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _gram(w: Tensor) -> Tensor:
+    """Return WᵀW (d, d) of W (K, d) in float64."""
+    version, gram = _grams.get(w, (None, None))
+    if gram is None or version != w._version:
+        array = w.double().cpu().numpy()
+        # NumPy computes half of a product with the transpose, torch all of it.
+        gram = torch.from_numpy(array.T @ array).to(w.device)
+        _grams[w] = (w._version, gram)
+    return gram
 
 
 def share_missed(attention: Tensor, z: Tensor) -> float:
@@ -157,12 +187,8 @@ def eqn17_residual(block: BlockMotion) -> float | None:
     if block.states is None:
         return None
     b = (block.logits_before.softmax(dim=-1) + block.logits_after.softmax(dim=-1)) / 2
-    seen_before = block.seen(block.before)  # (heads, n, K)
-    seen_after = block.seen(block.after)
-    # Σ_k Δv ∘ v, (heads, 1, n). In place: these are the largest tensors of a measurement.
-    motion = seen_after - seen_before
-    motion.mul_(seen_after.add_(seen_before)).div_(2)
-    pull = motion.sum(dim=-1)[:, None, :]
+    # Σ_k Δv ∘ v with v halfway between both, (heads, 1, n)
+    pull = (block.squared_seen(block.after) - block.squared_seen(block.before))[:, None, :] / 2
     predicted = pull - b * pull.sum(dim=-1, keepdim=True)
     moved = block.logits_after - block.logits_before
     # Softmax does not see what all keys share.

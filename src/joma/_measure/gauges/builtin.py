@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from joma._measure.gauges.attention import AttentionStats
-from joma._measure.gauges.embedding import centred, correlated_share, embedding_coherence
+from joma._measure.gauges.embedding import (
+    centred,
+    correlated_share,
+    effective_number,
+    embedding_coherence,
+)
 from joma._measure.gauges.logits import SINK, DotProductLogits, Logits, Received
 from joma._measure.gauges.rank import TopSingular
 from joma._measure.gauges.rank import effective_rank as _effective_rank
@@ -196,13 +201,20 @@ def correlated_neurons(w: Tensor) -> float:
 @gauge("effective_neurons", on="weight")
 def effective_neurons(w: Tensor) -> float | None:
     """M²/Σ cos² over pairs of neurons' weights: how many independent ones there are, at most d (Section 7)."""
-    return _cosines(w, "effective_number")
+    return _effective_number(w)
 
 
 @gauge("effective_vocabulary", on="hidden")
 def effective_vocabulary(states: Tensor) -> float | None:
     """M²/Σ cos² over pairs of tokens' representations: how many independent ones there are, at most d (Section 7)."""
-    return _cosines(states, "effective_number")
+    return _effective_number(states)
+
+
+def _effective_number(rows: Tensor) -> float | None:
+    """Return NaN if rows (M, d) are not finite, and None if there are no two of them."""
+    if not bool(rows.isfinite().all()):
+        return math.nan
+    return effective_number(rows)
 
 
 def _cosines(states: Tensor, statistic: str) -> float | None:

@@ -335,10 +335,28 @@ def effective_rank(w: Tensor) -> Tensor:
         m = _matrix(m).double()
         if m.numel() == 0 or not bool(m.isfinite().all()):
             return 0.0 if m.numel() == 0 else math.nan
-        sigma = torch.linalg.svdvals(m)
+        sigma = _singular_values(m)
         if float(sigma.sum()) == 0.0:
             return 0.0
         p = sigma / sigma.sum()
         return float(torch.special.entr(p).sum().exp())
 
     return _over_stack(w, one)
+
+
+def _singular_values(w: Tensor) -> Tensor:
+    """Return all singular values of a matrix in float64.
+
+    A matrix that is much longer than wide is well conditioned unless training has made it
+    degenerate. Then the eigenvalues of its Gram matrix are enough: they lose as many digits as the
+    square of the condition number has, so that at most 1e6 leaves ten. 1536 × 384: 10 instead of 33 ms.
+    """
+    if w.shape[0] < w.shape[1]:
+        w = w.T
+    if w.shape[0] >= 2 * w.shape[1] and w.device.type == "cpu":
+        array = w.numpy()
+        # NumPy computes half of a product with the transpose, torch all of it.
+        squares = torch.linalg.eigvalsh(torch.from_numpy(array.T @ array))  # ascending
+        if float(squares[0]) > 1e-6 * float(squares[-1]):
+            return squares.sqrt().flip(0)
+    return torch.linalg.svdvals(w)
