@@ -10,6 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 import joma
+from joma._measure.events.padding.patterns import depends_on_distance
+from joma._measure.events.padding.token_states import (
+    DOUBTFUL,
+    PADDING,
+    REAL,
+    states_of_pattern,
+)
 from tests.measure.watch.models import entropy_of, entropy_of_probabilities
 
 B, T, D, H = 3, 14, 32, 4
@@ -609,3 +616,22 @@ def test_numbers_of_positions_are_no_mask():
     model = MoreKeys()
     heads = heads_of(model, states(), torch.arange(T).expand(len(states()), T))
     assert heads == pytest.approx(entropy_of(model.truth).tolist(), abs=2e-5)
+
+
+def test_a_token_that_no_top_k_query_chose_is_never_called_padding():
+    """By chance, what is chosen may look like padding at an end: then an argument has to decide."""
+    chosen = torch.tensor([[[1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]]]).bool()
+    assert states_of_pattern(chosen).tolist() == [[REAL, REAL, REAL, DOUBTFUL]]
+    random = torch.Generator().manual_seed(0)
+    compared = 0
+    for _ in range(200):
+        scores = torch.randn(16, 6, 6, generator=random) + 2 * torch.eye(6)
+        top_two = scores >= scores.topk(2, dim=-1).values[..., -1:]  # (16, 6, 6)
+        for sees in top_two:
+            is_seen = sees.any(dim=0)
+            # What is seen may depend on the distance alone, as in a mask: nothing tells them apart.
+            if is_seen.all() or depends_on_distance(sees[None], is_seen[None]):
+                continue
+            assert PADDING not in states_of_pattern(sees[None])
+            compared += 1
+    assert compared > 300
