@@ -1,4 +1,4 @@
-"""Which modules are watched, by whom: a model has one watch at a time."""
+"""The modules that are watched, and by which watch: a model has one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _watched: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary(
 
 
 def claim(names: Mapping[nn.Module, str], watch: str) -> None:
-    """Modules (-> their names) are watched from now on, by what ``watch`` describes; refused if they are already."""
+    """Record that modules (-> their names) are watched; refuse those that are already.
+
+    ``watch`` describes by whom, for the message.
+    """
     with _lock:
         check_free(names)
         for module in names:
@@ -22,15 +25,15 @@ def claim(names: Mapping[nn.Module, str], watch: str) -> None:
 
 def check_free(names: Mapping[nn.Module, str]) -> None:
     """Refuse modules (-> their names) that are watched already."""
-    clash = next((module for module in names if module in _watched), None)
-    if clash is not None:
-        raise ValueError(
-            f"{names[clash]} of this model is watched already ({_watched[clash]}); close that watch first, or give it "
-            "more gauges"
-        )
+    for module, name in names.items():
+        if module in _watched:
+            raise ValueError(
+                f"{name} of this model is watched already ({_watched[module]}); close that watch "
+                "first, or give it more gauges"
+            )
 
 
 def release(modules: Iterable[nn.Module]) -> None:
-    """They are not any more."""
+    """Record that modules are not watched any more."""
     for module in modules:
         _watched.pop(module, None)

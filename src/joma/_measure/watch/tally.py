@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -370,8 +370,3 @@ def _merge(tally: PassTally, other: PassTally) -> None:
         if place not in tally:
             tally[place] = AttentionTally(attention.heads, attention.input_address)
         tally[place].merge(attention)
-
-
-def gauges_of(gauges: Iterable[Gauge], *kinds: GaugeKind) -> list[Gauge]:
-    """Return the gauges of these kinds, in their order."""
-    return [gauge for gauge in gauges if gauge.kind in kinds]

@@ -681,7 +681,8 @@ class Watch:
             if gauge.name in result.tables:
                 for_phases[gauge.name] = result.tables.pop(gauge.name).numbers
         uniform = result.tables.pop(UNIFORM.name, None)
-        self.latest = Measurement(step, result.tables, self._names(), mean_loss, self._largest)
+        names = self._names()
+        self.latest = Measurement(step, result.tables, names, mean_loss, self._largest)
         layers: list[LayerReading] = []
         if for_phases:
             self._record.note_measured(self._passes.describe(self._is_probed))
@@ -696,7 +697,7 @@ class Watch:
                 )
             rows = self._rows(result, mean_loss, numbers, has_phases=bool(layers))
             self._record.note_matrices(self.matrices)
-            self._record.write(step, rows, self._clock.columns(), self._names(), self._widths())
+            self._record.write(step, rows, self._clock.columns(), names, self._widths())
         with self._failures_reported("the writing of the explanation"):
             self._write_explanation()
         if self._line is not None:
