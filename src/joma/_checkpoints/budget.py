@@ -1,4 +1,4 @@
-"""What a scan of models on the hub will transfer: announced and limited before it begins."""
+"""Announce and limit what a scan of models on the hub transfers, before it begins."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _UNITS = {
     "GIB": 2**30,
 }
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+# Decimal, as disks and network plans count. `parse_bytes` also takes the binary units.
 _SHOWN_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-_MAX_ASKED = 3  # checkpoints that are asked for their size until one answers
+# Checkpoints that are asked for their size until one answers: one may be missing or damaged, but
+# to ask all of a hundred would take minutes.
+_MAX_ASKED = 3
 
 
 def parse_bytes(text: str | int) -> int:
@@ -95,6 +98,7 @@ def allowance(
     try:
         return _share(budget, each, count)
     except ValueError:
+        # Nothing will be scanned: delete the small files that came with the question.
         for checkpoint in remote[:_MAX_ASKED]:
             revision = checkpoint.revision()
             assert revision is not None

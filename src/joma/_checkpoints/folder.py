@@ -20,15 +20,19 @@ DCP_CHUNK = ".distcp"
 NAMES = (SINGLE[0], INDEX[0], SINGLE[1], INDEX[1], *ADAPTER)
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
+# What trainers write next to the weights: optimisers, schedulers, random states, arguments.
 _TRAINING_STATE = re.compile(
     r"(optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state).*"
     r"|.*_optim_states|common"
 )
+# One of several files that make up the weights: model-00001-of-00002, Meta's consolidated.00.
 _SHARD = re.compile(r".*\d+-of-\d+|consolidated\.\d+")
+# Megatron and DeepSpeed write a folder or a file per process (mp_rank_00, …).
 _MEGATRON_FILES = ("model_optim_rng.pt", "model_rng.pt")
 _MEGATRON_RANK = re.compile(r"mp_rank_\d+(_\d+)*")
 _DEEPSPEED_FILE = re.compile(r".*(mp_rank_\d+_model_states|_optim_states)\.pt")
 _DEEPSPEED_SCRIPT = "zero_to_fp32.py"
+# Files by which the weights of other frameworks are recognised.
 _OTHER_FRAMEWORKS = {
     "tf_model.h5": "TensorFlow",
     "flax_model.msgpack": "Flax",
@@ -91,6 +95,7 @@ def refusal(folder: Path) -> str | None:
     names: list[str] = []
     if folder.is_dir():
         names = sorted(entry.name for entry in folder.iterdir())
+    # The first that recognises the folder decides.
     for recognize in (_deepspeed, _megatron, _meta, _shards, _other_framework):
         reason = recognize(folder, names)
         if reason is not None:

@@ -23,6 +23,7 @@ TOKENIZER = (
 )
 DownloadProgress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 
+# Full, over quota, or not writable: the remedy is another folder, not another try.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 # Names of the base classes of network errors in httpx, requests and Python.
 _NETWORK_ERRORS = {"TransportError", "ConnectionError", "TimeoutError", "Timeout"}
@@ -30,6 +31,7 @@ _REMEDY = (
     "give the path of a local folder of checkpoints instead, or download them once with a "
     "connection"
 )
+# Repositories of GGUF hold the same model in many precisions, of which the user names one.
 _FILE_OF_REPO = re.compile(r"([\w.-]+/[\w.-]+)/([\w.-]+\.gguf)")
 
 
@@ -106,12 +108,13 @@ def check(repo: str) -> None:
     if (cache_of(repo) / "snapshots").is_dir():
         return
     try:
-        library().HfApi().model_info(repo, timeout=10)
+        library().HfApi().model_info(repo, timeout=10)  # seconds
     except Exception as error:
         raise ValueError(explain(repo, error)) from error
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    # huggingface_hub wraps errors of the network in several of its own.
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

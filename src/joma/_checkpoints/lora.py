@@ -77,7 +77,7 @@ class _LowRankPair:
 
 
 class AdapterUpdates(MaterializedFormat):
-    """What an adapter adds, by the names of the weights, in the base's orientation or (out, in).
+    """The updates of an adapter by the names of the weights, as the base stores them or (out, in).
 
     Attributes:
         replaced: weights that the adapter has as a whole: their name -> its name in the adapter.
@@ -102,6 +102,7 @@ class AdapterUpdates(MaterializedFormat):
                     pair.a = name
                 else:
                     pair.b = name
+            # DoRA's magnitudes, embeddings and the like: without them, the update would be wrong.
             elif "lora_" in name:
                 raise BadCheckpoint(f"it is a LoRA adapter of a kind that is not known ({name})")
             else:
@@ -174,6 +175,7 @@ class AdapterUpdates(MaterializedFormat):
         is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
         if not is_number or not math.isfinite(alpha):
             raise BadCheckpoint(f"the adapter's lora_alpha is {alpha!r}, no number")
+        # Rank-stabilised LoRA, whose updates keep their size when the rank grows.
         if self._settings.get("use_rslora"):
             return float(alpha / math.sqrt(rank))
         return float(alpha / rank)
@@ -206,6 +208,7 @@ class AdaptedModel(MaterializedFormat):
             if base_view.dtype.is_floating_point:
                 views.append(TensorView.full("", name, torch.float32, base_view.shape))
         super().__init__(views)
+        # Names of tensors that differ from those of the base.
         self._changed = {*updates.names(), *updates.replaced}
 
     @property

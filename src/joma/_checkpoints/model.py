@@ -46,6 +46,7 @@ _MAX_LAYERS = 100_000
 _MODULES_PER_TENSOR = 10
 _MODULES_MORE = 2_000
 
+# Names of quantisations in a config -> as their authors write them.
 _METHODS = {
     "gptq": "GPTQ",
     "awq": "AWQ",
@@ -57,6 +58,7 @@ _METHODS = {
     "quanto": "Quanto",
     "torchao": "torchao",
 }
+# Endings of tensors' names that only quantised weights have, for files without a config.
 _METHODS_BY_NAME_ENDINGS = {
     "GPTQ": (".g_idx",),
     "GPTQ or AWQ": (".qweight", ".qzeros"),
@@ -220,21 +222,21 @@ def model_of(
         tensor_count: how many tensors the file has. A model of far more modules is refused.
         head: build the model as it was trained, with the head that ``architectures`` names.
     """
-    known = known_config(config)
-    if known is None:
+    hub_config = known_config(config)
+    if hub_config is None:
         return None
     import transformers
 
     model_class: Any = None
-    if head and known.architectures:
-        model_class = getattr(transformers, str(known.architectures[0]), None)
+    if head and hub_config.architectures:
+        model_class = getattr(transformers, str(hub_config.architectures[0]), None)
     try:
         with torch.device("meta"), _limited_modules(tensor_count):
             # A config may name anything that transformers has.
             is_class = isinstance(model_class, type)
             if is_class and issubclass(model_class, transformers.PreTrainedModel):
-                return model_class(known)
-            model: nn.Module = transformers.AutoModel.from_config(known)
+                return model_class(hub_config)
+            model: nn.Module = transformers.AutoModel.from_config(hub_config)
             return model
     except BadCheckpoint:
         raise
@@ -268,7 +270,7 @@ def load_model(tensors: Tensors) -> Any:
                 state_dict=state,
                 dtype="float32",
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # named below, in one sentence
             )
     except BadCheckpoint:
         raise
@@ -285,6 +287,7 @@ def load_model(tensors: Tensors) -> Any:
         raise BadCheckpoint(
             f"weights of the model are missing: {', '.join(missing[:3])} ({len(missing)} in all)"
         )
+    # No text is generated: keys and values of the past would only take memory.
     model.config.use_cache = False
     return model.eval()
 

@@ -52,6 +52,7 @@ def _following(path: Path, kind: str, config: Mapping[str, Any]) -> tuple[Path, 
         ending = entry.name.removeprefix(f"{path.name}-")
         if ending.isdecimal() and ending[0] != "0":
             numbers.append(int(ending))
+    # A run of the same config goes on where it was begun, also behind folders that are free now.
     for number in sorted(numbers):
         following = path.with_name(f"{path.name}-{number}")
         with suppress(RunError):  # a folder that is not ours

@@ -29,6 +29,7 @@ from joma.models.structure import find
 # Families whose names and shapes tell as much as the model does. The model is not built for them:
 # to import transformers takes seconds.
 _USUAL_FAMILIES = ("bert", "gpt2", "gpt_neox", "llama", "opt")
+# Numbers of one byte mean nothing without their scales, which lie next to them under such names.
 _SCALE_SUFFIXES = ("_scale", "_scale_inv", "_scales")
 # A file may have up to three parts more, or fewer, in front of a name than the model has: `model.`,
 # `gpt_neox.`, `module.model.`.
@@ -179,6 +180,7 @@ def plan(tensors: Tensors, parts: Iterable[str], mlp: str | None = None) -> Plan
     """
     parts = list(dict.fromkeys(parts))
     problem = partial(quantization_problem, tensors.config, tensors.names())
+    # Quantised weights fail in many ways, at names, types or shapes. The reason is always the same.
     try:
         result = _plan(tensors, parts, mlp)
         if parts and not result:
@@ -210,6 +212,7 @@ def _plan(tensors: Tensors, parts: list[str], mlp: str | None) -> Plan:
     if weight_parts and tensors.incomplete:
         result.missing |= dict.fromkeys(weight_parts, tensors.incomplete)
         return result
+    # The user knows better than any finder.
     if "mlp_in" in weight_parts and mlp is not None:
         weight_parts.remove("mlp_in")
         result.add("mlp_in", partial(_named_matrices, tensors, mlp))
@@ -238,6 +241,7 @@ class _Search:
         matrices = None
         if self._model is not None:
             matrices = _trace(find(self._model).matrices(part), self._model, self._tensors)
+        # The model of this version of transformers may have other names than the file.
         if not matrices:
             if self._skeleton is None:
                 self._skeleton = _skeleton(self._tensors)
@@ -274,6 +278,8 @@ def _usual_plan(tensors: Tensors, parts: list[str]) -> Plan | None:
         expected_sizes = {width}
         if part in ("mlp_in", "mlp_out"):
             expected_sizes = {inner_width, width}
+        # A layer that the finder has missed, or a width other than the config's, shows that names
+        # and shapes do not suffice for this file.
         matrices = _trace(structure.matrices(part), model, tensors) or []
         if len(matrices) != layer_count:
             return None
@@ -395,7 +401,7 @@ def _named_matrices(tensors: Tensors, mlp: str) -> list[StoredMatrix]:
         shape = tensors.view(name).shape
         if len(shape) < 2:
             continue
-        matrix_shape = shape[-2:]
+        matrix_shape = shape[-2:]  # (rows, columns) of (…, rows, columns)
         stride = contiguous_stride(matrix_shape)
         for number in range(torch.Size(shape[:-2]).numel()):
             offset = number * matrix_shape[0] * matrix_shape[1]
@@ -403,6 +409,7 @@ def _named_matrices(tensors: Tensors, mlp: str) -> list[StoredMatrix]:
             title = name.removesuffix(".weight")
             if len(shape) > 2:
                 title += f"[{number}]"
+            # (rows, columns) each, as they are
             matrices.append(StoredMatrix(title, (slice_,), lambda views: views, heads=1))
     if not matrices:
         some = ", ".join(sorted(tensors.names(), key=natural_order)[:8])

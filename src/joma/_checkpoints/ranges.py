@@ -188,6 +188,7 @@ class HubFile:
             raise BadCheckpoint(
                 f"{self.name} is cut off at byte {self.size:,}; {end:,} are asked for"
             )
+        # A large read that was not announced is a stretch of its own; a small one gets a window.
         if len(buffer) >= self._window:
             self.expect([(offset, end)])
         for start in range(0, len(buffer), _BLOCK_BYTES):
@@ -228,7 +229,7 @@ class HubFile:
         if stretch is not None:
             self._expected.remove(stretch)
             if not stretch.is_kept:
-                stretch.start = offset
+                stretch.start = offset  # the bytes before would be dropped at once
         else:
             begin = max(0, min(offset, self.size - self._window))
             window_end = max(end, min(begin + self._window, self.size))
@@ -290,7 +291,7 @@ class HubFile:
         headers = {
             **self._location.headers,
             "Range": f"bytes={first}-{last}",
-            "Accept-Encoding": "identity",
+            "Accept-Encoding": "identity",  # ranges are of the file, not of a compressed answer
         }
         # It asks again by itself, as often as a busy server wants.
         answer = library().utils.http_stream_backoff(

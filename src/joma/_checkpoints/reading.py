@@ -59,6 +59,7 @@ class LocalFile:
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
         try:
             self._descriptor = os.open(path, flags)
+            # Closed with the last reference: nobody has to remember which files are open.
             weakref.finalize(self, os.close, self._descriptor)
             self.size = os.fstat(self._descriptor).st_size
         except OSError as error:
@@ -75,6 +76,7 @@ class LocalFile:
             except OSError as error:
                 reason = error.strerror or error
                 raise BadCheckpoint(f"{self.name} cannot be read: {reason}") from error
+            # The file has become shorter since it was opened.
             if count == 0:
                 end = offset + filled
                 raise BadCheckpoint(f"{self.name} is cut off at byte {end:,}; download it again")
@@ -155,6 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a checkpoint."""
     try:
         with path.open("rb") as stream:
+            # One byte more than allowed, so that a longer file is refused and not cut.
             return parse_json(stream.read(MAX_JSON_BYTES + 1))
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error}") from error

@@ -32,6 +32,7 @@ from joma._runs.lock import take
 Answer = TypeVar("Answer")
 
 
+# An estimate must not cost what it estimates.
 class NotWhole(BadCheckpoint):
     """A whole file would have to be downloaded for an estimate, which downloads none."""
 
@@ -113,6 +114,7 @@ class Revision:
     def _unusual_weights(self) -> dict[str, int]:
         """Return files of weights without a usual name and their bytes: chunks, or the only one."""
         sizes = self._file_sizes()
+        # A table of chunks decides; without one, a single file of any name will do.
         if DCP_TABLE in sizes:
             chunks = [name for name in sorted(sizes) if name.endswith(DCP_CHUNK)]
             return {name: sizes[name] for name in chunks}
@@ -293,6 +295,7 @@ class Revision:
         options: dict[str, Any] = {"revision": commit or self.revision}
         if not self.keep:
             options["cache_dir"] = self.temporary
+        # Asks for the size only, so that a file over the limit is refused before it comes.
         if self.meter.limit is not None:
             info = hf.hf_hub_download(self.repo, name, **options, dry_run=True)
             self.meter.allow(name, info.file_size)
@@ -403,6 +406,7 @@ class Revision:
         """Keep other scans from deleting the folder; remove what a killed download left in it."""
         if self._lock is not None:
             return
+        # Alone in the folder means that no download is under way: what is incomplete is left over.
         exclusive = _take_lock(self.temporary, shared=False)
         if exclusive is not None:
             if self.temporary.is_dir():

@@ -21,6 +21,7 @@ _STEP_WORDS = (
         re.IGNORECASE,
     ),
 )
+# What files of one series share, and the number in which they differ: "model-" and "10".
 _LAST_NUMBER = re.compile(r"(.*[-_.=])(\d+)")
 _MAX_DIGITS = 18  # more digits are a date with a time, or no number of steps at all
 
@@ -34,6 +35,7 @@ def step_of(name: str) -> int | None:
     digits = ""
     if name.isdecimal():
         digits = name
+    # Reversed, so that the first word that matches is the last to be written.
     for word in reversed(_STEP_WORDS):
         match = word.search(name)
         if match is not None:
@@ -50,6 +52,7 @@ def steps_of_files(files: Iterable[Path]) -> dict[Path, int]:
     steps = {}
     for file, (key, number) in series.items():
         step = step_of(file.stem)
+        # One file alone may be called "llama-7.pt": its number is a step only among others.
         if step is None and number is not None and series_sizes[key] > 1:
             step = number
         if step is not None:

@@ -174,10 +174,11 @@ class Tensors:
 
     def _add_file(self, name: str, reader: Reader) -> TensorFormat:
         opened = open_file(reader)
-        if isinstance(opened, GgufFile):
+        if isinstance(opened, GgufFile):  # it holds what is in files of their own otherwise
             self.config = opened.config
             self.no_model = opened.no_model
             self.tokenizer = opened.tokenizer
+        # Kept open for the checkpoint: its next tensors are most often in the same file.
         self._formats[name] = opened
         return opened
 
@@ -241,7 +242,7 @@ class Tensors:
             opened.announce([view])
             blocks = list(view.blocks(_BLOCK_BYTES))
             parts = opened.read_many(block for _, _, block in blocks)
-            result = torch.empty(view.shape)
+            result = torch.empty(view.shape)  # float32
             for (dimension, start, _), part in zip(blocks, parts, strict=True):
                 hash_into(digest, part)
                 result.narrow(dimension, start, part.shape[dimension]).copy_(part)
@@ -278,7 +279,7 @@ class Tensors:
 
     @property
     def notes(self) -> list[str]:
-        """What is special about the files."""
+        """Remarks on the files, for the row of the checkpoint."""
         return [opened.note for opened in self._formats.values() if opened.note]
 
 

@@ -24,9 +24,11 @@ from joma._checkpoints.formats.unpickling import InertObject, load_inert
 from joma._checkpoints.formats.view import MaterializedFormat, TensorView
 from joma._checkpoints.reading import BadCheckpoint, LocalFile, Reader, Span, read_bytes
 
+# Bounds on what a table may claim, far above what real ones have.
 _MAX_TABLE_BYTES = 256 << 20
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 1 << 48  # of one dimension
+# Names of optimisers' states, which are as large as the weights and are not read.
 _OPTIMIZER = re.compile(
     r"(.*\.)?(optim\w*|opt|chained_\d+)\..*|.*\.(exp_avg|exp_avg_sq|momentum_buffer)"
 )
@@ -141,7 +143,7 @@ class DcpFolder(MaterializedFormat):
         full_name = self._full_names[name]
         for number, chunk in enumerate(self._tensors[full_name].chunks):
             location = self._locations.get((full_name, chunk.offsets))
-            if location is None:
+            if location is None:  # an index without offsets numbers the chunks
                 location = self._locations.get((full_name, number))
             if location is None:
                 raise BadCheckpoint(f"{self._name} does not say where a part of {full_name} is")
@@ -161,7 +163,7 @@ class DcpFolder(MaterializedFormat):
 
     def _reader(self, file: str) -> Reader:
         if file not in self._readers:
-            if file != DCP_TABLE:
+            if file != DCP_TABLE:  # names of other files come from the table, and may lie
                 check_inside(file, DCP_TABLE, (DCP_CHUNK,))
             reader = self._open_file(file)
             if reader is None:

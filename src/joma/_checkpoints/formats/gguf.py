@@ -173,6 +173,7 @@ class GgufFile(MaterializedFormat):
             ) from error
 
     def _quantized(self, entry: GgufTensor, quantization: Any, head_rows: int) -> _QuantizedTensor:
+        # A block of so many numbers takes so many bytes: 32 and 18 for Q4_0.
         block_numbers, block_bytes = self._gguf.GGML_QUANT_SIZES[quantization]
         row_width = 1  # of a single number
         if entry.shape:
@@ -265,9 +266,10 @@ class GgufFile(MaterializedFormat):
         return result
 
     def _dequantize(self, data: Any, quantization: Any, name: str) -> Any:
-        if quantization.name == "F64":
+        if quantization.name == "F64":  # which the package cannot dequantise
             return data.view(np.float64).astype(np.float32)
         try:
+            # Scales of a damaged block overflow; `Tensors` reports numbers that are not finite.
             with np.errstate(all="ignore"):
                 numbers = self._gguf.quants.dequantize(data, quantization)
         except NotImplementedError:

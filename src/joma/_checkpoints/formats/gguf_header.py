@@ -178,6 +178,7 @@ class GgufHeader:
         alignment = self.keys.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
             raise ValueError(f"its alignment is {alignment}")
+        # Offsets in the table count from the first aligned byte after it.
         data_start = -(-self._stream.tell() // alignment) * alignment  # rounded up
         for name, type_number, shape, offset in table:
             self.tensors.append(GgufTensor(name, type_number, shape, data_start + offset))
@@ -288,6 +289,7 @@ def model_config(
     config: dict[str, Any] = {}
     for key, config_key in _CONFIG_KEYS.items():
         config[config_key] = settings[key]
+    # Llama turns all dimensions of a head, so that older files name their number only there.
     head_size = settings.get(_KEY_SIZE)
     if not head_size and family == "llama":
         head_size = settings.get(_ROTARY_SIZE)
@@ -304,6 +306,7 @@ def model_config(
         "rms_norm_eps": settings[_EPSILON],
         "vocab_size": shapes["token_embd.weight"][0],
         "rope_parameters": {"rope_type": "default", "rope_theta": rotary_base},
+        # llama.cpp writes the head only if it is not the embedding.
         "tie_word_embeddings": "output.weight" not in shapes,
     }
     return config, ""
@@ -358,7 +361,7 @@ class GgufTokenizer:
 
     @cached_property
     def _content(self) -> tuple[str, dict[str, Any]]:
-        """The architecture, and what the header says about words."""
+        """The architecture, and the keys that describe the words."""
         arrays = {_TOKENIZER_PREFIX + key for key in _TOKENIZER_KEYS}
         keys = GgufHeader(self._reader, arrays).keys
         content = {}

@@ -197,6 +197,7 @@ def _open_zip(reader: Reader) -> TensorFormat:
     directory = _Directory.read(reader)
     if not directory.has_plain_records:
         return LoadedFile(reader)
+    # Records of the skeleton have no padding, so that their data begins right after their names.
     skeleton = directory.skeleton()
     item_names: dict[
         int | None, str
@@ -213,6 +214,7 @@ def _open_zip(reader: Reader) -> TensorFormat:
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         item_name = item_names.get(getattr(storage, "_checkpoint_offset", None))
+        # A tensor whose storage is in no record has no place to be read from.
         if item_name is None:
             return LoadedFile(reader)
         record = _ZipRecord.of(items[item_name])
@@ -315,7 +317,7 @@ def _flatten(content: Any) -> Iterator[tuple[str, Tensor]]:
                 is_weight = is_weight_dict or "." in name
                 if is_weight and not name.endswith("_extra_state"):
                     raise BadCheckpoint(f"{name} is a {type(value).__name__}, no plain tensor")
-        left += reversed(inner)
+        left += reversed(inner)  # so that dicts are walked through in their order
 
 
 def _weight_dict(content: Mapping[Any, Any]) -> Mapping[Any, Any] | None:

@@ -99,6 +99,7 @@ class PlainFile(TensorFormat):
 
     def __init__(self, reader: Reader, stored: Mapping[str, StoredTensor]) -> None:
         self._reader = reader
+        # In file order, so that a reader of all tensors moves forwards only.
         in_file_order = sorted(stored.items(), key=lambda item: item[1].start)
         self._stored = dict(in_file_order)
         for name, tensor in self._stored.items():
@@ -166,6 +167,7 @@ class PlainFile(TensorFormat):
             )
         runs = _ByteRuns.of(view)
         begin += self._padding(view.name)
+        # Filled in place: no second copy of a large matrix.
         flat = torch.empty(runs.total_bytes, dtype=torch.uint8)  # (bytes,)
         buffer = memoryview(flat.numpy())  # type: ignore[arg-type]
         filled = 0

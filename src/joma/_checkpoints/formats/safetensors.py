@@ -19,6 +19,7 @@ from joma._checkpoints.formats.plain import PlainFile, StoredTensor
 from joma._checkpoints.formats.view import TensorView
 from joma._checkpoints.reading import BadCheckpoint, Reader, parse_json, read_bytes
 
+# Names of types in a safetensors file. Others are kept as bytes (`TensorView.foreign_type`).
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -78,6 +79,7 @@ def _stored_tensors(
                 file, name, torch.uint8, (end - begin,), (1,), foreign_type=str(item["dtype"])
             )
         else:
+            # A shape of negative sizes can have the right product.
             has_its_bytes = end - begin == math.prod(shape) * dtype.itemsize
             if not has_its_bytes or begin < 0 or min(shape, default=0) < 0:
                 raise ValueError(f"{name} has {end - begin} bytes, but shape {shape}")

@@ -26,6 +26,7 @@ from joma._checkpoints.reading import BadCheckpoint
 # Lists, dicts and tuples in one pickle. Each takes 64 bytes or so: 128 MB in all. A table of
 # 200,000 chunks has about as many.
 _MAX_OBJECTS = 2_000_000
+# Opcodes that make a new object. Each takes one byte in the file, and the object 50 and more.
 _MAKING_OPCODES = frozenset(
     code[0]
     for code in (
@@ -104,6 +105,7 @@ _PROGRAM_MODULES = frozenset(
         "zipimport",
     ]
 )
+# Names in such modules that metadata does use.
 _HARMLESS_NAMES = frozenset(
     [
         "io.BytesIO",
@@ -189,7 +191,7 @@ class _InertUnpickler(pickle._Unpickler):
         return type(str(name).rpartition(".")[2], (InertObject,), {})
 
     def persistent_load(self, pid: Any) -> Any:
-        return InertObject()
+        return InertObject()  # a storage, whose bytes are not in the pickle
 
 
 def _checking_keys(opcode: int) -> Any:
