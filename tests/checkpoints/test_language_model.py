@@ -59,6 +59,15 @@ def test_attention_gauges_use_the_tokeniser_of_the_training(run):
     assert ids.failed == []
 
 
+def test_runs_are_compared_by_their_last_checkpoints(run, tmp_path):
+    shutil.copytree(run, tmp_path / "other")
+    scan = joma.scan([run, tmp_path / "other"], gauges="stable_rank,change")
+    assert list(scan.status()) == ["run", "other"]
+    table = scan.checkpoints()
+    assert "step-00000008, the last of 2 checkpoints" in table.note[0]
+    assert table.same_as.tolist() == ["other", "run"]
+
+
 def test_a_text_of_other_words_is_refused(run):
     scan = joma.scan(run, gauges="entropy", data="pydoc", tokens=48)
     assert set(scan.status().values()) == {"failed"}

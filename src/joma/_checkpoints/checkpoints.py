@@ -378,34 +378,47 @@ def _join_notes(*notes: str) -> str:
 
 def _select_several(sources: list[str], revisions: str | Sequence[str] | None) -> Selection:
     models: list[Checkpoint] = []
+    addresses: list[tuple[str, ...]] = []
     for source in sources:
         selection = _select_one(source, revisions)
         if selection.is_comparison:
             models += selection.checkpoints
-        else:
-            models.append(_one_model(source, selection.checkpoints))
-    return _compare(models)
+            addresses += [_address(model) for model in selection.checkpoints]
+            continue
+        model = _one_model(source, selection.checkpoints)
+        path = Path(source).expanduser().absolute()
+        models.append(model)
+        # The model of a training has the name of its run, not that of its last step.
+        addresses.append(path.parts if _is_training_run(path) else _address(model))
+    return _compare(models, addresses)
 
 
 def _one_model(source: str, checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """Return the model that a source stands for in a comparison; refuse a series."""
     model = checkpoints[-1]
+    path = Path(source).expanduser().absolute()
+    if _is_training_run(path):
+        return replace(model, note=f"{model.name}, the last of {len(checkpoints)} checkpoints")
     if len(checkpoints) == 1:
         return model
     others = [checkpoint.name for checkpoint in checkpoints[:-1]]
-    is_also_a_model = model.path == str(Path(source).expanduser().absolute())
+    is_also_a_model = model.path == str(path)
     if not is_also_a_model:
+        names = [checkpoint.name for checkpoint in checkpoints]
         raise ValueError(
-            f"{source} is a series of {len(checkpoints)} checkpoints ({list_some(others)}): give "
+            f"{source} is a series of {len(checkpoints)} checkpoints ({list_some(names)}): give "
             "one of them, or scan each series alone and draw the runs together with joma report"
         )
     note = f"the folder also holds {list_some(others)}, which are not compared: name them for that"
     return replace(model, note=note)
 
 
-def _compare(models: Sequence[Checkpoint]) -> Selection:
+def _compare(
+    models: Sequence[Checkpoint], addresses: Sequence[tuple[str, ...]] | None = None
+) -> Selection:
     """Return a comparison, in which each model has a name of its own and a place instead of a step."""
-    addresses = [_address(model) for model in models]
+    if addresses is None:
+        addresses = [_address(model) for model in models]
     for place, address in enumerate(addresses):
         if address in addresses[:place]:
             raise ValueError(
