@@ -241,7 +241,8 @@ def _summary(result: Scan) -> str | None:
             words.append(f"{statuses.count(status)} {text}")
     if not words:
         return None
-    return f"of {len(names)} checkpoints {', '.join(words)}"
+    noun = "models" if result.is_comparison else "checkpoints"
+    return f"of {len(names)} {noun} {', '.join(words)}"
 
 
 class _Engine:

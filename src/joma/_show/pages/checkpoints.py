@@ -47,5 +47,14 @@ def checkpoints_table(run: Run) -> str:
         tones=TONES,
         counts={status: int((points.status == status).sum()) for status in TONES},
         copies=sum(bool(row["same"]) for row in rows),
+        has_gaps=any(_has_gap(row) for row in rows),
         most_open=MOST_OPEN,
     )
+
+
+def _has_gap(row: dict[str, Any]) -> bool:
+    """True if a mean that is shown lacks some layers."""
+    for number, is_incomplete in zip(row["numbers"], row["gaps"], strict=True):
+        if number is not None and is_incomplete:
+            return True
+    return False
