@@ -78,15 +78,13 @@ def _outermost_lists(top: str, modules: Sequence[str]) -> list[list[str]]:
     depth = 0
     if top:
         depth = len(top.split("."))
-    lists: dict[str, list[str]] = {}
+    lists: dict[str, dict[str, None]] = {}  # list -> its elements, each once and in order
     for name in modules:
         parts = name.split(".")
         for place in range(depth, len(parts)):
             if not parts[place].isdigit():
                 continue
-            elements = lists.setdefault(".".join(parts[:place]), [])
-            element = ".".join(parts[: place + 1])
-            if element not in elements:
-                elements.append(element)
+            elements = lists.setdefault(".".join(parts[:place]), {})
+            elements[".".join(parts[: place + 1])] = None
             break
-    return list(lists.values())
+    return [list(elements) for elements in lists.values()]

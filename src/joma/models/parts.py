@@ -1,4 +1,4 @@
-"""Parts of a block that gauges can be asked for, as in "stable_rank.qk": its matrices and its charges."""
+"""Parts of a block that gauges can be asked for, as in "stable_rank.qk": matrices and charges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRODUCTS = {
 }
 # Products of projections have one value per head.
 PRODUCTS = tuple(_PRODUCTS)
-# The ending of what LoRA adds to a matrix, as in "stable_rank.q_update".
+# Ending of the parts that LoRA adds to a matrix, as in "stable_rank.q_update".
 UPDATE = "_update"
 _UPDATES = {f"{part}{UPDATE}": f"LoRA's update of it: {text}" for part, text in _WEIGHTS.items()}
 # The first part is the default.

@@ -288,12 +288,12 @@ def _mlp_charges(parts: Anatomy, layer: ChargedLayer) -> Iterator[Charge]:
     name = f"{mlp.name}.neurons"
     scaled = mlp.factor if mlp.is_gated else mlp.lower
     if scaled is None:
-        reason = "which of the two maps the gate is, the names do not tell"
+        reason = "the names do not show which of the two maps is the gate"
         yield Charge("mlp", name, Status.NONE, reason, layer=layer.index)
         return
     degree = degree_of(mlp)
     if mlp.is_gated:
-        finding = (Status.EXACT, "the factor beside the gate against the map back")
+        finding = (Status.EXACT, "the factor next to the gate against the map out of the neurons")
     elif degree is None:
         finding = (Status.NONE, "the activation is not homogeneous: φ(2a) ≠ 2φ(a)")
     else:
