@@ -74,8 +74,8 @@ figures: $(READY) ## make the pictures and tables of README and docs again
 mutate: $(READY) ## show that the checks of all claims reject their mutants
 	OMP_NUM_THREADS=1 $(BIN)/python -m joma.paper.claims.mutation
 
-record: $(READY) ## go on with the queue of long runs (docs/record.md); needs WikiText-2 in JOMA_DATA
-	$(BIN)/python docs/record.py
+record: $(READY) ## make a record with its data (EXHIBIT=fig8), or go on with the queue of long runs (docs/record.md)
+	$(BIN)/python $(if $(EXHIBIT),-m joma.paper.make_record $(EXHIBIT),docs/record.py)
 
 docs: $(READY) ## build the documentation into site/, offline and with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

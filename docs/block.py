@@ -1,7 +1,7 @@
 """``python docs/block.py``: the tables of ``docs/block.md``, about ten minutes of one core.
 
 long    folded against joint over 1,000 steps on Python's documentation, by SGD and by Adam, three seeds
-cases   the exhibit ``block`` at its quick preset, case by case
+cases   the exhibit ``block`` at its default preset, case by case
 cost    time and memory per step, both forms alternately in one run (``python -m benchmarks block``)
 
 Ends with status 1 if a case that should be exact is not.

@@ -1,8 +1,8 @@
 """``make figures``: the pictures and tables of README and docs, made again by the program itself.
 
-Makes the README's pictures of `joma demo`, runs all exhibits at the quick preset, copies their pictures to
+Makes the README's pictures of `joma demo`, runs all exhibits at the default preset, copies their pictures to
 ``docs/figures``, and writes the table of claims into ``docs/claims.md``, those that differ from the paper into
-``docs/errata.md``, the index from the paper to the code into ``docs/paper-index.md``, and the exhibits' results, quick
+``docs/errata.md``, the index from the paper to the code into ``docs/paper-index.md``, and the exhibits' results, default
 and recorded, into ``docs/results.md``.
 """
 
@@ -126,19 +126,19 @@ def tables(folder: Path) -> None:
 
 
 def results_table(folder: Path, page: str) -> str:
-    """What the quick preset gave, beside what a longer run did; exhibits not in ``folder`` keep what the page has."""
+    """What the default preset gave, beside what a longer run did; exhibits not in ``folder`` keep what the page has."""
     there = {
         row[1]: row[0].split(" | ")[2:5]
         for row in re.findall(r"^(\| `(\w+)` \| .*) \|$", page, flags=re.M)
     }
     lines = [
-        "| exhibit | the paper says | its number | quick | measured | longer | measured | date | core-minutes |",
+        "| exhibit | the paper says | its number | default | measured | longer | measured | date | core-minutes |",
         "|---|---|---|---|---|---|---|---|--:|",
     ]
     for id, exhibit in exhibits().items():
         if (folder / id / "verdict.json").exists():
-            quick = load_verdict(folder / id)
-            there[id] = [cell(quick.paper), quick.verdict, cell(quick.measured or quick.summary)]
+            made = load_verdict(folder / id)
+            there[id] = [cell(made.paper), made.verdict, cell(made.measured or made.summary)]
         longer = [""] * 4
         if (record := recorded(id)) is not None:
             told = record.judgement
@@ -164,7 +164,7 @@ def exhibit_sections(folder: Path) -> str:
         ]
         if (folder / id / "verdict.json").exists():
             verdict = load_verdict(folder / id)
-            lines += [f"**Quick: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
+            lines += [f"**Default: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
         if (record := recorded(id)) is not None:
             told = record.judgement
             lines += [

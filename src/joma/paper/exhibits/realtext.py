@@ -5,7 +5,7 @@ beside what its exact per-step law says; the correlation over context words betw
 those that the theory predicts from the part of v that this query's samples brought (under softmax the counterpart of
 Eqn. 18); and the words that a few queries attend to most, learned and predicted.
 
-The text is Python's own documentation at quick, WikiText-2 (from $JOMA_DATA) beyond.
+The text is Python's own documentation at the default preset, WikiText-2 (from $JOMA_DATA) beyond.
 """
 
 from __future__ import annotations

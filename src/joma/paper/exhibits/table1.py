@@ -1,8 +1,8 @@
 """Table 1: normalised correlation between latents and their best hidden nodes, with the two baselines it needs.
 
 Per column and seed: hierarchical data and a network are drawn, NCorr is taken before and after training, and once more
-with the latents permuted over the distinct sequences. ``quick`` and ``laptop`` use a smaller embedding than the
-paper's d = 1024 and fewer steps, and ``quick`` a larger rate, and both half of the columns; tables and verdict say so.
+with the latents permuted over the distinct sequences. ``default`` and ``laptop`` use a smaller embedding than the
+paper's d = 1024 and fewer steps, and ``default`` a larger rate, and both half of the columns; tables and verdict say so.
 """
 
 from __future__ import annotations
