@@ -14,6 +14,7 @@ Measure, in training and on checkpoints:
     joma.Run(path).frame()                  all numbers of a run, as a table
     joma.gauges(), @joma.gauge              what can be measured; a gauge of one's own
     @joma.alarm, joma.Alarm                 an alarm of one's own
+    joma.GaugeKind                          a kind of gauge of one's own
     @joma.backend, joma.KernelBackend       an attention kernel of one's own
 
 The theory, and the paper:
@@ -48,6 +49,7 @@ _API = {
     "Geometry": "joma._inspect.geometry",
     "JomaWarning": "joma._runs.warning",
     "Judgement": "joma.paper.exhibits.base",
+    "GaugeKind": "joma._measure.gauges.kinds",
     "KernelBackend": "joma._measure.events.backends.kernel",
     "Run": "joma._runs",
     "Verdict": "joma.paper.verdict",
@@ -84,6 +86,7 @@ __all__ = [
     "Alarm",
     "AttentionStats",
     "Coherence",
+    "GaugeKind",
     "Geometry",
     "JomaWarning",
     "Judgement",

@@ -1,13 +1,15 @@
 """The kinds of gauges: what a gauge's function receives, when it runs, and what its values look like.
 
 Everything that depends on the kind of a gauge is a field here, so that no other module compares
-names. A new kind is one more instance in `KINDS`, and a meter that measures it.
+names. A new kind is one more instance in `KINDS`, and a meter that measures it. A kind with `read`
+needs no meter, and may come from a user: ``joma.gauge(name, on=kind)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from joma.models.parts import CHARGES, PARTS, PRODUCTS, UPDATE
 
@@ -28,8 +30,10 @@ class GaugeKind:
         is_averaged_over: what the values of one pass are averaged over.
         parts: the parts of a block that it can be asked for, with what they are; the first is the default.
         parts_with_heads: those of the parts that have one value per head.
-        is_stored_exactly: True if run folders keep all digits: the drift of a conserved quantity is smaller than
-            the precision of float32.
+        is_stored_exactly: True if run folders keep all digits: the drift of a conserved quantity is
+            smaller than the precision of float32.
+        read: reads what the gauges receive from a model, one entry per layer: name -> object. Kinds
+            that have it need no meter of their own.
     """
 
     name: str
@@ -44,6 +48,7 @@ class GaugeKind:
     parts: Mapping[str, str] = field(default_factory=dict)
     parts_with_heads: tuple[str, ...] = ()
     is_stored_exactly: bool = False
+    read: Callable[[Any], Mapping[str, Any]] | None = None
 
     @property
     def default_part(self) -> str:

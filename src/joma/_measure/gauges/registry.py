@@ -66,7 +66,7 @@ class Gauge:
     @property
     def needs_steps(self) -> bool:
         """True if it can be measured only while a model trains."""
-        return self.kind.needs_training or self.is_of_training
+        return self.kind.needs_training or self.is_of_training or self.kind.read is not None
 
     def measure(self, w: Any, top: Any = None) -> float | None:
         """Return the value on a matrix, or None where the gauge is not defined.
@@ -91,7 +91,7 @@ _GAUGES: dict[str, Gauge] = {}
 
 def gauge(
     name: str,
-    on: str,
+    on: str | GaugeKind,
     *,
     reduce: Reduce = "mean",
     given: Given = "matrix",
@@ -107,6 +107,7 @@ def gauge(
             a `Stream`, "neurons" states (tokens, h), "router" a `Routing`, "block" a `BlockMotion`; these return a
             number, or None where the gauge is not defined. NaN and Inf mean that the model computed something that
             is not finite, which is an alert.
+            A `GaugeKind` with ``read`` is a kind of your own.
         reduce: "mean" or "max": over real queries, to one value per head of an attention gauge; and over heads and
             experts, to the one number per layer that a logger is told.
         given: "top" gives a gauge on matrices the largest singular value and the norm, which gauges share, instead of
@@ -124,11 +125,7 @@ def gauge(
     'The largest entry of the matrix by size.'
     >>> remove("largest_weight")
     """
-    if on not in KINDS:
-        raise ValueError(
-            f"a gauge is measured on one of {', '.join(map(repr, KINDS))}, not on {on!r}"
-        )
-    kind = KINDS[on]
+    kind = _find_kind(on)
     if not name.isidentifier():
         raise ValueError(
             f"a gauge's name must be an identifier such as 'stable_rank', got {name!r}"
@@ -145,6 +142,21 @@ def gauge(
         return function
 
     return register
+
+
+def _find_kind(on: str | GaugeKind) -> GaugeKind:
+    if isinstance(on, GaugeKind):
+        if on.read is None:
+            raise ValueError(f"the kind {on.name!r} needs read=, which gives what gauges receive")
+        known = KINDS.setdefault(on.name, on)
+        if known is not on and known.read is None:
+            raise ValueError(f"joma has a kind {on.name!r} already; choose another name")
+        KINDS[on.name] = on
+        return on
+    if on not in KINDS:
+        names = ", ".join(map(repr, KINDS))
+        raise ValueError(f"a gauge is measured on one of {names}, not on {on!r}")
+    return KINDS[on]
 
 
 def remove(name: str) -> None:

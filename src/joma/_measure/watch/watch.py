@@ -46,6 +46,7 @@ from joma._measure.watch.meters import (
     MeterProblem,
     MeterResult,
     MotionMeter,
+    ReadMeter,
     StreamMeter,
     WeightMeter,
 )
@@ -292,6 +293,7 @@ class Watch:
             ChargeMeter(self._watched),
             MotionMeter(self._watched),
             StreamMeter(self._watched),
+            ReadMeter(self._watched),
         ]
 
     def _make_passes(self, options: WatchOptions) -> StepPasses:

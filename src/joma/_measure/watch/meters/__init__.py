@@ -5,6 +5,7 @@ from joma._measure.watch.meters.changes import ChangeMeter
 from joma._measure.watch.meters.charges import ChargeMeter
 from joma._measure.watch.meters.meter import Meter, MeterProblem, MeterResult
 from joma._measure.watch.meters.motions import MotionMeter
+from joma._measure.watch.meters.read import ReadMeter
 from joma._measure.watch.meters.streams import StreamMeter
 from joma._measure.watch.meters.weights import WeightMeter
 
@@ -16,6 +17,7 @@ __all__ = [
     "MeterProblem",
     "MeterResult",
     "MotionMeter",
+    "ReadMeter",
     "StreamMeter",
     "WeightMeter",
 ]
