@@ -24,17 +24,22 @@ from torch import Tensor
 
 from joma.models.sharded import Shard
 
-# Bytes of a tile that is multiplied vector by vector. 8192 × 2048: 12.6 ms at 2 MiB, 13.4 ms at 256 KiB.
+# Bytes of a tile that is multiplied vector by vector. 8192 × 2048: 12.6 ms at 2 MiB, 13.4 ms at 256
+# KiB.
 VECTOR_TILE_BYTES = 1 << 21
-# Bytes of a tile that OpenBLAS multiplies. Its kernels for small products take at most 10⁶ multiplications, which four
-# vectors and a tile of 512 KiB are half of. Above, a product takes up to eight times as long.
+# Bytes of a tile that OpenBLAS multiplies. Its kernels for small products take at most 10⁶
+# multiplications, which four vectors and a tile of 512 KiB are half of. Above, a product takes up
+# to eight times as long.
 SMALL_TILE_BYTES = 1 << 19
-# Rows of a tile that OpenBLAS multiplies: a multiple of 16. 384 × 384: 30 µs with 256 rows, 94 µs with 341.
+# Rows of a tile that OpenBLAS multiplies: a multiple of 16. 384 × 384: 30 µs with 256 rows, 94 µs
+# with 341.
 SMALL_TILE_ROWS = 256
-# Tiles per call. Python's threads hand over the interpreter between two calls: with one tile per call two threads take
-# 8.4 ms, with four 3.5 ms. With sixteen, tiles fall out of the cache before the second product (5.0 ms).
+# Tiles per call. Python's threads hand over the interpreter between two calls: with one tile per
+# call two threads take 8.4 ms, with four 3.5 ms. With sixteen, tiles fall out of the cache before
+# the second product (5.0 ms).
 STACKED_TILES = 4
-# A matrix is summed in this many sections, whatever the number of threads, so that its bits do not depend on it.
+# A matrix is summed in this many sections, whatever the number of threads, so that its bits do not
+# depend on it.
 SECTIONS = 8
 # Smaller matrices are one section: threads cost more than they gain.
 SECTIONED_BYTES = 1 << 23
@@ -143,7 +148,8 @@ class StackedProduct(GramProduct):
             if self.pool is not None:
                 out += _add_tiles(block, tiles)
                 continue
-            # Without other threads, tile by tile is faster: 5.3 instead of 6.0 ms. The sum has the same order.
+            # Without other threads, tile by tile is faster: 5.3 instead of 6.0 ms. The sum has the
+            # same order.
             total = _add_tiles(block, tiles[:1])
             for n in range(1, len(tiles)):
                 total += _add_tiles(block, tiles[n : n + 1])

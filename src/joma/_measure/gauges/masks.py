@@ -164,11 +164,9 @@ def sinks(first: Tensor, keys: int) -> Tensor | None:
 
 
 def key_columns(learned_sink: int | None) -> slice:
-    """The columns of eager scores that are keys, where the first or the last one may be a learned sink."""
-    return (
-        slice(None)
-        if learned_sink is None
-        else slice(1, None)
-        if learned_sink == 0
-        else slice(0, -1)
-    )
+    """Return the columns of eager scores that are keys: the first or last may be a learned sink."""
+    if learned_sink is None:
+        return slice(None)
+    if learned_sink == 0:
+        return slice(1, None)
+    return slice(0, -1)

@@ -23,13 +23,16 @@ from torch import Tensor
 from joma._measure.gauges.gram import GramProduct, gram_product, small_rows
 from joma.models.sharded import Shard
 
-# The Gram matrix of a matrix with fewer rows or columns is decomposed directly: cheaper than a Lanczos loop.
+# The Gram matrix of a matrix with fewer rows or columns is decomposed directly: cheaper than a
+# Lanczos loop.
 DIRECT_SIZE = 128
-# Vectors of the block. Four are the fewest whose error stayed below 1e-6 on clusters of leading values that are 1e-6 to
-# 1e-2 apart: with three, it was up to 3e-5. And a product with four costs hardly more than with one (8192 × 2048, one
-# thread: 4.5 ms with one, 5.4 with two, 8.2 with three, 5.3 with four, 8.1 with eight).
+# Vectors of the block. Four are the fewest whose error stayed below 1e-6 on clusters of leading
+# values that are 1e-6 to 1e-2 apart: with three, it was up to 3e-5. And a product with four costs
+# hardly more than with one (8192 × 2048, one thread: 4.5 ms with one, 5.4 with two, 8.2 with three,
+# 5.3 with four, 8.1 with eight).
 BLOCK_SIZE = 4
-# The bound over rtol from which on every step is checked: the true error is some twenty times smaller.
+# The bound over rtol from which on every step is checked: the true error is some twenty times
+# smaller.
 LOOSE_BOUND = 30
 # Residual over gap up to which a Ritz vector counts as apart from the next one.
 SEPARATION = 0.05
@@ -65,7 +68,9 @@ class TopSingular:
     @property
     def stable_rank(self) -> float:
         """‖W‖_F² / σ_max²; 0 for a zero matrix, NaN for one that is not finite."""
-        return (self.frobenius / self.sigma) ** 2 if self.sigma > 0 else self.sigma
+        if self.sigma > 0:
+            return (self.frobenius / self.sigma) ** 2
+        return self.sigma
 
 
 def top_singular(
@@ -105,7 +110,8 @@ def top_singular(
     with gram_product(w, shard) as product:
         rows, steps = _lanczos(product, _start(w, start), rtol, max_steps)
     vectors = torch.from_numpy(rows).to(w.device)  # (p, n)
-    # The product with the final vector, summed in float64, frees σ of what Lanczos has rounded: 8e-7 becomes 1e-7.
+    # The product with the final vector, summed in float64, frees σ of what Lanczos has rounded:
+    # 8e-7 becomes 1e-7.
     image = (w @ vectors[0]).double()  # (m,)
     squared_length = float(vectors[0].double().square().sum())
     sigma = math.sqrt(shard.sum(float(image.square().sum())) / squared_length)
@@ -115,7 +121,8 @@ def top_singular(
 def _start(w: Tensor, start: Tensor | None) -> np.ndarray:
     """Return the first block (p, n): vectors of an earlier call, or the same random ones every time."""
     shape = (min(BLOCK_SIZE, w.shape[1]), w.shape[1])
-    # A matrix of rank one has one leading vector and rows of zeros, and its successor may have a higher rank.
+    # A matrix of rank one has one leading vector and rows of zeros, and its successor may have a
+    # higher rank.
     is_usable = start is not None and start.shape == shape and bool((start.norm(dim=1) > 0.5).all())
     if start is None or not is_usable:
         generator = torch.Generator().manual_seed(0)  # the user's random state is not touched
@@ -149,8 +156,8 @@ def _lanczos(
         coefficients = _coefficients(image, Q)  # (p, k)
         T[k - p : k, :k] = coefficients
         T[:k, k - p : k] = coefficients.T
-        # The remainder of the image is the next block. Its size bounds the distance of the Ritz vectors from
-        # eigenvectors.
+        # The remainder of the image is the next block. Its size bounds the distance of the Ritz
+        # vectors from eigenvectors.
         remainder = image - _combination(coefficients, Q)
         if convergence.is_checked(steps) or steps == limit:
             values, vectors = np.linalg.eigh(T[:k, :k])  # ascending; (k,), (k, k)
@@ -160,8 +167,8 @@ def _lanczos(
             if convergence.is_reached(steps, values, residual, shares) or steps == limit:
                 leading = vectors[:, -BLOCK_SIZE:].T[::-1]  # (BLOCK_SIZE, k), the largest first
                 return _combination(leading.astype(block.dtype), Q), steps
-        # Where little is left of the image, rounding decides on its directions, and they may lie inside of Q. So the
-        # basis is taken away from them once more.
+        # Where little is left of the image, rounding decides on its directions, and they may lie
+        # inside of Q. So the basis is taken away from them once more.
         block = _orthonormal(remainder)
         block = _orthonormal(block - _combination(_coefficients(block, Q), Q))
 
@@ -196,11 +203,12 @@ class _Convergence:
             bound = residual**2 / gap
         if bound <= self.rtol * theta:
             return True
-        # The bound takes all of the residual to point to the second Ritz vector. It points to the bulk of the spectrum
-        # mostly, as the last block does, and the error is some twenty times smaller: a Gaussian 8192 × 2048 needs 34
-        # steps instead of 39. In a cluster the estimate knows no more than the block has seen of it, so it is trusted
-        # only where the first Ritz vector is well apart from the second. 576 spectra with 2 to 20 leading values that
-        # are 1e-8 to 1e-2 apart: the largest error is 6e-7, and 1e-5 without that condition.
+        # The bound takes all of the residual to point to the second Ritz vector. It points to the
+        # bulk of the spectrum mostly, as the last block does, and the error is some twenty times
+        # smaller: a Gaussian 8192 × 2048 needs 34 steps instead of 39. In a cluster the estimate
+        # knows no more than the block has seen of it, so it is trusted only where the first Ritz
+        # vector is well apart from the second. 576 spectra with 2 to 20 leading values that are
+        # 1e-8 to 1e-2 apart: the largest error is 6e-7, and 1e-5 without that condition.
         if residual <= SEPARATION * gap and len(others):
             weights = shares[:-1] / shares[:-1].sum()
             estimate = residual**2 * float((weights / np.maximum(others, residual)).sum())
@@ -248,7 +256,9 @@ def _largest_eigenvalue(w: Tensor) -> float:
 
 def _largest(norms: Tensor) -> float:
     """Return the largest norm; NaN if one of them is, 0 if a shard has no rows."""
-    return float(norms.max()) if norms.numel() else 0.0
+    if not norms.numel():
+        return 0.0
+    return float(norms.max())
 
 
 def _peak(w: Tensor) -> float:
@@ -265,7 +275,8 @@ def _orthonormal(rows: np.ndarray) -> np.ndarray:
     Rows that are nearly parallel lose digits, so the iteration calls this twice for each block. Householder's QR needs
     no second call, but LAPACK starts threads for it, which then take the processors from the product.
     """
-    # Two copies: NumPy multiplies an array with its own transpose by another routine of BLAS, which starts threads.
+    # Two copies: NumPy multiplies an array with its own transpose by another routine of BLAS, which
+    # starts threads.
     gram = rows.astype(np.float64) @ rows.astype(np.float64).T  # (p, p)
     lengths = np.sqrt(np.diag(gram))
     lengths[lengths == 0] = 1.0

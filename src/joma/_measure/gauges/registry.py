@@ -83,7 +83,9 @@ class Gauge:
 
 def number_or_none(value: Any) -> float | None:
     """Return what a gauge's function gave as a float; None, for "not defined here", stays None."""
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    return float(value)
 
 
 _GAUGES: dict[str, Gauge] = {}
@@ -185,16 +187,14 @@ def _installed(read: Callable[..., Iterable[Any]]) -> tuple[Any, ...]:
 
 
 def names_of(chosen: str | Iterable[str]) -> list[str]:
-    """Names of gauges, from one string with commas between them or from several strings.
+    """Return names of gauges from one string with commas between them, or from several strings.
 
     >>> names_of("entropy, stable_rank.qk")
     ['entropy', 'stable_rank.qk']
     """
-    return (
-        [name.strip() for name in chosen.split(",") if name.strip()]
-        if isinstance(chosen, str)
-        else list(chosen)
-    )
+    if not isinstance(chosen, str):
+        return list(chosen)
+    return [name.strip() for name in chosen.split(",") if name.strip()]
 
 
 def parts_of(gauge: Gauge) -> dict[str, str]:
