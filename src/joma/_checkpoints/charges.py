@@ -1,4 +1,4 @@
-"""Charge gauges on a checkpoint: the charges of the model that its config describes, with weights from the files."""
+"""Charge gauges on a checkpoint: the charges of the model that its config describes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from joma.models.blocks import Blocks
 
 @dataclass
 class MeasuredCharges:
-    """By gauge: values (layers,) or (layers, heads), names of the layers, heads of each if it has any.
+    """Charges of a checkpoint.
 
-    ``problems``: gauge -> why it could not be measured.
+    Attributes:
+        values: gauge -> (layers,) or (layers, heads).
+        layers: gauge -> names of the layers.
+        heads: gauge -> heads per layer, for gauges that have heads.
+        problems: gauge -> why it could not be measured.
     """
 
     values: dict[str, list[float | None] | list[list[float | None]]] = field(default_factory=dict)
@@ -34,79 +38,92 @@ class MeasuredCharges:
 
 @torch.no_grad()
 def measure_charges(tensors: Tensors, gauges: list[Gauge]) -> MeasuredCharges:
-    """All charge gauges; what one layer needs is read, and nothing of it stays in memory."""
-    if why := tensors.incomplete or tensors.no_model:
-        raise BadCheckpoint(why)
+    """Measure all charge gauges; the tensors of one layer are in memory at a time."""
+    problem = tensors.incomplete or tensors.no_model
+    if problem:
+        raise BadCheckpoint(problem)
     model = model_of(tensors.config, len(tensors.names()), head=True)
     if model is None:
         raise BadCheckpoint("charges need a config.json of a family that transformers knows")
     charges = find(model)
-    by_kind, places = by_part(charges, Blocks(model)), _places(model, tensors)
+    layers_by_part = by_part(charges, Blocks(model))
+    tensor_of = _tensor_names(model, tensors)
 
     def read(parameter: Tensor) -> Tensor:
-        tensor, shape = places[id(parameter)], tuple(parameter.shape)
+        tensor = tensor_of[id(parameter)]
         if tensor is None:
-            name = next(name for name, other in model.named_parameters() if other is parameter)
-            raise BadCheckpoint(f"the tensor {name} is missing")
-        whole = ParameterSlice.whole(tensor, shape)
-        whole.check(tensors)
-        return tensors.read(whole.view(tensors))
+            raise BadCheckpoint(f"the tensor {_name_of(parameter, model)} is missing")
+        complete = ParameterSlice.whole(tensor, tuple(parameter.shape))
+        complete.check(tensors)
+        return tensors.read(complete.view(tensors))
 
     measured = MeasuredCharges()
     for part in dict.fromkeys(gauge.part for gauge in gauges):
         concerned = [gauge for gauge in gauges if gauge.part == part]
         try:
-            if part not in by_kind:
+            if part not in layers_by_part:
                 raise BadCheckpoint(explain_missing(charges, part))
-            _measure_kind(measured, by_kind[part], concerned, read)
-        except BadCheckpoint as error:  # the other kinds may be complete
-            measured.problems |= dict.fromkeys((gauge.name for gauge in concerned), str(error))
+            _measure_part(measured, layers_by_part[part], concerned, read)
+        except BadCheckpoint as error:  # the other parts may be complete
+            for gauge in concerned:
+                measured.problems[gauge.name] = str(error)
     return measured
 
 
-def _measure_kind(
+def _measure_part(
     measured: MeasuredCharges, layers: list[LayerCharges], gauges: list[Gauge], read: Read
 ) -> None:
-    """Add the gauges of one kind of charges."""
-    states = [_state(layer, read) if layer.charges else None for layer in layers]
+    numbers = []
+    for layer in layers:
+        numbers.append(_charge_numbers(layer, read) if layer.charges else None)
     for gauge in gauges:
-        rows = [
-            torch.as_tensor(gauge.function(s)).reshape(-1).tolist() if s else [] for s in states
-        ]
-        width = max(map(len, rows))
-        padded: list[list[float | None]] = [
-            row + [None] * (width - len(row)) for row in rows
-        ]  # (layers, heads)
-        measured.values[gauge.name] = padded if gauge.per_head else [row[0] for row in padded]
+        rows: list[list[float | None]] = []  # per layer, one value per head
+        for of_layer in numbers:
+            if of_layer is None:
+                rows.append([])
+            else:
+                rows.append(torch.as_tensor(gauge.function(of_layer)).reshape(-1).tolist())
+        head_count = max(len(row) for row in rows)
+        padded = [row + [None] * (head_count - len(row)) for row in rows]  # (layers, heads)
         measured.layers[gauge.name] = [layer.name for layer in layers]
         if gauge.per_head:
+            measured.values[gauge.name] = padded
             measured.heads[gauge.name] = [len(row) for row in rows]
+        else:
+            measured.values[gauge.name] = [row[0] for row in padded]
 
 
-def _places(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
-    """Parameter -> its name in the file; one that has another name there is known by its shape, if no other has that.
+def _name_of(parameter: Tensor, model: nn.Module) -> str:
+    return next(name for name, other in model.named_parameters() if other is parameter)
 
+
+def _tensor_names(model: nn.Module, tensors: Tensors) -> dict[int, str | None]:
+    """Return id of a parameter -> its name in the file; None if there is none.
+
+    A parameter with another name in the file is recognised by its shape, if no other one has that:
     Pythia's head is ``embed_out`` in the files and ``lm_head`` in the model.
     """
     match = matcher(tensors.names())
-    places = {id(parameter): match(name) for name, parameter in model.named_parameters()}
-    rest = [name for name in tensors.names() if name not in places.values()]
-    lost = [parameter for parameter in model.parameters() if places[id(parameter)] is None]
-    for parameter in lost:
-        same = [name for name in rest if tensors.view(name).shape == tuple(parameter.shape)]
-        alike = [other for other in lost if other.shape == parameter.shape]
-        places[id(parameter)] = same[0] if len(same) == len(alike) == 1 else None
-    return places
+    tensor_of = {id(parameter): match(name) for name, parameter in model.named_parameters()}
+    unused = [name for name in tensors.names() if name not in tensor_of.values()]
+    unmatched = [parameter for parameter in model.parameters() if tensor_of[id(parameter)] is None]
+    for parameter in unmatched:
+        shape = tuple(parameter.shape)
+        candidates = [name for name in unused if tensors.view(name).shape == shape]
+        rivals = [other for other in unmatched if other.shape == parameter.shape]
+        if len(candidates) == len(rivals) == 1:
+            tensor_of[id(parameter)] = candidates[0]
+    return tensor_of
 
 
-def _state(layer: LayerCharges, read: Read) -> ChargeNumbers:
-    once: dict[int, Tensor | None] = {}  # queries and keys may be parts of one tensor
+def _charge_numbers(layer: LayerCharges, read: Read) -> ChargeNumbers:
+    cache: dict[int, Tensor | None] = {}  # queries and keys may be parts of one tensor
 
-    def kept(parameter: Tensor) -> Tensor | None:
-        if id(parameter) not in once:
-            once[id(parameter)] = read(parameter)
-        return once[id(parameter)]
+    def read_once(parameter: Tensor) -> Tensor | None:
+        if id(parameter) not in cache:
+            cache[id(parameter)] = read(parameter)
+        return cache[id(parameter)]
 
-    balance = layer.balance(layer.sums(kept))
-    unknown = torch.full_like(balance, math.nan)
-    return ChargeNumbers(balance, unknown, None)
+    balance = layer.balance(layer.sums(read_once))
+    unknown_drift = torch.full_like(balance, math.nan)
+    return ChargeNumbers(balance, unknown_drift, None)

@@ -417,9 +417,9 @@ def _without_tensors(watch_state: dict[str, Any]) -> tuple[dict[str, Any], dict[
 
 def _with_tensors(watch_state: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the state that `_without_tensors` has taken apart."""
-    meters = {}
+    meters: dict[str, Any] = {}
     for title, meter_state in watch_state["meters"].items():
-        meters[title] = meter_state if meter_state is None else dict(meter_state)
+        meters[title] = None if meter_state is None else dict(meter_state)
     for name, tensor in tensors.items():
         if name.startswith(_METER):
             title, _, key = name.removeprefix(_METER).partition("/")

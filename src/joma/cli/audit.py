@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from joma._checkpoints.audit.audit import Audit
 
-_MOST = 40  # lines of the table
+# Lines of the table; of longer series only checkpoints with faults are shown.
+_MOST_LINES = 40
 
 
 def _audit(
@@ -44,15 +45,15 @@ def _audit(
         ),
     ] = None,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Do again what could not be read before.")
+        bool, typer.Option("--retry", help="Repeat what could not be read before.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Start again even if there is a run.")
     ] = False,
 ) -> None:
-    """Check a series of checkpoints for copies, wrong shards, swapped steps and damage. The exit status is 1 if any.
+    """Check a series of checkpoints for copies, wrong shards, swapped steps and damage.
 
-    The same command again goes on where it stopped.
+    The exit status is 1 if there is a fault. The same command again continues where it stopped.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
@@ -71,10 +72,10 @@ def _audit(
     with bars_of(*columns, console=console(stderr=True)) as bars:
         task = bars.add_task("", total=None)
 
-        def report(done: int, total: int, what: str) -> None:
-            if what.startswith(TRANSFER):
-                bars.console.print(what, markup=False, highlight=False)
-            bars.update(task, completed=done, total=total, description=harmless(what))
+        def report(done: int, total: int, text: str) -> None:
+            if text.startswith(TRANSFER):
+                bars.console.print(text, markup=False, highlight=False)
+            bars.update(task, completed=done, total=total, description=harmless(text))
 
         result = audit(
             source,
@@ -86,11 +87,11 @@ def _audit(
             overwrite=force,
             report=report,
         )
-    said = console(stderr=as_json)
+    out_console = console(stderr=as_json)
     if as_json:
         print_json(result.as_json())
     else:
-        _show(result, said)
+        _show(result, out_console)
     files = "run.json, metrics.jsonl, gathered/"
     if (result.changes().change > 0).any():
         from joma._show import plots
@@ -98,39 +99,44 @@ def _audit(
         assert result.path is not None  # it was given a folder
         plots.save(result.draw(), result.path)
         files += ", figure.svg, figure.png"
-    say(f"run: {result.path}/  ({files})", said)
+    say(f"run: {result.path}/  ({files})", out_console)
     if not result.ok:
         raise typer.Exit(1)
 
 
 def _show(result: Audit, out: Console) -> None:
-    """The table of checkpoints, then a line for each fault, and the number of them last."""
+    """Print the table of checkpoints, a line per fault, and the number of faults last."""
     from joma._checkpoints.budget import show_bytes
     from joma._runs.names import harmless
 
     points = result.checkpoints()
-    shown = points if len(points) <= _MOST else points[points.faults != ""].head(_MOST)
+    visible = points
+    caption = ""
+    if len(points) > _MOST_LINES:
+        visible = points[points.faults != ""].head(_MOST_LINES)
+        caption = f"{len(visible)} of {len(points)} checkpoints"
     rows = []
-    for row in shown.to_dict("records"):
+    for row in visible.to_dict("records"):
         change = "" if math.isnan(row["change"]) else show_number(row["change"], digits=2)
-        name, faults = (
+        faults = f"[red]{row['faults']}[/red]" if row["faults"] else ""
+        cells = (
+            f"{row['step']:,}",
             escape(harmless(row["checkpoint"])),
-            f"[red]{row['faults']}[/red]" if row["faults"] else "",
+            str(row["files"]),
+            str(row["tensors"] or ""),
+            f"{row['bytes']:,}",
+            change,
+            faults,
         )
-        counts = (str(row["files"]), str(row["tensors"] or ""), f"{row['bytes']:,}")
-        rows.append((f"{row['step']:,}", name, *counts, change, faults))
+        rows.append(cells)
     columns = (">step", "checkpoint", ">files", ">tensors", ">bytes", ">change", "faults")
-    print_table(
-        out,
-        columns,
-        rows,
-        f"{len(shown)} of {len(points)} checkpoints" if len(shown) < len(points) else "",
-    )
+    print_table(out, columns, rows, caption)
     for fault in result.faults:
         say(harmless(f"{fault.kind}: {fault.text}"), out, "yellow")
-    moved = show_bytes(int(points.transferred.sum()))
-    many = f"{len(points)} checkpoints by {result.level}, {moved} transferred"
-    out.print(f"{many}: {len(result.faults) or 'no'} fault{'s' * (len(result.faults) != 1)} found")
+    transferred = show_bytes(int(points.transferred.sum()))
+    read = f"{len(points)} checkpoints by {result.level}, {transferred} transferred"
+    plural = "" if len(result.faults) == 1 else "s"
+    out.print(f"{read}: {len(result.faults) or 'no'} fault{plural} found")
     if result.not_judged:
         say(f"not judged: {result.not_judged}", out)
 

@@ -1,7 +1,7 @@
-"""What is known of one checkpoint of a series, at three levels of effort.
+"""The facts of one checkpoint of a series, at three levels of effort.
 
-`hashes` is what files are called, how large they are and what they hash to: of a model on the hub these are the hub's
-own hashes, and no byte of a weight is transferred. `slices` adds the table of tensors and 64 kB from the middle of
+`hashes` are the names, sizes and hashes of files. For a model on the hub these are the hub's own
+hashes, and no weight is transferred. `slices` adds the table of tensors and 64 kB from the middle of
 each. `full` reads everything.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,15 @@ from joma._checkpoints.steps import trained_steps
 from joma._checkpoints.tensors import Fetch, Tensors, hash_into, weight_map
 from joma._checkpoints.weights import checkpoint_tensors
 
-SLICE = 64 << 10  # bytes of a tensor
-_SAMPLE = SLICE // 4  # numbers of a tensor that changes are measured on
-_BLOCK = 16 << 20  # bytes that are read at a time
+# Bytes that level `slices` reads of a tensor: enough to see a difference, a few requests on the hub.
+SLICE = 64 << 10
+# Numbers of a tensor that changes are measured on; level `full` spreads them evenly over the tensor.
+_SAMPLE_NUMBERS = SLICE // 4
+# Bytes that level `full` holds in memory at a time.
+_BLOCK_BYTES = 16 << 20
 _STATE = "trainer_state.json"
+
+Samples = dict[str, Tensor]  # tensor -> some of its numbers, always at the same places
 
 
 class Level(StrEnum):
@@ -51,59 +56,71 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class FileFact:
-    """A file of weights."""
+    """A file of weights; the digest is SHA-256, or the hub's own hash of a small file."""
 
     size: int
-    digest: str  # SHA-256, or the hub's own hash of a small file
+    digest: str
 
 
 @dataclass(frozen=True)
 class TensorFact:
-    """A tensor, as far as it was read."""
+    """A tensor, as far as it was read; level `hashes` knows the file only.
+
+    Attributes:
+        not_finite: how many of the numbers that were read are NaN or infinite.
+        constant: True if all numbers are the same, as in a bias or a norm at the start.
+    """
 
     file: str
-    dtype: str = ""  # of the level `hashes` nothing more than the file is known
+    dtype: str = ""
     shape: tuple[int, ...] = ()
     digest: str = ""
-    not_finite: int = 0  # numbers among those read that are NaN or infinite
-    constant: bool = False  # one number only, as in a bias or a norm at the start
+    not_finite: int = 0
+    constant: bool = False
 
 
 @dataclass
 class Facts:
-    """A checkpoint: its files, its tensors, and by how much they differ from the two checkpoints before."""
+    """A checkpoint: its files, its tensors, and their changes since the two checkpoints before.
+
+    Attributes:
+        trained: the step in the trainer's own state.
+        problem: why it could not be read.
+        change: tensor -> relative change since the checkpoint before.
+        change2: tensor -> relative change since the one before that.
+        transferred: bytes from the hub.
+    """
 
     name: str
     step: int
     files: dict[str, FileFact] = field(default_factory=dict)
     tensors: dict[str, TensorFact] = field(default_factory=dict)
-    trained: int | None = None  # by the trainer's own state
-    problem: str = ""  # why it could not be read
-    change: dict[str, float] = field(
-        default_factory=dict
-    )  # tensor -> relative change since the checkpoint before
-    change2: dict[str, float] = field(default_factory=dict)  # since the one before that
+    trained: int | None = None
+    problem: str = ""
+    change: dict[str, float] = field(default_factory=dict)
+    change2: dict[str, float] = field(default_factory=dict)
     transferred: int = 0
 
 
-Samples = dict[str, Tensor]  # tensor -> some of its numbers, always at the same places
-
-
 def gather(checkpoint: Checkpoint, level: Level, limit: int | None = None) -> tuple[Facts, Samples]:
-    """All that the level tells of a checkpoint; what cannot be read is a problem, not an error.
+    """Return the facts of a checkpoint and samples of its tensors; errors are in `Facts.problem`.
 
-    ``limit``: bytes that may be transferred of it.
+    Arguments:
+        checkpoint: the checkpoint.
+        level: how much to read.
+        limit: bytes that may be transferred.
     """
-    facts, samples = Facts(checkpoint.name, checkpoint.step), Samples()
+    facts = Facts(checkpoint.name, checkpoint.step)
+    samples: Samples = {}
     revision = checkpoint.revision(limit=limit)
     try:
         facts.trained = trained_steps(_state_folder(checkpoint, revision))
-        places = _files(facts, checkpoint, revision)
+        file_of = _add_files(facts, checkpoint, revision)
         if level is Level.HASHES:
-            facts.tensors = {name: TensorFact(file) for name, file in places.items()}
+            facts.tensors = {name: TensorFact(file) for name, file in file_of.items()}
         else:
             tensors = checkpoint_tensors(checkpoint, revision, ranges=True)
-            for name, (fact, sample) in _tensors(tensors, level):
+            for name, fact, sample in _tensor_facts(tensors, level):
                 facts.tensors[name] = fact
                 if sample is not None:
                     samples[name] = sample
@@ -117,13 +134,14 @@ def gather(checkpoint: Checkpoint, level: Level, limit: int | None = None) -> tu
 
 
 def transfer_of(revision: Revision, level: Level) -> int:
-    """Bytes that the level will take of a revision on the hub, by its list of files and their headers."""
+    """Return the bytes that a level takes of a revision, by its list of files and their headers."""
     if level is Level.HASHES:
-        small = (*INDEX, _STATE)
-        return sum(size for name, (size, _) in revision.hashes().items() if name in small)
+        small_files = (*INDEX, _STATE)
+        sizes = [size for name, (size, _) in revision.hashes().items() if name in small_files]
+        return sum(sizes)
     revision.fetch(_STATE)
     try:
-        _expected(revision.tensors(ranges=True), level)
+        _announce(revision.tensors(ranges=True), level)
     except NotWhole:
         return revision.all_bytes(by_ranges=True)
     return revision.meter.expected
@@ -133,46 +151,68 @@ def _state_folder(checkpoint: Checkpoint, revision: Revision | None) -> Path:
     if revision is None:
         return Path(str(checkpoint.path))
     path = revision.fetch(_STATE)
-    return path.parent if path is not None else Path(revision.temporary)
+    if path is None:
+        return Path(revision.temporary)
+    return path.parent
 
 
-def _files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> dict[str, str]:
-    """Fill in the files of weights; where an index tells, tensor -> its file."""
+def _add_files(facts: Facts, checkpoint: Checkpoint, revision: Revision | None) -> dict[str, str]:
+    """Fill in the files of weights; return tensor -> file, if there is an index."""
     listed: Mapping[str, Callable[[], FileFact]]
+    fetch: Fetch
     if revision is not None:
         listed = {name: partial(FileFact, *fact) for name, fact in revision.hashes().items()}
-        fetch: Fetch = revision.fetch
+        fetch = revision.fetch
     else:
         folder = Path(str(checkpoint.path))
-        if not folder.exists():
-            raise BadCheckpoint(f"there is no checkpoint {checkpoint.name} at {folder}")
-        lone = folder if folder.is_file() else None if has_weights(folder) else lone_file(folder)
+        lone = _lone_weights(checkpoint, folder)
         if lone is not None:
             facts.files = {"weights": _hashed(lone)}
             return {}
-        here = {file.name: file for file in folder.iterdir() if file.is_file()}
-        listed, fetch = {name: partial(_hashed, file) for name, file in here.items()}, here.get
-    chunks = [
-        name for name in listed if name.endswith(DCP_CHUNK)
-    ]  # of torch.distributed.checkpoint
+        files = {file.name: file for file in folder.iterdir() if file.is_file()}
+        listed = {name: partial(_hashed, file) for name, file in files.items()}
+        fetch = files.get
+    chunks = [name for name in listed if name.endswith(DCP_CHUNK)]
     if chunks and not any(name in listed for name in NAMES):
         facts.files = {name: listed[name]() for name in sorted(chunks)}
         return {}
     for name in NAMES:
-        if name not in listed:
-            continue
-        index = fetch(name) if name in INDEX else None
-        places = {} if index is None else weight_map(index, name)
-        shards = sorted(set(places.values())) or [name]
-        facts.files = {shard: listed[shard]() for shard in shards if shard in listed}
-        if missing := [shard for shard in shards if shard not in listed]:
-            raise BadCheckpoint(f"the shard {missing[0]} that the index names is not there")
-        return places
-    alone = [str(checkpoint.file)] if checkpoint.file in listed else weight_names(listed)
-    if len(alone) == 1:
-        facts.files = {"weights": listed[alone[0]]()}
+        if name in listed:
+            return _add_shards(facts, name, listed, fetch)
+    candidates = weight_names(listed)
+    if checkpoint.file in listed:
+        candidates = [str(checkpoint.file)]
+    if len(candidates) == 1:
+        facts.files = {"weights": listed[candidates[0]]()}
         return {}
     raise BadCheckpoint(f"no weights: looked for {', '.join(NAMES)}")
+
+
+def _lone_weights(checkpoint: Checkpoint, path: Path) -> Path | None:
+    """Return the only file of weights of a local checkpoint, if it is not called as usual."""
+    if not path.exists():
+        raise BadCheckpoint(f"there is no checkpoint {checkpoint.name} at {path}")
+    if path.is_file():
+        return path
+    if has_weights(path):
+        return None
+    return lone_file(path)
+
+
+def _add_shards(
+    facts: Facts, name: str, listed: Mapping[str, Callable[[], FileFact]], fetch: Fetch
+) -> dict[str, str]:
+    """Fill in one file, or the shards that an index names; return tensor -> shard."""
+    file_of: dict[str, str] = {}
+    index = fetch(name) if name in INDEX else None
+    if index is not None:
+        file_of = weight_map(index, name)
+    shards = sorted(set(file_of.values())) or [name]
+    facts.files = {shard: listed[shard]() for shard in shards if shard in listed}
+    for shard in shards:
+        if shard not in listed:
+            raise BadCheckpoint(f"the shard {shard} that the index names is not there")
+    return file_of
 
 
 def _hashed(file: Path) -> FileFact:
@@ -183,7 +223,7 @@ def _hashed(file: Path) -> FileFact:
         raise BadCheckpoint(f"{file.name} cannot be read: {error.strerror or error}") from error
 
 
-def _expected(tensors: Tensors, level: Level) -> list[TensorView]:
+def _announce(tensors: Tensors, level: Level) -> list[TensorView]:
     """Announce and return what will be read of each tensor: all of it, or its slice."""
     views = [tensors.view(name) for name in tensors.names_in_file_order()]
     if level is Level.SLICES:
@@ -192,55 +232,65 @@ def _expected(tensors: Tensors, level: Level) -> list[TensorView]:
     return views
 
 
-def _tensors(
+def _tensor_facts(
     tensors: Tensors, level: Level
-) -> Iterator[tuple[str, tuple[TensorFact, Tensor | None]]]:
-    for view in _expected(tensors, level):
-        whole = tensors.view(view.name)
-        digest, bad, sample = hashlib.sha256(), 0, []
-        every = max(1, math.prod(whole.shape) // _SAMPLE)  # of a whole tensor, evenly over it
-        place = 0
-        for part in _parts(tensors, view, level):
+) -> Iterator[tuple[str, TensorFact, Tensor | None]]:
+    """Yield name, facts and sample of each tensor."""
+    for view in _announce(tensors, level):
+        whole_view = tensors.view(view.name)
+        digest = hashlib.sha256()
+        not_finite = 0
+        parts = []
+        # Level `full` takes every so many numbers, at the same places however the blocks are cut.
+        stride = max(1, math.prod(whole_view.shape) // _SAMPLE_NUMBERS)
+        position = 0
+        for part in _read_parts(tensors, view, level):
             hash_into(digest, part)
             flat = part.reshape(-1)
             if flat.dtype.is_floating_point:
                 numbers = flat.float() if flat.dtype.itemsize < 4 else flat
-                bad += int((~numbers.isfinite()).sum())
-                sample.append(
-                    (numbers[-place % every :: every] if level is Level.FULL else numbers).float()
-                )
-            place += flat.numel()
-        seen = torch.cat(sample) if sample else None
+                not_finite += int((~numbers.isfinite()).sum())
+                if level is Level.FULL:
+                    numbers = numbers[-position % stride :: stride]
+                parts.append(numbers.float())
+            position += flat.numel()
+        sample = torch.cat(parts) if parts else None
         fact = TensorFact(
-            tensors.file_of(view.name), str(whole.foreign_type or whole.dtype).removeprefix("torch."), whole.shape,
-            digest.hexdigest(), bad, seen is not None and bool((seen == seen[:1]).all()),
-        )  # fmt: skip
-        yield view.name, (fact, seen)
+            file=tensors.file_of(view.name),
+            dtype=str(whole_view.foreign_type or whole_view.dtype).removeprefix("torch."),
+            shape=whole_view.shape,
+            digest=digest.hexdigest(),
+            not_finite=not_finite,
+            constant=sample is not None and bool((sample == sample[:1]).all()),
+        )
+        yield view.name, fact, sample
 
 
 def _slice(view: TensorView) -> TensorView:
-    """Return the middle of a tensor, so many bytes of it."""
-    count, wanted = math.prod(view.shape), SLICE // view.dtype.itemsize
+    """Return `SLICE` bytes from the middle of a tensor."""
+    count = math.prod(view.shape)
+    wanted = SLICE // view.dtype.itemsize
     if count <= wanted:
         return view
     return view.part((wanted,), (1,), (count - wanted) // 2)
 
 
-def _parts(tensors: Tensors, view: TensorView, level: Level) -> Iterator[Tensor]:
+def _read_parts(tensors: Tensors, view: TensorView, level: Level) -> Iterator[Tensor]:
     """Yield what is read of a tensor, as stored, block by block."""
     if level is Level.SLICES or not view.shape:
         return tensors.read_stored([view])
-    return tensors.read_stored(block for _, _, block in view.blocks(_BLOCK))
+    return tensors.read_stored(block for _, _, block in view.blocks(_BLOCK_BYTES))
 
 
 def relative_change(samples: Samples, before: Samples) -> dict[str, float]:
-    """Tensor -> the norm of its change over the mean of both norms, for those in both with equal shapes."""
+    """Return tensor -> the norm of its change over the mean of both norms, for equal shapes."""
     changes = {}
-    for name, now in samples.items():
-        then = before.get(name)
-        if then is None or then.shape != now.shape:
+    for name, sample in samples.items():
+        earlier = before.get(name)
+        if earlier is None or earlier.shape != sample.shape:
             continue
-        now, then = now.double(), then.double()
+        now = sample.double()
+        then = earlier.double()
         size = (float(now.norm()) + float(then.norm())) / 2
         change = float((now - then).norm())
         if math.isfinite(size) and math.isfinite(change):
@@ -248,18 +298,29 @@ def relative_change(samples: Samples, before: Samples) -> dict[str, float]:
     return changes
 
 
-def as_json(facts: list[Facts]) -> list[dict[str, Any]]:
-    """The facts as plain data."""
-    return [
-        {
-            "checkpoint": f.name, "step": f.step, "trained": f.trained, "problem": f.problem,
-            "transferred": f.transferred,
-            "files": {name: {"size": file.size, "digest": file.digest} for name, file in f.files.items()},
-            "tensors": {
-                name: {"file": t.file, "dtype": t.dtype, "shape": list(t.shape), "digest": t.digest,
-                       "not_finite": t.not_finite, "change": f.change.get(name)}
-                for name, t in f.tensors.items()
-            },
-        }
-        for f in facts
-    ]  # fmt: skip
+def as_json(series: list[Facts]) -> list[dict[str, Any]]:
+    """Return the facts as plain data."""
+    rows = []
+    for facts in series:
+        tensors = {}
+        for name, tensor in facts.tensors.items():
+            tensors[name] = {
+                "file": tensor.file,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "digest": tensor.digest,
+                "not_finite": tensor.not_finite,
+                "change": facts.change.get(name),
+            }
+        rows.append(
+            {
+                "checkpoint": facts.name,
+                "step": facts.step,
+                "trained": facts.trained,
+                "problem": facts.problem,
+                "transferred": facts.transferred,
+                "files": {name: asdict(file) for name, file in facts.files.items()},
+                "tensors": tensors,
+            }
+        )
+    return rows

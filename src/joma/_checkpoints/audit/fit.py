@@ -190,9 +190,10 @@ def matrices(series: Sequence[Facts]) -> list[str]:
 
 def middle(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     """Return medians that ignore NaN; NaN where there is nothing else."""
-    is_empty = np.isnan(values).all(axis=axis, keepdims=True)
-    filled = np.where(is_empty, 0.0, values)  # np.nanmedian warns about rows of NaN
-    return np.where(is_empty.squeeze(axis), np.nan, np.nanmedian(filled, axis=axis))
+    is_missing = np.isnan(values)
+    # np.nanmedian warns about rows of nothing but NaN.
+    filled = np.where(is_missing.all(axis=axis, keepdims=True), 0.0, values)
+    return np.where(is_missing.all(axis=axis), np.nan, np.nanmedian(filled, axis=axis))
 
 
 def _table(series: Sequence[Facts], names: list[str], field: str) -> NDArray[np.float64]:

@@ -177,8 +177,10 @@ def _all_pairs(vectors: Sequence[Tensor | None]) -> NDArray[np.float64]:
     missing = torch.full((usual_length,), math.nan)
     rows = []
     for vector in vectors:
-        is_usable = vector is not None and len(vector) == usual_length
-        rows.append(vector if is_usable else missing)
+        if vector is not None and len(vector) == usual_length:
+            rows.append(vector)
+        else:
+            rows.append(missing)
     stack = torch.stack(rows).double()  # (checkpoints, numbers)
     norms = stack.norm(dim=1)
     size = (norms[:, None] + norms) / 2  # (checkpoints, checkpoints)
