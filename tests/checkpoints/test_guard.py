@@ -182,6 +182,13 @@ def test_refusals_of_pickles_give_no_advice_that_would_execute_them(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
+def test_pickles_of_too_many_references_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("joma._checkpoints.formats.unpickling._MAX_MEMOS", 1000)
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04N" + b"\x94" * 2000 + b".")
+    with pytest.raises(BadCheckpoint, match="more than 1,000 references"):
+        Tensors.open(tmp_path)
+
+
 def test_weights_that_are_not_finite_are_no_success(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

@@ -128,6 +128,11 @@ def write_all(root, marker) -> None:
         header(f"{{{entry('a', [2, 2], [0, 16])},{entry('a.b', [2, 2], [16, 32])}}}".encode()),
     )
     put("index", b'{"weight_map": {"a": "../../../etc/passwd"}}', "model.safetensors.index.json")
+    put("index-of-no-names", b'{"weight_map": {"a": []}}', "model.safetensors.index.json")
+    endless = entry("layers.0.fc1.weight", [1, 4], [0, 16]).replace("[1, 4]", "[1e999, 4]")
+    put("shape-of-infinity", header(f"{{{endless}}}".encode()))
+    fractions = entry("layers.0.fc1.weight", [1, 4], [0, 16]).replace("[0, 16]", "[0.0, 16.0]")
+    put("offsets-that-are-no-integers", header(f"{{{fractions}}}".encode()))
     put(
         "index-of-lists",
         b'{"weight_map": [' + b"[]," * 3_000_000 + b"1]}",
@@ -144,6 +149,8 @@ def write_all(root, marker) -> None:
     )
     with_pickle(put("pickle-key", None, "model.pt"), deep_key())
     with_pickle(put("pickle-lists", None, "model.pt"), b"\x80\x02" + b"]" * 2_500_000 + b".")
+    many_classes = b"".join(b"cmodule\nname%d\n0" % number for number in range(300_000))
+    with_pickle(put("pickle-classes", None, "model.pt"), b"\x80\x02" + many_classes + b"N.")
     with_pickle(put("pickle-memo", None, "model.pt"), b"\x80\x02Nr\xff\xff\xff\xff.")
     lattice = {"a.weight": torch.zeros(2)}
     for _ in range(60):
@@ -168,6 +175,12 @@ def write_all(root, marker) -> None:
     save_file({"base_model.model.layers.0.fc1.lora_A.weight": torch.ones(2, 4),
                "base_model.model.layers.0.fc1.lora_B.weight": torch.ones(8, 2)},
               adapter / "adapter_model.safetensors")  # fmt: skip
+    empty = put(
+        "adapter-rank", b'{"peft_type": "LORA", "lora_alpha": 1}', "adapter_config.json"
+    ).parent
+    save_file({"base_model.model.layers.0.fc1.lora_A.weight": torch.ones(0, 4),
+               "base_model.model.layers.0.fc1.lora_B.weight": torch.ones(8, 0)},
+              empty / "adapter_model.safetensors")  # fmt: skip
     for layers in (10**6, 10**12):
         model = put(f"config-{layers}", b"", "nothing").parent
         shutil.rmtree(model)
@@ -188,7 +201,7 @@ def test_each_has_a_sentence_nothing_runs_and_memory_stays_small(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told["rows"]) == len(list(root.iterdir())) >= 29
+    assert len(told["rows"]) == len(list(root.iterdir())) >= 34
     for name, (status, note) in told["rows"].items():
         assert status == "failed", name
         assert " " in note, name

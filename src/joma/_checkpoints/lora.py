@@ -139,7 +139,8 @@ class AdapterUpdates(MaterializedFormat):
         if pair.a is not None and pair.b is not None:
             a_shape = self.adapter.view(pair.a).shape
             b_shape = self.adapter.view(pair.b).shape
-            if len(a_shape) == len(b_shape) == 2 and a_shape[0] == b_shape[1]:
+            is_product = len(a_shape) == len(b_shape) == 2 and a_shape[0] == b_shape[1]
+            if is_product and a_shape[0] > 0:  # the scaling divides by the rank
                 return b_shape[0], a_shape[1]
         raise BadCheckpoint(f"the LoRA adapter's matrices for {name} do not fit one another")
 

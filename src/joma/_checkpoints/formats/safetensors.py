@@ -55,7 +55,7 @@ class SafetensorsFile(PlainFile):
             table = parse_json(read_bytes(reader, _LENGTH_BYTES, length))
             stored = dict(_stored_tensors(reader.name, table, _LENGTH_BYTES + length))
             _check_disjoint(stored)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise BadCheckpoint(
                 f"{reader.name} is no safetensors file: its header is damaged ({error})"
             ) from error
@@ -70,6 +70,8 @@ def _stored_tensors(
             continue
         shape = tuple(int(size) for size in item["shape"])
         begin, end = item["data_offsets"]
+        if not isinstance(begin, int) or not isinstance(end, int):
+            raise ValueError(f"{name} lies between bytes {begin!r} and {end!r}")
         dtype = _DTYPES.get(item["dtype"])
         if dtype is None:
             # A packed 4-bit type, say, that no gauge measures: its bytes are all we know of it.

@@ -38,9 +38,18 @@ _MAKING_OPCODES = frozenset(
         pickle.TUPLE2,
         pickle.TUPLE3,
         pickle.NEWOBJ,
+        pickle.NEWOBJ_EX,
         pickle.REDUCE,
     )
 )
+# References for later use, of 100 bytes or so each. A pickle has some more of them than objects.
+_MAX_MEMOS = 3_000_000
+_MEMO_OPCODES = frozenset(
+    code[0] for code in (pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE)
+)
+# Names of classes and functions. Each becomes a class when `torch.load` gets its stand-ins, of
+# 1,500 bytes or so. Checkpoints of trainers have fewer than 100.
+_MAX_GLOBALS = 1_000
 _LEGACY_PICKLES = 5  # at the head of a file that PyTorch before 1.6 wrote
 
 # Modules that no metadata needs and that attacks use. Nothing of them would run; a file that names
@@ -161,15 +170,20 @@ def load_inert(file: IO[bytes]) -> Any:
 
 
 class _CountingOpcodes(dict[int, Any]):
-    """The unpickler's table of opcodes, which counts those that make an object."""
+    """The unpickler's table of opcodes, which counts those that take memory."""
 
-    count = 0
+    object_count = 0
+    memo_count = 0
 
     def __getitem__(self, opcode: int) -> Any:
         if opcode in _MAKING_OPCODES:
-            self.count += 1
-            if self.count > _MAX_OBJECTS:
+            self.object_count += 1
+            if self.object_count > _MAX_OBJECTS:
                 raise PickleRefused(f"it has more than {_MAX_OBJECTS:,} lists and objects")
+        elif opcode in _MEMO_OPCODES:
+            self.memo_count += 1
+            if self.memo_count > _MAX_MEMOS:
+                raise PickleRefused(f"it has more than {_MAX_MEMOS:,} references")
         return super().__getitem__(opcode)
 
 
@@ -177,6 +191,7 @@ class _CountingOpcodes(dict[int, Any]):
 class _InertUnpickler(pickle._Unpickler):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="bytes")
+        self._globals: set[tuple[str, str]] = set()
         self.dispatch = _CountingOpcodes(pickle._Unpickler.dispatch)  # type: ignore[misc]
         for code in (pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS, pickle.FROZENSET):
             self.dispatch[code[0]] = _checking_keys(code[0])
@@ -188,7 +203,10 @@ class _InertUnpickler(pickle._Unpickler):
             attribute = getattr(torch, name, None)
             if isinstance(attribute, torch.dtype):
                 return attribute
-        return type(str(name).rpartition(".")[2], (InertObject,), {})
+        self._globals.add((module, name))
+        if len(self._globals) > _MAX_GLOBALS:
+            raise PickleRefused(f"it names more than {_MAX_GLOBALS:,} classes")
+        return InertObject
 
     def persistent_load(self, pid: Any) -> Any:
         return InertObject()  # a storage, whose bytes are not in the pickle
