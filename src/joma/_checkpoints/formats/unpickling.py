@@ -48,7 +48,7 @@ _MEMO_OPCODES = frozenset(
     code[0] for code in (pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE)
 )
 # Names of classes and functions. Each becomes a class when `torch.load` gets its stand-ins, of
-# 1,500 bytes or so. Checkpoints of trainers have fewer than 100.
+# 2,300 bytes or so. Checkpoints of trainers have fewer than 100.
 _MAX_GLOBALS = 1_000
 _LEGACY_PICKLES = 5  # at the head of a file that PyTorch before 1.6 wrote
 
