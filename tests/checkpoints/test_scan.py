@@ -76,14 +76,14 @@ def test_values(whole, bare):
 def test_interrupted_anywhere_and_started_again(seed, bare, whole, tmp_path, monkeypatch):
     import joma._checkpoints.plan as plan
 
-    choose, real = random.Random(seed), plan.Piece.read
+    choose, real = random.Random(seed), plan.StoredMatrix.read
 
     def fragile(*args):
         if choose.random() < 0.06:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(plan.Piece, "read", fragile)
+    monkeypatch.setattr(plan.StoredMatrix, "read", fragile)
     interrupted = 0
     for _ in range(100):
         try:
