@@ -37,6 +37,10 @@ _CODE_KEYS = (
 
 # Families whose checkpoints may be older than the key ``model_type``.
 _OLD_FAMILIES = ("bert", "roberta", "distilbert", "albert")
+_BARE_BERT = (
+    "embeddings.word_embeddings.weight",
+    "encoder.layer.0.attention.self.query.weight",
+)
 
 # transformers makes lists of as many items as a config has layers, before it builds a layer.
 _LAYER_KEYS = re.compile("(layers?|blocks|depth|stages|experts)$")
@@ -107,13 +111,18 @@ def check_one_model(name: str | os.PathLike[str]) -> None:
 def with_family(tensors: Tensors) -> Tensors:
     """Complete a config.json without ``model_type``, as transformers wrote it until 2019.
 
-    The names of the tensors begin with the family then: ``bert.encoder.layer.0…``.
+    The names of the tensors begin with the family: ``bert.encoder.layer.0…``. A BERT that was saved
+    without its head has no such prefix.
     """
     config = tensors.config
     if config is None or "model_type" in config or "num_hidden_layers" not in config:
         return tensors
-    prefixes = {name.partition(".")[0] for name in tensors.names()}
+    names = tensors.names()
+    prefixes = {name.partition(".")[0] for name in names}
     families = [family for family in _OLD_FAMILIES if family in prefixes]
+    # RoBERTa has the same names, and one type of tokens instead of two.
+    if all(name in names for name in _BARE_BERT) and config.get("type_vocab_size") == 2:
+        families = ["bert"]
     if len(families) == 1:
         tensors.config = {**config, "model_type": families[0]}
     return tensors

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 def _superpose(
     model: Annotated[
-        str, typer.Argument(help="A folder in the hub's format, a GGUF file, an id, or smollm2.")
+        str,
+        typer.Argument(
+            help="A folder in the hub's format, a GGUF file, a run of joma train, an id, smollm2."
+        ),
     ],
     data: Annotated[
         str,
         typer.Option(
-            help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME."
+            help="A text file, a folder of them, pydoc, wikitext-2, wikitext-103, hf:NAME; or token "
+            "ids: a .npy or .txt file of whole numbers."
         ),
     ],
     layer: Annotated[
