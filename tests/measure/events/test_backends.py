@@ -77,6 +77,22 @@ def entropies(model, x):
     return values
 
 
+@pytest.mark.parametrize("is_boolean", [True, False])
+def test_a_mask_and_the_causal_flag_together_hide_what_either_hides(is_boolean):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 5, 8)  # (B, H, T, d) each
+    keep = torch.rand(2, 1, 1, 5) > 0.3
+    keep[..., 0] = True
+    mask = keep if is_boolean else torch.where(keep, 0.0, -torch.inf)
+    call = find_backend("flash").dot_product(query, key, value, value, mask=mask, causal=True)
+    assert not call.causal
+    hidden = ~keep | torch.ones(5, 5, dtype=torch.bool).triu(1)
+    if is_boolean:
+        assert torch.equal(call.mask, ~hidden)
+    else:
+        assert torch.equal(call.mask == -torch.inf, hidden)
+
+
 def test_the_kernel_of_the_documentation_is_measured(tiled):
     model = build(tiled)
     x = torch.randn(2, 14, 32)

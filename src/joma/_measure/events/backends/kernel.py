@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -74,11 +75,15 @@ class KernelBackend(Backend):
             value: (B, Hk, Tk, dv).
             output: (B, H, Tq, dv).
             mask: broadcastable to (B, H, Tq, Tk); boolean (True takes part) or additive.
-            causal: True if query i sees keys 0 … i only.
+            causal: True if query i sees keys 0 … i only, of those that the mask lets it see.
             scale: factor of the scores; 1/√d by default.
             softcap: c, if scores s become c·tanh(s/c).
             learned_sinks: logits (H,) of one more key per head, which has no value.
         """
+        if causal and mask is not None:
+            # Kernels take one or the other, and so do the statistics: both become one mask.
+            mask = _causal_part(mask, query.shape[2], key.shape[2])
+            causal = False
         return DotProductCall(
             query, key, value, output, mask, causal, scale, softcap, learned_sinks
         )
@@ -162,3 +167,11 @@ def _without_function_mode(source: EventSource) -> AbstractContextManager[object
     if modes and modes[-1] is source.function_mode:
         return _pop_mode_temporarily()
     return nullcontext()
+
+
+def _causal_part(mask: Tensor, query_count: int, key_count: int) -> Tensor:
+    """Return a mask (…, Tq, Tk) that hides later keys as well."""
+    is_earlier = torch.ones(query_count, key_count, dtype=torch.bool, device=mask.device).tril()
+    if mask.dtype is torch.bool:
+        return mask & is_earlier
+    return torch.where(is_earlier, mask, -math.inf)
