@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grimp
+import pytest
 
 import joma
 
@@ -78,3 +79,30 @@ def test_the_picture_and_the_table_of_rooms_are_up_to_date():
     made = "; if not: python docs/make_figures.py architecture"
     assert (ROOT / "docs/figures/imports.svg").read_text() == imports.svg(), made
     assert imports.table() in (ROOT / "docs/architecture.md").read_text(), made
+
+
+MAPPED = (
+    "_measure/events",
+    "_measure/watch",
+    "_measure/gauges",
+    "_measure/charges",
+    "_checkpoints",
+)
+
+
+@pytest.mark.parametrize("room", MAPPED)
+def test_the_map_of_a_room_names_every_module(room):
+    folder = ROOT / "src/joma" / room
+    text = (folder / "__init__.py").read_text()
+    modules = {path.name for path in folder.glob("*.py") if path.name != "__init__.py"}
+    rooms = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
+    named = set(re.findall(r"\b\w+\.py\b|(?<=\s)\w+/(?=\s)", text))
+    assert named == modules | rooms
+
+
+def test_every_path_in_the_architecture_exists():
+    text = (ROOT / "docs/architecture.md").read_text()
+    paths = re.findall(r"`((?:_?\w+/)+\w+\.py)`", text)
+    assert len(paths) > 8
+    for path in paths:
+        assert (ROOT / "src/joma" / path).exists() or (ROOT / path).exists(), path

@@ -3,7 +3,7 @@
 An answer counts only if it is 206 and its ``Content-Range`` is the range that was asked for: a
 server that ignores ``Range`` would otherwise deliver the bytes of another place. The files of such
 a server are downloaded. The file system of `huggingface_hub` checks neither, and asks once per
-read; its HTTP client and its retries are used. (Numbers in docs/architecture.md.)
+read; its HTTP client and its retries are used. (Numbers: `joma docs architecture`.)
 """
 
 from __future__ import annotations

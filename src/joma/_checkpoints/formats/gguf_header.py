@@ -2,7 +2,7 @@
 
 It is parsed here, within bounds. The reader of the package `gguf` maps the file into memory, so it
 cannot read a file on the hub; it makes an array per word of the vocabulary; and it goes on for ever
-where an array claims to be longer than the file. (Numbers in docs/architecture.md.)
+where an array claims to be longer than the file. (Numbers: `joma docs architecture`.)
 
 A config is made for families whose tensors and keys are all understood here. For others, and where
 a key or a tensor would be ignored (scaled rotary frequencies, windows of attention, experts), no
