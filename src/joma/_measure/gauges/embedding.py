@@ -109,7 +109,8 @@ def effective_number(u: Tensor) -> float | None:
     """Return M²/Σ cos² over pairs of the M rows of u (M, d) that are not zero; None if M < 2.
 
     Σ cos² is the squared norm of UUᵀ, and of UᵀU, for rows U of length one. The smaller of both is
-    enough: 1536 × 384 takes 7 ms, and `embedding_coherence`, which looks at all pairs, 42 ms.
+    enough: 1536 × 384 takes less than a tenth of the time of `embedding_coherence`, which looks at
+    all pairs.
     """
     u = u.detach().float()
     lengths = torch.linalg.vector_norm(u, dim=1)  # (M,)

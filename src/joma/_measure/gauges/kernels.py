@@ -62,6 +62,13 @@ def part_of(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
     return tensor[:, heads] if tensor.shape[1] > 1 else tensor
 
 
-def widened(x: Tensor) -> Tensor:
-    """float64 where the device has it, else float32."""
-    return x.double() if x.device.type in ("cpu", "cuda") else x.float()
+def widest_type(device: torch.device) -> torch.dtype:
+    """Return float64 where the device has it, else float32."""
+    if device.type in ("cpu", "cuda"):
+        return torch.float64
+    return torch.float32
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in the widest type of its device."""
+    return tensor.to(widest_type(tensor.device))

@@ -360,7 +360,8 @@ def _singular_values(w: Tensor) -> Tensor:
 
     A matrix that is much longer than wide is well conditioned unless training has made it
     degenerate. Then the eigenvalues of its Gram matrix are enough: they lose as many digits as the
-    square of the condition number has, so that at most 1e6 leaves ten. 1536 × 384: 10 instead of 33 ms.
+    square of the condition number has, so that at most 1e6 leaves ten. 1536 × 384 takes about a
+    third of the time of the SVD.
     """
     if w.shape[0] < w.shape[1]:
         w = w.T
