@@ -118,7 +118,8 @@ def test_rows_and_frame_do_not_depend_on_the_block_size(tmp_path: Path, monkeypa
     with metrics(run.path).open("ab") as stream:
         stream.write(b'{"step":9,"gauge":"lo')
     for block in (1, 7, 13, 100):
-        monkeypatch.setattr("joma._runs.reader._BLOCK", block)
+        monkeypatch.setattr("joma._runs.metric_lines._BLOCK_BYTES", block)
+        monkeypatch.setattr("joma._runs.metric_lines._TAIL_BYTES", block)
         assert list(run.rows()) == rows
         pd.testing.assert_frame_equal(run.frame(), frame)
 

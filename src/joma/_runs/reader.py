@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from html import escape
@@ -10,31 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._runs.folder import RUN, RunError, RunNotFound, describe, read_info
+from joma._runs.metric_lines import METRICS, MetricLines, check_lines, read_lines
 from joma._runs.patterns import Patterns, read_patterns
 from joma._runs.state import State, state_of
 from joma._runs.table import long_table, parsed, unspell
 
 if TYPE_CHECKING:
     import pandas as pd
-
-METRICS = "metrics.jsonl"
-END = b',"end":true}\n'  # JSON escapes quotes and newlines in strings: these bytes only end a measurement
-RESERVED = ("step", "gauge", "value", "end")
-_BLOCK = 1 << 22  # bytes read at a time
-
-
-def complete(metrics: Path) -> int:
-    """Return the byte offset after the last complete measurement."""
-    with metrics.open("rb") as stream:
-        stop, later = stream.seek(0, os.SEEK_END), b""
-        while stop > 0:
-            start = max(0, stop - _BLOCK)
-            stream.seek(start)
-            block = stream.read(stop - start) + later  # a marker may straddle two blocks
-            if (at := block.rfind(END)) >= 0:
-                return start + at + len(END)
-            stop, later = start, block[: len(END) - 1]
-    return 0
 
 
 class Run:
@@ -79,14 +60,16 @@ class Run:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each line of the complete measurements, in order: step, extra columns, gauge, value."""
-        for lines, _ in self._sources():
-            for row in lines:
-                try:
-                    row["value"] = parsed(row["value"])
-                except ValueError:
-                    self._name_damage()
-                    raise
-                yield {key: item if key == "gauge" else unspell(item) for key, item in row.items()}
+        for blocks, _ in self._sources():
+            for lines in blocks:
+                for row in lines.rows():
+                    try:
+                        value = parsed(row.pop("value"))
+                    except ValueError:
+                        self._name_damage()
+                        raise
+                    gauge = row.pop("gauge")  # a name, even if it is "nan"
+                    yield {**unspell(row), "gauge": gauge, "value": unspell(value)}
 
     def frame(self, gauge: str | None = None) -> pd.DataFrame:
         """Return the long table: one row per number, in the order of writing; of no head that a layer does not have.
@@ -105,7 +88,7 @@ class Run:
             self._frames.clear()
         if gauge not in self._frames:
             self._frames[gauge] = self._read_frame(gauge)
-        return self._frames[gauge].copy()
+        return self._frames[gauge].copy(deep=not _has_copy_on_write())
 
     def _sign_files(self) -> list[tuple[str, int, int]]:
         """Return path, size and time of each file that the table is read from: it is parsed once until one changes."""
@@ -121,7 +104,7 @@ class Run:
     def _read_frame(self, gauge: str | None) -> pd.DataFrame:
         try:
             table = long_table(self._sources(gauge), gauge)
-        except json.JSONDecodeError:
+        except ValueError:
             self._name_damage()
             raise
         if (
@@ -155,10 +138,10 @@ class Run:
 
     def _sources(
         self, gauge: str | None = None
-    ) -> Iterator[tuple[Iterator[dict[str, Any]], dict[str, Any]]]:
-        """Yield the lines of this run, then of each that it refers to, with the `run.json` that describes them."""
+    ) -> Iterator[tuple[Iterator[MetricLines], dict[str, Any]]]:
+        """Yield the lines of this run, then of each run it refers to, with the `run.json` that describes them."""
         info = self.info
-        yield self._lines(gauge), info
+        yield read_lines(self.path / METRICS, gauge), info
         for path, member in zip(self.members, info.get("runs", []), strict=True):
             try:
                 run = Run(path)
@@ -169,54 +152,15 @@ class Run:
                 ) from None
             yield run._as_member(member, gauge), run.info
 
-    def _as_member(self, member: dict[str, Any], gauge: str | None) -> Iterator[dict[str, Any]]:
+    def _as_member(self, member: dict[str, Any], gauge: str | None) -> Iterator[MetricLines]:
         """Yield the lines of the gauges that another run refers to, with the columns that it adds."""
-        for row in self._lines(gauge):
-            if row["gauge"] in member["gauges"]:
-                yield {"step": row.pop("step"), **member["columns"], **row}
-
-    def _lines(self, gauge: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the complete measurements, their values as JSON text where `RunWriter` wrote them."""
-        wanted = b"" if gauge is None else json.dumps(gauge).encode()
-        if not (metrics := self.path / METRICS).exists():
-            return
-        left, rest = complete(metrics), b""
-        with metrics.open("rb") as stream:
-            while block := stream.read(min(left, _BLOCK)):
-                left -= len(block)
-                *lines, rest = (rest + block).split(b"\n")
-                if wanted:
-                    lines = [line for line in lines if wanted in line]
-                rows = _heads(lines) or self._parse_all(lines)
-                for row in rows:
-                    if gauge is None or row["gauge"] == gauge:
-                        row.pop("end", None)
-                        yield row
-
-    def _parse_all(self, lines: list[bytes]) -> list[Any]:
-        """Parse lines, one call of the JSON parser for all of them if none is damaged."""
-        try:
-            rows: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
-        except ValueError:
-            rows = [self._parse(line) for line in lines]
-        return rows
+        for lines in read_lines(self.path / METRICS, gauge):
+            yield lines.select(member["gauges"]).with_columns(member["columns"])
 
     def _name_damage(self) -> None:
-        """Raise a `RunError` that names the first line which is not JSON, in this run or one that it refers to."""
+        """Raise a `RunError` that names the first damaged line, in this run or one that it refers to."""
         for folder in [self.path, *self.members]:
-            metrics = folder / METRICS
-            if metrics.exists():
-                run = Run(folder)
-                for line in metrics.read_bytes()[: complete(metrics)].splitlines():
-                    run._parse(line)
-
-    def _parse(self, line: bytes) -> Any:
-        try:
-            return json.loads(line)
-        except ValueError as error:
-            raise RunError(
-                f"{self.path / METRICS} is damaged: {line[:80]!r} is not JSON ({error}); delete that line"
-            ) from error
+            check_lines(folder / METRICS)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {describe(self.info, self.status)})"
@@ -230,26 +174,8 @@ class Run:
         return f"<table>{''.join(cells)}</table>"
 
 
-def _heads(lines: list[bytes]) -> list[dict[str, Any]] | None:
-    """Return lines with their values as JSON text; None if a line is not as `RunWriter` writes it.
+def _has_copy_on_write() -> bool:
+    """True if pandas copies a column when it is changed, so that a shallow copy of a table costs nothing."""
+    import pandas as pd
 
-    JSON escapes quotes in strings, so that the bytes `,"value":` begin the value and nothing else.
-    """
-    heads = []
-    values = []
-    for line in lines:
-        head, separator, value = line.partition(b',"value":')
-        value = value.removesuffix(b"}").removesuffix(b',"end":true')
-        if not separator or not value:
-            return None
-        heads.append(head)
-        values.append(value)
-    try:
-        rows: list[dict[str, Any]] = json.loads(b"[" + b"},".join(heads) + b"}]") if heads else []
-    except ValueError:
-        return None
-    if len(rows) != len(values):
-        return None
-    for row, value in zip(rows, values, strict=True):
-        row["value"] = value
-    return rows
+    return int(pd.__version__.partition(".")[0]) >= 3

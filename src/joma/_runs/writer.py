@@ -28,7 +28,7 @@ from joma._runs.folder import (
     unlock,
     write_json,
 )
-from joma._runs.reader import END, METRICS, RESERVED, complete
+from joma._runs.metric_lines import END, METRICS, RESERVED, complete
 from joma._runs.state import Ending, ending
 from joma._runs.table import SPELT
 
@@ -267,7 +267,7 @@ class RunWriter:
         if array.dtype.kind == "O" and array.ndim:  # None stands for a number that was not measured
             missing = np.array([item is None for item in array.flat]).reshape(array.shape)
             with suppress(TypeError, ValueError):
-                array = np.asarray(np.where(missing, np.nan, array).tolist())
+                array = np.asarray(np.where(missing, np.nan, array).tolist()).reshape(array.shape)
         if array.dtype.kind not in "biuf":
             raise RunError(
                 f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured"
