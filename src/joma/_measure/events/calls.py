@@ -156,17 +156,21 @@ def mind_border() -> None:
 
 
 def uninstall(listener: Listener) -> bool:
-    """Undo ``install``; return False if it was not done."""
+    """Undo ``install``, but leave the detour; return False if it was not done."""
     was_installed = listener in _installed
     if was_installed:
         _installed.remove(listener)
         for listeners in _listeners.values():
             if listener in listeners:
                 listeners.remove(listener)
+    return was_installed
+
+
+def remove_unused_detour() -> None:
+    """Let module calls take no detour if no listener is installed."""
     if not _installed:
         _remove_detour()
         open_border()
-    return was_installed
 
 
 def is_bypassed() -> bool:

@@ -639,7 +639,7 @@ class Watch:
     def _arm(self) -> None:
         """Listen to the model and its optimisers if the step to come is due."""
         source = self._training_source
-        source.leave()
+        source.pause()
         source.claim_thread()
         if self._watched.sampler is not None:
             self._watched.sampler.start(self.last_step + 1)
@@ -649,6 +649,8 @@ class Watch:
         is_measured = source is self._passes.source and not self._pass_gauges.isdisjoint(due)
         if is_measured or any(meter.needs_training_passes for meter in self._meters):
             source.listen()
+        else:
+            source.leave()
 
     def _take_loss(self, loss: Any) -> None:
         """Take the loss of a step that is not measured, without waiting for a device."""
@@ -671,7 +673,7 @@ class Watch:
         self, due: Collection[str], loss: Any, numbers: Mapping[str, Any]
     ) -> dict[str, float]:
         step = self.last_step
-        self._training_source.leave()
+        self._training_source.pause()
         if self._watched.has_changed():
             self._follow(step)
         self._take_pending_losses()

@@ -79,7 +79,9 @@ def find_not_finite(
     processes: Processes,
 ) -> Finding | None:
     """Return the first cause in a measurement, or None if everything is finite."""
-    first = _first_of_all_processes(trace, _names(model), processes)
+    first = trace.first
+    if processes.is_joint:
+        first = _first_of_all_processes(trace, _names(model), processes)
     numbers = list(measurement.not_finite())
     loss = measurement.loss
     has_bad_loss = loss is not None and not math.isfinite(loss)
@@ -178,8 +180,6 @@ def _first_of_all_processes(
     Processes exchange numbers, not names. So the name of a weight stays in its process.
     """
     first = trace.first
-    if not processes.is_joint:
-        return first
     table = torch.zeros(processes.count, 4, dtype=torch.float64)  # module, cause, order, value
     if first is not None:
         place = 0
