@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -366,9 +366,11 @@ class EventSource(Emitter):
         """
         module = outermost.module
         current = RunningPass()
-        for parameter in module.parameters():
-            with self.guarded(outermost):
-                current.add_parameter(parameter)
+        for member in self._modules_in(module):
+            for parameter in member._parameters.values():
+                if parameter is not None:
+                    with self.guarded(outermost):
+                        current.add_parameter(parameter)
         self._pass = current
         # With gradients, outputs of projections live on anyway. Without, holding them costs
         # memory: in the first pass only.
@@ -401,6 +403,11 @@ class EventSource(Emitter):
                 self.trace.end_pass()
             self._pass = None
             self.function_mode = None
+
+    def _modules_in(self, module: nn.Module) -> Iterable[nn.Module]:
+        if module is self.model:
+            return self.names  # walking over the model takes four times as long
+        return module.modules()
 
     # Modules inside a pass
 

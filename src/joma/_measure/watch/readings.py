@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,12 +141,13 @@ class LayerReading:
     sink: Sequence[float] = ()
     logsumexp: Sequence[float] = ()
 
-    @property
+    # Several rules and the run folder ask for both.
+    @cached_property
     def nonsink(self) -> float:
         """Mean spread of the heads that are not sinks; NaN if all are."""
         return nonsink_of_layer(self.spread, self.sink)
 
-    @property
+    @cached_property
     def levels(self) -> str:
         """One letter per head: the level of its spread."""
         pairs = zip(self.spread, self.sink, strict=True)

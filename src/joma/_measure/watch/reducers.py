@@ -139,7 +139,8 @@ class Reducer(ABC):
         after = first_head
         for name, part in reducer.parts.items():
             after = first_head + len(part)
-            self.parts[name][layer, first_head:after] = part.double().cpu()
+            # The assignment converts type and device.
+            self.parts[name][layer, first_head:after] = part
         return after
 
     def combine(self, processes: Processes) -> None:
