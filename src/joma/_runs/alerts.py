@@ -1,4 +1,4 @@
-"""The alerts of a run folder, one line each, and the one way to put an alert into words."""
+"""The alerts of a run folder, one line each, and their only description in words."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from joma._runs.table import unspell
 
 ALERTS = "alerts.jsonl"
 LEVELS = ("notice", "warning", "critical")  # worst last
-MOST_NAMES = 3  # heads or modules that a sentence lists before it counts the rest
+# Heads or modules that a sentence lists before it counts the rest: more do not fit on a line.
+MOST_NAMES = 3
 
 
 def read_alerts(folder: Path) -> list[dict[str, Any]]:
-    """Read step, kind, layer, heads, module, gauge, value, threshold, level, … of each alert, in order."""
+    """Read the step, kind, layer, heads, module, gauge, value, level, … of each alert, in order."""
     path = folder / ALERTS
-    lines = (
-        path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    )  # the last may be cut off
-    return [{key: unspell(value) for key, value in json.loads(line).items()} for line in lines]
+    if not path.exists():
+        return []
+    # A kill may have cut off the last line. What follows the last newline is never a whole alert.
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [unspell(json.loads(line)) for line in lines]
 
 
 def worst_level(alerts: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the level of the worst alert, or None without alerts."""
-    return max((str(alert["level"]) for alert in alerts), key=LEVELS.index, default=None)
+    levels = [str(alert["level"]) for alert in alerts]
+    return max(levels, key=LEVELS.index, default=None)
 
 
 def tell_alert(alert: Mapping[str, Any]) -> str:
@@ -55,35 +58,47 @@ def describe_alert(alert: Mapping[str, Any]) -> str:
     kind = alert["kind"]
     value = readable(alert["value"])
     threshold = alert["threshold"]
-    beyond = "" if threshold is None else f" (threshold {readable(threshold)})"
     if kind == "not finite":
-        return f"{kind}: {_not_finite(alert, value)}"
+        return f"{kind}: {_describe_not_finite(alert, value)}"
     if kind == "broken gradient":
-        return f"{kind}{_place(alert)}: it breaks a law of the model by {value} (rounding allows {readable(threshold)})"
-    return f"{kind}{_place(alert)}: {alert['gauge']} is {value}{beyond}"
+        return (
+            f"{kind}{_place(alert)}: it breaks a law of the model by {value} "
+            f"(rounding allows {readable(threshold)})"
+        )
+    sentence = f"{kind}{_place(alert)}: {alert['gauge']} is {value}"
+    if threshold is not None:
+        sentence += f" (threshold {readable(threshold)})"
+    return sentence
 
 
-def _not_finite(alert: Mapping[str, Any], value: str) -> str:
+def _describe_not_finite(alert: Mapping[str, Any], value: str) -> str:
     """Name the first module and those after it."""
-    where = f" first in {alert['module']}" if alert["module"] else ""
-    layer = "" if alert["layer"] is None else f" (layer {alert['layer']})"
-    heads = f", {_heads(alert['heads'])}" if alert["heads"] else ""
-    later = alert["later"]
-    then = f"; then in {listed(later)}" if later else ""
-    return f"{alert['gauge']}: {value}{where}{layer}{heads}{then}"
+    sentence = f"{alert['gauge']}: {value}"
+    if alert["module"]:
+        sentence += f" first in {alert['module']}"
+    if alert["layer"] is not None:
+        sentence += f" (layer {alert['layer']})"
+    sentence += _heads(alert["heads"])
+    if alert["later"]:
+        sentence += f"; then in {listed(alert['later'])}"
+    return sentence
 
 
 def _place(alert: Mapping[str, Any]) -> str:
-    layer = "" if alert["layer"] is None else f" in layer {alert['layer']}"
-    module = f" ({alert['module']})" if layer and alert["module"] else ""
-    heads = f", {_heads(alert['heads'])}" if alert["heads"] else ""
-    return f"{layer}{module}{heads}"
+    place = ""
+    if alert["layer"] is not None:
+        place += f" in layer {alert['layer']}"
+        if alert["module"]:
+            place += f" ({alert['module']})"
+    return place + _heads(alert["heads"])
 
 
 def _heads(heads: Sequence[int]) -> str:
-    return (
-        f"head {heads[0]}" if len(heads) == 1 else f"heads {listed([str(head) for head in heads])}"
-    )
+    if not heads:
+        return ""
+    if len(heads) == 1:
+        return f", head {heads[0]}"
+    return f", heads {listed([str(head) for head in heads])}"
 
 
 def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
@@ -92,12 +107,12 @@ def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
     >>> listed(["0", "1", "2", "3", "4"])
     '0, 1, 2 and 2 more'
     """
-    shown = list(names[:most])
+    parts = list(names[:most])
     if len(names) > most:
-        shown.append(f"{len(names) - most} more")
-    if len(shown) == 1:
-        return shown[0]
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+        parts.append(f"{len(names) - most} more")
+    if len(parts) == 1:
+        return parts[0]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def readable(number: float) -> str:
@@ -108,8 +123,10 @@ def readable(number: float) -> str:
     """
     if math.isnan(number):
         return "NaN"
-    if math.isinf(number):
-        return "Inf" if number > 0 else "-Inf"
+    if number == math.inf:
+        return "Inf"
+    if number == -math.inf:
+        return "-Inf"
     size = abs(number)
     if 0 < size < 1e-4:
         return "below 0.0001"

@@ -1,7 +1,7 @@
-"""What a curve did over training: it starts, falls to a trough, rises again ("dip and bounce").
+"""The course of a curve over training: it starts, falls to a trough, rises again ("dip and bounce").
 
-The one rule for it, with its window and thresholds as arguments (`Rule`), and the one description (`Curve`). The
-watch's phases apply the same rule to a curve that is still being measured. `str(rule)` is the sentence that tells it.
+`Rule` holds the window and the thresholds, and `Curve` the description. The phases of a watch apply the
+same rule to a curve that is still being measured. `str(rule)` states the rule as a sentence.
 
 >>> curve = describe([0, 10, 20, 30, 40], [2.5, 1.6, 1.6, 1.9, 1.9], replace(ENTROPY, window=1))
 >>> curve.pattern, curve.trough_step, round(curve.depth, 2), round(curve.bounce, 2)
@@ -40,12 +40,12 @@ class Rule:
     """When a fall counts as a dip, and a rise after it as a bounce.
 
     Attributes:
-        window: measurements that each point is the median of.
+        window: number of measurements whose median is one point.
         dip: the smallest dip, as a share of the start.
         bounce: the smallest bounce, as a share of the dip.
-        least_dip: the smallest dip in the gauge's unit, however low the curve starts; 0 for none.
-        least_bounce: likewise for the bounce.
-        unit: of the gauge, for the sentence.
+        least_dip: the smallest dip in the unit of the gauge, however low the curve starts; 0 for none.
+        least_bounce: the smallest bounce in the same unit.
+        unit: the unit of the gauge, for the sentence.
     """
 
     window: int = 5
@@ -63,11 +63,11 @@ class Rule:
                 raise ValueError(f"{name} is {getattr(self, name)}: thresholds are 0 or more")
 
     def least_fall(self, start: float) -> float:
-        """How far a curve from ``start`` must fall at least for a dip."""
+        """Return the smallest fall from ``start`` that counts as a dip."""
         return max(self.least_dip, self.dip * start)
 
     def least_rise(self, depth: float) -> float:
-        """How far a curve must rise at least after a dip of this depth for a bounce."""
+        """Return the smallest rise after a dip of this depth that counts as a bounce."""
         return max(self.least_bounce, self.bounce * depth)
 
     @property
@@ -81,122 +81,150 @@ class Rule:
         return self._amount(self.least_bounce, f"{100 * self.bounce:g} % of the dip")
 
     def _amount(self, least: float, share: str) -> str:
-        return f"max({f'{least:g} {self.unit}'.strip()}, {share})" if least else share
+        if not least:
+            return share
+        amount = f"{least:g} {self.unit}".strip()
+        return f"max({amount}, {share})"
 
     def smoothed(self, of: str = "measurements") -> str:
-        """The smoothing in words: "on the median of 5 measurements, "; nothing if there is none."""
-        return f"on the median of {self.window} {of}, " if self.window > 1 else ""
+        """Return the smoothing in words, as "on the median of 5 measurements, "; "" for none."""
+        if self.window == 1:
+            return ""
+        return f"on the median of {self.window} {of}, "
 
     def __str__(self) -> str:
         dips = f"it dips if it falls by {self.fall} below its start"
         return f"{dips}, and bounces if it then rises by {self.rise} until the end"
 
 
-ENTROPY = Rule(
-    least_dip=0.1, least_bounce=0.05, unit="nats"
-)  # of attention, measured often in training
-RANK = Rule()  # of matrices; relative alone, since ranks differ by orders of magnitude
-ONLINE = replace(ENTROPY, window=3)  # of the watch's phases, which must not lag behind
-CHECKPOINTS = {
-    "entropy": ONLINE,
-    "stable_rank": replace(RANK, window=3),
-}  # of scans, whose steps lie far apart
-TRAINING = {
-    "entropy": ENTROPY,
-    "stable_rank": RANK,
-}  # of watched trainings, which are measured often
-EXACT = Rule(window=1, dip=0.1, bounce=0.2)  # of solutions that have no noise
+# Entropy of attention, measured often in training.
+ENTROPY = Rule(least_dip=0.1, least_bounce=0.05, unit="nats")
+# Ranks of matrices. Thresholds are relative only, since ranks differ by orders of magnitude.
+RANK = Rule()
+# Phases of a watch: a longer window would report a change later.
+ONLINE = replace(ENTROPY, window=3)
+# Scans: their steps lie far apart, so a longer window would smooth a dip away.
+CHECKPOINTS = {"entropy": ONLINE, "stable_rank": replace(RANK, window=3)}
+# Watched trainings, which are measured often.
+TRAINING = {"entropy": ENTROPY, "stable_rank": RANK}
+# Solutions without noise need no median.
+EXACT = Rule(window=1, dip=0.1, bounce=0.2)
+# The smallest rise that counts, so that a constant curve never rises.
+_LEAST_RISE = 1e-300
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one curve did, smoothed, and the rule it is told by."""
+    """Description of one smoothed curve by a rule.
 
-    start: float  # the highest value before the trough
-    trough: float  # the lowest
-    trough_step: float  # when
+    Attributes:
+        start: the highest value before the trough.
+        trough: the lowest value.
+        trough_step: the step of the trough.
+        end: the last value.
+        rule: the rule for dip and bounce.
+        collapsed: True if attention turned sparse for good, by the phase at the end of a watch.
+        rise_step: the first step with a rise that counts as a bounce; None without one.
+        trouble: the phase at the end of a watch, if it is "failing" or "ended".
+    """
+
+    start: float
+    trough: float
+    trough_step: float
     end: float
     rule: Rule
-    collapsed: bool = (
-        False  # attention that turned sparse for good, by the watch's phase at the end
-    )
-    rise_step: float | None = (
-        None  # when it had risen far enough to count as a bounce; None if it never did
-    )
-    trouble: str = ""  # the watch's phase at the end, if that is "failing" or "ended"
+    collapsed: bool = False
+    rise_step: float | None = None
+    trouble: str = ""
 
     @property
     def depth(self) -> float:
-        """How far it fell from its start."""
+        """The fall from start to trough."""
         return self.start - self.trough
 
     @property
     def bounce(self) -> float:
-        """How far it rose from its trough."""
+        """The rise from trough to end."""
         return self.end - self.trough
 
     @property
     def dipped(self) -> bool:
-        """Whether it fell far enough to count."""
+        """True if the fall is large enough to count."""
         return 0 < self.depth >= self.rule.least_fall(self.start)
 
     @property
     def bounced(self) -> bool:
-        """Whether it dipped and rose far enough to count."""
+        """True if the curve dipped, and then rose far enough to count."""
         return self.dipped and 0 < self.bounce >= self.rule.least_rise(self.depth)
 
     @property
     def bounce_step(self) -> float | None:
-        """When the bounce was first seen; None of a curve that does not bounce."""
-        return self.rise_step if self.bounced else None
+        """The first step of the bounce; None if the curve does not bounce."""
+        if not self.bounced:
+            return None
+        return self.rise_step
 
     @property
     def pattern(self) -> str:
-        """In words: "failing", "ended", "collapse", "dip and bounce", "dip" or "flat"."""
+        """The name of the course: "failing", "ended", "collapse", "dip and bounce", "dip" or "flat"."""
         if self.trouble:
             return self.trouble
         if self.collapsed:
             return "collapse"
-        return "dip and bounce" if self.bounced else "dip" if self.dipped else "flat"
+        if self.bounced:
+            return "dip and bounce"
+        if self.dipped:
+            return "dip"
+        return "flat"
 
     def __str__(self) -> str:
         return f"{self.start:.2f} → {self.trough:.2f} (step {self.trough_step:g}) → {self.end:.2f}"
 
     def numbers(self) -> dict[str, Any]:
-        """All of it, for a verdict."""
+        """Return all numbers, for a verdict."""
         names = ("start", "trough", "trough_step", "end", "collapsed", "depth", "bounce", "pattern")
         return {name: getattr(self, name) for name in names} | {"least": self.rule.least_dip}
 
 
 def describe(steps: ArrayLike, values: ArrayLike, rule: Rule, *, collapsed: bool = False) -> Curve:
-    """Describe a curve by medians of ``rule.window`` values; its start is the highest of them before the trough.
+    """Describe a curve by medians of ``rule.window`` values; its start is the highest before the trough.
 
-    The first value is taken as it is, since a fast fall right after it is no noise. At both ends the window has fewer
-    values. Values that are not finite are left out.
+    The first value is not smoothed, since a fast fall right after it is not noise. At both ends the
+    window has fewer values. Values that are not finite are left out.
 
     Arguments:
-        steps: when, in increasing order, (n,).
+        steps: the steps in increasing order, (n,).
         values: the curve, (n,).
-        rule: the window, and what counts as a dip and a bounce.
-        collapsed: whether the watch found a collapse at the end.
+        rule: the window and the thresholds.
+        collapsed: True if the watch ended in a collapse.
     """
     import numpy as np
     import pandas as pd
 
-    y = np.asarray(values, dtype=np.float64)
-    known = np.isfinite(y)
-    if not known.any():
-        raise ValueError(f"a curve of {len(y)} values, none of them a number, cannot be described")
-    y, at = y[known], np.asarray(steps)[known]
-    smooth = pd.Series(y).rolling(rule.window, center=True, min_periods=1).median().to_numpy()
+    raw = np.asarray(values, dtype=np.float64)
+    is_finite = np.isfinite(raw)
+    if not is_finite.any():
+        raise ValueError(
+            f"a curve of {len(raw)} values, none of them a number, cannot be described"
+        )
+    raw = raw[is_finite]
+    finite_steps = np.asarray(steps)[is_finite]
+    smooth = pd.Series(raw).rolling(rule.window, center=True, min_periods=1).median().to_numpy()
     low = int(np.argmin(smooth))
-    start = max(float(y[0]), float(smooth[: low + 1].max()))
-    risen = low + np.flatnonzero(
-        smooth[low:] - smooth[low] >= max(rule.least_rise(start - smooth[low]), 1e-300)
-    )
-    rise_step = at[risen[0]].item() if len(risen) else None
+    start = max(float(raw[0]), float(smooth[: low + 1].max()))
+    least_rise = max(rule.least_rise(start - smooth[low]), _LEAST_RISE)
+    risen = low + np.flatnonzero(smooth[low:] - smooth[low] >= least_rise)
+    rise_step = None
+    if len(risen):
+        rise_step = finite_steps[risen[0]].item()
     return Curve(
-        start, float(smooth[low]), at[low].item(), float(smooth[-1]), rule, collapsed, rise_step
+        start=start,
+        trough=float(smooth[low]),
+        trough_step=finite_steps[low].item(),
+        end=float(smooth[-1]),
+        rule=rule,
+        collapsed=collapsed,
+        rise_step=rise_step,
     )
 
 
@@ -207,14 +235,14 @@ def describe_all(
     collapsed: Container[tuple[Any, ...]] = (),
     over: str = "step",
 ) -> dict[tuple[Any, ...], Curve]:
-    """Describe all curves of one gauge in the table of a run; heads, or whatever else shares a step, are averaged.
+    """Describe all curves of one gauge in the table of a run, averaged over heads.
 
     Arguments:
-        table: with the column value, that of ``over`` and those of ``by``.
-        rule: as for `describe`.
-        by: the columns that tell the curves apart.
-        collapsed: the curves of which the watch found a collapse at the end.
-        over: the column that says when a value was measured.
+        table: rows with the columns value, ``over`` and ``by``.
+        rule: the window and the thresholds.
+        by: the columns that distinguish the curves.
+        collapsed: the curves that ended in a collapse.
+        over: the column of steps or times.
 
     Returns:
         Values of ``by`` -> the curve, in order; curves without a number are left out.
@@ -223,8 +251,10 @@ def describe_all(
 
     table = table[np.isfinite(table.value)]
     means = table.groupby([*by, over]).value.mean().reset_index()
-    return {
-        key: describe(rows[over], rows.value, rule, collapsed=key in collapsed)
-        for key, rows in means.groupby([*by])
-        if isinstance(key, tuple)  # always, but pandas-stubs does not know
-    }
+    curves: dict[tuple[Any, ...], Curve] = {}
+    for key, rows in means.groupby([*by]):
+        assert isinstance(
+            key, tuple
+        )  # always for a list of columns, but pandas-stubs does not say so
+        curves[key] = describe(rows[over], rows.value, rule, collapsed=key in collapsed)
+    return curves

@@ -1,8 +1,8 @@
 """Fingerprints of stored results: a hash of everything that decides their numbers.
 
-It covers joma's own source, the source of the user's modules, the versions of the libraries, and the settings. Rooms
-that only draw or print (`UNSEEN`) decide no number and are left out. No import is followed: joma's source is hashed as
-a whole, and so is the user's package.
+It covers joma's source, the source of the user's modules, the versions of the libraries, and the
+settings. Packages that only draw or print (`UNSEEN`) decide no number and are left out. Imports are not
+followed: all of joma's source is hashed, and all of the user's package.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def fingerprint(modules: Iterable[str], settings: Any = None) -> str:
     """Return the hash of everything that decides a result.
 
     Arguments:
-        modules: names of the modules that measure and judge. A module without a file, such as a notebook's, cannot be
-            checked: it gives another fingerprint every time, so that its results never count as done.
+        modules: names of the modules that measure and judge. A module without a file, such as that
+            of a notebook, cannot be checked. It gives a new fingerprint every time, so that its
+            results never count as done.
         settings: anything that JSON can hold.
     """
     digest = hashlib.blake2b(digest_size=12)
@@ -45,14 +46,15 @@ def fingerprint(modules: Iterable[str], settings: Any = None) -> str:
 @lru_cache(maxsize=1)
 def _joma_digest() -> bytes:
     """Return the hash of joma's source, read once per process."""
-    files = [
-        file for file in _python_files(_JOMA) if file.relative_to(_JOMA).parts[0] not in UNSEEN
-    ]
+    files = []
+    for file in _python_files(_JOMA):
+        if file.relative_to(_JOMA).parts[0] not in UNSEEN:
+            files.append(file)
     return _digest_of(files, _JOMA)
 
 
 def _user_digest(module: str) -> bytes:
-    """Return the hash of the user's code that a module belongs to, or random bytes if it has no file."""
+    """Return the hash of the user's code around a module, or random bytes if it has no file."""
     file_name = getattr(sys.modules.get(module), "__file__", None)
     if file_name is None or not os.path.isfile(file_name):
         return os.urandom(16)
@@ -63,32 +65,39 @@ def _user_digest(module: str) -> bytes:
         while (folder.parent / "__init__.py").is_file():
             folder = folder.parent
         files = set(_python_files(folder))
-    elif (
-        folder.name in _LIBRARIES
-    ):  # an installed module on its own: its neighbours are other people's
+    elif folder.name in _LIBRARIES:
+        # An installed module without a package: its neighbours belong to other projects.
         files = set()
-    else:  # a script, with the modules next to it
+    else:
+        # A script, with the modules next to it.
         files = set(folder.glob("*.py"))
     return _digest_of(files | {file}, folder)
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder; subfolders without any, as those of data, are not searched."""
+    """Yield the Python files below a folder.
+
+    Subfolders without any are not searched further: they hold data, which may be many files.
+    """
     for parent, folders, names in os.walk(folder):
         python_names = [name for name in names if name.endswith(".py")]
-        yield from (Path(parent, name) for name in python_names)
-        if not python_names:
-            folders.clear()
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and name not in _LIBRARIES
-        ]
+        for name in python_names:
+            yield Path(parent, name)
+        searched = []
+        if python_names:
+            for name in folders:
+                if not name.startswith(".") and name not in _LIBRARIES:
+                    searched.append(name)
+        folders[:] = searched  # os.walk goes on with these
 
 
 def _digest_of(files: Iterable[Path], folder: Path) -> bytes:
     """Return the hash of the files' places below a folder and of their content."""
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(files):
-        content = file.read_bytes() if file.is_file() else b""  # a broken link counts by its name
+        content = b""  # a broken link counts by its name
+        if file.is_file():
+            content = file.read_bytes()
         digest.update(f"{os.path.relpath(file, folder)} {len(content)};".encode())
         digest.update(content)
     return digest.digest()
@@ -96,12 +105,11 @@ def _digest_of(files: Iterable[Path], folder: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _versions() -> dict[str, str | None]:
-    """Return the versions of Python, whose documentation is a corpus, and of the libraries that compute."""
-
-    def installed(name: str) -> str | None:
+    """Return the versions of Python, whose documentation is a corpus, and of the numeric libraries."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
         try:
-            return version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            return None
-
-    return {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}}
+            versions[name] = None
+    return versions

@@ -1,7 +1,7 @@
-"""The one lock between processes: ``flock`` on a file. It goes with the process that holds it, however that ends.
+"""The one lock between processes: ``flock`` on a file. The system releases it when its holder ends.
 
-Run folders, entries of the cache and downloaded revisions are locked with it. (The library `filelock` has no lock that
-several readers share, and does not notice that the former holder removed the file.)
+Run folders, entries of the cache and downloaded revisions are locked with it. (The library `filelock`
+has no lock that several readers share, and does not notice that the former holder removed the file.)
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ def take(
     wait: bool = False,
     unavailable: Callable[[ImportError | OSError], object] = lambda error: None,
 ) -> int | None:
-    """Lock ``file``, which is made if need be.
+    """Lock ``file``, and create it if it does not exist.
 
     Arguments:
-        file: stands for what is locked; its folder must exist.
-        shared: with others that say so too; else alone.
-        wait: until it is free.
-        unavailable: called with the reason where the system or the file system has no locks.
+        file: the lock file; its folder must exist.
+        shared: allow other shared locks at the same time.
+        wait: wait until the lock is free.
+        unavailable: called with the reason if the system or the file system has no locks.
             If it returns, the file counts as locked.
 
     Returns:
-        The file's descriptor: closing it releases the lock. None if others have it and ``wait`` is False.
+        The file's descriptor; closing it releases the lock. None if another process holds the lock
+        and ``wait`` is False.
     """
-    while True:
+    while True:  # until the locked file is the one that now has this name
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             import fcntl
 
-            fcntl.flock(
-                descriptor,
-                (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB),
-            )
+            operation = fcntl.LOCK_EX
+            if shared:
+                operation = fcntl.LOCK_SH
+            if not wait:
+                operation |= fcntl.LOCK_NB
+            fcntl.flock(descriptor, operation)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -51,15 +54,15 @@ def take(
         except BaseException:  # Ctrl-C while waiting
             os.close(descriptor)
             raise
-        if _is(descriptor, file):
+        if _is_same_file(descriptor, file):
             return descriptor
         os.close(descriptor)
 
 
 def is_free(file: Path) -> bool | None:
-    """True if nobody holds the lock on ``file``, which need not exist; None if this cannot be found out.
+    """Return True if no process holds the lock on ``file``, which need not exist; None if unknown.
 
-    The lock is taken, shared, for a moment. A writer that asks for it in this very moment has to ask again.
+    This takes a shared lock for a moment. A writer that asks at the same moment has to ask a second time.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY)
@@ -80,8 +83,8 @@ def is_free(file: Path) -> bool | None:
     return True
 
 
-def _is(descriptor: int, file: Path) -> bool:
-    """Whether the file is still there: its former holder may have removed or moved it since we opened it."""
+def _is_same_file(descriptor: int, file: Path) -> bool:
+    """True unless the former holder removed or moved the file after it was opened here."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

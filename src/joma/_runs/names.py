@@ -1,12 +1,12 @@
-"""Names that come from elsewhere (files, tensors, repositories), made fit to be printed, stored and drawn."""
+"""Names from files, tensors and repositories, made safe to print, store and draw."""
 
 from __future__ import annotations
 
 
 def harmless(text: str) -> str:
-    r"""The text with what is not printable spelt out: control characters, bytes that are no UTF-8, bidirectional marks.
+    r"""Return the text with escapes instead of control characters, invalid UTF-8 and bidirectional marks.
 
-    A terminal obeys escape sequences, XML has no control characters, and JSON and files have no half surrogates.
+    Terminals obey escape sequences, XML has no control characters, and files have no lone surrogates.
 
     >>> harmless("layer\x1b[2J")
     'layer\\x1b[2J'
@@ -15,4 +15,10 @@ def harmless(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    printable = ""
+    for character in text:
+        if character.isprintable():
+            printable += character
+        else:
+            printable += repr(character)[1:-1]
+    return printable

@@ -1,4 +1,4 @@
-"""What a run came to, as far as it is: its last step and losses, the phase of each layer, alerts, dips and bounces."""
+"""The outcome of a run so far: last step, losses, the phase of each layer, alerts, dips and bounces."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Outcome:
     """Numbers of one run; None where it has none.
 
     Attributes:
-        status: as of `Run.status`.
-        step: the last one that was measured.
-        loss: at the last step that has one; NaN if that is no number.
-        valid_loss: the smallest validation loss that is finite; NaN without one.
-        valid_step: when that was.
-        phases: of each layer at its last measurement; None where a layer has no attention.
-        alerts: as a watch told them.
-        curves: gauge -> layer -> what its mean over heads did over the steps.
-        rules: gauge -> the rule that tells dip and bounce.
-        clock: step -> τ, the sum of learning rates; empty if they are not known.
+        status: `Run.status`.
+        step: the last measured step.
+        loss: the last recorded loss, which may be NaN.
+        valid_loss: the smallest validation loss; NaN without one.
+        valid_step: the step of that loss.
+        phases: the last phase of each layer; None for a layer without attention.
+        alerts: the alerts of the watch.
+        curves: gauge -> layer -> the course of its mean over heads.
+        rules: gauge -> the rule for dip and bounce.
+        clock: step -> τ, the sum of learning rates; empty if they were not recorded.
     """
 
     status: str
@@ -46,51 +46,65 @@ class Outcome:
 
 
 def outcome(run: Run, table: pd.DataFrame | None = None) -> Outcome:
-    """The outcome of a run; ``table`` is its `Run.frame`, if it was read already."""
-    info, table = run.info, run.frame() if table is None else table
-    losses, valid = (table[table.gauge == name] for name in ("loss", "valid_loss"))
-    valid = valid.dropna(subset=["value"])
-    best = valid.iloc[int(valid.value.argmin())] if len(valid) else None
+    """Return the outcome of a run; ``table`` is its `Run.frame`, if that was read already."""
+    info = run.info
+    if table is None:
+        table = run.frame()
+    last_step = 0
+    if len(table):
+        last_step = int(table.step.max())
+    losses = table[table.gauge == "loss"]
+    last_loss = None
+    if len(losses):
+        last_loss = float(losses.value.iloc[-1])
+    valid_losses = table[table.gauge == "valid_loss"].dropna(subset=["value"])
+    valid_loss = math.nan
+    valid_step = None
+    if len(valid_losses):
+        best = valid_losses.iloc[int(valid_losses.value.argmin())]
+        valid_loss = float(best.value)
+        valid_step = int(best.step)
+    clock = {}
+    if has_clock(table):
+        clock = table.dropna(subset=["tau"]).groupby("step").tau.last().to_dict()
+    rules = TRAINING
+    if info["kind"] == "scan":
+        rules = CHECKPOINTS
     phases = _phases(table, info)
-    rules = CHECKPOINTS if info["kind"] == "scan" else TRAINING
-    clock = (
-        {}
-        if not has_clock(table)
-        else table.dropna(subset=["tau"]).groupby("step").tau.last().to_dict()
-    )
+    curves = {}
+    for gauge, rule in rules.items():
+        gauge_curves = _curves(table, gauge, rule, phases)
+        if gauge_curves:
+            curves[gauge] = gauge_curves
     return Outcome(
         status=run.status,
-        step=int(table.step.max()) if len(table) else 0,
-        loss=float(losses.value.iloc[-1]) if len(losses) else None,
-        valid_loss=math.nan if best is None else float(best.value),
-        valid_step=None if best is None else int(best.step),
+        step=last_step,
+        loss=last_loss,
+        valid_loss=valid_loss,
+        valid_step=valid_step,
         phases=phases,
         alerts=read_alerts(run.path),
-        curves={
-            gauge: curves
-            for gauge, rule in rules.items()
-            if (curves := _curves(table, gauge, rule, phases))
-        },
+        curves=curves,
         rules=rules,
         clock=clock,
     )
 
 
 def has_clock(table: pd.DataFrame) -> bool:
-    """Whether learning rates were recorded, so that τ is known."""
+    """True if learning rates were recorded, so that τ can be computed."""
     return "tau" in table and bool(table.tau.notna().any())
 
 
 def _phases(table: pd.DataFrame, info: Mapping[str, Any]) -> list[str | None]:
-    """Of each layer, in order."""
+    """Return the last phase of each layer, in order."""
     rows = table[table.gauge == "phase"].dropna(subset=["value"])
     if rows.empty:
         return []
     last = rows.groupby("layer").value.last()
-    return [
-        info["phases"][int(last[n])] if n in last else None
-        for n in range(1 + int(last.index.max()))
-    ]
+    phases: list[str | None] = [None] * (1 + int(last.index.max()))
+    for layer, code in last.items():
+        phases[int(layer)] = info["phases"][int(code)]  # type: ignore[call-overload]
+    return phases
 
 
 def _curves(
@@ -99,13 +113,13 @@ def _curves(
     rows = table[table.gauge == gauge]
     if rows.empty or "layer" not in rows:
         return {}
-    collapsed = {
-        (n,) for n, phase in enumerate(phases) if phase == "collapsed" and gauge == "entropy"
-    }
-    curves = {
-        int(n): curve for (n,), curve in describe_all(rows, rule, collapsed=collapsed).items()
-    }
-    for n, phase in enumerate(phases):
-        if n in curves and phase in ("failing", "ended"):
-            curves[n] = replace(curves[n], trouble=phase)
+    collapsed = set()
+    if gauge == "entropy":  # phases are those of attention
+        collapsed = {(layer,) for layer, phase in enumerate(phases) if phase == "collapsed"}
+    curves = {}
+    for (layer,), curve in describe_all(rows, rule, collapsed=collapsed).items():
+        curves[int(layer)] = curve
+    for layer, phase in enumerate(phases):
+        if layer in curves and phase in ("failing", "ended"):
+            curves[layer] = replace(curves[layer], trouble=phase)
     return curves

@@ -1,8 +1,8 @@
-"""Attention patterns of a run: who attends to whom, on one sequence, at its start, at its sparsest, and at its end.
+"""Attention patterns of a run on one sequence: at its start, at its sparsest, and at its end.
 
-`patterns.json` in the run folder holds at most three of them, replaced as a whole. A weight p is stored as the byte
-round(255 √p): it is read back to within √p/255 (0.004 where p = 1, 0.0005 where p = 1/64), and small weights keep
-their proportions.
+`patterns.json` in the run folder holds at most three patterns, and is always replaced as a whole. A
+weight p is stored as the byte round(255 √p): it is read back to within √p/255 (0.004 where p = 1,
+0.0005 where p = 1/64), and small weights keep their proportions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Pattern:
     """Attention at one step.
 
     Attributes:
-        step: when.
-        entropy: of the top layer, in nats: what tells the sparsest.
+        step: the training step.
+        entropy: the entropy of the top layer in nats; the sparsest pattern has the lowest.
         weights: per layer the mean over heads, (queries, keys), as bytes round(255 √p).
     """
 
@@ -39,7 +39,7 @@ class Pattern:
     weights: Sequence[NDArray[np.uint8]]
 
     def shares(self, layer: int) -> NDArray[np.float64]:
-        """The weights (queries, keys) of the layer at this place."""
+        """Return the weights (queries, keys) of the layer at this position."""
         import numpy as np
 
         return (self.weights[layer].astype(np.float64) / 255) ** 2
@@ -50,9 +50,9 @@ class Patterns:
     """The patterns of a run.
 
     Attributes:
-        layers: number -> module, of the layers that are kept.
-        words: of the sequence; None if they were not given.
-        kept: in the order of steps.
+        layers: number -> module, of the recorded layers.
+        words: the tokens of the sequence; None if they were not recorded.
+        kept: the patterns in the order of steps.
     """
 
     layers: dict[int, str]
@@ -61,15 +61,18 @@ class Patterns:
 
 
 def chosen(patterns: Sequence[Pattern]) -> list[Pattern]:
-    """Of all so far: the first, the one of lowest entropy, and the last."""
+    """Return the first pattern, the one of lowest entropy, and the last."""
     if not patterns:
         return []
     lowest = min(patterns, key=lambda pattern: pattern.entropy)  # the first of equals
-    return list({pattern.step: pattern for pattern in (patterns[0], lowest, patterns[-1])}.values())
+    by_step = {}
+    for pattern in (patterns[0], lowest, patterns[-1]):
+        by_step[pattern.step] = pattern
+    return list(by_step.values())
 
 
 def as_bytes(weights: Any) -> NDArray[np.uint8]:
-    """Weights, 0 to 1, as they are stored."""
+    """Return weights between 0 and 1 as they are stored."""
     import numpy as np
 
     shares = np.nan_to_num(np.asarray(weights, dtype=np.float64))
@@ -77,49 +80,39 @@ def as_bytes(weights: Any) -> NDArray[np.uint8]:
 
 
 def write_patterns(folder: Path, patterns: Patterns) -> None:
-    """Write the file, whole."""
-    rows = [
-        {
-            "step": one.step,
-            "entropy": one.entropy,
-            "weights": [_packed(weights) for weights in one.weights],
-        }
-        for one in patterns.kept
-    ]
-    shape = (
-        [] if not patterns.kept else [list(weights.shape) for weights in patterns.kept[0].weights]
-    )
-    facts = {
+    """Replace the file of a run folder."""
+    rows = []
+    shapes: list[list[int]] = []
+    for pattern in patterns.kept:
+        packed = [_packed(weights) for weights in pattern.weights]
+        rows.append({"step": pattern.step, "entropy": pattern.entropy, "weights": packed})
+        # All patterns of a run are of the same sequence, so they have the same shapes.
+        shapes = shapes or [list(weights.shape) for weights in pattern.weights]
+    stored = {
         "layers": patterns.layers,
-        "shapes": shape,
+        "shapes": shapes,
         "stored": "zlib of round(255 √p)",
         "words": patterns.words,
+        "patterns": rows,
     }
-    write_atomic(
-        folder / PATTERNS, json.dumps({**facts, "patterns": rows}, ensure_ascii=False) + "\n"
-    )
+    write_atomic(folder / PATTERNS, json.dumps(stored, ensure_ascii=False) + "\n")
 
 
 def read_patterns(folder: Path) -> Patterns | None:
-    """What a run recorded; None if it recorded none."""
-    if not (path := folder / PATTERNS).exists():
+    """Return the patterns that a run recorded; None if it recorded none."""
+    path = folder / PATTERNS
+    if not path.exists():
         return None
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        kept = [
-            Pattern(
-                int(row["step"]),
-                float(row["entropy"]),
-                [
-                    _unpacked(text, shape)
-                    for text, shape in zip(row["weights"], stored["shapes"], strict=True)
-                ],
-            )
-            for row in stored["patterns"]
-        ]
-        return Patterns(
-            {int(n): str(name) for n, name in stored["layers"].items()}, stored["words"], kept
-        )
+        patterns = []
+        for row in stored["patterns"]:
+            weights = []
+            for text, shape in zip(row["weights"], stored["shapes"], strict=True):
+                weights.append(_unpacked(text, shape))
+            patterns.append(Pattern(int(row["step"]), float(row["entropy"]), weights))
+        layers = {int(layer): str(module) for layer, module in stored["layers"].items()}
+        return Patterns(layers, stored["words"], patterns)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise RunError(
             f"{path} is damaged ({error}): delete it; the other files of the run do not need it"
@@ -133,6 +126,7 @@ def _packed(weights: NDArray[np.uint8]) -> str:
 def _unpacked(text: str, shape: Sequence[int]) -> NDArray[np.uint8]:
     import numpy as np
 
+    # The size is a limit, so that a damaged file cannot fill the memory.
     size = int(np.prod(shape))
     data = zlib.decompressobj().decompress(base64.b64decode(text), size)
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -1,9 +1,9 @@
-"""The state of a run: as its writer left it, or killed if the writer is gone without a word.
+"""The state of a run: as its writer recorded it, or "killed" if the writer ended without a record.
 
-States are "running", "done", "failed" (an exception), "interrupted" (Ctrl-C), "diverged" (of `joma train`) and
-"killed". A killed process cannot write its end, so that the last one is worked out whenever a run is read: `run.json`
-says "running", and nobody holds the lock of the folder. A lock may not be seen from another machine, so of a run that
-was begun there it is only said when it was last written.
+States are "running", "done", "failed" (an exception), "interrupted" (Ctrl-C), "diverged" (by `joma
+train`) and "killed". A killed process cannot record its end. A reader infers it: `run.json` has the
+status "running", and no process holds the lock of the folder. Locks may be invisible from another
+machine, so a run that started there stays "running", with the time when it was last written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ending = Literal["done", "failed", "interrupted", "diverged"]
 
 
 class Missing(TypedDict):
-    """Measurements in a row that could not be written: their first and last step, how many there are, and why."""
+    """A gap: consecutive measurements that could not be written, with the reason."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ class Missing(TypedDict):
 
 
 def missing_in_words(missing: Sequence[Missing]) -> str:
-    """Return which measurements a run lacks, and why.
+    """Describe the measurements that a run lacks, with the reasons.
 
     >>> missing_in_words(
     ...     [{"first": 98, "last": 800, "measurements": 703, "reason": "No space left on device"}]
@@ -63,9 +63,9 @@ class State:
 
     Attributes:
         status: "running", "done", "failed", "interrupted", "diverged" or "killed".
-        host: the machine that the run was begun on, if known.
+        host: the machine that the run started on, if recorded.
         written: when a file of the run was last written.
-        remark: the reason of an end, or what is known without one; "" if there is nothing to add.
+        remark: the reason for the end, or what can be inferred without one; "" for nothing.
     """
 
     status: str
@@ -74,7 +74,9 @@ class State:
     remark: str
 
     def __str__(self) -> str:
-        return f"{self.status} ({self.remark})" if self.remark else self.status
+        if not self.remark:
+            return self.status
+        return f"{self.status} ({self.remark})"
 
 
 def state_of(folder: Path, info: Mapping[str, Any]) -> State:
@@ -96,12 +98,16 @@ def state_of(folder: Path, info: Mapping[str, Any]) -> State:
 
 def _has_writer(folder: Path, pid: int | None, host: str | None) -> bool:
     """True if a process holds the folder."""
-    free = is_free(folder / LOCK)
-    if free is None:  # a file system without locks: a process of this machine can be looked for
+    is_unlocked = is_free(folder / LOCK)
+    if is_unlocked is None:
+        # The file system has no locks, but a process of this machine can be looked up by its id.
         return host == this_host() and pid is not None and is_alive(pid)
-    return not free
+    return not is_unlocked
 
 
 def _last_written(folder: Path) -> datetime:
-    files = (file for file in (folder / "metrics.jsonl", folder / RUN) if file.exists())
-    return datetime.fromtimestamp(max((file.stat().st_mtime for file in files), default=0.0), UTC)
+    last = 0.0
+    for file in (folder / "metrics.jsonl", folder / RUN):
+        if file.exists():
+            last = max(last, file.stat().st_mtime)
+    return datetime.fromtimestamp(last, UTC)

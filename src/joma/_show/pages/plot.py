@@ -46,7 +46,7 @@ def chart(run: Run, clock: bool = False) -> Chart:
     kind = str(run.info["kind"])
     if kind not in _DRAW:
         raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")
-    if next(run.rows(), None) is None:
+    if run.frame().empty:
         raise RunError(f"{run.path} has no measurements yet (status: {run.status})")
     return _watch(run, clock) if clock else _DRAW[kind](run)
 
