@@ -150,8 +150,8 @@ def test_chunks_do_not_change_the_answer(monkeypatch):
     for mask in (None, bias):
         whole = attention_stats(q, k, mask, enable_gqa=True)
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "_CHUNK", 200)
-            patch.setattr(tiles, "_TILE", 200)
+            patch.setattr(kernels, "CHUNK_ELEMENTS", 200)
+            patch.setattr(tiles, "TILE_ELEMENTS", 200)
             parts = attention_stats(q, k, mask, enable_gqa=True)
         torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-6, rtol=0)
 

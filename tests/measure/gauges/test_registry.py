@@ -72,7 +72,7 @@ def test_wrong_names_and_places():
 
 
 def test_coherence_against_all_pairs(monkeypatch):
-    monkeypatch.setattr("joma._measure.gauges.embedding._ROWS", 7)
+    monkeypatch.setattr("joma._measure.gauges.embedding.BLOCK_ROWS", 7)
     u = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     u[13] = 0.0
     rows = [i for i in range(50) if i != 13]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 _BINS = 4096
-_ROWS = 1024
+# Rows whose cosines with all later rows are computed together: 4 KiB per later row.
+BLOCK_ROWS = 1024
 # Rows whose pairs are computed together: small parts skip more of the lower triangle.
 PAIR_ROWS = 256
 
@@ -45,7 +46,9 @@ class Coherence:
     @property
     def sufficient_dimension(self) -> float:
         """8 ε⁻² ln M: with that many dimensions, M vectors with coherence ε exist (Johnson-Lindenstrauss)."""
-        return math.inf if self.maximum == 0 else 8 * math.log(max(self.rows, 1)) / self.maximum**2
+        if self.maximum == 0:
+            return math.inf
+        return 8 * math.log(max(self.rows, 1)) / self.maximum**2
 
     @property
     def effective_number(self) -> float:
@@ -53,7 +56,9 @@ class Coherence:
 
         Independent Gaussian rows have M/(1 + (M − 1)/d).
         """
-        return self.rows if self.rows < 2 else self.rows / (1 + (self.rows - 1) * self.rms**2)
+        if self.rows < 2:
+            return self.rows
+        return self.rows / (1 + (self.rows - 1) * self.rms**2)
 
 
 def embedding_coherence(u: Tensor) -> Coherence:
@@ -74,13 +79,16 @@ def embedding_coherence(u: Tensor) -> Coherence:
         bad = int((~u.isfinite()).any(dim=1).nonzero()[0])
         raise ValueError(f"row {bad} of the embedding is not finite")
     norm = torch.linalg.vector_norm(u, dim=1)
-    kept = (norm > 0).nonzero()[:, 0]
-    unit = u[kept] / norm[kept, None]
-    M = len(kept)
+    nonzero = (norm > 0).nonzero()[:, 0]  # (M,)
+    unit = u[nonzero] / norm[nonzero, None]  # (M, d)
+    M = len(nonzero)
     histogram = torch.zeros(_BINS, dtype=torch.int64)
-    total, square, maximum, pair = 0.0, 0.0, 0.0, None
-    for start in range(0, M, _ROWS):
-        block = unit[start : start + _ROWS]
+    total = 0.0
+    square = 0.0
+    maximum = 0.0
+    pair = None
+    for start in range(0, M, BLOCK_ROWS):
+        block = unit[start : start + BLOCK_ROWS]
         cosines = (block @ unit[start:].T).abs_()  # (r, M − start): pairs above the diagonal
         above = torch.ones_like(cosines, dtype=torch.bool).triu_(1)
         values = cosines[above]
@@ -91,17 +99,29 @@ def embedding_coherence(u: Tensor) -> Coherence:
         histogram += torch.histc(values.clamp(max=1.0), _BINS, 0.0, 1.0).long().cpu()
         largest = float(values.max())
         if pair is None or largest > maximum:
-            at = int(cosines.masked_fill(~above, -1.0).argmax())
-            maximum, i, j = largest, at // cosines.shape[1], at % cosines.shape[1]
-            pair = (int(kept[start + i]), int(kept[start + j]))
+            position = int(cosines.masked_fill(~above, -1.0).argmax())
+            row, column = divmod(position, cosines.shape[1])
+            maximum = largest
+            pair = (int(nonzero[start + row]), int(nonzero[start + column]))
     pairs = M * (M - 1) / 2
-    mean, rms = (total / pairs, math.sqrt(square / pairs)) if pairs else (math.nan, math.nan)
-    # Σ_{i≠j} cos = ‖Σ u_i‖² − M for unit rows
-    signed = (
-        (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs) if pairs else math.nan
-    )
+    mean = math.nan
+    rms = math.nan
+    signed_mean = math.nan
+    if pairs:
+        mean = total / pairs
+        rms = math.sqrt(square / pairs)
+        # Σ_{i≠j} cos = ‖Σ u_i‖² − M for unit rows
+        signed_mean = (float(unit.double().sum(dim=0).square().sum()) - M) / (2 * pairs)
     return Coherence(
-        min(maximum, 1.0), mean, rms, signed, pair, M, u.shape[1], len(u) - M, histogram
+        maximum=min(maximum, 1.0),
+        mean=mean,
+        rms=rms,
+        signed_mean=signed_mean,
+        pair=pair,
+        rows=M,
+        dimension=u.shape[1],
+        zero_rows=len(u) - M,
+        _histogram=histogram,
     )
 
 

@@ -1,7 +1,9 @@
-"""A learned sink next to the keys, from the statistics of the keys alone (GPT-OSS under a fused kernel).
+"""Attention with a learned sink, from the statistics of the keys alone.
 
-A sink with logit a takes m = exp(a − L′) of the attention, L′ = ln(eᴸ + eᵃ); the keys keep their proportions, so that
-H′ = h(m) + (1 − m) H.
+GPT-OSS has such sinks, and a fused kernel does not see them.
+
+A sink with logit a takes m = exp(a − L′) of the attention, L′ = ln(eᴸ + eᵃ). The keys keep their
+proportions, so that H′ = h(m) + (1 − m) H.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from joma._measure.gauges.tiles import combined
 
 
 def with_learned_sink(stats: AttentionStats, logits: Tensor) -> AttentionStats:
-    """The statistics (B, H, Tq) of keys and a sink per head with these logits (H,)."""
-    a = logits.float().view(1, -1, 1).expand_as(stats.entropy)
-    entropy, logsumexp, m, _ = combined(stats.entropy, stats.logsumexp, a)
-    mass = m + (stats.logsumexp - logsumexp).exp() * stats.sink_mass
-    entropy, logsumexp, mass = (x.float() for x in (entropy, logsumexp, mass))
-    return AttentionStats(entropy, logsumexp, mass, stats.visible + 1, stats.nonsink_entropy)
+    """Return the statistics (B, H, Tq) of keys and one sink per head with these logits (H,)."""
+    at_sink = logits.float().view(1, -1, 1).expand_as(stats.entropy)  # (H,) -> (B, H, Tq)
+    entropy, logsumexp, learned_mass, _ = combined(stats.entropy, stats.logsumexp, at_sink)
+    # The sink among the keys keeps its share of what the learned one leaves.
+    mass = learned_mass + (stats.logsumexp - logsumexp).exp() * stats.sink_mass
+    return AttentionStats(
+        entropy=entropy.float(),
+        logsumexp=logsumexp.float(),
+        sink_mass=mass.float(),
+        visible=stats.visible + 1,
+        nonsink_entropy=stats.nonsink_entropy,
+    )

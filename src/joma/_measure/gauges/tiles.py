@@ -1,11 +1,12 @@
 """Statistics of rows of scores, a tile at a time that fits the cache.
 
-With d = s − max s and Z = Σ exp d, the entropy is ln Z − Σ d exp(d)/Z: no two large numbers are subtracted, so that
-float32 is exact to about 1e-7. Where the probabilities are there already (eager attention), Z = Σ p / max p saves the
-exponentials: H = ln Z − Σ p d / Σ p.
+With d = s − max s and Z = Σ exp d, the entropy is ln Z − Σ d exp(d)/Z. No two large numbers are
+subtracted, so that float32 is exact to about 1e-7. If the probabilities exist already (eager
+attention), Z = Σ p / max p saves the exponentials: H = ln Z − Σ p d / Σ p.
 
-Sinks are kept apart from the start: the sums are over all other keys, and `combined` puts the sinks back. So what is
-next to a sink that takes nearly everything has all its digits; as a difference from the whole it would have none.
+Sinks are kept apart from the start: the sums are over all other keys, and `combined` adds the sinks.
+So the attention next to a sink that takes nearly everything has all its digits. As a difference from
+the total it would have none.
 """
 
 from __future__ import annotations
@@ -26,45 +27,61 @@ from joma._measure.gauges.masks import (
     sinks,
 )
 
-_TILE = 1 << 17  # entries of a tile: 512 KiB in float32
-# exp of it is nothing beside 1, and still a normal number: exp of what is lower takes 16 times as long
-_NOTHING = -80.0
-_TINY = 1e-30  # probabilities below have fewer digits in float32, or none
+# Entries of a tile: 512 KiB in float32, which stays in the cache. Reading scores in such tiles costs
+# eager attention 1.25 × its time, and 4.1 × as one matrix in float64.
+TILE_ELEMENTS = 1 << 17
+# exp of this is nothing next to 1, and still a normal number: exp of a lower one, which is
+# subnormal, takes 16 times as long.
+LOWEST_EXPONENT = -80.0
+# Probabilities below this have fewer digits in float32, or none.
+SMALLEST_PROBABILITY = 1e-30
 
 
 def combined(nonsink: Tensor, others: Tensor, *at_sinks: Tensor) -> Tensor:
-    """Entropy, logsumexp, mass on sinks and entropy of the rest, (4, …).
+    """Return entropy, logsumexp, mass on sinks and entropy of the other keys, (4, …).
 
     Arguments:
-        nonsink: entropy of the keys that are no sinks.
+        nonsink: entropy of the keys that are not sinks.
         others: their logsumexp, −inf if there are none.
         at_sinks: the scores of sinks, −inf where they are not seen.
     """
-    nonsink, logs = widened(nonsink), widened(torch.stack([others, *at_sinks]))
+    nonsink = widened(nonsink)
+    logs = widened(torch.stack([others, *at_sinks]))  # (1 + sinks, …)
     largest = logs.amax(dim=0)
     largest = torch.where(largest == -math.inf, 0.0, largest)
     logs = logs - largest
     logsumexp = logs.logsumexp(dim=0)
-    below = torch.where(logs == -math.inf, 0.0, logsumexp - logs)  # −ln of a share
-    shares = torch.where(logs == -math.inf, 0.0, (-below).exp())
-    entropy = (shares * below).sum(dim=0) + shares[0] * nonsink
+    # −ln of each share, (1 + sinks, …)
+    information = torch.where(logs == -math.inf, 0.0, logsumexp - logs)
+    shares = torch.where(logs == -math.inf, 0.0, (-information).exp())
+    entropy = (shares * information).sum(dim=0) + shares[0] * nonsink
     return torch.stack([entropy, logsumexp + largest, shares[1:].sum(dim=0), nonsink])
 
 
 def stats_of_scores(
-    q: Tensor, k: Tensor, additive: Tensor | None, is_causal: bool, scale: float, softcap: float | None,
+    q: Tensor,
+    k: Tensor,
+    additive: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    softcap: float | None,
     sink: Tensor | int,
-) -> Tensor:  # fmt: skip
-    """(4, Tq): what `combined` gives, of one head q (Tq, d), k (Tk, d), computed in their type.
+) -> Tensor:
+    """Return the statistics of `combined`, (4, Tq), of one head q (Tq, d), k (Tk, d).
+
+    Scores are computed in the type of q and k.
 
     Arguments:
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
-        sink: the key that is one, or one per query (Tq or 1, 1).
+        sink: the key that is the sink, or one per query (Tq or 1, 1).
     """
     nonsink, others, at_sink = torch.empty((3, len(q)), dtype=q.dtype, device=q.device)
-    for rows, s in tiles(q, k, additive, is_causal, scale, softcap):
-        at_sink[rows] = _taken(s, sink if isinstance(sink, int) or len(sink) == 1 else sink[rows])
-        nonsink[rows], others[rows], _ = _rest(s, kind=torch.float32)
+    for rows, scores in tiles(q, k, additive, is_causal, scale, softcap):
+        sink_in_tile = sink
+        if isinstance(sink, Tensor) and len(sink) > 1:
+            sink_in_tile = sink[rows]
+        at_sink[rows] = _take_sinks(scores, sink_in_tile)
+        nonsink[rows], others[rows], _ = _entropy(scores, narrow_type=torch.float32)
     return combined(nonsink, others, at_sink).float()
 
 
@@ -76,144 +93,187 @@ def tiles(
     scale: float,
     softcap: float | None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The scores of one head q (Tq, d), k (Tk, d), computed in their type, some rows at a time.
+    """Yield the scores of one head q (Tq, d), k (Tk, d), computed in their type, some rows at a time.
 
     Arguments:
         additive: (Tq or 1, Tk), added to the scores after soft-capping.
 
-    Returns:
-        Which rows, and their scores (rows, keys): of the first keys only, where no row sees a later one. Whoever gets
-        them may spoil them.
+    Yields:
+        Which rows, and their scores (rows, keys). The last keys are missing where no row of the tile
+        sees them. The caller may overwrite the scores.
     """
-    Tq, Tk = len(q), len(k)
-    keys = (k * scale).T.contiguous()
-    rows = max(1, _TILE // Tk)
-    for start in range(0, Tq, rows):
-        stop = min(Tq, start + rows)
-        added = additive if additive is None or len(additive) == 1 else additive[start:stop]
-        visible = min(Tk, stop) if is_causal else _reach(added, Tk)
-        s = q[start:stop] @ keys[:, :visible]
+    Tq = len(q)
+    Tk = len(k)
+    keys = (k * scale).T.contiguous()  # (d, Tk)
+    tile_rows = max(1, TILE_ELEMENTS // Tk)
+    for start in range(0, Tq, tile_rows):
+        stop = min(Tq, start + tile_rows)
+        bias = additive  # (rows or 1, Tk)
+        if additive is not None and len(additive) > 1:
+            bias = additive[start:stop]
+        if is_causal:
+            visible = min(Tk, stop)
+        else:
+            visible = _visible_keys(bias, Tk)
+        scores = q[start:stop] @ keys[:, :visible]  # (rows, visible)
         if softcap is not None:
-            s = s.div_(softcap).tanh_().mul_(softcap)
-        if added is not None:
-            s += added[:, :visible]
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if bias is not None:
+            scores += bias[:, :visible]
         if is_causal and visible > start:
+            # All rows of the tile see the keys before its first row: only the rest needs a mask.
             position = torch.arange(start, stop, device=q.device)
-            s[:, start:].masked_fill_(position[: visible - start] > position[:, None], -math.inf)
-        yield slice(start, stop), s
+            is_later = position[: visible - start] > position[:, None]  # (rows, visible − start)
+            scores[:, start:].masked_fill_(is_later, -math.inf)
+        yield slice(start, stop), scores
 
 
-def _reach(added: Tensor | None, keys: int) -> int:
-    """How many of the first keys some query of a tile sees, at least one: what lies beyond need not be computed."""
-    if added is None or added.device.type != "cpu":
+def _visible_keys(bias: Tensor | None, keys: int) -> int:
+    """Return how many of the first keys are enough for all queries of a tile, at least one."""
+    # On other devices the answer would have to be waited for.
+    if bias is None or bias.device.type != "cpu":
         return keys
-    seen = (added.amax(dim=0) > lowest_seen(added.dtype)).nonzero()
-    return int(seen[-1]) + 1 if len(seen) else 1
+    visible = (bias.amax(dim=0) > lowest_seen(bias.dtype)).nonzero()
+    if not len(visible):
+        return 1
+    return int(visible[-1]) + 1
 
 
-def _taken(s: Tensor, sink: Tensor | int) -> Tensor:
-    """The scores (rows,) of sinks in s (rows, keys), where −inf is put in their place."""
+def _take_sinks(scores: Tensor, sink: Tensor | int) -> Tensor:
+    """Return the scores (rows,) of sinks in scores (rows, keys), and put −inf there."""
     if isinstance(sink, int):
-        at_sink = s[:, sink].clone()
-        s[:, sink] = -math.inf
+        at_sink = scores[:, sink].clone()
+        scores[:, sink] = -math.inf
         return at_sink
-    sink = sink.expand(len(s), 1)
-    at_sink = s.gather(-1, sink)[:, 0]
-    s.scatter_(-1, sink, -math.inf)
+    sink = sink.expand(len(scores), 1)
+    at_sink = scores.gather(-1, sink)[:, 0]  # (rows, 1) -> (rows,)
+    scores.scatter_(-1, sink, -math.inf)
     return at_sink
 
 
-def _rest(
-    s: Tensor, p: Tensor | None = None, kind: torch.dtype | None = None
+def _entropy(
+    scores: Tensor,
+    probabilities: Tensor | None = None,
+    narrow_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Entropy, logsumexp and largest (rows,) of scores s (rows, keys); where no key is seen, 0, −inf and −inf.
+    """Return entropy, logsumexp and largest (rows,) of scores (rows, keys).
+
+    Where no key is seen, they are 0, −inf and −inf.
 
     Arguments:
-        p: all of one factor times exp(s).
-        kind: a narrower type than that of the scores, for what is left when a row's largest is taken away.
+        probabilities: exp(scores), times any factor per row.
+        narrow_type: the type of the distances from a row's largest score: a narrower one than that
+            of the scores is enough for them.
     """
-    if not s.shape[-1]:
-        nothing = s.new_full((len(s),), -math.inf)
-        return s.new_zeros(len(s)), nothing, nothing
-    top_score = s.amax(dim=-1)
-    empty = top_score == -math.inf
-    largest = torch.where(empty, 0.0, top_score)
-    d = below(s, largest, kind or s.dtype)
-    top = None if p is None else p.amax(dim=-1)
+    if not scores.shape[-1]:
+        nothing = scores.new_full((len(scores),), -math.inf)
+        return scores.new_zeros(len(scores)), nothing, nothing
+    top_score = scores.amax(dim=-1)
+    is_empty = top_score == -math.inf
+    largest = torch.where(is_empty, 0.0, top_score)
+    distances = below(scores, largest, narrow_type or scores.dtype)  # (rows, keys)
+    top_probability = None
+    if probabilities is not None:
+        top_probability = probabilities.amax(dim=-1)
     if (
-        p is None or top is None or bool((top < _TINY).any())
-    ):  # too small for all digits: from the scores
-        p = d.exp()
-        total = p.sum(dim=-1)
+        probabilities is None
+        or top_probability is None
+        or bool((top_probability < SMALLEST_PROBABILITY).any())
+    ):
+        probabilities = distances.exp()
+        total = probabilities.sum(dim=-1)
         logarithm = total.log()
     else:
-        p = p.to(d.dtype)
-        total = p.sum(dim=-1)
-        logarithm = (total / top).log()
-    entropy = logarithm - torch.linalg.vecdot(p, d) / total
+        probabilities = probabilities.to(distances.dtype)
+        total = probabilities.sum(dim=-1)
+        logarithm = (total / top_probability).log()
+    entropy = logarithm - torch.linalg.vecdot(probabilities, distances) / total
     return (
-        torch.where(empty, 0.0, entropy),
-        torch.where(empty, -math.inf, largest + logarithm),
+        torch.where(is_empty, 0.0, entropy),
+        torch.where(is_empty, -math.inf, largest + logarithm),
         top_score,
     )
 
 
-def below(s: Tensor, largest: Tensor, kind: torch.dtype) -> Tensor:
-    """Scores (rows, keys) less the largest of their rows, in this type, fit for `exp`."""
-    return torch.sub(s, largest[:, None], out=s.new_empty(s.shape, dtype=kind)).clamp_(min=_NOTHING)
+def below(scores: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return scores (rows, keys) less the largest (rows,) of their rows, not too low for `exp`."""
+    distances = scores.new_empty(scores.shape, dtype=dtype)
+    return torch.sub(scores, largest[:, None], out=distances).clamp_(min=LOWEST_EXPONENT)
 
 
 def stats_of_softmax(
     scores: Tensor, probabilities: Tensor | None, lowest: float, learned: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Of scores (N, Tq, columns) and their softmax, which is worked out where it is not there in float32 or wider.
+    """Return the statistics of scores (N, Tq, columns) with or without their softmax.
+
+    The softmax is computed again if it is missing or narrower than float32.
 
     Arguments:
-        lowest: what is not above this is masked, and so is what lies far below its row (`hidden_scores`).
-        learned: the first or the last column, if it is no key but a learned sink.
+        lowest: scores up to this are masked, and so are those far below their row (`hidden_scores`).
+        learned: the first or the last column, if it is not a key but a learned sink.
 
     Returns:
-        What `combined` gives, (4, N, Tq), and how many columns each query sees (N, Tq).
+        The statistics of `combined`, (4, N, Tq), and how many columns each query sees (N, Tq).
     """
     N, Tq, columns = scores.shape
+    device = scores.device
+    has_learned = learned is not None
     if probabilities is not None and torch.finfo(probabilities.dtype).bits < 32:
         probabilities = None
-    exact = probabilities is None and scores.device.type in (
-        "cpu",
-        "cuda",
-    )  # then nobody waits: as exact as it goes
-    kind = torch.float64 if exact or scores.dtype == torch.float64 else torch.float32
-    nonsink, others, *at_sinks = torch.empty(
-        (3 + (learned is not None), N, Tq), dtype=kind, device=scores.device
-    )
-    visible = torch.empty((N, Tq), dtype=torch.int64, device=scores.device)
-    first = torch.zeros((N, Tq), dtype=torch.int64, device=scores.device)
+    dtype = torch.float32
+    if scores.dtype == torch.float64:
+        dtype = torch.float64
+    elif probabilities is None and device.type in ("cpu", "cuda"):
+        # No kernel of a model in training waits for this: as exact as possible.
+        dtype = torch.float64
+    nonsink, others, *at_sinks = torch.empty((3 + has_learned, N, Tq), dtype=dtype, device=device)
+    visible = torch.empty((N, Tq), dtype=torch.int64, device=device)
+    first = torch.zeros((N, Tq), dtype=torch.int64, device=device)
     keys = key_columns(learned)
     start = keys.start or 0
-    after = slice(start + 1, keys.stop)
-    rows = max(1, min(Tq, _TILE // columns))
-    parts = [(n, slice(begin, begin + rows)) for n in range(N) for begin in range(0, Tq, rows)]
+    after_first = slice(start + 1, keys.stop)
+    tiles_of_rows = _row_tiles(N, Tq, columns)
 
-    for n, part in parts:  # the first key is the sink, mostly
-        s = scores[n, part].to(kind)
+    # Mostly the first key is the sink of all queries.
+    for n, rows in tiles_of_rows:
+        tile = scores[n, rows].to(dtype)  # (rows, columns)
         if learned is not None:
-            at_sinks[1][n, part] = s[:, learned]
-        p = None if probabilities is None else probabilities[n, part, after]
-        nonsink[n, part], others[n, part], largest = _rest(s[:, after], p)
-        at_sinks[0][n, part] = s[:, start]  # as low as can be, where it is not seen: no share
-        seen = ~hidden_scores(s, torch.maximum(largest, s[:, start])[:, None], lowest)
-        if not bool(seen[:, start].all()):
-            first[n, part] = first_seen(seen[:, keys].contiguous())
-        visible[n, part] = count(seen)
-    sink = sinks(first, columns - (learned is not None))
+            at_sinks[1][n, rows] = tile[:, learned]
+        softmax = None
+        if probabilities is not None:
+            softmax = probabilities[n, rows, after_first]
+        nonsink[n, rows], others[n, rows], largest = _entropy(tile[:, after_first], softmax)
+        # A masked first key is as low as can be: it gets no share.
+        at_sinks[0][n, rows] = tile[:, start]
+        largest = torch.maximum(largest, tile[:, start])
+        is_visible = ~hidden_scores(tile, largest[:, None], lowest)  # (rows, columns)
+        if not bool(is_visible[:, start].all()):
+            first[n, rows] = first_seen(is_visible[:, keys].contiguous())
+        visible[n, rows] = count(is_visible)
+    sink = sinks(first, columns - has_learned)  # (N, Tq or 1, 1)
     if sink is None:
         return combined(nonsink, others, *at_sinks), visible
-    for n, part in parts:
-        at = sink[n] if sink.shape[1] == 1 else sink[n, part]
-        if not bool(at.any()):
+
+    # Tiles in which some query has another sink are computed again.
+    for n, rows in tiles_of_rows:
+        sink_in_tile = sink[n]
+        if sink.shape[1] > 1:
+            sink_in_tile = sink[n, rows]
+        if not bool(sink_in_tile.any()):
             continue
-        s = scores[n, part, keys].to(kind)
-        s = s.masked_fill(hidden_scores(s, s.amax(dim=-1, keepdim=True), lowest), -math.inf)
-        at_sinks[0][n, part] = _taken(s, at)
-        nonsink[n, part], others[n, part], _ = _rest(s)
+        tile = scores[n, rows, keys].to(dtype)  # (rows, keys)
+        is_hidden = hidden_scores(tile, tile.amax(dim=-1, keepdim=True), lowest)
+        tile = tile.masked_fill(is_hidden, -math.inf)
+        at_sinks[0][n, rows] = _take_sinks(tile, sink_in_tile)
+        nonsink[n, rows], others[n, rows], _ = _entropy(tile)
     return combined(nonsink, others, *at_sinks), visible
+
+
+def _row_tiles(matrices: int, rows: int, columns: int) -> list[tuple[int, slice]]:
+    """Return (number of a matrix, some of its rows) for tiles of matrices (rows, columns)."""
+    tile_rows = max(1, min(rows, TILE_ELEMENTS // columns))
+    tiles_of_rows = []
+    for number in range(matrices):
+        for start in range(0, rows, tile_rows):
+            tiles_of_rows.append((number, slice(start, start + tile_rows)))
+    return tiles_of_rows
