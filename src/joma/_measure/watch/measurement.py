@@ -50,11 +50,17 @@ class Measurement:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Gauge -> (layers, heads) or (layers,); NaN also where nothing was measured (see `tables`)."""
+        """Gauge -> (layers, heads) or (layers,).
+
+        NaN also stands for numbers that were not measured; `tables` tells them apart.
+        """
         return {gauge: table.numbers for gauge, table in self.tables.items()}
 
     def row(self, gauge: str, layer: int) -> Tensor:
-        """Return the numbers that were measured in a layer, (heads measured,); a NaN among them was computed."""
+        """Return the numbers that were measured in a layer, (heads measured,).
+
+        A NaN among them was computed.
+        """
         table = self.tables[gauge]
         return table.numbers[layer].reshape(-1)[table.measured[layer].reshape(-1)]
 
@@ -64,38 +70,43 @@ class Measurement:
         for gauge, table in self.tables.items():
             layers = len(table.numbers)
             width = max(2, len(str(layers - 1)))
-            for n in range(layers):
-                number = self.reduced(gauge, n)
+            for layer in range(layers):
+                number = self.reduced(gauge, layer)
                 if number is not None:
-                    metrics[f"joma/{gauge}/layer_{n:0{width}d}"] = number
+                    metrics[f"joma/{gauge}/layer_{layer:0{width}d}"] = number
         return metrics
 
     def reduced(self, gauge: str, layer: int) -> float | None:
-        """Return the mean (or the largest, where the gauge says so) over the heads or experts of a layer.
+        """Return the mean over the heads or experts of a layer; for `largest` gauges, the maximum.
 
         It is NaN if one of the numbers is NaN, and None if nothing was measured.
         """
         row = self.row(gauge, layer)
         if not len(row):
             return None
-        return float(row.max() if gauge in self.largest else row.mean())
+        if gauge in self.largest:
+            return float(row.max())
+        return float(row.mean())
 
     def per_head(self, names: Collection[str]) -> dict[str, list[list[float]]]:
         """Return, by gauge and layer, one number per head; NaN for a head that was not measured.
 
         ``names`` are names of gauges, without the part that they are measured on.
         """
-        chosen = [gauge for gauge in self.tables if gauge.split(".")[0] in names]
-        return {
-            gauge: [self._heads(gauge, n) for n in range(len(self.values[gauge]))]
-            for gauge in chosen
-        }
+        numbers = {}
+        for gauge, table in self.tables.items():
+            if gauge.split(".")[0] in names:
+                layers = range(len(table.numbers))
+                numbers[gauge] = [self._heads(gauge, layer) for layer in layers]
+        return numbers
 
     def _heads(self, gauge: str, layer: int) -> list[float]:
         """Return the numbers of a layer up to the last head that was measured, and one at least."""
         table = self.tables[gauge]
         heads = table.measured[layer].reshape(-1).nonzero().reshape(-1)
-        count = 1 if not len(heads) else int(heads[-1]) + 1
+        count = 1
+        if len(heads):
+            count = int(heads[-1]) + 1
         return [float(number) for number in table.numbers[layer].reshape(-1)[:count]]
 
     def not_finite(self) -> Iterator[NotFinite]:
@@ -105,5 +116,7 @@ class Measurement:
             for layer in bad.reshape(len(bad), -1).any(dim=1).nonzero().reshape(-1).tolist():
                 places = bad[layer].reshape(-1).nonzero().reshape(-1).tolist()
                 value = float(table.numbers[layer].reshape(-1)[places[0]])
-                heads = tuple(places) if bad.dim() == 2 else ()
+                heads: tuple[int, ...] = ()
+                if bad.dim() == 2:
+                    heads = tuple(places)
                 yield NotFinite(gauge, layer, self.names[gauge][layer], heads, value)

@@ -1,8 +1,8 @@
 """The numbers of one gauge at one measurement, and which of them were measured.
 
-Two different things must never share one value. A number that was *not measured* (a layer that did not run, a gauge
-that is not due or not defined) has no row. A number that was computed and is *not finite* is NaN or infinite, and that
-is an alert. So every table of numbers comes with a mask.
+Two different things must never share one value. A number that was *not measured* (a layer that did
+not run, a gauge that is not due or not defined) has no row. A number that was computed and is *not
+finite* is NaN or infinite, and that is an alert. So every table of numbers comes with a mask.
 """
 
 from __future__ import annotations
@@ -62,15 +62,21 @@ class Values:
     def to_lists(self, *, is_exact: bool = False) -> list[object]:
         """Return nested lists, with None where nothing was measured, as run folders store them.
 
-        Numbers have the precision of float32: as decimals they take half of the room of float64. With ``is_exact``
-        they keep all their digits.
+        Numbers have the precision of float32: as decimals they take half of the room of float64.
+        With ``is_exact`` they keep all their digits.
         """
-        numbers = self.numbers.numpy() if is_exact else _shortest(self.numbers)
+        if is_exact:
+            numbers = self.numbers.numpy()
+        else:
+            numbers = _shortest(self.numbers)
         return _nested(numbers.tolist(), self.measured.tolist())
 
 
 def _shortest(numbers: Tensor) -> NDArray[np.float64]:
-    """Return the shortest decimals that are the same as ``numbers`` in float32; others stay as they are."""
+    """Return the shortest decimals that equal ``numbers`` in float32.
+
+    Numbers beyond the range of float32 stay as they are.
+    """
     exact = numbers.numpy()
     with np.errstate(over="ignore", under="ignore"):
         narrow = exact.astype(np.float32)
@@ -88,4 +94,6 @@ def _nested(numbers: list[object], measured: list[object]) -> list[object]:
 def _entry(number: object, measured: object) -> object:
     if isinstance(number, list) and isinstance(measured, list):
         return _nested(number, measured)
-    return number if measured else None
+    if measured:
+        return number
+    return None
