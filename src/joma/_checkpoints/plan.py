@@ -59,8 +59,15 @@ class ParameterSlice:
         return tensors.view(self.tensor).part(self.shape, self.stride, self.offset)
 
     def fits(self, tensors: Tensors) -> bool:
-        """True if a checkpoint has a tensor of this name and shape."""
-        return self.tensor in tensors and tensors.view(self.tensor).shape == self.tensor_shape
+        """True if a checkpoint has a tensor of this name and shape, or its file cannot be opened."""
+        if self.tensor not in tensors:
+            return False
+        try:
+            view = tensors.view(self.tensor)
+        except BadCheckpoint:
+            # A damaged shard costs its own matrices only: each of them reports it when it is read.
+            return True
+        return view.shape == self.tensor_shape
 
     def check(self, tensors: Tensors) -> None:
         """Raise `BadCheckpoint` if the numbers cannot be measured as they are stored."""

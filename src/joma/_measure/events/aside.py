@@ -20,7 +20,7 @@ class exactly:  # noqa: N801 (read as a verb: `with exactly(device)`)
         self._gradients = torch.no_grad()
         self._functions = torch._C.DisableTorchFunction()
         self._autocast: AbstractContextManager[object] | None = None
-        # Entering autocast takes some 10 µs, even to switch it off.
+        # Entering autocast takes time, even to switch it off.
         if torch.is_autocast_enabled(device):
             self._autocast = torch.autocast(device, enabled=False)
 

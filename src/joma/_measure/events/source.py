@@ -228,7 +228,7 @@ class EventSource(Emitter):
     @property
     def replays(self) -> bool:
         """True if a part of the model is compiled, so that passes are made once more to be seen."""
-        # The modules of the snapshot: walking over the model takes four times as long.
+        # The modules of the snapshot: to walk over the model again takes longer.
         return any(is_compiled(module) for module in self.names)
 
     def on_call(
@@ -406,7 +406,7 @@ class EventSource(Emitter):
 
     def _modules_in(self, module: nn.Module) -> Iterable[nn.Module]:
         if module is self.model:
-            return self.names  # walking over the model takes four times as long
+            return self.names  # to walk over the model again takes longer
         return module.modules()
 
     # Modules inside a pass
@@ -460,7 +460,7 @@ class EventSource(Emitter):
             with self.guarded(entry):
                 self.guard.settle(entry, parent)
         if self.guard.collects and parent is not None:
-            # Unseen by the function mode of the pass, which takes 3 µs per question to a tensor.
+            # Unseen by the function mode of the pass, which would look at every question to a tensor.
             with self.guarded(entry), torch._C.DisableTorchFunction():
                 record_projection(entry, parent, output)
         if self._wants_ends:

@@ -19,7 +19,7 @@ def is_plain(tensor: Any) -> bool:
 
 def is_sharded(tensor: Tensor) -> bool:
     """True if this process holds only a part of the tensor (DTensor and its like)."""
-    # Asked some hundred times per pass: a missing attribute takes 1 µs to look for.
+    # Asked some hundred times per pass, and looking for a missing attribute is slow.
     if type(tensor) in _ORDINARY_TYPES:
         return False
     # DTensor has to_local, AsyncCollectiveTensor has elem. By attribute: importing either loads
