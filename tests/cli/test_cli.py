@@ -238,8 +238,10 @@ def test_errors_of_the_system_are_told_without_their_numbers(tmp_path):
 def test_a_scan_prints_brackets_as_they_are(tmp_path):
     from rich.console import Console
 
+    from joma._runs import RunWriter
     from joma.cli.scan import _show
 
+    RunWriter.create(tmp_path / "run", kind="scan", config={"gauges": ["stable_rank"]}).finish()
     row = {
         "step": 1,
         "checkpoint": "a[/x]",
@@ -248,8 +250,8 @@ def test_a_scan_prints_brackets_as_they_are(tmp_path):
         "same_as": "b[/z]",
     }
     result = SimpleNamespace(
-        checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path, asked=None,
-        remarks=lambda: {row["note"]: [row["checkpoint"]]},
+        checkpoints=lambda: pd.DataFrame([row]), frame=pd.DataFrame, path=tmp_path / "run", asked=None,
+        remarks=lambda: {row["note"]: [row["checkpoint"]]}, is_comparison=False,
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=100)
     assert _show(result, console) == 1

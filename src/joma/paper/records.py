@@ -19,6 +19,7 @@ import datetime
 import json
 import lzma
 import os
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,7 +42,17 @@ DIGITS = 6
 MACHINE_ENTRIES = ("host", "pid")
 _DETAILS = "record.json"
 # What a reader of a damaged archive may raise.
-_DAMAGE = (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, ValueError, OSError)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    KeyError,
+    TypeError,  # a `record.json` of another shape
+    ValueError,
+    OSError,
+    RuntimeError,  # a flag that claims encryption; NotImplementedError for an unknown version
+)
 
 
 class DamagedRecord(ValueError):
