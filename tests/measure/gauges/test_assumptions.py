@@ -19,6 +19,7 @@ from joma._measure.gauges.assumptions import (
     gradient_stationarity,
     share_missed,
 )
+from joma._measure.gauges.kernels import gram_matrix
 from joma._measure.watch.applicability import sentence
 from joma.models.projections import query_bias
 
@@ -252,3 +253,11 @@ def test_biases_and_padding_are_part_of_the_logits(batch_first):
     assert len(values) == 2 * 2 * 2
     assert np.isfinite(values.value).all()
     assert "Eqn. 17" in applies
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (200, 95), (40, 97), (300, 192), (7, 250)])
+def test_a_gram_matrix_in_parts_is_the_product_with_the_transpose(shape):
+    w = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gram = gram_matrix(w)
+    assert torch.equal(gram, gram.T)
+    assert torch.allclose(gram, w.T @ w, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The fused attention kernel of a device, and how heads are cut into parts for it."""
+"""Kernels of a device: fused attention, how heads are cut into parts for it, and WᵀW."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 # Elements of (heads, T, d) that one call works on: 16 MiB in float32. More heads at once would only
 # need more memory.
 CHUNK_ELEMENTS = 1 << 22
+# Columns of WᵀW that are computed together. Parts below the diagonal are copied: 1536 × 384 in
+# float64 takes 7.5 ms instead of 9.5 ms as one product.
+GRAM_COLUMNS = 96
 
 
 def has_kernel(device: torch.device) -> bool:
@@ -72,6 +75,23 @@ def part_of(tensor: Tensor | None, batch: slice, heads: slice) -> Tensor | None:
     if tensor.shape[1] > 1:
         tensor = tensor[:, heads]
     return tensor
+
+
+def gram_matrix(w: Tensor) -> Tensor:
+    """Return WᵀW (n, n) of W (m, n), in its type.
+
+    NumPy computes half of a product with the transpose, too, in 5.7 ms instead of 7.5 ms. But its
+    threads spin for some 26 ms after each product, which costs 35 ms of processor time in all and
+    takes a processor from the training.
+    """
+    n = w.shape[1]
+    gram = w.new_empty((n, n))
+    for start in range(0, n, GRAM_COLUMNS):
+        stop = min(n, start + GRAM_COLUMNS)
+        rows = w[:, start:stop].T @ w[:, start:]  # (columns, n − start)
+        gram[start:stop, start:] = rows
+        gram[stop:, start:stop] = rows[:, stop - start :].T
+    return gram
 
 
 def widest_type(device: torch.device) -> torch.dtype:

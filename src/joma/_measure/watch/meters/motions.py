@@ -132,8 +132,7 @@ class GradientObserver:
     """Sums the gradients of lower MLP matrices over an interval, in odd and in even steps.
 
     Attributes:
-        halves: by block, the sums over odd and over even steps; None if there was no gradient.
-        earlier: by block, the sum over the interval before.
+        earlier: by block, the sum over the interval before; None if there was no gradient.
     """
 
     wants = (StepBegins,)
@@ -141,15 +140,19 @@ class GradientObserver:
     def __init__(self) -> None:
         self._parameters: list[Tensor] = []
         self._steps = 0
-        self.halves: list[tuple[Tensor, Tensor] | None] = []
+        # By block, the sums over odd and over even steps; None until there is a gradient.
+        self._sums: list[list[Tensor | None]] = []
         self.earlier: list[Tensor | None] = []
 
     def restart(self, parameters: Sequence[Tensor]) -> None:
         """Look at these parameters from now on."""
         self._parameters = list(parameters)
-        self._steps = 0
-        self.halves = [None] * len(parameters)
         self.earlier = [None] * len(parameters)
+        self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        self._steps = 0
+        self._sums = [[None, None] for _ in self._parameters]
 
     def observe(self, event: StepBegins) -> None:
         """Add the gradients if the optimiser that steps trains the first of the parameters."""
@@ -158,24 +161,37 @@ class GradientObserver:
             stepped.update(id(parameter) for parameter in group["params"])
         if not self._parameters or id(self._parameters[0]) not in stepped:
             return
-        for block, parameter in enumerate(self._parameters):
+        half = self._steps % 2
+        for sums, parameter in zip(self._sums, self._parameters, strict=True):
             gradient = parameter.grad
             if gradient is None:
                 continue
-            halves = self.halves[block]
-            if halves is None:
-                halves = (torch.zeros_like(gradient), torch.zeros_like(gradient))
-                self.halves[block] = halves
-            halves[self._steps % 2].add_(gradient)
+            total = sums[half]
+            if total is None:
+                sums[half] = gradient.detach().clone()
+            else:
+                total.add_(gradient)
         self._steps += 1
+
+    def halves(self, block: int) -> tuple[Tensor, Tensor] | None:
+        """Return the sums over odd and over even steps; None if there was no gradient."""
+        odd, even = self._sums[block]
+        if odd is not None:
+            return odd, torch.zeros_like(odd) if even is None else even
+        if even is not None:
+            return torch.zeros_like(even), even
+        return None
 
     def next_interval(self) -> None:
         """Make this interval the one before."""
         self.earlier = []
-        for halves in self.halves:
-            self.earlier.append(None if halves is None else halves[0] + halves[1])
-        self.halves = [None] * len(self._parameters)
-        self._steps = 0
+        for odd, even in self._sums:
+            if odd is not None and even is not None:
+                self.earlier.append(odd + even)
+            else:
+                # With a measurement at every step, there is one gradient and nothing to add.
+                self.earlier.append(even if odd is None else odd)
+        self._begin_interval()
 
     def state(self) -> dict[str, Tensor]:
         """Return what the rest of the interval needs."""
@@ -183,7 +199,8 @@ class GradientObserver:
         for block, earlier in enumerate(self.earlier):
             if earlier is not None:
                 state[f"{block}:earlier"] = earlier
-        for block, halves in enumerate(self.halves):
+        for block in range(len(self._sums)):
+            halves = self.halves(block)
             if halves is not None:
                 state[f"{block}:odd"] = halves[0]
                 state[f"{block}:even"] = halves[1]
@@ -195,9 +212,7 @@ class GradientObserver:
         """Continue from a `state`."""
         for block in range(len(self._parameters)):
             self.earlier[block] = state.get(f"{block}:earlier")
-            self.halves[block] = None
-            if f"{block}:odd" in state:
-                self.halves[block] = (state[f"{block}:odd"], state[f"{block}:even"])
+            self._sums[block] = [state.get(f"{block}:odd"), state.get(f"{block}:even")]
         self._steps = int(state["steps"]) if "steps" in state else 0
 
 
@@ -314,7 +329,7 @@ class MotionMeter(Meter):
             states=states,
             heads=heads,
             earlier=self._gradients.earlier[number],
-            halves=self._gradients.halves[number],
+            halves=self._gradients.halves(number),
         )
         try:
             return {gauge.name: number_or_none(gauge.function(motion)) for gauge in self.gauges}
