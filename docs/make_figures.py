@@ -105,6 +105,7 @@ def claim_tables(folder: Path) -> None:
         raise SystemExit(f"not written, since these claims are in error: {', '.join(wrong)}")
     (ROOT / "docs/claims.md").write_text(claim_pages.full_table(results))
     (ROOT / "docs/errata.md").write_text(claim_pages.errata(results))
+    (ROOT / "docs/galore.md").write_text(claim_pages.galore(results))
     index = ROOT / "docs/paper-index.md"
     # an exhibit that is not in the folder keeps the verdict that the page has
     exhibits = dict(re.findall(r"`joma reproduce (\w+)`: ([a-z ]+)", index.read_text()))

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from joma.paper.claims import Kind, Result
+from joma.paper.claims.roots import Weight, by_weight
 from joma.paper.verdict import Verdict
 
 LISTS = {
-    Kind.WRONG: (
-        "Wrong as printed",
-        "Formulas of the paper that a counterexample refutes, each with the place where it stands, the counterexample, and the "
-        "formula that the derivation gives. One and the same check is applied to both.",
-    ),
     Kind.UNSAID: (
         "Conditions left unsaid",
         "Statements that hold under a condition which the paper does not name.",
     ),
+    Kind.DRAFT: (
+        "The appendix on graphs of nodes: a draft, and what it needs",
+        "The multi-layer appendix is marked as a draft by its author, with notes on what is missing, so nothing in it is "
+        "counted as an erratum. This is what its statements need.",
+    ),
     Kind.EXTENSION: (
         "Extensions of ours",
-        "Not errata: what holds beyond the paper's setting (many queries, heads, trained embeddings, rates and temperature, tokens "
-        "that share only the class, softmax's exact laws, the end of training, optimisers, blocks trained without attention, a lemma of GaLore that builds on JoMA). The paper says nothing to the contrary.",
+        "Not errata: what holds beyond the paper's setting (many queries, heads, trained embeddings, rates and temperature, "
+        "tokens that share only the class, softmax's exact laws, the end of training, optimisers, blocks trained without "
+        "attention). The paper says nothing to the contrary.",
     ),
 }
+# What the two formulas of an entry are called.
+FIRST = {
+    Kind.WRONG: "Printed",
+    Kind.UNSAID: "Printed",
+    Kind.DRAFT: "In the draft",
+    Kind.EXTENSION: "In the paper",
+    Kind.OTHER: "In that paper",
+}
+SECOND = {
+    Kind.WRONG: "Correct",
+    Kind.UNSAID: "Under the condition",
+    Kind.DRAFT: "What it needs",
+    Kind.EXTENSION: "Beyond it",
+    Kind.OTHER: "Correct",
+}
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def cell(text: str | None) -> str:
@@ -41,7 +59,8 @@ def full_table(results: list[Result]) -> str:
         "Made by `make figures` from `joma claims`. Every check must also reject its control, a deliberately wrong "
         "variant of the statement, and all mutants of it that the claim declares (`make mutate`). The kind says what a "
         "claim is about: a statement that holds *as printed*, a formula that is *wrong as printed*, a *condition left "
-        "unsaid*, or an *extension of ours*; the [errata](errata.md) keep the last three apart.",
+        "unsaid*, an *extension of ours*, the *author's draft* of an appendix, or *another paper's* lemma; the "
+        "[errata](errata.md) keep them apart.",
         "",
         *short_table(results),
         "",
@@ -68,37 +87,80 @@ def full_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
+def counts_in_words(results: list[Result]) -> str:
+    """Return the counts of errata by root cause, as a sentence; README and pages use the same one."""
+    causes = by_weight(r.claim for r in results)
+    argument = len(causes[Weight.ARGUMENT])
+    formulas = len(causes[Weight.FORMULA])
+    typos = len(causes[Weight.TYPO])
+    return (
+        f"{NUMBERS[argument]} statements that the argument rests on do not hold as printed; {NUMBERS[formulas]} slips in "
+        f"formulas and {NUMBERS[typos]} typos are corrected"
+    )
+
+
 def errata(results: list[Result]) -> str:
-    """docs/errata.md, in three lists: wrong as printed, conditions left unsaid, extensions of ours."""
-    counts = {kind: sum(r.claim.kind is kind for r in results) for kind in Kind}
+    """Return docs/errata.md: wrong as printed by root cause, conditions left unsaid, the draft appendix, extensions."""
+    kinds = {kind: [r for r in results if r.claim.kind is kind] for kind in Kind}
+    words = counts_in_words(results)
     lines = [
         "# Errata",
         "",
-        "Made by `make figures` from the claims. Of the paper's statements that joma checks, "
-        f"{counts[Kind.PRINTED]} hold as printed ([the claims](claims.md)), {counts[Kind.WRONG]} are wrong as printed and "
-        f"{counts[Kind.UNSAID]} hold under a condition that is left unsaid; {counts[Kind.EXTENSION]} claims extend the paper.",
+        "Made by `make figures` from the claims. Errata are counted by root cause, since one slip can make several formulas "
+        f"wrong. {words[0].upper()}{words[1:]}. {len(kinds[Kind.UNSAID])} statements need a condition that is left unsaid. "
+        f"{len(kinds[Kind.PRINTED])} statements hold as printed ([the claims](claims.md)).",
         "",
+        *_roots(kinds[Kind.WRONG]),
     ]
     for kind, (title, text) in LISTS.items():
         lines += [f"## {title}", "", text, ""]
-        for r in results:
-            if r.claim.kind is kind:
-                lines += _entry(r)
+        for r in kinds[kind]:
+            lines += _entry(r)
     return "\n".join(lines)
+
+
+def _roots(results: list[Result]) -> list[str]:
+    """Return what is wrong as printed: one heading per weight, one per root cause, the claims below it."""
+    lines = []
+    for weight, roots in by_weight(r.claim for r in results).items():
+        lines += [f"## Wrong as printed: {weight}", ""]
+        for root in roots:
+            lines += [f"### {root.title}", "", root.consequence, ""]
+            for r in results:
+                if r.claim.root == root.id:
+                    lines += _entry(r)
+    return lines
+
+
+def galore(results: list[Result]) -> str:
+    """Return docs/galore.md: a lemma of another paper."""
+    lines = [
+        "# A lemma of GaLore",
+        "",
+        "GaLore ([arXiv 2403.03507](https://arxiv.org/abs/2403.03507)) takes Theorem 2 of JoMA over to many nodes, in its Lemma "
+        "B.6. The equations below are quoted from its first version on arXiv as they are known here. **They have not been "
+        "checked against the printed text**, which is not at hand. They are no errata of JoMA and are not counted as such.",
+        "",
+    ]
+    for r in results:
+        if r.claim.kind is Kind.OTHER:
+            lines += _entry(r)
+    lines += ["The exhibit [`lowrank`](reproduce.md) measures on language models what the lemma is used for."]
+    return "\n".join(lines) + "\n"
 
 
 def _entry(r: Result) -> list[str]:
     """One claim's part of the errata."""
     claim, kind = r.claim, r.claim.kind
-    lines = [f"### {claim.source} (`{r.id}`): {r.verdict}", ""]
-    first = "In the paper" if kind is Kind.EXTENSION else "Printed"
-    second = {Kind.WRONG: "Correct", Kind.UNSAID: "Under the condition", Kind.EXTENSION: "Beyond it"}[kind]
+    lines = [f"#### {claim.source} (`{r.id}`): {r.verdict}", ""]
+    first = FIRST[kind]
+    second = SECOND[kind]
     lines += [f"**{first}.** {claim.paper_formula}", ""]
     if claim.counterexample:
         lines += [f"**Counterexample.** {sentence(claim.counterexample)} Run it: `joma claims {r.id}`.", ""]
     lines += [f"**{second}.** {claim.corrected_formula}", "", f"**Derivation.** {claim.derivation}", ""]
     decides = f"{claim.measures}: "
-    if kind is Kind.EXTENSION:
+    if kind in (Kind.EXTENSION, Kind.OTHER) or r.verdict is Verdict.HOLDS:
         decides += f"**{r.value:.2g}**, tolerance {claim.tolerance:.2g}; control ({claim.control}) {r.control_value:.2g}"
     else:
         name = "corrected" if r.verdict is Verdict.CORRECTED else "under the condition"

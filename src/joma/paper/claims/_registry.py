@@ -41,6 +41,13 @@ class Kind(StrEnum):
     WRONG = "wrong as printed"  # a formula of the paper that is refuted; the claim has the corrected one
     UNSAID = "condition left unsaid"  # the paper's statement holds under a condition that it does not name
     EXTENSION = "extension of ours"  # beyond the paper, which says nothing to the contrary
+    DRAFT = "author's draft"  # the multi-layer appendix, which its author marks as a draft
+    OTHER = "another paper's"  # a statement of another paper that builds on this one
+
+    @property
+    def is_papers(self) -> bool:
+        """True for the kinds that are counted as the paper's statements."""
+        return self in (Kind.PRINTED, Kind.WRONG, Kind.UNSAID)
 
 
 class Variant(str):
@@ -87,6 +94,7 @@ class Claim:
     reference: str | None = None
     _: KW_ONLY
     kind: Kind = Kind.PRINTED
+    root: str = ""  # of what is wrong as printed: the id of its root cause (`roots.ROOTS`)
     remark: str = ""  # what a reader should know although the statement holds
     paper_formula: str = ""  # with LaTeX, as are the next three
     corrected_formula: str = ""

@@ -82,27 +82,8 @@ def _p(rho: float) -> Array:
 
 
 @claim(
-    "L8",
-    source="Lemma 8",
-    statement="M(ρ) is symmetric, M(ρ)1 = 1, M(ρ₁)M(ρ₂) = M(ρ₁ρ₂) and M(ρ₁)p(ρ₂) = p(ρ₁ρ₂).",
-    tolerance=1e-15,
-    measures="largest error of the four properties over a grid of ρ₁, ρ₂ in [−1, 1]",
-    control="M(ρ₁)M(ρ₂) = M(ρ₁ + ρ₂)",
-    terms=("ρ₁ρ₂", "one entry of M"),
-    mutants={"p(ρ₁)": "M(ρ₁)p(ρ₂) = p(ρ₁)"},
-)
-def l8(variant: Variant) -> Iterator[float]:
-    """The four properties on a grid."""
-    for a, b in itertools.product(np.linspace(-1, 1, 21), repeat=2):
-        c = a + b if variant == "control" else variant.factor("ρ₁ρ₂") * a * b
-        M = _M(a) * np.array([[1.0, variant.factor("one entry of M")], [1.0, 1.0]])
-        right = _p(a if variant.has("p(ρ₁)") else c)
-        errors = (M - M.T, M @ np.ones(2) - 1, M @ _M(b) - _M(c), M @ _p(b) - right)
-        yield max(float(np.abs(error).max()) for error in errors)
-
-
-@claim(
     "L9",
+    root="chain",
     kind=Kind.WRONG,
     source="Lemma 9, Eqn. 91",
     statement="P_{γ|α} = P_{γ|β₁} P_{β₁|β₂} … P_{β_k|α} = M(ρ_{γ|β₁} … ρ_{β_k|α}) along the chain α ≻ β₁ ≻ … ≻ β_k ≻ γ.",
@@ -142,6 +123,7 @@ def l9(variant: Variant) -> Iterator[float]:
 
 @claim(
     "E103",
+    root="rho0",
     kind=Kind.WRONG,
     source="Theorem 5, Eqn. 103",
     statement="The distribution of the common ancestor is p_c = M(ρ_{c|1} ρ₀).",
@@ -188,6 +170,7 @@ def t5(variant: Variant) -> Iterator[float]:
 
 @claim(
     "T5.rho0",
+    root="rho0",
     kind=Kind.WRONG,
     source="Theorem 5, ρ₀",
     statement="ρ₀ := p_{·|0}ᵀ p₀ with p_{·|0} = [P[y_l = 0 | y₀ = k]].",
@@ -253,6 +236,7 @@ def t5_class(variant: Variant) -> Iterator[float]:
 
 @claim(
     "E8",
+    root="remainder",
     kind=Kind.WRONG,
     source="Eqn. 8",
     statement="For ρ = ρ₀ = 1 − ε, P[y_l = 1 | y_m = 1] = 1 − H/L + O(ε²).",

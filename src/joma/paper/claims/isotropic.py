@@ -128,6 +128,7 @@ def _integrals(family: Radial, psi: str, scale: float, r: float) -> tuple[float,
 
 @claim(
     "L1",
+    root="norm",
     kind=Kind.WRONG,
     source="Lemma 1, Eqn. 23",
     statement="E[xψ(v·x + ξ)] = θ₁(r)/‖v‖ x̄ + θ₂(r)/‖v‖³ RRᵀv and E[ψ(v·x + ξ)] = θ₁(r)/‖v‖, with r = v·x̄ + ξ and θ₁, θ₂ "
@@ -163,51 +164,6 @@ def l1(variant: Variant) -> Iterator[float]:
             first = variant.factor("E[ψ]") * theta1
             second = variant.factor("x̄") * theta1 * mean + variant.factor("v̂") * theta2 * unit
         yield float(max(abs(first - true_first), np.abs(second - true_second).max()))
-
-
-@claim(
-    "L1.positive",
-    kind=Kind.UNSAID,
-    source="Lemma 1, last sentence",
-    statement="If ψ increases from 0 to 1, then so does θ₁(r), and θ₂(r) > 0.",
-    tolerance=0.0,
-    measures="share of (family, ψ, r) with θ₂(r) ≤ 0 or θ₁ falling or outside [0, 1], seven families, a step and two sigmoids, r in [−4, 4]",
-    condition="a distribution whose support is all of R, or a ψ that increases strictly. Otherwise θ₂ ≥ 0: for a step ψ and compact support, "
-    "θ₂ = 0 where the hyperplane misses the support",
-    counterexample="the uniform ball of radius 1 and ψ(u) = 1[u > 0] at r = 2: ψ = 1 on the whole ball, θ₂ = E[s] = 0",
-    control="θ₂(r) > 0.05, beyond the sharp constant 0",
-    paper_formula=r"$\psi$ increasing, $\psi(-\infty)=0,\ \psi(+\infty)=1\;\Rightarrow\;\theta_2(r)>0$",
-    corrected_formula=r"$\theta_2(r)\ge0$; $>0$ if $p_n>0$ everywhere or $\psi$ is strictly increasing",
-    derivation=r"$\theta_2(r)=\int_0^\infty s\,[\psi(r+s)-\psi(r-s)]\,p_n(s)\,ds$: the bracket is $\ge0$, and $>0$ at some $s$ with $p_n(s)>0$ "
-    r"unless $\psi$ is constant on $r+\operatorname{supp}p_n$.",
-    mutants={
-        "θ₂ > 10⁻³": "beyond the sharp constant 0",
-        "θ₂ < 0": "the other sign",
-        "compact support": "the condition on the support dropped",
-        "θ₁ in [0, 0.99]": "the limit 1 moved",
-    },
-)
-def l1_positive(variant: Variant) -> Iterator[float]:
-    """The sign of θ₂ and the shape of θ₁."""
-    full: list[Radial] = [Gaussian(3), StudentT(3, nu=3.0), Laplace(2), ExpNorm(3)]
-    compact: list[Radial] = [UniformBall(3), UniformBall(1), UniformBall(5, 2.0)]
-    steps = full + compact if variant == "printed" or variant.has("compact support") else full
-    least = 0.05 if variant == "control" else 1e-3 if variant.has("θ₂ > 10⁻³") else 0.0
-    most = 0.99 if variant.has("θ₁ in [0, 0.99]") else 1.0
-    r = np.linspace(-4, 4, 41)
-    curves = [(Thetas(family).theta1(r), Thetas(family).theta2(r)) for family in steps]
-    for family in (*full, *compact):  # and ψ that increase strictly
-        pairs = [_sigmoid_integrals(family, float(at)) for at in r[::10]]
-        curves.append((np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])))
-    for theta1, theta2 in curves:
-        wrong = (theta2 >= 0) if variant.has("θ₂ < 0") else (theta2 <= least)
-        yield float(wrong.mean())
-        yield float(np.mean((np.diff(theta1) < 0) | (theta1[1:] > most + 1e-12) | (theta1[1:] < 0)))
-
-
-@functools.cache
-def _sigmoid_integrals(family: Radial, r: float) -> tuple[float, float]:
-    return _integrals(family, "sigmoid", 1.0, r)
 
 
 @claim(
@@ -275,6 +231,7 @@ def _fields() -> tuple[tuple[Mixture, Array, float, Array, float], ...]:
 
 @claim(
     "L2",
+    root="norm",
     kind=Kind.WRONG,
     source="Lemma 2, Eqns. 42-43",
     statement="v̇ = Σ_j a_j [θ₁(r_j)/‖v‖ x̄_j + θ₂(r_j)/‖v‖³ v] and ξ̇ = Σ_j a_j θ₁(r_j)/‖v‖ for a mixture of C isotropic components.",
@@ -444,6 +401,7 @@ def distances(mixture: Mixture, v: Array, xi: float, variant: Variant) -> Array:
 
 @claim(
     "L4",
+    root="norm",
     kind=Kind.WRONG,
     source="Lemma 4, Eqn. 54",
     statement="Any stationary point satisfies Σ_j a_j F(r_j) = 0.",
@@ -472,6 +430,7 @@ def l4(variant: Variant) -> Iterator[float]:
 
 @claim(
     "L5",
+    root="step",
     kind=Kind.WRONG,
     source="Lemma 5, Eqn. 61",
     statement="φ(x) = c₋ 1[x < 0] + c₊ 1[x > 0], dθ₁/dr = (c₋ + c₊) p_n(r), dθ₂/dr = −(c₋ + c₊) r p_n(r).",

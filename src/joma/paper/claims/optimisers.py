@@ -232,7 +232,7 @@ def opt_theorem2(variant: Variant) -> float:
 
 @claim(
     "GaLore.B6",
-    kind=Kind.EXTENSION,
+    kind=Kind.OTHER,
     source="GaLore (arXiv 2403.03507), Lemma B.6, Eqns. 43 and 44, which builds on Theorem 2",
     statement="With K nodes, linear activation and exp attention, v̇_j = Δ_j e^{½ Σ_k v_k²} per token; the lemma has "
     "Δ_j Σ_k e^{v_k²/2} (its Eqn. 43) and Δ_j e^{v_j²/2} (its Eqn. 44).",

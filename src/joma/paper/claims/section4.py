@@ -20,7 +20,7 @@ from joma.paper.labs.rebound import (
 )
 from joma.theory.bounce import solve_bounce
 from joma.theory.flows import JointFlow
-from joma.theory.setting import Array, Task
+from joma.theory.setting import Array
 from joma.theory.tasks import orthogonal_regression, random_gradients
 
 TARGETS = (
@@ -33,6 +33,7 @@ RANGES = ((1.0, 4.0), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0))  # of μ, 20 component
 
 @claim(
     "E6",
+    root="attention",
     kind=Kind.WRONG,
     source="Eqn. 6 and the sentence after it",
     statement="Adding attention back to v̇ = Δ(v) (= μ − v) gives v̇ = (μ − v) ∘ exp(v²/2); the critical point v* = μ does not change.",
@@ -225,38 +226,29 @@ def s4_rank(variant: Variant) -> Iterator[float]:
 
 @claim(
     "S4.cooccurrence",
-    kind=Kind.UNSAID,
     source="Section 4, after Theorem 4",
-    statement="If a contextual token l co-occurs a lot with the query m, then μ_l becomes larger.",
+    statement="In this case, if a contextual token l co-occurs a lot with the query m, then μ_l becomes larger.",
     tolerance=1e-8,
-    measures="relative spread over tokens of |μ_l|/E[x_l]: at the critical points of Theorem 3's mixtures (condition); and for squared loss on contexts of one token each, "
-    "frequencies 0.1 … 0.4 and one target for all (printed)",
-    condition="Theorem 3's setting, where μ ∥ x̄₊, so μ_l ∝ E[x_l | +]. In general frequency and target both enter: for squared loss on one-token contexts μ_l = E[y x_l]/E[x_l²], from "
-    "which the frequency cancels; it sets only how fast v_l gets there",
-    counterexample="four tokens, one per context, with probabilities 0.1, 0.2, 0.3, 0.4 and the target 1 for each: v_l → 1 for all of them",
-    control="μ_l ∝ E[x_l]² under the condition",
-    paper_formula=r"$\mathbb P(l\mid m)$ large $\Rightarrow\mu_l$ large",
-    corrected_formula=r"$\mu\parallel\bar x_+=\mathbb E[x\mid+]$ in the setting of Theorem 3",
+    measures="relative spread over tokens of |μ_l|/E[x_l | +] at the critical points of Theorem 3's mixtures",
+    remark=(
+        "The case is that of Theorem 3. Elsewhere frequency and target both enter: for squared loss on contexts of one token "
+        "μ_l = E[y x_l]/E[x_l²], from which the frequency cancels; it sets only how fast v_l gets there"
+    ),
+    control="μ_l ∝ E[x_l | +]²",
     derivation=r"$\dot v=0$ for two components with $\bar x_-=0$ reads $a_+\theta_1(\rho_+)\bar x_+=-[a_+\theta_2(\rho_+)-a_-\theta_2(\rho_-)]\,\hat\mu$.",
     terms=("one E[x]",),
     mutants={"next token": "E[x] of token l + 1"},
     equivalent={"−one E[x]": "the size of μ counts, not its sign"},
 )
 def s4_cooccurrence(variant: Variant) -> Iterator[float]:
-    """μ beside the mean frequencies."""
-    pairs = []
-    if variant == "printed":
-        p = np.array([0.1, 0.2, 0.3, 0.4])
-        path = JointFlow(
-            Task.regression(np.eye(4), np.ones((4, 1)), p=p), "exp", "linear", attention_lr=0.0
-        ).integrate(200.0, times=2)
-        pairs.append((path.v[-1, :, 0], p))
-    else:
-        pairs += [(v, mixture.centres[0]) for mixture, v, _ in critical_points()]
-    for mu, mean in pairs:
-        factors = np.ones(len(mean))
-        factors[0] = variant.factor("one E[x]")
-        mean = np.abs(mean * factors)
-        mean = np.roll(mean, 1) if variant.has("next token") else mean
-        ratio = np.abs(mu) / (mean**2 if variant == "control" else mean)
+    """Compare μ with the mean frequencies."""
+    for mixture, mu, _ in critical_points():
+        mean = mixture.centres[0].copy()
+        mean[0] *= variant.factor("one E[x]")
+        mean = np.abs(mean)
+        if variant.has("next token"):
+            mean = np.roll(mean, 1)
+        if variant == "control":
+            mean = mean**2
+        ratio = np.abs(mu) / mean
         yield float(ratio.max() / ratio.min() - 1)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from joma.paper.claims._registry import Kind, Variant, claim, drift
-from joma.paper.labs.table1 import TABLE1
 from joma.theory.embeddings import EmbeddingFlow, EmbeddingPath
 from joma.theory.setting import Array, Task
 from joma.theory.tasks import random_gradients
@@ -23,43 +22,6 @@ def coherence(U: Array) -> float:
     G = np.abs(U.T @ U)
     np.fill_diagonal(G, 0.0)
     return float(G.max())
-
-
-SIMPLE, COMPLICATED = (10, 20), (20, 30)  # (N₀, N₁) of Table 1
-
-
-@claim(
-    "S6.table_trend",
-    source="Section 6, on Table 1",
-    statement="When the generative models become more complicated (both N_ch and N_l larger), the correlation goes down a bit.",
-    tolerance=0.0,
-    measures="mean difference over the table's own figures from (N_ch = 2, N = (10, 20)) to (3, (20, 30)) plus two standard errors (± of 5 seeds): three numbers of classes, two layers",
-    remark="On average by 0.047 ± 0.009; not in every column: at C = 50, s = 1 it goes from 0.58 to 0.61. This judges the printed figures; joma's own are in the exhibit table1",
-    control="the differences the other way round",
-    mutants={
-        "N_ch alone": "N_ch = 2 → 3 at equal N, at C = 50, s = 1",
-        "layers exchanged": "s = 1 of the simple models against s = 0 of the complicated ones",
-    },
-)
-def s6_table_trend(variant: Variant) -> float:
-    """The trend in the printed table."""
-    columns = [
-        (TABLE1[classes, 2, *SIMPLE], TABLE1[classes, 3, *COMPLICATED]) for classes in (20, 30, 50)
-    ]
-    pairs = [(before[s], after[s]) for before, after in columns for s in (0, 1)]
-    if variant.has("N_ch alone"):
-        pairs = [
-            (TABLE1[50, 2, *sizes][1], TABLE1[50, 3, *sizes][1]) for sizes in (SIMPLE, COMPLICATED)
-        ]
-    if variant.has("layers exchanged"):
-        pairs = [(before[1], after[0]) for before, after in columns]
-    if variant == "control":
-        pairs = [(after, before) for before, after in pairs]
-    change = float(np.mean([after[0] - before[0] for before, after in pairs]))
-    error = math.sqrt(sum((before[1] ** 2 + after[1] ** 2) / 5 for before, after in pairs)) / len(
-        pairs
-    )
-    return change + 2 * error
 
 
 @claim(

@@ -50,6 +50,7 @@ def _no_second_order(d: Array, rng: np.random.Generator, nodes: int, mean: Array
 
 @claim(
     "T1.softmax",
+    root="softmax",
     kind=Kind.WRONG,
     source="Theorem 1, third case, and Eqn. 18",
     statement="Softmax attention: with b̄ constant and E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, "
@@ -104,6 +105,7 @@ def t1_softmax(variant: Variant) -> Iterator[float]:
 
 @claim(
     "T1.softmax_hypothesis",
+    root="softmax",
     kind=Kind.WRONG,
     source="Theorem 1 and Eqn. 17",
     statement="If E[Σ_k g h′ b bᵀ] = b̄ E[Σ_k g h′ b]ᵀ, then ż = Σ_k (v̇_k ∘ v_k − b̄ v̇_kᵀ v_k).",

@@ -26,7 +26,9 @@ SEEDS = 3
     "attention ξ came out positive, and after 2,000 steps complete patterns have outputs of 0.43 to 0.54, others of at most 0.31",
     control="u₁ᵀu₂ = 0.3, and the same between two context tokens",
     derivation=r"$\dot w=\sum_m\mathbb E[g h'(U_Cb+u_m)1(q=m)]$, multiplied by $U_C^\top$ and $u_m^\top$.",
-    kind=Kind.PRINTED,
+    kind=Kind.EXTENSION,
+    paper_formula=r"one query: $w=w(0)+U_Cv+\xi u_m$ (Eqn. 60)",
+    corrected_formula=r"two queries: $w=w(0)+U_C(V_1+V_2)+\xi_1u_1+\xi_2u_2$",
     terms=("V", "ξ"),
     mutants={
         "the other query's ξ": "ξ₁ and ξ₂ exchanged",

@@ -84,14 +84,15 @@ def a1_per_hidden_loss(variant: Variant) -> Iterator[float]:
 
 @claim(
     "A1.layerwise",
-    kind=Kind.UNSAID,
+    root="layerwise",
+    kind=Kind.WRONG,
     source="Assumption 1 and the note after it",
     statement="E[g x] remains constant during training; this is true for layer-wise training (other layers fixed).",
     tolerance=1e-12,
     measures="largest ‖E[g x](t) − E[g x](0)‖/‖E[g x](0)‖ up to t = 200 while one layer is trained and what is above it is fixed: "
-    "softmax cross-entropy and squared loss (printed); a loss linear in the layer's outputs (condition)",
-    condition="the loss is linear in the layer's outputs h. Otherwise g = −∂L/∂h moves with h although every other layer is fixed: "
-    "E[g x] moves by 91 % until t = 5 under squared loss and by 18 % until t = 200 under cross-entropy (class distributions of Figure 2)",
+    "softmax cross-entropy and squared loss (printed); a loss linear in the layer's outputs (corrected)",
+    correction="it is true if the loss is linear in the layer's outputs h. Otherwise g = −∂L/∂h moves with h although every other layer is fixed",
+    counterexample="class distributions of Figure 2, one layer trained: E[g x] moves by 91 % until t = 5 under squared loss and by 18 % until t = 200 under cross-entropy",
     control="the linear loss with a quadratic term of 1 %",
     derivation=r"$g=-\partial L/\partial h$ is a function of this layer's own $h$: fixing the others fixes that function, not its value. It is "
     r"constant in $h$ iff $L$ is linear in $h$. To first order $\dot g=-\nabla^2L\,\dot h$.",

@@ -49,6 +49,7 @@ def _paths(share: float, draws: int = DRAWS) -> tuple[tuple[Array, float, Trajec
 
 @claim(
     "T2.invariant",
+    root="erf",
     kind=Kind.WRONG,
     source="Theorem 2, Eqns. 4 and 22",
     statement="erf(v_l(t)/2)/Δ_lm is the same for all tokens l (exp attention, linear activation, zero start).",
@@ -153,6 +154,7 @@ def t2_saliency(variant: Variant) -> Iterator[float]:
 
 @claim(
     "T2.softmax_remark",
+    root="softmax",
     kind=Kind.WRONG,
     source="Theorem 2, remarks",
     statement="For softmax attention, if A[i] remains constant across samples and all elements of b̄ are the same, Theorem 2 also applies.",

@@ -14,8 +14,6 @@ from scipy.special import dawsn, lambertw
 from joma.paper.claims._registry import Kind, Variant, claim
 from joma.theory.bounce import (
     flight_time,
-    linear_ratio_limit,
-    linear_remainder,
     remainder,
     remainder_supremum,
     solve_bounce,
@@ -212,6 +210,7 @@ def t4_bound(variant: Variant) -> float:
 
 @claim(
     "T4.threshold",
+    root="threshold",
     kind=Kind.WRONG,
     source="Theorem 4, last sentence",
     statement="When δ_k ≪ exp[−(√(2π) + 2) exp(−μ_k²)], |Λ(t)| ≪ 1.",
@@ -239,36 +238,3 @@ def t4_threshold(variant: Variant) -> Iterator[float]:
     for k, t in enumerate(flight_time(s_k, MU)):
         s = solve_bounce(MU, np.array([t])).log_inverse_delta[0]
         yield float(np.abs(s / s_k[k] * np.exp((MU[k] ** 2 - MU**2) / 2) - 1).max())
-
-
-@claim(
-    "T4.linear_attention",
-    source="Theorem 4, remarks",
-    statement="For linear attention the ratio is different but the derivation is similar and simpler.",
-    tolerance=1e-9,
-    measures="relative error of ln(1/δ) = R t − q against an ODE solve, and of the limit of the ratio √(μ_j² + c)/√(μ_k² + c) "
-    "beyond its exact correction; μ of either sign, c = 0.1, 0.4, 2",
-    remark="R t = ln(1/δ) + q with R = √(μ² + c), c = z(0)² > 0, so the ratio tends to R_j/R_k. From z(0) = 0 nothing moves",
-    control="R = |μ|, as if z(0) = 0",
-    derivation="v̇ = (μ − v)√(v² + c), c = z(0)² > 0 (from 0 nothing moves). With R = √(μ² + c): R t = ln(1/δ) + q, "
-    "q = ln[(c + μv + R√(v² + c))/(c + R√c)] ∈ [0, ln(2R²/(c + R√c))].",
-    terms=("R", "q"),
-)
-def t4_linear_attention(variant: Variant) -> Iterator[float]:
-    """The closed form of the linear-attention bounce against an ODE."""
-    mu, times = SIGNED, np.array([0.0, 0.3, 1.0, 4.0, 30.0])
-    for c in (0.1, 0.4, 2.0):
-
-        def slope(_: float, s: Array, c: float = c) -> Array:
-            v = -mu * np.expm1(-s)
-            return np.sqrt(v * v + c)
-
-        s = solve_ivp(
-            slope, (0.0, times[-1]), np.zeros_like(mu), "DOP853", times, rtol=1e-12, atol=1e-13
-        ).y.T[1:]
-        R = variant.factor("R") * (np.abs(mu) if variant == "control" else np.sqrt(mu**2 + c))
-        q = variant.factor("q") * linear_remainder(s, mu, c)
-        yield float(np.abs((R * times[1:, None] - q) / s - 1).max())
-        j, k = _pairs(len(mu))
-        limit = (s + q)[-1, j] / (s + q)[-1, k]
-        yield float(np.abs(limit / linear_ratio_limit(mu[j], mu[k], c) - 1).max())
