@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from joma.paper.claims import Kind, Result
-from joma.paper.claims.roots import Weight, by_weight
+from joma.paper.claims.roots import by_weight, counts_in_words
 from joma.paper.verdict import Verdict
 
 LISTS = {
@@ -38,7 +38,6 @@ SECOND = {
     Kind.EXTENSION: "Beyond it",
     Kind.OTHER: "Correct",
 }
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def cell(text: str | None) -> str:
@@ -87,22 +86,10 @@ def full_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def counts_in_words(results: list[Result]) -> str:
-    """Return the counts of errata by root cause, as a sentence; README and pages use the same one."""
-    causes = by_weight(r.claim for r in results)
-    argument = len(causes[Weight.ARGUMENT])
-    formulas = len(causes[Weight.FORMULA])
-    typos = len(causes[Weight.TYPO])
-    return (
-        f"{NUMBERS[argument]} statements that the argument rests on do not hold as printed; {NUMBERS[formulas]} slips in "
-        f"formulas and {NUMBERS[typos]} typos are corrected"
-    )
-
-
 def errata(results: list[Result]) -> str:
     """Return docs/errata.md: wrong as printed by root cause, conditions left unsaid, the draft appendix, extensions."""
     kinds = {kind: [r for r in results if r.claim.kind is kind] for kind in Kind}
-    words = counts_in_words(results)
+    words = counts_in_words(r.claim for r in results)
     lines = [
         "# Errata",
         "",

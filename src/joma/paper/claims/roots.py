@@ -39,6 +39,20 @@ class RootCause:
     consequence: str
 
 
+_NUMBERS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+)
 _ARGUMENT = Weight.ARGUMENT
 _FORMULA = Weight.FORMULA
 _TYPO = Weight.TYPO
@@ -134,3 +148,17 @@ def by_weight(claims: Iterable[Claim]) -> dict[Weight, list[RootCause]]:
     named = {claim.root for claim in claims if claim.root}
     present = [root for root in ROOTS if root.id in named]
     return {weight: [root for root in present if root.weight is weight] for weight in Weight}
+
+
+def counts_in_words(claims: Iterable[Claim]) -> str:
+    """Return how many root causes of each weight these claims name, as a sentence without a full stop.
+
+    >>> counts_in_words([])
+    'no statements that the argument rests on do not hold as printed; no slips in formulas and no typos are corrected'
+    """
+    causes = by_weight(claims)
+    argument, formulas, typos = (_NUMBERS[len(causes[weight])] for weight in Weight)
+    return (
+        f"{argument} statements that the argument rests on do not hold as printed; {formulas} slips in "
+        f"formulas and {typos} typos are corrected"
+    )
