@@ -49,7 +49,7 @@ def run_noisy(
         )
         drawn = int(np.random.SeedSequence((seed, draw)).generate_state(1)[0])
         training = Training(steps=noisy["steps"], lr=lr)
-        states, _ = train_and_measure(
+        states, _, _ = train_and_measure(
             (N0, N1, N_ch, C), settings["d"], training, drawn, lambda step: None, rho
         )
         for state, name in HELD_OUT.items():

@@ -31,6 +31,21 @@ SERIES: dict[str, Any] = {  # about 90 s on one core; the loss falls from 7.0 to
 }  # fmt: skip
 
 
+# A tiny one of four steps, for spot checks: computed in a second on every machine.
+TINY_SERIES: dict[str, Any] = {
+    "data": "zipf",
+    "vocabulary": 300,
+    "layers": 2,
+    "d": 32,
+    "heads": 2,
+    "batch": 4,
+    "length": 32,
+    "steps": 4,
+    "lr": 1e-2,
+    "warmup": 2,
+}
+
+
 def saved_steps(last: int) -> list[int]:
     """Pythia's steps up to ``last``, and ``last`` itself.
 
@@ -206,3 +221,18 @@ def located(model: str, revision: str | None = None) -> tuple[str, str | None]:
         if folder.is_dir():
             return str(folder), None
     return model, revision
+
+
+def first_layers(model: str, revision: str | None, count: int) -> tuple[Any, Any]:
+    """Return a model that ends after its first layers, and its tokenizer.
+
+    What goes into these layers is what goes into them in the whole model.
+    """
+    from joma._checkpoints.options import CheckpointOptions
+    from joma._inspect.windows import open_model
+
+    reads_text = CheckpointOptions(data="zipf")
+    net, tokenizer = open_model(model, reads_text, revision)
+    net.layers = net.layers[:count]
+    net.config.num_hidden_layers = count
+    return net, tokenizer

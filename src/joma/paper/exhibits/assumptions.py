@@ -45,10 +45,12 @@ SHOWN = {
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Train the three models beside the exhibit, and refer to their runs."""
     folder = writer.path.parent / "assumptions-runs"
-    for n, model in enumerate(MODELS):
+    models = settings.get("models", list(MODELS))
+    settings = {name: value for name, value in settings.items() if name != "models"}
+    for n, model in enumerate(models):
 
         def show(share: float, n: int = n, model: str = model) -> None:
-            progress((n + share) / len(MODELS), MODELS[model])
+            progress((n + share) / len(models), MODELS[model])
 
         make = _gpt if model == "gpt" else _language
         trained = make(
@@ -185,6 +187,17 @@ def judge(run: Run) -> Judgement:
     )  # fmt: skip
 
 
+CODE_SLICE = {
+    "data": "zipf",
+    "vocabulary": 500,
+    "steps": 20,
+    "every": 10,
+    "lr": 1e-3,
+    "layers": 2,
+    "width": 50,
+}
+# Layer-wise training gives each layer its share of all steps: a shorter one differs from the start.
+RECORD_SLICE = {"models": ["joint", "gpt"], "steps": 24}
 EXHIBIT = Exhibit(
     id="assumptions",
     title="What JoMA assumes, measured",
@@ -193,7 +206,9 @@ EXHIBIT = Exhibit(
         "training (Assumption 1)."
     ),
     seconds=60,
-    experiment=Experiment(SETTINGS, run, draw, judge),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.HOLDS: "Back-propagated gradients are stationary in all three models",
         Verdict.UNDER: (

@@ -16,7 +16,7 @@ import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits._series import checkpoints, located, series
+from joma.paper.exhibits._series import TINY_SERIES, checkpoints, first_layers, located, series
 from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.exhibits.orthogonality import SMALL
 from joma.paper.verdict import Verdict
@@ -87,9 +87,15 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         models = {step: (str(path), None) for step, path in checkpoints(folder).items()}
     for n, (step, (model, revision)) in enumerate(models.items()):
         progress(share + (1 - share) * n / len(models), f"step {step}")
-        geometry = embedding_geometry(
-            model, settings["data"], tokens=settings["sample"], revision=revision
-        )
+        if "layers" in settings:
+            net, tokenizer = first_layers(model, revision, settings["layers"])
+            geometry = embedding_geometry(
+                net, settings["data"], tokens=settings["sample"], tokenizer=tokenizer
+            )
+        else:
+            geometry = embedding_geometry(
+                model, settings["data"], tokens=settings["sample"], revision=revision
+            )
         table = geometry.frame()
         for kind in KINDS:
             part = table[table.kind == kind]
@@ -215,6 +221,8 @@ def judge(run: Run) -> Judgement:
     )
 
 
+CODE_SLICE = {"series": TINY_SERIES, "data": "zipf", "sample": 512}
+RECORD_SLICE = {"layers": 2}
 EXHIBIT = Exhibit(
     id="embeddings",
     title="Embedding geometry",
@@ -223,7 +231,9 @@ EXHIBIT = Exhibit(
         "similarities in the slides)."
     ),
     seconds=60,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.HOLDS: "In the model that was read, embeddings are almost orthogonal at every layer",
         Verdict.UNDER: (

@@ -19,7 +19,7 @@ from joma._data.packaged import MODELS
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma._show.plots.contexts import contexts
-from joma.paper.exhibits._series import checkpoints, located, series
+from joma.paper.exhibits._series import TINY_SERIES, checkpoints, located, series
 from joma.paper.exhibits._superposed import REVISED, RULE, WOULD_DECIDE, judged
 from joma.paper.exhibits._texts import fired_by_both
 from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
@@ -97,6 +97,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             part = table[table.layer == layer].sort_values("neuron")
             counts = {test: part[test].to_numpy() for test in ("patterns", "passed")}
             writer.write(0, counts, model=name, state=state, layer=layer)
+            # Counts are whole numbers. This mean also shows small changes of the model.
+            strongest = float(superposition.strongest[layer].value.amax(dim=1).mean())
+            writer.write(0, {"strongest": strongest}, model=name, state=state, layer=layer)
         if state == "trained":
             by_chance = superposition.chance(settings["shuffles"], seed)
             by_both = fired_by_both(model, revision, superposition)
@@ -180,6 +183,8 @@ def judge(run: Run) -> Judgement:
     )
 
 
+# There is no slice of the recorded run: its counts need the strongest contexts of the whole text.
+CODE_SLICE = {"series": TINY_SERIES, "data": "zipf", "tokens": 2048, "shuffles": 2}
 EXHIBIT = Exhibit(
     id="fig10",
     title="Figure 10: pattern superposition",
@@ -188,7 +193,7 @@ EXHIBIT = Exhibit(
         "combinations of tokens."
     ),
     seconds=60,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE),
     messages={
         Verdict.HOLDS: "Single neurons are fired by unlike patterns, more often than chance explains",
         Verdict.FAILS: "No neuron is fired by two unlike patterns",

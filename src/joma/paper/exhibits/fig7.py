@@ -17,6 +17,7 @@ from joma._runs.curve import CHECKPOINTS
 from joma._runs.fingerprint import fingerprint
 from joma._show.plots import panels as p
 from joma.paper.exhibits._checkpoints import in_words, path, shapes, table, thirds
+from joma.paper.exhibits._series import TINY_SERIES, located, series
 from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
 from joma.paper.verdict import Verdict
 
@@ -56,7 +57,6 @@ REVISED = (
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
     """Scan each model; the scans are kept beside the exhibit, in ``fig7-runs/``, and go on where they were."""
     from joma._checkpoints.scan import scan
-    from joma.paper.exhibits._series import located, series
 
     models, failures = settings["models"], {}
     for n, (name, revisions) in enumerate(models.items()):
@@ -181,6 +181,18 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
 
 
+CODE_SLICE = {
+    "models": {OWN: None},
+    "series": TINY_SERIES,
+    "data": "zipf",
+    "tokens": 512,
+    "length": 32,
+}
+# The first checkpoints of our own model: while the rate warms up, a shorter training is the same.
+RECORD_SLICE = {
+    "models": {OWN: None},
+    "series": SETTINGS["laptop"]["series"] | {"steps": 1},
+}
 EXHIBIT = Exhibit(
     id="fig7",
     title="Figure 7: pretrained models over their checkpoints",
@@ -189,7 +201,9 @@ EXHIBIT = Exhibit(
         "bottom ones."
     ),
     seconds=110,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.HOLDS: "The rank of top layers drops and bounces; that of bottom layers only drops",
         Verdict.UNDER: "The rank of top layers drops and bounces in some pretrained models",

@@ -66,8 +66,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
     data = places(code, settings["window"])
     usual = np.argsort(-np.bincount(data.query, minlength=V), kind="stable")[: min(Q, V)]
     means = {int(m): data.mean_context(int(m), V) for m in usual}
-    every = max(1, steps // CHECKPOINTS)
-    for n, attention in enumerate(CASES):
+    every = settings.get("every", max(1, steps // CHECKPOINTS))
+    cases = settings.get("cases", CASES)
+    for n, attention in enumerate(cases):
         rng = np.random.default_rng((seed, 0))
         block = TextBlock(attention, V, settings["K"], rng, **RATES)
         losses: list[float] = []
@@ -78,7 +79,7 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             )
             if step % every and step != steps:
                 continue
-            progress((n + step / steps) / len(CASES), f"{attention} attention, step {step}")
+            progress((n + step / steps) / len(cases), f"{attention} attention, step {step}")
             writer.write(
                 step, {"loss": float(np.mean(losses[-every:])), **block.drifts()}, case=attention
             )
@@ -216,6 +217,17 @@ def judge(run: Run) -> Judgement:
     return Judgement(verdict, rule, text, numbers, measured)
 
 
+CODE_SLICE = {
+    "text": "zipf",
+    "V": 200,
+    "K": 16,
+    "window": 8,
+    "steps": 60,
+    "batch": 64,
+    "queries": 10,
+}
+# The first measurement of one block: its losses are averaged over all steps before it.
+RECORD_SLICE = {"cases": ["softmax"], "steps": 1000, "every": 1000}
 EXHIBIT = Exhibit(
     id="realtext",
     title="Many queries on real text",
@@ -224,7 +236,9 @@ EXHIBIT = Exhibit(
         "next-word prediction."
     ),
     seconds=20,
-    experiment=Experiment(SETTINGS, run, draw, judge),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.HOLDS: "On real text, the first integral summed over queries foretells attention",
         Verdict.UNDER: "On real text, the first integral is exact for the sum of queries, not for each",

@@ -9,11 +9,12 @@ GPT-NeoX that Figure 7 trains at the default one.
 from __future__ import annotations
 
 import math
+import tempfile
 from typing import Any
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits._series import checkpoints, located, series
+from joma.paper.exhibits._series import TINY_SERIES, checkpoints, first_layers, located, series
 from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
 from joma.paper.verdict import Verdict
 
@@ -57,9 +58,15 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
         folder = series(settings["series"], seed, lambda share, what: progress(0.9 * share, what))
         source = str(list(checkpoints(folder).values())[-1])
     sample = {key: settings[key] for key in ("data", "tokens", "length")}
-    result = scan(
-        source, gauges=GAUGES, report=lambda done, total, what: progress(0.9, what), **sample
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+        if "layers" in settings:
+            net, tokenizer = first_layers(source, None, settings["layers"])
+            net.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
+            source = scratch
+        result = scan(
+            source, gauges=GAUGES, report=lambda done, total, what: progress(0.9, what), **sample
+        )
     if result.failed:
         raise ValueError(
             f"{settings['model']} could not be measured: {result.checkpoints().note.iloc[0]}"
@@ -146,6 +153,8 @@ def judge(run: Run) -> Judgement:
     )
 
 
+CODE_SLICE = {"model": OWN, "series": TINY_SERIES, "data": "zipf", "tokens": 512, "length": 32}
+RECORD_SLICE = {"layers": 1}
 EXHIBIT = Exhibit(
     id="sinks",
     title="Sparse attention, or a sink?",
@@ -154,7 +163,9 @@ EXHIBIT = Exhibit(
         "beside it (Figures 6 and 7)."
     ),
     seconds=60,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.HOLDS: "In the model that was read, most heads of low entropy are parked on the first token",
         Verdict.FAILS: (

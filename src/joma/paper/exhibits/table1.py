@@ -37,6 +37,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
               "noisy": {"rho": [0.8, 0.9], "seeds": 5, "steps": 10_000}},
 }  # fmt: skip
 AXES = {"ncorr": ["s"], "noisy_ncorr": ["s"]}
+# The first losses are written, too: a spot check trains no further.
+EARLY_STEPS = 40
+EARLY_EVERY = 10  # steps whose losses are averaged
 LEAST = {"d": 256, "steps": 2000}  # of a run that can test the statement
 RULE = (
     "a layer of latents is represented by training if trained − untrained and trained − permuted, paired by column and "
@@ -75,12 +78,22 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
         show(0)
         drawn = int(np.random.SeedSequence((seed, draw)).generate_state(1)[0])
-        training = Training(steps=settings["steps"], lr=lr)
-        states, scores = train_and_measure((N0, N1, N_ch, C), settings["d"], training, drawn, show)
+        steps = settings["steps"]
+        training = Training(steps=settings.get("stop", steps), lr=lr)
+        states, scores, losses = train_and_measure(
+            (N0, N1, N_ch, C), settings["d"], training, drawn, show
+        )
         labels = {"lr": lr, "C": C, "N_ch": N_ch, "N0": N0, "N1": N1, "draw": draw}
+        early_losses = losses[:EARLY_STEPS]
+        for end in range(EARLY_EVERY, len(early_losses) + 1, EARLY_EVERY):
+            mean = float(np.mean(early_losses[end - EARLY_EVERY : end]))
+            writer.write(end, {"early_loss": mean}, **labels)
+        is_complete = training.steps == steps
         for state, values in states.items():
-            writer.write(training.steps, {"ncorr": values}, state=state, **labels)
-        writer.write(training.steps, scores, **labels)
+            if is_complete or state == "untrained":
+                writer.write(steps, {"ncorr": values}, state=state, **labels)
+        if is_complete:
+            writer.write(steps, scores, **labels)
     run_noisy(writer, settings, settings["lr"][-1], seed, progress)
 
 
@@ -208,6 +221,21 @@ def judge(run: Run) -> Judgement:
     )
 
 
+CODE_SLICE = {
+    "columns": 1,
+    "seeds": 1,
+    "d": 32,
+    "steps": 40,
+    "lr": [1e-3],
+    "noisy": {"rho": [], "seeds": 0, "steps": 0},
+}
+# One network, as it starts and in its first steps.
+RECORD_SLICE = {
+    "columns": 1,
+    "seeds": 1,
+    "stop": 40,
+    "noisy": {"rho": [], "seeds": 0, "steps": 0},
+}
 EXHIBIT = Exhibit(
     id="table1",
     title="Table 1: latents and hidden nodes",
@@ -216,7 +244,16 @@ EXHIBIT = Exhibit(
         "correlates highly with it."
     ),
     seconds=35,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES, tables=tables),
+    experiment=Experiment(
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        AXES,
+        tables=tables,
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
+    ),
     messages={
         Verdict.HOLDS: "Hidden nodes learn the latents of both layers",
         Verdict.UNDER: "Hidden nodes learn the latents of one layer",

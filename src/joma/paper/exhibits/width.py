@@ -144,6 +144,16 @@ def judge(run: Run) -> Judgement:
     )
 
 
+CODE_SLICE = {
+    "text": "zipf",
+    "V": 200,
+    "widths": [4, 64],
+    "window": 8,
+    "batch": 32,
+    "steps": 40,
+    "seeds": 1,
+}
+RECORD_SLICE = {"widths": [4, 64], "steps": 40, "seeds": 1}
 EXHIBIT = Exhibit(
     id="width",
     title="Over-parameterisation",
@@ -152,7 +162,9 @@ EXHIBIT = Exhibit(
         "residual on and off."
     ),
     seconds=60,
-    experiment=Experiment(SETTINGS, run, draw, judge),
+    experiment=Experiment(
+        SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+    ),
     messages={
         Verdict.INCONCLUSIVE: "what does over-parameterisation bring?",
     },
