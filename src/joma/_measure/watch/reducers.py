@@ -75,11 +75,21 @@ class Reducer(ABC):
     def __init__(self) -> None:
         self.parts: dict[str, Tensor] = {}
 
+    @classmethod
     @abstractmethod
     def reduce(
-        self, values: Tensor, is_counted: Tensor, sample: QuerySample | None
+        cls, values: Tensor, is_counted: Tensor, sample: QuerySample | None
     ) -> dict[str, Tensor]:
-        """Return the parts of one call, (H,) each."""
+        """Return the parts of one call, (gauges, H) each.
+
+        Several gauges of one attention are reduced together: of a small model, the number of tensor
+        operations costs more than their size.
+
+        Arguments:
+            values: (gauges, B, H, T), or (gauges, B, H) for gauges with one value per sample.
+            is_counted: bool, of the same shape; False at padding and where a gauge is not defined.
+            sample: the queries that the values are of; None if they are all queries of the call.
+        """
 
     @abstractmethod
     def result(self) -> Values:
@@ -97,18 +107,13 @@ class Reducer(ABC):
         return None
 
     def add(self, values: Tensor, is_counted: Tensor, sample: QuerySample | None = None) -> None:
-        """Add the values of one call.
-
-        Arguments:
-            values: (B, H, T), or (B, H) for gauges with one value per sample.
-            is_counted: bool, of the same shape; False at padding and where a gauge is not defined.
-            sample: the queries that the values are of; None if they are all queries of the call.
-        """
-        self._combine_with(self.reduce(values, is_counted, sample))
+        """Add the values of this gauge alone, (B, H, T) or (B, H); see `reduce`."""
+        parts = self.reduce(values[None], is_counted[None], sample)  # (1, H) each
+        self.add_parts({name: part[0] for name, part in parts.items()})
 
     def merge(self, other: Self) -> None:
         """Add all that another reducer of the same class has, which stays as it is."""
-        self._combine_with(other.parts)
+        self.add_parts(other.parts)
 
     def copy(self) -> Self:
         """Return a reducer that can go on without changing this one."""
@@ -116,7 +121,8 @@ class Reducer(ABC):
         twin.parts = dict(self.parts)
         return twin
 
-    def _combine_with(self, parts: Mapping[str, Tensor]) -> None:
+    def add_parts(self, parts: Mapping[str, Tensor]) -> None:
+        """Add parts (H,) of another call, pass or reducer."""
         if not self.parts:
             self.parts = dict(parts)
             return
@@ -161,8 +167,8 @@ class Reducer(ABC):
 
 
 def _axes_but_heads(values: Tensor) -> tuple[int, ...]:
-    """Return the axes that are reduced: all but the second, which are the heads."""
-    return (0, *range(2, values.dim()))
+    """Return the axes that are reduced: all but the gauges and the heads, the first and the third."""
+    return (1, *range(3, values.dim()))
 
 
 class Mean(Reducer):
@@ -170,19 +176,20 @@ class Mean(Reducer):
 
     combinations: ClassVar = {"total": SUM, "count": SUM}
 
+    @classmethod
     def reduce(
-        self, values: Tensor, is_counted: Tensor, sample: QuerySample | None
+        cls, values: Tensor, is_counted: Tensor, sample: QuerySample | None
     ) -> dict[str, Tensor]:
         if sample is not None:
             raise TypeError("a sample of queries is reduced by SampledMean")
         axes = _axes_but_heads(values)
-        total = widened(torch.where(is_counted, values, 0.0)).sum(dim=axes)  # (H,)
-        count = widened(is_counted.sum(dim=axes))  # (H,)
+        total = widened(torch.where(is_counted, values, 0.0)).sum(dim=axes)  # (gauges, H)
+        count = widened(is_counted.sum(dim=axes))  # (gauges, H)
         return {"total": total, "count": count}
 
     def add_number(self, number: float) -> None:
         total = torch.tensor([number], dtype=torch.float64)
-        self._combine_with({"total": total, "count": torch.ones_like(total)})
+        self.add_parts({"total": total, "count": torch.ones_like(total)})
 
     def result(self) -> Values:
         count = self.parts["count"]
@@ -194,18 +201,20 @@ class Max(Reducer):
 
     combinations: ClassVar = {"largest": LARGEST}
 
+    @classmethod
     def reduce(
-        self, values: Tensor, is_counted: Tensor, sample: QuerySample | None
+        cls, values: Tensor, is_counted: Tensor, sample: QuerySample | None
     ) -> dict[str, Tensor]:
         # Of a sample, this is the largest value among the queries that were drawn. Phases are read
         # from it, and `check_sampled` refuses gauges of the user that need all queries.
         low = widened(torch.where(is_counted, values, -math.inf))
         if not low.numel():
-            return {"largest": low.new_full((values.shape[1],), -math.inf)}
-        return {"largest": low.amax(dim=_axes_but_heads(values))}  # (H,)
+            gauges, _, heads = values.shape[:3]
+            return {"largest": low.new_full((gauges, heads), -math.inf)}
+        return {"largest": low.amax(dim=_axes_but_heads(values))}  # (gauges, H)
 
     def add_number(self, number: float) -> None:
-        self._combine_with({"largest": torch.tensor([number], dtype=torch.float64)})
+        self.add_parts({"largest": torch.tensor([number], dtype=torch.float64)})
 
     def result(self) -> Values:
         largest = self.parts["largest"]
@@ -223,18 +232,19 @@ class SampledMean(Mean):
 
     combinations: ClassVar = {"total": SUM, "count": SUM, "variance": SUM}
 
+    @classmethod
     def reduce(
-        self, values: Tensor, is_counted: Tensor, sample: QuerySample | None
+        cls, values: Tensor, is_counted: Tensor, sample: QuerySample | None
     ) -> dict[str, Tensor]:
         if sample is None:
             parts = super().reduce(values, is_counted, None)
             return parts | {"variance": torch.zeros_like(parts["total"])}
         queries = sample.is_real.shape[2]
         drawn = len(sample.positions)
-        per_position = torch.where(is_counted, values, 0.0).double().sum(dim=0)  # (H, n)
-        total = queries * per_position.mean(dim=1)  # (H,)
-        variance = queries**2 * (1 - drawn / queries) * per_position.var(dim=1) / drawn  # (H,)
-        counted = is_counted.sum(dim=(0, 2)).double()  # (H,)
+        per_position = torch.where(is_counted, values, 0.0).double().sum(dim=1)  # (gauges, H, n)
+        total = queries * per_position.mean(dim=-1)  # (gauges, H)
+        variance = queries**2 * (1 - drawn / queries) * per_position.var(dim=-1) / drawn
+        counted = is_counted.sum(dim=(1, 3)).double()  # (gauges, H)
         # Where a gauge is not defined at some of the queries, their number is an estimate as well.
         is_everywhere_defined = sample.drawn_real_queries == counted
         estimated = counted * queries / drawn

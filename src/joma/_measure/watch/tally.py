@@ -6,6 +6,7 @@ those whose gradients were used (see `counted`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -42,6 +43,9 @@ from joma._measure.watch.values import Values
 # Passes of a step that are kept apart. Whether the gradients of an older pass were used is known:
 # nobody holds the graphs of so many.
 _APART = 256
+# Values of several gauges are copied into one tensor, (gauges, B, H, T), of so many entries at most:
+# 1 MiB in float32. Of longer sequences the copy would only need memory.
+JOINT_ELEMENTS = 1 << 18
 # Ending of the name of a gauge's standard error, where queries are sampled.
 ERROR = "_error"
 
@@ -59,6 +63,12 @@ class AttentionTally:
     heads: int
     input_address: int | None
     reducers: dict[str, Reducer] = field(default_factory=dict)
+
+    def reducer(self, gauge: str, reducer_type: type[Reducer]) -> Reducer:
+        """Return the reducer of a gauge; a new one of this type if there is none yet."""
+        if gauge not in self.reducers:
+            self.reducers[gauge] = reducer_type()
+        return self.reducers[gauge]
 
     def merge(self, other: AttentionTally) -> None:
         """Add another tally of the same place, which stays as it is."""
@@ -89,7 +99,7 @@ class _Measurand(ABC):
 
     @abstractmethod
     def is_counted(self, values: Tensor) -> Tensor:
-        """Return which of the values count, in their shape."""
+        """Return which of the values (gauges, …) count, in their shape."""
 
 
 class _QueryStatistics(_Measurand):
@@ -128,13 +138,43 @@ class _KeyStatistics(_Measurand):
         self._is_counted = (event.received.weights > 0).any(dim=-1)  # (B, H)
 
     def is_counted(self, values: Tensor) -> Tensor:
-        return self._is_counted
+        return self._is_counted.expand_as(values)
 
 
 _MEASURANDS: dict[GaugeKind, type[_QueryStatistics | _KeyStatistics]] = {
     ATTENTION: _QueryStatistics,
     KEYS: _KeyStatistics,
 }
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Gauges whose values are reduced together."""
+
+    kind: GaugeKind
+    reducer_type: type[Reducer]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class _GaugeValues:
+    """What a gauge gave for one attention call."""
+
+    gauge: str
+    values: Tensor
+
+
+def _reduce_together(
+    tally: AttentionTally, measurand: _Measurand, group: _Group, members: Sequence[_GaugeValues]
+) -> None:
+    """Add the values of some gauges of one group to their reducers."""
+    values = torch.stack([member.values for member in members])  # (gauges, B, H, Tq) or (…, B, H)
+    is_counted = measurand.is_counted(values)
+    parts = group.reducer_type.reduce(values, is_counted, measurand.sample)  # (gauges, H) each
+    for number, member in enumerate(members):
+        reducer = tally.reducer(member.gauge, group.reducer_type)
+        reducer.add_parts({name: part[number] for name, part in parts.items()})
 
 
 def _at(real: Tensor, positions: Tensor) -> Tensor:
@@ -262,6 +302,7 @@ class Tally:
         for kind in dict.fromkeys(gauge.kind for gauge in gauges):
             measurands[kind] = _MEASURANDS[kind](event, positions)
         tally = self._tally_at(event)
+        groups: dict[_Group, list[_GaugeValues]] = {}
         for gauge in gauges:
             measurand = measurands[gauge.kind]
             values = self._call(gauge, measurand.received)
@@ -270,10 +311,15 @@ class Tally:
             if not isinstance(values, Tensor) or values.shape != measurand.shape:
                 self._report_shape(gauge, measurand, values)
                 continue
-            reducer = tally.reducers.get(gauge.name)
-            if reducer is None:
-                reducer = tally.reducers[gauge.name] = self._reducer_types[gauge.name]()
-            reducer.add(values, measurand.is_counted(values), measurand.sample)
+            reducer_type = self._reducer_types[gauge.name]
+            group = _Group(gauge.kind, reducer_type, values.dtype, values.device)
+            groups.setdefault(group, []).append(_GaugeValues(gauge.name, values))
+        for group, members in groups.items():
+            measurand = measurands[group.kind]
+            size = max(1, math.prod(measurand.shape))
+            batch = max(1, JOINT_ELEMENTS // size)
+            for start in range(0, len(members), batch):
+                _reduce_together(tally, measurand, group, members[start : start + batch])
 
     def _tally_at(self, event: AttentionEvent) -> AttentionTally:
         heads = event.shape[1]
@@ -299,9 +345,7 @@ class Tally:
             number = self._call(gauge, event.distinct)
             if number is None:
                 continue
-            reducer = tally.reducers.get(gauge.name)
-            if reducer is None:
-                reducer = tally.reducers[gauge.name] = self._reducer_types[gauge.name]()
+            reducer = tally.reducer(gauge.name, self._reducer_types[gauge.name])
             reducer.add_number(float(number))
 
     def _call(self, gauge: Gauge, received: Any) -> Any:
