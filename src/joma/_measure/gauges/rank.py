@@ -34,6 +34,11 @@ BLOCK_SIZE = 4
 # The bound over rtol from which on every step is checked: the true error is some twenty times
 # smaller.
 LOOSE_BOUND = 30
+# Leading Ritz pairs that a check computes: those of the next start, and as many again, which carry
+# most of the estimate of the error.
+RITZ_PAIRS = 8
+# Size up to which `numpy.linalg.eigh` starts no threads, and is faster than the routine for bands.
+SERIAL_SIZE = 24
 # Residual over gap up to which a Ritz vector counts as apart from the next one.
 SEPARATION = 0.05
 # Steps after which convergence is always checked: a warm start needs one or two.
@@ -136,15 +141,15 @@ def _lanczos(
 ) -> tuple[np.ndarray, int]:
     """Return leading eigenvectors of WᵀW as rows, and the number of steps.
 
-    The basis is kept orthogonal, so that rounding adds no copies of an eigenvalue. All of this is small next to the
-    product, but not nothing: it runs in NumPy, because threads of torch that wait for the next call would take the
-    processors from the threads of the product (8192 × 2048, two threads: 6.6 instead of 4.0 ms per product).
+    The basis is kept orthogonal, so that rounding adds no copies of an eigenvalue. All of this is
+    small next to the product, but not nothing. No routine here may start threads of a library:
+    threads that wait for the next call take the processors from the threads of the product.
     """
     block = _orthonormal(start)  # (p, n)
     p, n = block.shape
     limit = max(1, min(max_steps, n // p))
     basis = np.empty((limit * p, n), dtype=block.dtype)
-    T = np.empty((limit * p, limit * p))  # WᵀW in the basis
+    projection = _Projection(p, limit)
     convergence = _Convergence(rtol)
     steps = 0
     while True:
@@ -154,23 +159,119 @@ def _lanczos(
         Q = basis[:k]
         image = product(block)  # (p, n)
         coefficients = _coefficients(image, Q)  # (p, k)
-        T[k - p : k, :k] = coefficients
-        T[:k, k - p : k] = coefficients.T
+        projection.append(coefficients)
         # The remainder of the image is the next block. Its size bounds the distance of the Ritz
         # vectors from eigenvectors.
         remainder = image - _combination(coefficients, Q)
         if convergence.is_checked(steps) or steps == limit:
-            values, vectors = np.linalg.eigh(T[:k, :k])  # ascending; (k,), (k, k)
-            in_last_block = vectors[k - p :]  # (p, k): only these parts have images outside of Q
-            residual = float(np.linalg.norm(in_last_block[:, -1].astype(block.dtype) @ remainder))
-            shares = np.square(in_last_block).sum(axis=0)  # (k,)
-            if convergence.is_reached(steps, values, residual, shares) or steps == limit:
-                leading = vectors[:, -BLOCK_SIZE:].T[::-1]  # (BLOCK_SIZE, k), the largest first
-                return _combination(leading.astype(block.dtype), Q), steps
+            ritz = projection.leading_pairs()
+            leading = ritz.vectors.astype(block.dtype)  # (r, k)
+            # Only the last block has an image outside of Q.
+            residual = float(np.linalg.norm(leading[0, k - p :] @ remainder))
+            if convergence.is_reached(steps, ritz, residual) or steps == limit:
+                return _combination(leading[:BLOCK_SIZE], Q), steps
         # Where little is left of the image, rounding decides on its directions, and they may lie
         # inside of Q. So the basis is taken away from them once more.
         block = _orthonormal(remainder)
         block = _orthonormal(block - _combination(_coefficients(block, Q), Q))
+
+
+@dataclass(frozen=True, eq=False)
+class _RitzPairs:
+    """Leading eigenvalues and eigenvectors of WᵀW in the basis, the largest first.
+
+    The sums are over the k − r pairs that are not here.
+
+    Attributes:
+        values: (r,).
+        vectors: (r, k), as rows.
+        shares: (r,) how much of each vector lies in the last block.
+        other_shares: sum of the shares.
+        other_distances: sum of the shares times the distances to the last of the values.
+        other_squares: sum of the shares times the squares of these distances.
+    """
+
+    values: np.ndarray
+    vectors: np.ndarray
+    shares: np.ndarray
+    other_shares: float = 0.0
+    other_distances: float = 0.0
+    other_squares: float = 0.0
+
+
+class _Projection:
+    """WᵀW in the basis: a symmetric matrix (k, k), of which only a band is not zero.
+
+    The image of a block lies in the blocks before, of the same step, and after. So 2p − 1 diagonals
+    below the main one are all there is but rounding.
+    """
+
+    def __init__(self, block_size: int, max_steps: int) -> None:
+        self.block_size = block_size
+        self.size = 0
+        # Entries above the last block of a row are not written.
+        self.rows = np.empty((max_steps * block_size, max_steps * block_size))
+
+    def append(self, coefficients: np.ndarray) -> None:
+        """Add the rows (p, k) of the next block."""
+        start = self.size
+        self.size += self.block_size
+        self.rows[start : self.size, : self.size] = coefficients
+
+    def leading_pairs(self) -> _RitzPairs:
+        """Return the leading eigenvalues and eigenvectors."""
+        k = self.size
+        if k <= SERIAL_SIZE:
+            values, vectors = np.linalg.eigh(self.rows[:k, :k])  # reads the lower triangle
+        else:
+            values, vectors = self._leading_pairs_of_band()
+        values = values[::-1]  # (r,)
+        vectors = vectors.T[::-1]  # (r, k)
+        in_last_block = vectors[:, k - self.block_size :]  # (r, p)
+        shares = np.square(in_last_block).sum(axis=1)  # (r,)
+        if len(values) == k:
+            return _RitzPairs(values, vectors, shares)
+        # Over all k pairs, the shares add up to p, and with the values and their squares to the
+        # trace and the squared norm of the rows of the last block.
+        p = self.block_size
+        last_rows = self.rows[k - p : k, :k]  # (p, k)
+        trace = float(np.trace(last_rows[:, k - p :]))
+        square = float(np.square(last_rows).sum())
+        end = float(values[-1])
+        distances = end - values  # (r,)
+        all_squares = p * end**2 - 2 * end * trace + square
+        return _RitzPairs(
+            values,
+            vectors,
+            shares,
+            other_shares=p - float(shares.sum()),
+            other_distances=p * end - trace - float(shares @ distances),
+            other_squares=all_squares - float(shares @ np.square(distances)),
+        )
+
+    def _leading_pairs_of_band(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the leading eigenvalues (r,), ascending, and their vectors (k, r).
+
+        The routine for bands is the fastest for a few eigenvectors, and it starts no threads: one
+        `numpy.linalg.eigh` of 32 × 32 keeps a thread of OpenBLAS spinning for 17 ms, next to the
+        products.
+        """
+        # Imported here: it takes 0.2 s, and warm starts do not need it.
+        from scipy.linalg import eig_banded
+
+        k = self.size
+        band = np.zeros((2 * self.block_size, k))
+        for distance, diagonal in enumerate(band):
+            diagonal[: k - distance] = self.rows[:k, :k].diagonal(-distance)
+        values, vectors = eig_banded(
+            band,
+            lower=True,
+            select="i",
+            select_range=(k - RITZ_PAIRS, k - 1),
+            overwrite_a_band=True,
+            check_finite=False,
+        )
+        return values, vectors
 
 
 class _Convergence:
@@ -185,18 +286,12 @@ class _Convergence:
     def is_checked(self, steps: int) -> bool:
         return steps >= self.next_check
 
-    def is_reached(
-        self, steps: int, values: np.ndarray, residual: float, shares: np.ndarray
-    ) -> bool:
-        """True if the error of the largest of the Ritz values (k,) is below rtol.
-
-        ``shares`` (k,) is how much of each Ritz vector lies in the last block.
-        """
-        theta = float(values[-1])
-        others = theta - values[:-1]  # (k − 1,) distances of the other Ritz values
+    def is_reached(self, steps: int, ritz: _RitzPairs, residual: float) -> bool:
+        """True if the error of the largest Ritz value, whose vector has this residual, is below rtol."""
+        theta = float(ritz.values[0])
         gap = residual
-        if len(others):
-            gap = max(gap, float(others[-1]))
+        if len(ritz.values) > 1:
+            gap = max(gap, theta - float(ritz.values[1]))
         # Kato-Temple: the error of θ is at most residual² / gap, and at most the residual.
         bound = residual
         if gap > 0:
@@ -209,11 +304,9 @@ class _Convergence:
         # knows no more than the block has seen of it, so it is trusted only where the first Ritz
         # vector is well apart from the second. 576 spectra with 2 to 20 leading values that are
         # 1e-8 to 1e-2 apart: the largest error is 6e-7, and 1e-5 without that condition.
-        if residual <= SEPARATION * gap and len(others):
-            weights = shares[:-1] / shares[:-1].sum()
-            estimate = residual**2 * float((weights / np.maximum(others, residual)).sum())
-            if estimate <= self.rtol / 2 * theta:
-                return True
+        is_separated = residual <= SEPARATION * gap and len(ritz.values) > 1
+        if is_separated and _estimated_error(ritz, residual) <= self.rtol / 2 * theta:
+            return True
         self._plan(steps, bound / theta)
         return False
 
@@ -229,6 +322,25 @@ class _Convergence:
             self.next_check += max(0, min(steps // 5, int(0.75 * steps_left)))
         self.last_check = steps
         self.last_bound = bound
+
+
+def _estimated_error(ritz: _RitzPairs, residual: float) -> float:
+    """Return the error of the largest Ritz value, if its residual points to where the last block does.
+
+    That is residual² · Σ share/gap over the other pairs, over the sum of their shares. Of the pairs
+    that were not computed, this takes the worst that their sums admit: some of them at the smallest
+    value that was computed, and the rest at one distance from it.
+    """
+    gaps = np.maximum(ritz.values[0] - ritz.values[1:], residual)  # (r − 1,)
+    shares_over_gaps = float((ritz.shares[1:] / gaps).sum())
+    all_shares = float(ritz.shares[1:].sum()) + ritz.other_shares
+    if ritz.other_distances > 0 and ritz.other_squares > 0:
+        distance = ritz.other_squares / ritz.other_distances
+        distant_shares = ritz.other_distances / distance
+        near_shares = max(0.0, ritz.other_shares - distant_shares)
+        shares_over_gaps += distant_shares / (float(gaps[-1]) + distance)
+        shares_over_gaps += near_shares / float(gaps[-1])
+    return residual**2 * shares_over_gaps / all_shares
 
 
 def _coefficients(block: np.ndarray, basis: np.ndarray) -> np.ndarray:
