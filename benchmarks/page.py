@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import browser, check, errors, opened, paths, until
+from benchmarks.report import browser, check, enliven, errors, opened, paths, until
 
 WIDTHS, SCHEMES, HEIGHT = (1400, 900, 390), ("light", "dark"), 900
 MOST_PAGES, MOST_BYTES, FIRST_SCREEN, ALL_FIGURES = 30, 6e6, 1.0, 3.0
@@ -69,7 +69,7 @@ STROKES = """const found = new Map();
 def show(
     driver: Any, page: Path, width: int = 1400, scheme: str = "light", *, drawn: bool = True
 ) -> None:
-    """Open a page at a width and in a scheme, and wait until all is drawn, or do not."""
+    """Open a page at a width and in a scheme, and wait until all figures are interactive, or do not."""
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
@@ -79,6 +79,7 @@ def show(
     driver.get(page.absolute().as_uri())
     if drawn:
         until(driver, "window.joma && joma.drawn")
+        enliven(driver)
 
 
 def luminance(colour: Any) -> float:
@@ -141,7 +142,6 @@ def missed_links(driver: Any, page: Path, width: int, ids: list[str]) -> Iterato
 
 def printed(driver: Any) -> bytes:
     """The PDF of the open page."""
-    until(driver, "joma.pictured")
     done = driver.execute_cdp_cmd(
         "Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True}
     )
@@ -157,6 +157,7 @@ def look(driver: Any, page: Path, out: Path) -> Iterator[str]:
     """All that is wrong with a page; screenshots and the PDF are in ``out``."""
     show(driver, page)
     seconds = [opened(driver, page) for _ in range(3)]
+    enliven(driver)
     first = "return performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
     print(f"first screen {driver.execute_script(first):.2f} s, all figures {min(seconds):.2f} s (best of 3), "
           f"{page.stat().st_size / 1e6:.2f} MB, {check(driver)} figures")  # fmt: skip
@@ -175,7 +176,7 @@ def look(driver: Any, page: Path, out: Path) -> Iterator[str]:
         if driver.execute_script("return document.documentElement.scrollWidth") > width:
             found.append("it scrolls sideways")
         if driver.execute_script("return document.querySelectorAll('.findings').length"):
-            bottom = "return document.querySelector('.findings dd:nth-of-type(2)').getBoundingClientRect().bottom"
+            bottom = "return document.querySelector('.findings li').getBoundingClientRect().bottom"
             if driver.execute_script(bottom) > HEIGHT:
                 found.append("the first findings are below the first screen")
         yield from (f"{width}, {scheme}: {what}" for what in found)

@@ -20,18 +20,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
-from markupsafe import escape
 from typer.testing import CliRunner
 
-from joma._data.packaged import MODELS
 from joma._jobs import InProcess
 from joma._runs import Run, RunError, RunWriter
 from joma._runs.curve import ENTROPY
 from joma._show.pages.claims import group_of
 from joma._show.pages.document import MOST_OF_ALL
-from joma._show.pages.findings import Shown, findings
-from joma._show.pages.page import sentence, write_report
+from joma._show.pages.page import write_report
 from joma._show.pages.plot import plot
+from joma._show.pages.render import asset, capitalized
 from joma._show.pages.runs import collect, report
 from joma._show.pages.typeset import formula, markdown_table, typeset
 from joma._show.plots import specification
@@ -40,7 +38,7 @@ from joma._show.plots.compare import draw as compare
 from joma._show.plots.interactive import interactive
 from joma.cli import app, main
 from joma.paper import claims as registry
-from joma.paper.claims import Claim, Kind, claims
+from joma.paper.claims import Claim, claims
 from joma.paper.exhibits import exhibits, get, reproduce
 from joma.paper.exhibits.base import packaged_model
 from joma.paper.exhibits.choices import with_settings
@@ -48,7 +46,7 @@ from joma.paper.exhibits.runner import Runner
 from joma.paper.recorded import recorded, records
 from joma.paper.verdict import Verdict
 
-from .pages import HOSTILE, results, watch_run
+from .pages import HOSTILE, watch_run
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +141,7 @@ def test_hostile_names_stay_text(page):
     assert not tags.wrong
     assert not tags.open
     assert not [attributes for tag, attributes in tags.tags if "onerror" in attributes]
-    assert all(
-        "data-picture" in attributes for tag, attributes in tags.tags if tag == "img"
-    )  # and no other images
+    assert not [tag for tag, _ in tags.tags if tag == "img"]
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in page
 
 
@@ -164,7 +160,6 @@ def test_the_page_refers_to_nothing_outside(page):
 def test_embedded_files_are_the_run(page, runs):
     rows = pd.read_csv(pd.io.common.BytesIO(unpacked(page, "plain-csv")))
     pd.testing.assert_frame_equal(rows, Run(runs[1]).frame(), check_dtype=False)
-    assert ET.fromstring(unpacked(page, "plain-svg")).tag.endswith("svg")
 
 
 def test_the_page_tells_what_each_layer_did_and_by_which_rule(page, tmp_path):
@@ -197,7 +192,7 @@ def test_an_exhibit_whose_runs_are_gone_keeps_its_picture_and_says_what_is_missi
     shutil.move(member, tmp_path / "elsewhere")
     text = report([folder], tmp_path / "page.html").read_text()
     assert "There is no table of the numbers" in text
-    assert 'id="fig3-svg"' in text
+    assert text.count('<svg class="still"') == 1
     assert 'id="fig3-csv"' not in text
     assert reproduce(exhibit, out=tmp_path).fresh  # what has lost its runs is made again
 
@@ -391,17 +386,15 @@ def test_runs_of_one_exhibit_and_of_awkward_names_have_ids_of_their_own(tmp_path
     assert len(links) == 9  # runs, over each other, and each
 
 
-def test_pictures_of_a_run_are_taken_if_they_are_newer_than_its_numbers(tmp_path):
-    path = plot(watch_run(tmp_path / "run", "run"))
-    (path / "figure.svg").write_text('<svg height="7"></svg>')
-    text = report([path], tmp_path / "page.html").read_text()
-    assert unpacked(text, "run-svg") == b'<svg height="7"></svg>'
-    assert 'href="run/figure.svg"' in text
-    later = (path / "figure.svg").stat().st_mtime + 10
-    os.utime(path / "metrics.jsonl", (later, later))  # as after more steps
-    text = report([path], tmp_path / "page.html").read_text()
-    assert unpacked(text, "run-svg") != b'<svg height="7"></svg>'
-    assert 'href="run/figure.svg"' not in text
+def test_every_figure_is_in_the_page_as_a_picture_that_needs_no_script(page):
+    without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    boxes = re.findall(r'<div class="chart"[^>]*>(.*?)</div>', without_scripts, flags=re.S)
+    assert len(boxes) == 3  # over each other, and each run
+    for box in boxes:
+        picture = ET.fromstring(box)
+        assert picture.get("class") == "still"
+        assert len(list(picture.iter("path"))) > 5
+        assert any("entropy" in (text.text or "") for text in picture.iter("text"))
 
 
 def test_of_many_runs_there_is_one_figure_and_links(tmp_path, monkeypatch):
@@ -451,8 +444,7 @@ def test_what_has_no_room_is_left_out_or_linked(tmp_path, monkeypatch, room):
     for name in ("MOST",) if room else ("MOST", "MOST_OF_ALL"):
         monkeypatch.setattr(f"joma._show.pages.document.{name}", 0)
     text = report([path], tmp_path / "page.html").read_text()
-    assert 'id="run-svg"' not in text
-    assert 'href="run/figure.svg"' in text
+    assert ('<svg class="still"' in text) == room
     assert "data-file" not in text.split("<script")[0]
     assert ('class="chart"' in text) == room
     assert ("no room for this figure" in text) != room
@@ -526,7 +518,7 @@ def test_what_failed_is_on_the_page_instead_of_what_was_there_before(made, monke
     for name in ("report.html", "again.html"):
         text = (made / name).read_text()
         assert "ValueError: no &lt;luck&gt;" in text
-        assert "This run" not in text  # the record of a longer run stays, marked as such
+        assert "this run:" not in text
         assert 'class="chart"' not in text
     monkeypatch.undo()
     assert capsys.readouterr().out.count("ValueError: no <luck>") == 1
@@ -606,12 +598,12 @@ def test_what_is_not_decided_is_grey_counted_apart_and_says_what_would_decide_it
     stored = json.loads((outcome.path / "verdict.json").read_text())
     (outcome.path / "verdict.json").write_text(json.dumps(stored | said))
     text = write_report(tmp_path, [exhibit], None, preset="default", seed=0).read_text()
-    assert "What would decide it: a &lt;larger&gt; model." in text
+    assert "<dt>Would decide</dt><dd>a &lt;larger&gt; model</dd>" in text
     assert (
         f'<span class="badge neutral" title="inconclusive: {Verdict.INCONCLUSIVE.meaning}">' in text
     )
     assert "Inconclusive: Figure 3: growth of the components</h2>" in text
-    assert '1 of 1 exhibit of this run is inconclusive: <a href="#fig3">Figure 3</a>' in text
+    assert 'Inconclusive: <a href="#fig3">Figure 3</a>' in text
     assert "Changed after a look at results: it was judged." in text
     assert "--seed 100" in text
     broken = stored | {"verdict": "inconclusive"}
@@ -626,85 +618,6 @@ def plain(markup):
     return re.sub(r" ([:;,.])", r"\1", words)
 
 
-def with_verdict(exhibit, here, longer=None, **more):
-    """An exhibit on the page whose longer run, if there is one, came to that verdict."""
-    record = None
-    if longer is not None:
-        would_decide = "more" if longer is Verdict.INCONCLUSIVE else ""
-        judgement = replace(
-            recorded(exhibit.id).judgement, verdict=longer, would_decide=would_decide
-        )
-        record = replace(recorded(exhibit.id), judgement=judgement)
-    return Shown(exhibit, exhibit.id, here, record, **more)
-
-
-def test_findings_count_what_is_there_and_say_nothing_else(tmp_path):
-    fig3, fig9 = get(["fig3", "fig9"])
-    odd = replace(fig3, title="It <grows>", messages={})
-    checked = results()  # the verdicts take turns
-    papers = [r.verdict for r in checked if r.claim.kind is not Kind.EXTENSION]
-    ours = [r.verdict for r in checked if r.claim.kind is Kind.EXTENSION]
-    text = findings(
-        [Shown(odd, "fig3", Verdict.HOLDS), Shown(fig9, "fig9", Verdict.FAILS)], checked, None
-    )
-    said = plain(text)
-    hold = papers.count(Verdict.HOLDS)
-    assert f"The paper's: {hold} claims and 1 exhibit of this run hold: It <grows>: holds." in said
-    assert f"Ours: {ours.count(Verdict.HOLDS)} claims hold:" in said
-    fails = papers.count(Verdict.FAILS)
-    assert (
-        f"The paper's: {fails} claims and 1 exhibit of this run fail: {fig9.message(Verdict.FAILS)}."
-        in said
-    )
-    assert text.count('class="mark ') == len(checked) + 2
-    alone = plain(findings([Shown(fig9, "fig9", Verdict.UNDER)], None, None))
-    assert f"1 exhibit of this run holds under a condition: {fig9.message(Verdict.UNDER)}." in alone
-    assert "Nothing on this page holds as stated." in alone
-    assert "Nothing that was tested fails." in alone
-    assert "The claims were not checked." in alone
-
-
-def test_this_run_and_the_longer_runs_are_counted_apart():
-    fig2, fig3, fig9 = get(["fig2", "fig3", "fig9"])
-    text = findings(
-        [
-            with_verdict(fig2, Verdict.INCONCLUSIVE, Verdict.HOLDS),
-            with_verdict(fig3, Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE),
-            with_verdict(fig9, Verdict.HOLDS),
-        ],
-        None,
-        None,
-    )
-    said = plain(text)
-    assert "2 of 3 exhibits of this run are inconclusive: Figure 2, Figure 3." in said
-    assert "1 of 2 longer runs is inconclusive: Figure 3." in said
-    assert "The paper's: 1 exhibit of this run and 1 longer run hold:" in said
-    table = re.search(r'<table class="tally">(.*?)</table>', text, flags=re.S)[1]
-    rows = [re.findall(r'<td class="n">(\d+|–)</td>', row) for row in table.split("<tr")[1:]]
-    # claims, this run, longer runs: of the paper and beyond it
-    assert [row for row in rows if row] == [
-        ["–", "–", "1", "–", "1", "–"],
-        ["–", "–", "2", "–", "1", "–"],
-    ]
-
-
-def test_the_papers_statements_are_counted_apart_from_ours():
-    fig9, sinks = get(["fig9", "sinks"])
-    text = findings(
-        [Shown(fig9, "fig9", Verdict.FAILS), Shown(sinks, "sinks", Verdict.FAILS)], results(), None
-    )
-    said = plain(text)
-    assert f"1 exhibit of this run fail: {fig9.message(Verdict.FAILS)}." in said
-    assert (
-        f"1 exhibit of this run fail: {sinks.message(Verdict.FAILS)}."
-        in said.partition("Does not hold")[2]
-    )
-    assert (
-        text.count(' beyond"') == sum(r.claim.kind is Kind.EXTENSION for r in results()) + 1
-    )  # marks: sinks is ours
-    assert Verdict.HOLDS.meaning == "as stated"  # of ours as well as of the paper's
-
-
 def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
     beyond = {id for id, exhibit in exhibits().items() if not exhibit.is_from_paper}
     assert beyond == {
@@ -717,65 +630,28 @@ def test_only_what_the_paper_states_counts_as_the_papers(tmp_path):
     assert with_settings(get(["fig3"])[0], "default", ["times=20"]).is_from_paper
 
 
-def test_a_verdict_that_rests_on_one_packaged_model_says_so(tmp_path):
-    fig3, sinks = get(["fig3", "sinks"])
-    smollm2 = MODELS["smollm2"].about
-    shown = [
-        with_verdict(fig3, Verdict.HOLDS, Verdict.HOLDS),
-        with_verdict(sinks, Verdict.INCONCLUSIVE, Verdict.FAILS),
-    ]
-    said = plain(findings(shown, None, None))
-    assert f"1 verdict rests on one model, {smollm2}: Sparse attention, or a sink? (fails)." in said
-    assert f"{sinks.message(Verdict.FAILS)} (one model)" in said
-    assert "rests on one model" not in plain(findings(shown[:1], None, None))
-    alone = with_verdict(
-        sinks, Verdict.FAILS, short=False, settings={"model": "smollm2"}
-    )  # this run's own
-    assert alone.model == smollm2
-    assert (
-        with_verdict(
-            sinks, Verdict.FAILS, short=False, settings={"models": {"smollm2": None, "m": None}}
-        ).model
-        == ""
-    )
-
-
 def test_the_recorded_verdicts_on_one_packaged_model_are_these():
     resting = {record.exhibit for record in records() if packaged_model(record.settings)}
     assert resting == {"embeddings", "sinks", "fig10"}
 
 
-def test_a_longer_run_counts_more_than_a_short_one_and_neither_is_hidden(tmp_path):
-    (fig2,) = get(["fig2"])
-    one = with_verdict(fig2, Verdict.HOLDS, Verdict.FAILS)
-    assert (one.verdict, one.message) == (Verdict.FAILS, fig2.message(Verdict.FAILS))
-    text = findings([one], None, None)
-    assert f'1 longer run fails: <a href="#fig2">{escape(one.message)}</a>' in text
-    assert "The paper's: 1 exhibit of this run holds." in plain(text)
-    assert 'this run comes to another verdict in <a href="#fig2">Figure 2</a>' in text
-    assert "another verdict" not in findings([replace(one, here=Verdict.FAILS)], None, None)
-    assert replace(one, short=False).verdict is Verdict.HOLDS  # a run as long counts itself
-    assert (
-        replace(one, here=Verdict.ERROR).verdict is Verdict.ERROR
-    )  # a record does not hide that nothing was made
-
-
-def test_the_section_of_an_exhibit_is_headed_by_the_longer_run(made):
+def test_the_section_of_an_exhibit_is_headed_by_the_run_that_its_figure_shows(made):
+    stored = json.loads((made / "fig3/verdict.json").read_text())
+    (made / "fig3/verdict.json").write_text(json.dumps(stored | {"verdict": "fails"}))
     text = report([made], made / "again.html").read_text()
-    record = recorded("fig3")
+    assert recorded("fig3").judgement.verdict is Verdict.HOLDS  # the longer run has no say
     heading = re.search(r'<h2 id="fig3-title">(.*?)</h2>', text)[1]
-    assert heading == get(["fig3"])[0].message(record.judgement.verdict)
-    assert "Measured, in the longer run:" in text
-    assert "the figure shows this one" not in text  # both came to the same verdict
-    assert "This run" in text
+    assert heading == get(["fig3"])[0].message(Verdict.FAILS)
+    rows = re.search(r'<dl class="outcome">(.*?)</dl>', text, flags=re.S)[1]
+    assert f"<dt>Measured</dt><dd>{stored['measured']}</dd>" in rows
+    assert "<dt>A longer run</dt>" in rows
+    assert "<dt>Rests on</dt><dd>this run: preset default, seed 0" in rows
 
 
-def test_one_sentence_of_a_summary_is_its_conclusion_or_its_first_clauses():
-    assert sentence("a 1; b 2. So: under heavy tails") == "Under heavy tails."
-    assert sentence("one; two.") == "One; two."
-    long = "; ".join(f"clause {n} of many words that go on" for n in range(30))
-    assert long.lower().startswith(sentence(long).rstrip(".").lower())
-    assert len(sentence(long)) < 300
+def test_the_paper_page_has_no_word_in_capitals_that_are_not_in_the_source():
+    assert "text-transform" not in asset("page.css") + asset("runs.css")
+    assert capitalized("ẑ from the first integral") == "ẑ from the first integral"
+    assert capitalized("attention turns sparse") == "Attention turns sparse"
 
 
 def test_pictures_and_figures_on_the_page_have_as_many_digits_as_a_screen_shows():

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from joma._runs import Run, RunError, check_writable, write_atomic
 from joma._show.pages.render import asset, render
+from joma._show.pages.stills import Styles, still
+
+if TYPE_CHECKING:
+    from joma._show.plots.style import Drawing
 
 # A page stays under 15 MB; what is not embedded takes less than 2 MB of it. In bytes:
 MOST = 11_000_000  # pictures and data are embedded up to this size of all that is embedded
@@ -23,7 +29,7 @@ ROOM = 15_000_000  # must be free on the disk before a page is made
 SCRIPTS = ("explorer.js", "layout.js", "hover.js", "runs.js", "page.js")
 LIVE = ("live.js",)
 STYLES = ("page.css", "runs.css")
-PARTS = ("", "-title", "-chart", "-spec", "-svg", "-csv")  # what the ids in a section end in
+PARTS = ("", "-title", "-chart", "-spec", "-csv")  # what the ids in a section end in
 
 
 @dataclass
@@ -35,12 +41,14 @@ class Page:
     files: list[tuple[str, str]] = field(default_factory=list)  # id, content in Base64
     size: int = 0
     ids: set[str] = field(default_factory=lambda: {"main", "theme", "live", "vega"})
+    styles: Styles = field(default_factory=Styles)  # of the still pictures
     mark: str = ""  # what it shows; see `joma._show.pages.place`
-    live: bool = False  # served while a run goes on: without pictures to download, and it may ask for changes
+    live: bool = False  # served while a run goes on: without stills, and it may ask for changes
 
     def id(self, text: str) -> str:
         """An id for a section that no other part of the page has."""
-        start = id = slug(text)
+        start = slug(text)
+        id = start
         number = 1
         while any(id + part in self.ids for part in PARTS):
             number += 1
@@ -50,9 +58,10 @@ class Page:
 
     def embed(self, id: str, data: str | bytes, most: int | None = None) -> bool:
         """Embed a file under ``id``; False if it would be more than ``most`` bytes (``MOST`` by default) in all."""
-        data = data.encode() if isinstance(data, str) else data
-        text = packed(data)
-        if self.size + len(text) > (MOST if most is None else most):
+        content = data.encode() if isinstance(data, str) else data
+        text = packed(content)
+        limit = MOST if most is None else most
+        if self.size + len(text) > limit:
             return False
         self.size += len(text)
         self.files.append((id, text))
@@ -80,70 +89,63 @@ def slug(text: str) -> str:
 def figure(
     page: Page,
     id: str,
-    spec: dict[str, Any],
+    drawing: Drawing,
     alt: str,
     data: str | None,
     folder: Path | None = None,
-    *,
-    pictures: bool = True,
 ) -> str:
-    """An interactive figure with its switches, and links to the same as SVG and CSV.
+    """Return a figure: its still picture, what makes it interactive, and links to the picture and its numbers.
 
     Arguments:
-        page: takes the embedded files.
+        page: takes the embedded files, and the styles of the still.
         id: of the section, unique in the page.
-        spec: Vega-Lite, as drawn.
-        alt: what a screen reader says.
+        drawing: the figure as drawn.
+        alt: for screen readers.
         data: the numbers as CSV.
         folder: the run folder, for links; None if the figure is of no folder.
-        pictures: whether the folder's ``figure.*`` are of this figure, if it has them; else they are made here.
     """
-    from joma._show.plots.interactive import interactive, skeleton
+    from joma._show.plots.interactive import interactive
 
-    live, switches = interactive(spec)
+    live, switches = interactive(json.loads(drawing.specification))
     live["description"] = alt
-    room = page.embed(
-        f"{id}-spec", json.dumps(live, ensure_ascii=False, separators=(",", ":")), MOST_OF_ALL
-    )
-    stored = folder / "figure.svg" if folder is not None and pictures else None
-    svg = b"" if page.live else _picture(spec, stored)
-    links = [_link(page, id, "svg", "image/svg+xml", svg, stored)] if svg else []
-    if data is not None:
-        link = _link(page, id, "csv", "text/csv", data, None)
-        links += (
-            [link]
-            if link or folder is None
-            else [_metrics(page, path) for path in (folder, *Run(folder).members)]
+    text = json.dumps(live, ensure_ascii=False, separators=(",", ":"))
+    has_room = page.embed(f"{id}-spec", text, MOST_OF_ALL)
+    still_picture = ""
+    if has_room and not page.live:
+        still_picture = still(drawing.svg, page.styles, id)
+    links: list[dict[str, str]] = []
+    if has_room:
+        links.append(
+            {
+                "href": "#",
+                "type": "image/svg+xml",
+                "text": "SVG",
+                "download": f"{id}.svg",
+                "picture": id,
+            }
         )
+    if data is not None:
+        links += _tables(page, id, data, folder)
     return render(
         "figure.html",
         id=id,
         alt=alt,
-        room=room,
-        size=[
-            _length(svg, name) for name in ("width", "height")
-        ],  # of the picture: by it the page reserves room
-        skeleton=skeleton(spec),
-        picture=f"{id}-svg" if svg and "embedded" in links[0] else None,
+        has_room=has_room,
+        still=Markup(still_picture),
         switches=switches,
-        links=[link for link in links if link],
+        links=links,
     )
 
 
-def _link(
-    page: Page, name: str, ending: str, kind: str, content: str | bytes, file: Path | None
-) -> dict[str, str]:
-    """A link to what is embedded and to the file, if there is one; empty where neither can be linked."""
-    stored = file is not None and file.exists()
-    link = {
-        "href": page.link(file) if file is not None and stored else "#",
-        "type": kind,
-        "text": ending.upper(),
-    }
-    link["download"] = f"{name}.{ending}"
-    if page.embed(f"{name}-{ending}", content):
-        return link | {"embedded": f"{name}-{ending}"}
-    return link if stored else {}
+def _tables(page: Page, id: str, data: str, folder: Path | None) -> list[dict[str, str]]:
+    """Links to the numbers of a figure: in the page, or in the run folders where they are too large for it."""
+    if page.embed(f"{id}-csv", data):
+        link = {"href": "#", "type": "text/csv", "text": "CSV", "download": f"{id}.csv"}
+        return [{**link, "embedded": f"{id}-csv"}]
+    if folder is None:
+        return []
+    links = [_metrics(page, path) for path in (folder, *Run(folder).members)]
+    return [link for link in links if link]
 
 
 def _metrics(page: Page, folder: Path) -> dict[str, str]:
@@ -153,22 +155,6 @@ def _metrics(page: Page, folder: Path) -> dict[str, str]:
         return {}
     text = f"metrics.jsonl of {folder.name} (too large for this page)"
     return {"href": page.link(file), "type": "application/jsonl", "text": text}
-
-
-def _picture(spec: dict[str, Any], stored: Path | None) -> bytes:
-    """The figure as SVG: that of the folder, or made here."""
-    import vl_convert
-
-    from joma._show.plots.style import compact
-
-    if stored is not None and stored.exists():
-        return stored.read_bytes()
-    return compact(vl_convert.vegalite_to_svg(spec)).encode()
-
-
-def _length(svg: bytes, name: str) -> int:
-    size = re.search(rf'<svg[^>]* {name}="([\d.]+)'.encode(), svg)
-    return round(float(size[1])) if size else 0
 
 
 @lru_cache(maxsize=1)
@@ -184,16 +170,31 @@ def document(
 ) -> str:
     """The text of the page."""
     from joma import __version__
-    from joma._show.plots.style import DARK, DARK_DEPTH
+    from joma._show.plots.style import DARK, DARK_DEPTH, DARK_PAPER
 
-    # "</script" and "<!--" in strings and regular expressions of JavaScript: written so, they mean the same
-    scripts = SCRIPTS + LIVE * page.live
-    code = [re.sub(r"<(?=/script|!--)", r"\\x3c", asset(name), flags=re.I) for name in scripts]
-    files = [("vega", packed(_vega().encode())), *page.files]
+    names = [*SCRIPTS, *LIVE] if page.live else SCRIPTS
     return render(
-        "document.html", page=page, title=title, header=header, sections=sections, made_by=made_by, version=__version__,
-        style="".join(map(asset, STYLES)), scripts=code, files=files, dark={"colours": DARK, "depth": DARK_DEPTH},
-    )  # fmt: skip
+        "document.html",
+        page=page,
+        title=title,
+        header=header,
+        sections=sections,
+        made_by=made_by,
+        version=__version__,
+        style=Markup("".join(map(asset, STYLES)) + page.styles.css()),
+        scripts=[_script(name) for name in names],
+        files=[("vega", packed(_vega().encode())), *page.files],
+        dark={"colours": DARK, "depth": DARK_DEPTH, "paper": DARK_PAPER},
+    )
+
+
+def _script(name: str) -> Markup:
+    """A script of the page.
+
+    "</script" and "<!--" in its strings and regular expressions would end it for the browser. Written with the
+    number of the bracket, they mean the same.
+    """
+    return Markup(re.sub(r"<(?=/script|!--)", r"\\x3c", asset(name), flags=re.I))
 
 
 def check_place(path: Path) -> None:

@@ -16,17 +16,15 @@ from joma._runs import Run, RunNotFound
 from joma._runs.curve import EXACT
 from joma._show.pages.claims import claims_section
 from joma._show.pages.document import Page, check_place, document, figure, write_page
-from joma._show.pages.findings import Shown, findings
+from joma._show.pages.findings import Shown, findings_section
 from joma._show.pages.place import PAPER, mark_of
 from joma._show.pages.render import TONE, render
 from joma._show.pages.typeset import markdown_table
-from joma.paper.verdict import Verdict
+from joma._show.plots.style import stored_drawing
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
     from joma.paper.exhibits import Exhibit, ExhibitOutcome
-
-SENTENCE = 240  # characters of what was measured, beside the figure; the rest is in the fold-out
 
 
 def write_report(
@@ -67,19 +65,21 @@ def write_report(
     sections = [_explorer(page)]
     for item in exhibits:
         if isinstance(item, Exhibit):
-            exhibit, error = item, _complaint(out, item.id)
-        else:  # an old error is not shown for what has been made since
-            exhibit, error = (
-                item.exhibit,
-                item.error or (None if item.verdict else _complaint(out, item.exhibit.id)),
-            )
+            exhibit = item
+            error = _complaint(out, item.id)
+        else:
+            exhibit = item.exhibit
+            error = item.error
+            # An old error is not shown for what has been made since.
+            if error is None and item.verdict is None:
+                error = _complaint(out, exhibit.id)
         id = page.id(exhibit.id)
         one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
         shown.append(one)
         sections.append(section)
     if claims_error or claims is not None:
         sections.append(claims_section(page, claims, claims_error))
-    sections.insert(0, findings(shown, claims, claims_error))
+    sections.insert(0, findings_section(page, shown, claims, claims_error))
     sections += others(page)
     header = render(
         "header.html", version=__version__, preset=preset, seed=seed, today=date.today().isoformat(), commit=_commit(),
@@ -113,10 +113,10 @@ def _complaint(out: Path, id: str) -> str | None:
     path = out / f"{id}.error.txt"
     if not path.exists():
         return None
-    return (
-        next(iter(path.read_text(encoding="utf-8").splitlines()), "")
-        or f"It failed; {path.name} does not say why."
-    )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[0]:
+        return f"It failed; {path.name} does not say why."
+    return lines[0]
 
 
 def exhibit_section(
@@ -130,75 +130,74 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma.paper.exhibits.base import PRESETS, SEEN, load_checks, load_verdict
+    from joma.paper.exhibits.base import SEEN, load_checks, load_verdict
     from joma.paper.recorded import recorded
 
-    title, left = (
-        f"{exhibit.title} ({label})" if label else exhibit.title,
-        (folder / "verdict.json").exists(),
-    )
-    said = load_verdict(folder) if left and not error else None
-    run = Run(folder) if said else None
-    made_at = run.info["config"]["preset"] if run else preset
-    # An exhibit that shows its record has no second one beside it.
+    title = f"{exhibit.title} ({label})" if label else exhibit.title
+    is_left = (folder / "verdict.json").exists()
+    judgement = load_verdict(folder) if is_left and not error else None
+    run = Run(folder) if judgement is not None else None
+    # An exhibit that shows its record has no second one next to it.
     provenance = run.info.get("record") if run is not None else None
-    record = recorded(exhibit.id) if provenance is None else None
-    shown = Shown(
-        exhibit,
-        id,
-        said.verdict if said else Verdict.ERROR,
-        record,
-        short=made_at == PRESETS[0],
-        settings=run.info["config"]["settings"] if run else {},
-    )
+    record = recorded(exhibit.id) if run is not None and provenance is None else None
+    settings = run.info["config"]["settings"] if run is not None else {}
+    shown = Shown(exhibit, id, folder, judgement, settings)
     page.contents.append((id, title, TONE[shown.verdict]))
-    judgement = said or (record.judgement if record else None)
     common = {
-        "id": id, "title": title, "heading": f"{shown.message} ({label})" if label else shown.message,
-        "exhibit": exhibit, "shown": shown, "verdict": said, "recorded": record,
-        "paper": judgement.paper if judgement else "", "provenance": provenance, "checks": load_checks(folder),
-    }  # fmt: skip
-    if said is None or run is None:
+        "id": id,
+        "title": title,
+        "heading": f"{shown.message} ({label})" if label else shown.message,
+        "exhibit": exhibit,
+        "shown": shown,
+        "verdict": judgement,
+        "recorded": record,
+        "provenance": provenance,
+        "checks": load_checks(folder),
+    }
+    if judgement is None or run is None:
         return shown, render(
-            "exhibit.html", **common, error=error, left=left, folder=folder, preset=preset, seed=seed
-        )  # fmt: skip
-    config, seed = run.info["config"], run.info["seed"]
-    alt = f"{title}. {said.verdict}: {said.summary}"
-    spec = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+            "exhibit.html",
+            **common,
+            error=error,
+            left=is_left,
+            folder=folder,
+            preset=preset,
+            seed=seed,
+        )
+    config = run.info["config"]
+    table: str | None
+    missing: RunNotFound | None
     try:
-        table, missing = run.frame().to_csv(index=False, float_format="%.7g"), None
-    except RunNotFound as refusal:  # of a run that it refers to; picture and verdict are here
-        table, missing = None, refusal
+        table = run.frame().to_csv(index=False, float_format="%.7g")
+        missing = None
+    except RunNotFound as refusal:
+        # Of a run that it refers to. Picture and verdict are here.
+        table = None
+        missing = refusal
     tables = [
         markdown_table(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.md"))
     ]
-    counts = record.judgement if record and shown.by_record else said
-    origin = {"preset": config["preset"], "seed": seed, "made": run.info.get("finished", "")}
+    origin = {
+        "preset": config["preset"],
+        "seed": run.info["seed"],
+        "made": run.info.get("finished", ""),
+    }
     if provenance is not None:
         origin |= {"preset": provenance["preset"], "seed": provenance["seed"]}
+    alt = f"{title}. {judgement.verdict}: {judgement.summary}"
     return shown, render(
-        "exhibit.html", **common, counts=counts, sentence=sentence(counts.summary), tables=Markup("").join(tables),
-        figure=figure(page, id, spec, alt, table, folder), missing=missing, preset=config["preset"], seed=seed,
-        origin=origin, settings=config["settings"] | origin | versions(run),
-        numbers=json.dumps(said.numbers, indent=2, ensure_ascii=False), seen=SEEN,
-    )  # fmt: skip
-
-
-def sentence(summary: str) -> str:
-    """One sentence of a summary: its conclusion, or as many of its clauses as are short enough to be read.
-
-    >>> sentence("pairs: Laplace; none: Gaussian. So: under heavy tails")
-    'Under heavy tails.'
-    """
-    _, concluded, conclusion = summary.rpartition(". So: ")
-    text = conclusion if concluded else summary
-    clauses = text.split("; ")
-    shown = clauses[0]
-    for clause in clauses[1:]:
-        if len(shown) + len(clause) > SENTENCE:
-            break
-        shown = f"{shown}; {clause}"
-    return f"{shown[:1].upper()}{shown[1:]}".rstrip(".") + "."
+        "exhibit.html",
+        **common,
+        tables=Markup("").join(tables),
+        figure=figure(page, id, stored_drawing(folder), alt, table, folder),
+        missing=missing,
+        preset=config["preset"],
+        seed=run.info["seed"],
+        origin=origin,
+        settings=config["settings"] | origin | versions(run),
+        numbers=json.dumps(judgement.numbers, indent=2, ensure_ascii=False),
+        seen=SEEN,
+    )
 
 
 def versions(run: Run) -> dict[str, str]:

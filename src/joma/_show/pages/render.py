@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -26,6 +27,7 @@ TONE: dict[str, str] = {
     Verdict.ERROR: "bad",
     Verdict.INCONCLUSIVE: "neutral",
 }
+MOST_LETTERS = 60  # of a value in a table
 STATUS = {  # of a run
     "done": "good", "running": "fair", "interrupted": "fair", "failed": "bad", "diverged": "bad", "killed": "bad",
 }  # fmt: skip
@@ -67,16 +69,28 @@ def _environment() -> Environment:
     environment.globals.update(TONE=TONE, STATUS=STATUS, Verdict=Verdict)
     environment.filters.update(
         typeset=typeset,
-        number=lambda value: "–" if value is None else f"{value:.2g}",
+        number=_number,
         plain=_plain,
         told=tell_alert,
         json=json.dumps,
         short=_short,
         titled=_titled,
         day=lambda time: str(time)[:10],
-        capital=lambda text: text[:1].upper() + text[1:],
+        capital=capitalized,
     )
     return environment
+
+
+def capitalized(text: str) -> str:
+    """Return a text with a capital at its start, unless it starts with a symbol: ẑ is not Ẑ, and v is not V.
+
+    >>> capitalized("the same"), capitalized("v grows"), capitalized("ẑ follows z")
+    ('The same', 'v grows', 'ẑ follows z')
+    """
+    word = re.match(r"[a-z]{2,}\b|a\b", text)
+    if word is None:
+        return text
+    return text[0].upper() + text[1:]
 
 
 def _titled(gauge: str) -> str:
@@ -86,19 +100,23 @@ def _titled(gauge: str) -> str:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "–" if value is None else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _short(value: Any) -> str:
-    text = (
-        "–"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
-    return text if len(text) <= 60 else text[:57] + "…"
+    text = value if isinstance(value, str) else _plain(value)
+    if len(text) <= MOST_LETTERS:
+        return text
+    return text[: MOST_LETTERS - 3] + "…"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2g}"

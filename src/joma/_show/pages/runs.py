@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joma._runs import Run, RunError, RunNotFound
 from joma._runs.alerts import read_alerts, worst_level
@@ -22,6 +22,9 @@ from joma._show.pages.outcomes import TONES, by_layer, numbers, worst
 from joma._show.pages.page import exhibit_section, versions, write_report
 from joma._show.pages.place import PAPER, RUNS, check_replaceable, default_place, mark_of
 from joma._show.pages.render import render, tone_of
+
+if TYPE_CHECKING:
+    from joma._show.plots import Chart
 
 MOST_RUNS = 12  # that get a figure each
 
@@ -226,7 +229,7 @@ def _flat(config: dict[str, Any], before: str = "") -> dict[str, Any]:
 def _comparison(
     page: Page, runs: dict[str, Run], now: dict[str, Outcome], clock: bool, many: bool
 ) -> str:
-    from joma._show.plots import specification
+    from joma._show.plots import drawing
     from joma._show.plots.clock import why_not
     from joma._show.plots.compare import draw
 
@@ -236,7 +239,7 @@ def _comparison(
     tables = [] if many else by_layer(list(now.values()))
     caution = not_alike({label: run.info for label, run in runs.items()})
     try:
-        spec = json.loads(specification(draw(runs, clock)))
+        drawn = draw(runs, clock)
     except RunError as error:
         return render(
             "comparison.html", error=error, tables=tables, labels=list(runs), reason=None, switch=False, caution=caution
@@ -246,14 +249,15 @@ def _comparison(
         reason for label, run in trained.items() if (reason := why_not(run, bool(now[label].clock)))
     ]
     return render(
-        "comparison.html", figure=figure(page, "comparison", spec, alt, None), error=None, tables=tables,
-        labels=list(runs), clock=clock, switch=switch(spec), reason=reasons[0] if reasons else None, caution=caution,
+        "comparison.html", figure=figure(page, "comparison", drawing(drawn), alt, None), error=None, tables=tables,
+        labels=list(runs), clock=clock, switch=has_both_clocks(drawn), reason=reasons[0] if reasons else None, caution=caution,
     )  # fmt: skip
 
 
-def switch(spec: dict[str, Any]) -> bool:
-    """Whether the reader can switch a figure between steps and τ."""
-    return "clocks" in spec.get("usermeta", {})
+def has_both_clocks(chart: Chart) -> bool:
+    """True if the reader can switch a figure between steps and τ."""
+    about = getattr(chart, "usermeta", None)
+    return isinstance(about, dict) and "clocks" in about
 
 
 def _section(
@@ -261,7 +265,7 @@ def _section(
 ) -> str:  # fmt: skip
     """A run's part of the page; ``now`` is its outcome, if that is known already."""
     from joma._show.pages.plot import chart
-    from joma._show.plots import specification
+    from joma._show.plots import drawing
 
     info = run.info
     if info["kind"] == "exhibit" and (run.path / "verdict.json").exists():
@@ -295,7 +299,7 @@ def _section(
     )
     explanation = _explanation(run)
     try:
-        spec = json.loads(specification(chart(run, clock)))
+        drawn = chart(run, clock)
     except RunError as error:
         return render(
             "run.html", id=id, label=label, facts=facts, error=error, switch=False, checkpoints=checkpoints,
@@ -307,14 +311,12 @@ def _section(
         curves = _curves(run, now or outcome(run))
     else:
         alt = f"{info['kind']} run {label}: each gauge over the layers, one line per model"
-    pictures = _drawn_since(run) and not clock  # those of the folder are over steps
-    drawn = figure(
-        page, id, spec, alt, run.frame().to_csv(index=False), run.path, pictures=pictures
-    )
+    table = run.frame().to_csv(index=False)
     command = f"joma plot {shlex.quote(str(run.path))}{' --clock' * clock}"
     return render(
-        "run.html", id=id, label=label, facts=facts, figure=drawn, curves=curves,
-        command_line=command, error=None, checkpoints=checkpoints, clock=clock, switch=switch(spec),
+        "run.html", id=id, label=label, facts=facts, curves=curves,
+        figure=figure(page, id, drawing(drawn), alt, table, run.path), command_line=command, error=None,
+        checkpoints=checkpoints, clock=clock, switch=has_both_clocks(drawn),
         alerts=alerts, TONES=TONES, attention=_attention(page, run, id, label), explanation=explanation,
     )  # fmt: skip
 
@@ -339,13 +341,11 @@ def _attention(page: Page, run: Run, id: str, label: str) -> str:
     patterns = run.patterns()
     if patterns is None or not patterns.kept:
         return ""
-    from joma._show.plots import specification
+    from joma._show.plots import drawing
     from joma._show.plots.patterns import draw, shown_layers
 
     alt = f"{label}: attention of each token to each, at steps {', '.join(f'{one.step:,}' for one in patterns.kept)}"
-    drawn = figure(
-        page, page.id(f"{id}-attention"), json.loads(specification(draw(patterns))), alt, None
-    )
+    drawn = figure(page, page.id(f"{id}-attention"), drawing(draw(patterns)), alt, None)
     sequence = " ".join(patterns.words) if patterns.words else ""
     left_out = len(patterns.layers) > len(shown_layers(patterns))
     return render(

@@ -1,5 +1,5 @@
 """The one place that draws: a frame in, an Altair figure out, saved as SVG, PDF and PNG without a browser."""
 
-from joma._show.plots.style import Chart, save, specification
+from joma._show.plots.style import Chart, Drawing, drawing, save, specification, stored_drawing
 
-__all__ = ["Chart", "save", "specification"]
+__all__ = ["Chart", "Drawing", "drawing", "save", "specification", "stored_drawing"]

@@ -11,7 +11,9 @@ import pandas as pd
 from joma._show.plots.panels import FAINT
 from joma._show.plots.style import INK, Chart
 
-WIDE = 118  # characters per line
+WIDE = 74  # characters per line
+LETTER = 7.6  # pixels, of a character of 12 pixels
+LINE = 24  # pixels
 
 
 def contexts(title: str, note: str, rows: Mapping[str, Mapping[str, Any]]) -> Chart:
@@ -31,20 +33,20 @@ def contexts(title: str, note: str, rows: Mapping[str, Mapping[str, Any]]) -> Ch
     )
     base = alt.Chart(frame, title=alt.Title(title, subtitle=note))
     shade = alt.Opacity("shade:Q", scale=None, legend=None)
-    shaded = base.mark_rect(height=16).encode(
+    shaded = base.mark_rect(height=LINE - 6).encode(
         x, alt.X2("end:Q"), y, shade, color=alt.value("#d55e00")
     )
     framed = base.transform_filter("datum.query").mark_rect(
-        height=16, fill=None, stroke=INK, strokeWidth=1.2
+        height=LINE - 6, fill=None, stroke=INK, strokeWidth=1.2
     )
     layers: list[Any] = [shaded, framed.encode(x, alt.X2("end:Q"), y)]
     for bold in (True, False):
         part = base.transform_filter(f"datum.bold == {str(bold).lower()}").mark_text(
-            align="left", font="DejaVu Sans Mono, monospace", fontSize=9, baseline="middle",
+            align="left", font="DejaVu Sans Mono, monospace", fontSize=12, baseline="middle",
             fontWeight="bold" if bold else "normal", color=INK if bold else FAINT,
         )  # fmt: skip
         layers.append(part.encode(ink, y, text="text:N"))
-    return alt.layer(*layers).properties(width=5.45 * WIDE, height=26 * max(1, len(rows)))
+    return alt.layer(*layers).properties(width=LETTER * WIDE, height=LINE * max(1, len(rows)))
 
 
 def _tokens(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

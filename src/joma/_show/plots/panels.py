@@ -21,13 +21,15 @@ import altair as alt
 import pandas as pd
 
 from joma._show.plots.style import INK as INK
+from joma._show.plots.style import LIGHT_DEPTH
 from joma._show.plots.style import Chart as Chart
 
 FAINT, ACCENT = "#57606a", "#0072b2"
 DEPTH = alt.SchemeParams(
-    name="plasma", extent=[0.0, 0.62]
+    name="plasma", extent=list(LIGHT_DEPTH)
 )  # layers and time, dark to light, all seen on white
 FEW = 12  # layers that a legend names
+THUMBNAIL = (150, 105)  # pixels
 DASH = [5, 4]
 Tip = (
     Sequence[str] | Mapping[str, str | None]
@@ -366,6 +368,11 @@ def panel(
         if title is None
         else chart.properties(title=alt.Title(title, **_given(subtitle=note)))
     )
+
+
+def thumbnail(*marks: Any) -> Any:
+    """Marks over each other in a small panel without a title: the picture of a finding."""
+    return panel(None, *marks, size=THUMBNAIL)
 
 
 def row(*panels: Any, shared: bool = False) -> alt.HConcatChart:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,80 @@ FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
 INK, GRID = "#24292f", "#e7eaee"
 # colour-blind safe (Okabe-Ito, the two lightest darkened to be seen on white), in the order in which they are used
 COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b07a00", "#3d97d3", "#7f7f7f"]
-# what a page puts in the place of colours, and of the scheme for depth, on a dark background
+# What a page shows instead of a colour on a dark background.
 DARK = {
-    "black": "#e6edf3", INK: "#e6edf3", "#57606a": "#a3adb8", "#f0f0f0": "#242c35", "#7f7f7f": "#9aa3ad",
+    "black": "#e6edf3", "#000": "#e6edf3", INK: "#e6edf3", "#57606a": "#a3adb8", "#7f7f7f": "#9aa3ad",
+    "#f0f0f0": "#242c35", GRID: "#232a32", "#9aa3ad": "#6b7682",
     "#0072b2": "#3f9fe0", "#b07a00": "#e69f00", "#3d97d3": "#8fd0f7",
     "#332288": "#9d8df1", "#882255": "#d9719f", "#117733": "#4fbf73",
 }  # fmt: skip
-DARK_DEPTH = [0.42, 1.0]
+DARK_PAPER = "#0f1419"
+# Depth and time are drawn in a part of Vega's scheme "plasma": the dark part on white, the light part
+# on a dark background. Vega interpolates between 256 colours; these are within 4 of 255 of them.
+_PLASMA = (
+    "#0d0887", "#2f0595", "#4902a0", "#6101a7", "#7901a8", "#8e0ca5", "#a21d9a", "#b42e8d", "#c43e7f",
+    "#d25072", "#df6064", "#e97358", "#f3854b", "#fa993d", "#fdaf31", "#fdc727", "#f8df25", "#f0f921",
+)  # fmt: skip
+LIGHT_DEPTH = (0.0, 0.62)
+DARK_DEPTH = (0.42, 1.0)
+# Colours that are farther apart than this, in steps of 255, are no longer of the scheme for depth.
+_SAME_COLOUR = 8.0
+_PLACES = 200
+
+
+def on_dark(kind: str, colour: str) -> str | None:
+    """Return the colour on a dark background; None if it is the same.
+
+    Arguments:
+        kind: "fill", "stroke" or "stop-color". A white stroke separates marks, and takes the colour of the page.
+        colour: as Vega writes it.
+
+    >>> on_dark("fill", "#0072b2"), on_dark("fill", "#d55e00")
+    ('#3f9fe0', None)
+    """
+    if kind == "stroke" and colour == "white":
+        return DARK_PAPER
+    return DARK.get(colour) or _dark_depth(colour)
+
+
+@lru_cache(maxsize=4096)
+def _dark_depth(colour: str) -> str | None:
+    """The colour of the same depth on a dark background; None for a colour that shows no depth."""
+    wanted = _rgb(colour)
+    if wanted is None:
+        return None
+    places = [n / _PLACES for n in range(_PLACES + 1)]
+    nearest = min(places, key=lambda place: math.dist(wanted, _plasma(_within(LIGHT_DEPTH, place))))
+    if math.dist(wanted, _plasma(_within(LIGHT_DEPTH, nearest))) > _SAME_COLOUR:
+        return None
+    red, green, blue = _plasma(_within(DARK_DEPTH, nearest))
+    return f"#{round(red):02x}{round(green):02x}{round(blue):02x}"
+
+
+def _within(extent: tuple[float, float], place: float) -> float:
+    return extent[0] + place * (extent[1] - extent[0])
+
+
+def _plasma(place: float) -> tuple[float, float, float]:
+    """The colour at a place between 0 and 1."""
+    along = place * (len(_PLASMA) - 1)
+    n = min(int(along), len(_PLASMA) - 2)
+    start = _rgb(_PLASMA[n])
+    end = _rgb(_PLASMA[n + 1])
+    assert start is not None
+    assert end is not None
+    red, green, blue = (a + (along - n) * (b - a) for a, b in zip(start, end, strict=True))
+    return red, green, blue
+
+
+def _rgb(colour: str) -> tuple[int, int, int] | None:
+    """Red, green and blue of "#0d0887" or "rgb(13, 8, 135)"; None for names and references."""
+    numbers = re.fullmatch(r"rgb\((\d+), ?(\d+), ?(\d+)\)", colour)
+    if numbers is not None:
+        return int(numbers[1]), int(numbers[2]), int(numbers[3])
+    if re.fullmatch("#[0-9a-f]{6}", colour):
+        return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+    return None
 
 
 def styled(chart: Chart) -> Chart:
@@ -59,6 +129,8 @@ def styled(chart: Chart) -> Chart:
             titleFontSize=11,
             titleFontWeight="normal",
             labelLimit=260,
+            labelColor=INK,
+            titleColor=INK,
         )
         .configure_header(
             labelFont=FONT,
@@ -83,17 +155,40 @@ def compact(svg: str) -> str:
     return re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as it was drawn: its Vega-Lite specification, and its picture."""
+
+    specification: str  # JSON
+    svg: str
+
+
+def drawing(chart: Chart) -> Drawing:
+    """Return the specification of ``chart`` in the shared look, and its picture."""
+    import vl_convert
+
+    text = specification(chart)
+    return Drawing(text, compact(vl_convert.vegalite_to_svg(text)))
+
+
+def stored_drawing(folder: Path) -> Drawing:
+    """Return the figure that `save` wrote into ``folder``."""
+    text = (folder / "figure.json").read_text(encoding="utf-8")
+    return Drawing(text, (folder / "figure.svg").read_text(encoding="utf-8"))
+
+
 def save(chart: Chart, folder: Path) -> None:
     """Write ``figure.svg``, ``figure.pdf``, ``figure.png`` and the Vega-Lite ``figure.json`` into ``folder``."""
     import vl_convert
 
-    drawn = specification(chart)
-    write_atomic(folder / "figure.json", drawn)
-    svg = compact(vl_convert.vegalite_to_svg(drawn))
-    write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(svg))
-    # browsers show a <title> on hovering: the names of layers
+    drawn = drawing(chart)
+    write_atomic(folder / "figure.json", drawn.specification)
+    write_atomic(folder / "figure.pdf", vl_convert.svg_to_pdf(drawn.svg))
+    # Browsers show a <title> on hovering: the names of layers.
     svg = re.sub(
-        r'<path aria-label="(layer \d[^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg
+        r'<path aria-label="(layer \d[^"]*)"([^>]*)/>',
+        r"<path\2><title>\1</title></path>",
+        drawn.svg,
     )
     write_atomic(folder / "figure.svg", svg)
-    write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(drawn, scale=2))
+    write_atomic(folder / "figure.png", vl_convert.vegalite_to_png(drawn.specification, scale=2))

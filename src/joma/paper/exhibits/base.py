@@ -95,6 +95,8 @@ class Experiment:
     axes: Mapping[str, list[str]] = field(default_factory=dict)  # of the gauges that are arrays
     # the texts of further files, by their names
     tables: Callable[[Run], dict[str, str]] | None = None
+    # a small picture of the finding, for the top of the page
+    headline: Callable[[Run], Chart] | None = None
     # a short run on data that joma brings along; None if the exhibit has no record
     code_slice: Settings | None = None
     # settings that shorten the recorded run to its first steps, of the same numbers

@@ -18,13 +18,12 @@ import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
+from joma._show.plots.tables import markdown
 from joma.paper.exhibits._latents import (
     CASES,
     KINDS,
-    LATENTS,
     LAYER,
     LEVELS,
-    NODES,
     REVISED,
     RULE,
     SHARE,
@@ -46,6 +45,8 @@ SETTINGS = {
     "laptop": {**_COMMON, "samples": 4000, "draws": 10},
     "paper": {**_COMMON, "samples": 10_000, "draws": 20},
 }
+ORDER = ["β", "α", "class"]  # of the layers of latents, from the tokens on
+SIZE = (255, 180)  # of a panel, in pixels
 AXES = {"correlation": ["latent", "node"], "best": ["latent"], "learned": ["level", "latent"], "ceiling": ["latent"],
         "owner": ["latent"]}  # fmt: skip
 
@@ -80,85 +81,70 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def draw(run: Run) -> p.Chart:
-    """Best correlation over time; which node carries which latent in the end; failures of Theorem 1 and the loss."""
+    """By kind of graph: how well each layer of latents is represented over time; below, how often Theorem 1 fails."""
     frame = run.frame()
+    learned = [_learned(frame, case) for case in CASES]
+    failures = [_failures(frame, case) for case in CASES]
+    return p.column(p.row(*learned, shared=True), p.row(*failures, shared=True))
+
+
+def _reached(frame: pd.DataFrame, case: str) -> pd.DataFrame:
+    """By layer of latents and time: least, mean and largest share of the possible correlation, of the first draw."""
     ceiling = where(frame, gauge="ceiling", draw=0).set_index("latent").value
-    failed = (
-        where(frame, gauge="failed")
-        .groupby(["case", "kind", "t"])[["value", "met"]]
-        .sum()
-        .reset_index()
+    best = where(frame, gauge="best", case=case, draw=0)
+    best = best[best.t > 0]
+    best = best.assign(
+        share=best.value / best.latent.map(ceiling),
+        layer=np.take(LAYER, best.latent.astype(int)),
     )
-    failed = failed[(failed.t > 0) & (failed.met > 0)]
-    failed = failed.assign(share=failed.value / failed.met, kind=failed.kind.map(KINDS))
-    columns = []
-    for case, title in CASES.items():
-        here = where(frame, case=case, draw=0)
-        best = where(here[here.t > 0], gauge="best")
-        best = best.assign(
-            share=best.value / best.latent.map(ceiling),
-            layer=np.take(LAYER, best.latent.astype(int)),
-        )
-        best["name"] = np.take(LATENTS, best.latent.astype(int))
-        reached = p.lines(
-            best, p.x("t", "t", log=True), p.y("share", domain=(0.4, 1.02)), detail="name", width=1.6,
-            by=p.by("layer", "latent", order=["β", "α", "class"]), tip={"name": None, "t": ".3g", "share": ".3f"},
-        )  # fmt: skip
-        cells = where(here, gauge="correlation", step=here.step.max())
-        cells = cells.assign(name=np.take(LATENTS, cells.latent.astype(int)))
-        cells["unit"] = np.take(NODES, cells.node.astype(int))
-        carried = p.heat(
-            cells, p.x("unit", "node", kind="N", sort=NODES), p.y("name", kind="N", sort=LATENTS[::-1]),
-            p.by("value", kind="Q", scheme="blues", domain=(0, 1)), tip={"unit": None, "name": None, "value": ".3f"},
-        )  # fmt: skip
-        failures = p.lines(
-            where(failed, case=case), p.x("t", "t", log=True, domain=(0.1, 1000)), p.y("share", domain=(0, 1)),
-            p.by("kind", "premises", order=list(KINDS.values())), points=14.0,
-            tip={"kind": None, "met": None, "t": ".3g", "share": ".4f"},
-        )  # fmt: skip
-        note = "best node's share of the possible correlation"
-        columns.append(
-            (
-                p.panel(title, reached, p.levels(*LEVELS), note=note, size=(250, 180)),
-                _table(frame, case),
-                p.panel(
-                    "in the end", carried, note="|correlation| of node and latent", size=(250, 180)
-                ),
-                p.panel(
-                    "Theorem 1",
-                    failures,
-                    note="share of triples whose conclusion fails",
-                    size=(250, 130),
-                ),
-            )
-        )
-    return p.column(*(p.row(*panels, shared=True) for panels in zip(*columns, strict=True)))
+    grouped = best.groupby(["layer", "t"], as_index=False)
+    return grouped.agg(low=("share", "min"), mid=("share", "mean"), high=("share", "max"))
 
 
-def _table(frame: pd.DataFrame, case: str) -> Any:
-    """Median times by level and layer, and the draws in order, as a table."""
-    cells = []
-    for level, row in levels(frame, case).items():
-        times = {
-            layer: "never" if np.isinf(t) else f"{t:.3g}" for layer, t in row["median time"].items()
-        }
-        shown = times | {"in order": row["draws in order"], "held": f"{row['held']:.0%}"}
-        cells += [
-            {"level": level, "column": name, "text": text, "good": row["good"]}
-            for name, text in shown.items()
-        ]
-    bare = {"domain": False, "ticks": False}
-    x = p.x(
-        "column",
-        kind="N",
-        sort=["β", "α", "class", "in order", "held"],
-        axis={"orient": "top", **bare},
-    )
-    words = p.words(
-        pd.DataFrame(cells), x, p.y("level", kind="N", axis=bare), "text", accent="good"
-    )
-    note = "by level; draws in order; held in the end, least layer"
-    return p.panel("reached at t = …", words, note=note, size=(250, 60))
+def _learned(frame: pd.DataFrame, case: str) -> Any:
+    table = _reached(frame, case)
+    share = p.y("low", "share of the possible correlation", domain=(0.4, 1.02))
+    layer = p.by("layer", "latents", order=ORDER)
+    bands = p.bands(table, p.x("t", "t", log=True), share, layer)
+    note = "best node; line: mean over latents, band: all of them"
+    return p.panel(CASES[case], bands, p.levels(*LEVELS), note=note, size=SIZE)
+
+
+def _failures(frame: pd.DataFrame, case: str) -> Any:
+    table = where(frame, gauge="failed", case=case)
+    table = table.groupby(["kind", "t"])[["value", "met"]].sum().reset_index()
+    table = table[(table.t > 0) & (table.met > 0)]
+    table = table.assign(share=table.value / table.met, kind=table.kind.map(KINDS))
+    t = p.x("t", "t", log=True, domain=(0.1, 1000))
+    share = p.y("share", "share that fails", domain=(0, 1))
+    kind = p.by("kind", "Theorem 1", order=list(KINDS.values()))
+    tip = {"kind": None, "met": None, "t": ".3g", "share": ".4f"}
+    return p.panel(None, p.lines(table, t, share, kind, tip=tip), size=SIZE)
+
+
+def headline(run: Run) -> p.Chart:
+    """How well each layer of latents is represented over time, tanh nodes."""
+    share = p.y("mid", "share learned", domain=(0.4, 1.02), ticks=4)
+    layer = p.by("layer", order=ORDER, legend={"orient": "top", "title": None, "symbolOpacity": 1})
+    t = p.x("t", "time", log=True, ticks=3, format="~g")
+    return p.thumbnail(p.lines(_reached(run.frame(), "tanh"), t, share, layer))
+
+
+def tables(run: Run) -> dict[str, str]:
+    """When each layer of latents is reached, by kind of graph and level."""
+    frame = run.frame()
+    rows: list[list[str]] = []
+    for case, name in CASES.items():
+        for level, row in levels(frame, case).items():
+            times = [_time(row["median time"][layer]) for layer in ORDER]
+            rows.append([f"{name}, {level}", *times, row["draws in order"], f"{row['held']:.0%}"])
+    caption = "Median time at which a layer of latents reaches a level; draws in order; held in the end, least layer."
+    header = ["graph, level", *ORDER, "in order", "held"]
+    return {"table.md": markdown(caption, header, rows)}
+
+
+def _time(t: float) -> str:
+    return "never" if np.isinf(t) else f"{t:.3g}"
 
 
 def judge(run: Run) -> Judgement:
@@ -206,7 +192,7 @@ EXHIBIT = Exhibit(
         "ones (multi-layer appendix)."
     ),
     seconds=15,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, tables, headline=headline),
     messages={
         Verdict.HOLDS: "The hierarchy is learned bottom-up",
         Verdict.UNDER: "The hierarchy is learned bottom-up, under conditions that are not named",

@@ -100,6 +100,16 @@ def draw(run: Run) -> p.Chart:
     return p.column(*rows, shared=True)
 
 
+def headline(run: Run) -> p.Chart:
+    """Normalised correlation of the first integral, and of each of its parts, with the logits; random classes."""
+    frame = where(run.frame(), gauge=list(NAMES), case="random")
+    mean = frame.groupby(["step", "gauge"]).value.mean().reset_index()
+    batch = p.x("step", "batches", ticks=3, format="~s")
+    nc = p.y("value", "correlation", domain=(-0.6, 1.0), ticks=4)
+    quantity = p.by("gauge", order=list(NAMES), legend=False)
+    return p.thumbnail(p.lines(mean, batch, nc, quantity))
+
+
 def judge(run: Run) -> Judgement:
     """High correlation of ẑ at all times, and what the components and the size do."""
     frame = run.frame()
@@ -149,7 +159,7 @@ EXHIBIT = Exhibit(
         "components do not."
     ),
     seconds=3,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, headline=headline),
     messages={
         Verdict.HOLDS: "The first integral follows softmax's logits, and neither of its parts alone does",
         Verdict.UNDER: "The first integral follows softmax's logits; its first part alone does so only later",

@@ -35,13 +35,15 @@ CASES = {
     "paper": "the authors' script", "eqn6": "Eqn. 6", "caption": "Eqn. 6, caption",
     "joint": "joint flow, same critical point", "target": "joint flow, same target",
 }  # fmt: skip
-ATTENTION = {"paper": "softmax(v²/3)", "eqn6": "softmax(v²/2)", "caption": "softmax(v²)"}
 SHOWN = {
     "paper": (0.0, 100.0),
     "eqn6": (0.0, 2.5),
     "joint": (1e-6, 10.0),
     "target": (1e-2, 10.0),
 }  # times
+DRAWN = ("paper", "eqn6", "joint")  # the dynamics that have panels of their own
+SIZE = (265, 165)  # of a panel, in pixels
+TIMES = 30  # at which the components are drawn
 SCALES = dict.fromkeys(("eqn6", "joint"), (0.25, 0.5, 0.75, 1.0, 1.25)) | {
     "target": (0.25, 1.0, 4.0, 16.0, 64.0, 256)
 }
@@ -79,81 +81,93 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def draw(run: Run) -> p.Chart:
-    """Above v by component, coloured by time, with μ dashed; then entropy over time; below the two sweeps."""
-    frame = run.frame().assign(log_t=lambda table: np.log10(table.t.where(table.t > 0)))
-    component, v = (
-        p.x("component", "component, sorted by μ", axis={"tickMinStep": 1}),
-        p.y("value", "v", domain=(0, 4)),
-    )
+    """Components by time, entropy over time, and the rebound over the scale of μ and over ε."""
+    frame = run.frame()
+    components = [_components(frame, case) for case in DRAWN]
+    entropies = [_entropy(frame, case) for case in DRAWN]
+    return p.column(p.row(*components), p.row(*entropies), _sweeps(frame))
+
+
+def _components(frame: pd.DataFrame, case: str) -> Any:
+    """The components of v, one line per time, with their targets."""
+    states = where(_during(frame, case), gauge="v", case=case)
+    steps = np.sort(states.step.unique())
+    states = where(states, step=steps[:: max(1, len(steps) // TIMES)].tolist())
+    time = states.assign(time=states.t)
+    if SHOWN[case][0] > 0:
+        time = states.assign(time=np.log10(states.t))
+    component = p.x("component", "component, sorted by μ", axis={"tickMinStep": 1})
+    v = p.y("value", "v", domain=(0, 4))
+    by_time = p.by("time", kind="Q", scheme=p.DEPTH, legend=False)
+    tip = {"component": None, **TIP}
+    lines = p.lines(time, component, v, by_time, detail="step", tip=tip, width=1.2)
     target = p.reference(where(frame, gauge="mu", draw=0), component, v)
-    nats, most = (
-        p.y("value", "nats", domain=(0, 2.4)),
-        p.levels(np.log(len(where(frame, gauge="mu", draw=0)))),
+    return p.panel(
+        CASES[case], lines, target, note="v, from dark (early) to light; dashed: μ", size=SIZE
     )
-    above, below, bar = [], [], {"orient": "bottom", "gradientLength": 150}
-    for case, (first, last) in SHOWN.items():
-        inside, log = frame[frame.t.between(first, last)], first > 0
-        states = where(inside, gauge="v", case=case)
-        shown = where(
-            states,
-            step=np.sort(states.step.unique())[:: max(1, len(states.step.unique()) // 40)].tolist(),
-        )
-        time = p.by(
-            "log_t" if log else "t", "log₁₀ t" if log else "t", kind="Q", scheme=p.DEPTH, legend=bar
-        )
-        left = p.lines(
-            shown, component, v, time, detail="step", tip={"component": None, **TIP}, width=1.3
-        )
-        above.append(p.panel(CASES[case], left, target, note="v(t); dashed: μ", size=(200, 170)))
-        lines = where(inside, gauge="entropy", case=[case, "caption"] if case == "eqn6" else [case])
-        lines = lines.assign(attention=lines.case.map(ATTENTION).fillna("softmax(v²/2)"))
-        colour = p.by(
-            "attention",
-            order=list(ATTENTION.values()),
-            legend={"orient": "bottom", "symbolOpacity": 1},
-        )
-        x, tip = (
-            p.x("t", "t", log=log, format="~g" if log else None, ticks=5),
-            {"attention": None, "draw": None, **TIP},
-        )
-        right = p.lines(lines, x, nats, colour, detail="draw", bold="datum.draw == 0", tip=tip)
-        below.append(
-            p.panel(
-                "attention entropy",
-                right,
-                most,
-                note="one line per draw; dashed: ln M",
-                size=(200, 150),
-            )
-        )
-    return p.column(p.row(*above), p.row(*below), _sweeps(frame))
+
+
+def _entropy(frame: pd.DataFrame, case: str) -> Any:
+    """Attention entropy over time: of the draw above as a bold line, of the others faint."""
+    is_log = SHOWN[case][0] > 0
+    table = where(_during(frame, case), gauge="entropy", case=case)
+    t = p.x("t", "t", log=is_log, format="~g" if is_log else None, ticks=5)
+    nats = p.y("value", "attention entropy (nats)", domain=(0, 2.4))
+    tip = {"draw": None, **TIP}
+    lines = p.lines(table, t, nats, detail="draw", bold="datum.draw == 0", tip=tip, colour=p.ACCENT)
+    most = p.levels(np.log(_count(frame)))
+    return p.panel(None, lines, most, size=SIZE)
+
+
+def _during(frame: pd.DataFrame, case: str) -> pd.DataFrame:
+    first, last = SHOWN[case]
+    return frame[frame.t.between(first, last)]
+
+
+def _count(frame: pd.DataFrame) -> int:
+    """The number M of components."""
+    return len(where(frame, gauge="mu", draw=0))
 
 
 def _sweeps(frame: pd.DataFrame) -> p.Chart:
-    """Dip and rebound over the scale of μ, and the rebound over ε."""
-    M, y = len(where(frame, gauge="mu", draw=0)), p.y("value", "nats", domain=(0, 2.4))
-    cells = where(frame, gauge=["dip", "rebound"]).assign(
-        dynamics=lambda table: table.case.map(CASES)
+    """The rebound over the scale of μ, and over ε."""
+    names = {case: CASES[case] for case in SCALES}
+    rebounds = where(frame, gauge="rebound")
+    rebounds = rebounds.assign(dynamics=rebounds.case.map(names))
+    dynamics = p.by("dynamics", order=list(names.values()))
+    nats = p.y("value", "rebound (nats)", zero=True)
+    tip = {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
+    by_scale = p.lines(
+        where(rebounds, epsilon=1.0),
+        p.x("scale", "scale of μ", log=True),
+        nats,
+        dynamics,
+        tip=tip,
+        points=True,
     )
-    colour = p.by(
-        "dynamics",
-        order=[CASES[case] for case in SCALES],
-        legend={"orient": "bottom", "columns": 1},
+    kept = where(rebounds, scale=1.0, case=["eqn6", "joint"])
+    by_epsilon = p.lines(kept, p.x("epsilon", "ε"), nats, dynamics, tip=tip, points=True)
+    note = f"μ = scale × (1 … 4), M = {_count(frame)} evenly spaced"
+    return p.row(
+        p.panel("Rebound over the scale of μ", by_scale, note=note, size=(330, 170)),
+        p.panel(
+            "Rebound with the term that Section 4 drops",
+            by_epsilon,
+            note="C = I + (ε − 1)μ̂μ̂ᵀ; ε = 1: dropped",
+            size=(330, 170),
+        ),
+        shared=True,
     )
-    panels, tip = [], {"dynamics": None, "scale": None, "epsilon": None, "value": ".3f"}
-    for gauge in ("dip", "rebound"):
-        rows, note = (
-            where(cells, gauge=gauge, epsilon=1.0),
-            f"μ = scale × (1 … 4), M = {M} evenly spaced",
-        )
-        drawn = p.lines(rows, p.x("scale", "scale of μ", log=True), y, colour, tip=tip, points=True)
-        panels.append(p.panel(gauge, drawn, note=note, size=(280, 170)))
-    rows = where(cells, gauge="rebound", scale=1.0, case=["eqn6", "joint"])
-    kept = p.lines(rows, p.x("epsilon", "ε"), y, colour, tip=tip, points=True)
-    last = p.panel(
-        "rebound, dropped term kept", kept, note=f"C = I + (ε − 1)μ̂μ̂ᵀ, M = {M}", size=(280, 170)
+
+
+def headline(run: Run) -> p.Chart:
+    """Attention entropy over time by Eqn. 6, one line per draw."""
+    table = where(_during(run.frame(), "eqn6"), gauge="entropy", case="eqn6")
+    t = p.x("t", "time", ticks=4)
+    nats = p.y("value", "entropy (nats)", domain=(0, 2.4), ticks=4)
+    return p.thumbnail(
+        p.lines(table, t, nats, detail="draw", bold="datum.draw == 0", colour=p.ACCENT)
     )
-    return p.row(*panels, last, shared=True)
 
 
 def dips(entropy: pd.DataFrame) -> pd.DataFrame:
@@ -224,7 +238,7 @@ EXHIBIT = Exhibit(
         "Salient components are learned first; attention entropy drops, then bounces back (Eqn. 6)."
     ),
     seconds=7,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, headline=headline),
     messages={
         Verdict.HOLDS: "Attention turns sparse, then dense",
         Verdict.UNDER: "Attention turns sparse, then dense; by Eqn. 6 only if C = I",

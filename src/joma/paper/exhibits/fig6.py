@@ -122,6 +122,16 @@ def draw(run: Run) -> p.Chart:
     )
 
 
+def headline(run: Run) -> p.Chart:
+    """Attention entropy of the deepest model on the first corpus, one line per layer."""
+    settings = run.info["config"]["settings"]
+    deepest = max(settings["layers"])
+    table = where(measured(run, "entropy", settings["data"][0]), layers=deepest)
+    step = p.x("step", "minibatch", log=True, ticks=3, format="~s")
+    nats = p.y("value", "entropy (nats)", zero=True, ticks=4)
+    return p.thumbnail(p.layer_lines(table, step, nats, deepest, legend=False))
+
+
 def _attention(run: Run) -> Patterns | None:
     """The patterns of the deepest model: of the first corpus and seed."""
     depths = [member["columns"]["layers"] for member in run.info.get("runs", [])]
@@ -211,7 +221,14 @@ EXHIBIT = Exhibit(
     ),
     seconds=130,
     experiment=Experiment(
-        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        AXES,
+        headline=headline,
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
     ),
     messages={
         Verdict.HOLDS: (

@@ -79,6 +79,18 @@ def draw(run: Run) -> p.Chart:
     return p.row(*columns, shared=True)
 
 
+def headline(run: Run) -> p.Chart:
+    """Logits under exp attention: joint flow as lines, folded flow as rings."""
+    frame = where(run.frame(), gauge="z", case="exp")
+    joint = where(frame, flow="joint")
+    folded = where(frame, flow="folded")
+    rings = folded[folded.t.isin(np.sort(folded.t.unique())[::20])]
+    t = p.x("t", "time", ticks=4)
+    z = p.y("value", "attention logits", ticks=4)
+    token = p.by("token", legend=False)
+    return p.thumbnail(p.lines(joint, t, z, token), p.dots(rings, t, z, token, size=18))
+
+
 def judge(run: Run) -> Judgement:
     """Folded and joint agree to 1e-7 for linear and exp attention; softmax is reported."""
     frame = run.frame()
@@ -101,7 +113,7 @@ EXHIBIT = Exhibit(
     title="Attention integrated out",
     statement="A block without attention parameters follows the block with them (Theorem 1).",
     seconds=5,
-    experiment=Experiment(SETTINGS, run, draw, judge, AXES),
+    experiment=Experiment(SETTINGS, run, draw, judge, AXES, headline=headline),
     messages={
         Verdict.UNDER: (
             "Linear and exp attention can be integrated out exactly: free logits, frozen "

@@ -164,6 +164,18 @@ def draw(run: Run) -> p.Chart:
     )
 
 
+def headline(run: Run) -> p.Chart:
+    """Rank correlation of each predictor with the attention after training on text, query by query."""
+    held = ranks(run)[1]
+    held = held.assign(name=held.predictor.map(PREDICTORS))
+    names = list(PREDICTORS.values())
+    predictor = p.x("name", None, kind="N", sort=names, angle=-35, axis={"labelLimit": 60})
+    rank = p.y("value", "rank correlation", ticks=4)
+    return p.thumbnail(
+        p.dots(held, predictor, rank, p.by("name", order=names, legend=False), size=14)
+    )
+
+
 def judge(run: Run) -> Judgement:
     """Exact where it must be; on text, whichever predictor wins is named."""
     frame, (fit, held) = run.frame(), ranks(run)
@@ -221,7 +233,13 @@ EXHIBIT = Exhibit(
     ),
     seconds=25,
     experiment=Experiment(
-        SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        headline=headline,
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
     ),
     messages={
         Verdict.HOLDS: "Final attention is known before training, in order also on real text",

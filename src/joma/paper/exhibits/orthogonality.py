@@ -139,6 +139,15 @@ def draw(run: Run) -> p.Chart:
     return p.column(p.row(*top, shared=True), p.row(control, counted))
 
 
+def headline(run: Run) -> p.Chart:
+    """Drift of the first integral over the coherence of the embeddings, exp attention."""
+    tilt = where(table(run), sweep="coherence", attention="exp")
+    mean = tilt.groupby("epsilon").drift.median().reset_index()
+    epsilon = p.x("epsilon", "coherence ε", log=True, ticks=3, format=".0e")
+    drift = p.y("drift", "drift / motion", log=True, ticks=3, format=".0e")
+    return p.thumbnail(p.lines(mean, epsilon, drift, points=True))
+
+
 def judge(run: Run) -> Judgement:
     """The exponents of the drift, and the control."""
     data = table(run)
@@ -213,7 +222,7 @@ EXHIBIT = Exhibit(
     title="Almost orthogonal embeddings",
     statement="With |u_l·u_l′| ≤ ε, Theorem 1 has additional ε-related terms (Section 7).",
     seconds=20,
-    experiment=Experiment(SETTINGS, run, draw, judge),
+    experiment=Experiment(SETTINGS, run, draw, judge, headline=headline),
     messages={
         Verdict.CORRECTED: "Almost orthogonal is not enough: the extra terms add up over tokens",
         Verdict.FAILS: "The extra terms do not follow the law that was derived for them",

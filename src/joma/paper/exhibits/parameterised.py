@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
@@ -40,6 +41,7 @@ CASES = {
     "both": "Z = U W_Q W_Kᵀ Uᵀ, embeddings train",
 }
 MOVED, T_END = 2.0, 300.0
+POINTS = 60  # at which the curves of the seeds are compared
 
 
 def gauges(case: str, path: EmbeddingPath) -> dict[str, Array]:
@@ -90,10 +92,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 SHOWN = {
-    "gap": ("What Theorem 1 misses", p.y("gap", "‖Δz − ½ΔΣv²‖ / ‖Δz‖", log=True, domain=(1e-2, 1e1), clamp=True)),
-    "scaled": ("… with the best factor", p.y("scaled", "‖Δz − c ΔΣv²‖ / ‖Δz‖", domain=(0, 1))),
-    "nc": ("Pattern over tokens", p.y("nc", "NC(Δz, ΔΣv²)", domain=(-0.2, 1))),
-    "exact": ("Drift of what is conserved", p.y("exact", "largest change", log=True, domain=(1e-16, 1e-6), format=".0e",
+    "gap": ("What Theorem 1 misses", p.y("low", "‖Δz − ½ΔΣv²‖ / ‖Δz‖", log=True, domain=(1e-2, 1e1), clamp=True)),
+    "scaled": ("… with the best factor", p.y("low", "‖Δz − c ΔΣv²‖ / ‖Δz‖", domain=(0, 1))),
+    "nc": ("Pattern over tokens", p.y("low", "NC(Δz, ΔΣv²)", domain=(-0.2, 1))),
+    "exact": ("Drift of what is conserved", p.y("low", "largest change", log=True, domain=(1e-16, 1e-6), format=".0e",
                                                 ticks=5)),
 }  # fmt: skip
 
@@ -101,20 +103,47 @@ SHOWN = {
 def draw(run: Run) -> p.Chart:
     """Against how far the logits have moved: what Theorem 1 misses, the correlation, and what stays conserved."""
     table = wide(run.frame(), ["case", "draw", "step"])
-    table = table[table.moved >= 1e-3].assign(
-        case=table.case.map(CASES), exact=table.exact.clip(lower=1e-17)
+    table = table.assign(exact=table.exact.clip(lower=1e-17))
+    motion = p.x("moved", "largest motion of a logit", log=True, ticks=[0.001, 0.01, 0.1, 1])
+    case = p.by(
+        "case",
+        order=list(CASES.values()),
+        legend={"orient": "bottom", "columns": 2, "symbolOpacity": 1},
     )
-    x = p.x("moved", "largest motion of a logit", log=True, ticks=[0.001, 0.01, 0.1, 1])
-    colour = p.by("case", order=list(CASES.values()), legend={"orient": "bottom", "columns": 2})
     panels = []
     for gauge, (title, y) in SHOWN.items():
-        data = (
-            table[table.gap > 1e-8] if gauge == "gap" else table
-        )  # "free" is off the scale: exact
-        tip = {"case": None, "draw": None, "moved": ".3f", gauge: ".2e"}
-        curves = p.lines(data, x, y, colour, detail="draw", tip=tip, width=1.5, opacity=0.75)
-        panels.append(p.panel(title, curves, size=(290, 180)))
+        spans = _over_seeds(table, gauge)
+        if gauge == "gap":
+            # Free logits are off the scale: exact.
+            spans = spans[spans.case != CASES["free"]]
+        tip = {"case": None, "moved": ".3f", "low": ".2e", "mid": ".2e", "high": ".2e"}
+        bands = p.bands(spans, motion, y, case, tip=tip)
+        panels.append(
+            p.panel(
+                title, bands, note="line: median over seeds, band: all of them", size=(340, 200)
+            )
+        )
     return p.column(p.row(*panels[:2], shared=True), p.row(*panels[2:], shared=True), shared=True)
+
+
+def _over_seeds(table: pd.DataFrame, gauge: str) -> pd.DataFrame:
+    """Least, median and largest value of a gauge over the seeds, at the same motions of the logits."""
+    spans = []
+    for case, title in CASES.items():
+        rows = where(table, case=case)
+        # Only motions that all seeds have come through: nothing is extrapolated.
+        seeds = rows.groupby("draw").moved
+        first = max(1e-3, seeds.min().max())
+        grid = np.geomspace(first, seeds.max().min(), POINTS)
+        curves = []
+        for _, one in rows.groupby("draw"):
+            one = one.sort_values("moved")
+            curves.append(np.interp(np.log(grid), np.log(one.moved), one[gauge]))
+        low, mid, high = np.quantile(curves, [0.0, 0.5, 1.0], axis=0)
+        spans.append(
+            pd.DataFrame({"case": title, "moved": grid, "low": low, "mid": mid, "high": high})
+        )
+    return pd.concat(spans, ignore_index=True)
 
 
 def judge(run: Run) -> Judgement:

@@ -39,7 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = {"distinct": "#d55e00", "between": "#b07a00", "common": "#0072b2"}
-SHOWN = 1500  # words per panel, by saliency
+SHOWN = 400  # words per panel, by saliency
+NAMED = 10  # of them with their names
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
 
 
@@ -77,25 +78,32 @@ def draw(run: Run) -> p.Chart:
     for query in dict.fromkeys(frame["query"]):
         rows = where(table, query=query)
         points = p.dots(
-            rows, x, y, p.by("kind", colours=KINDS), tip=tip, size=26, filled=True, opacity=0.6
+            rows,
+            x,
+            y,
+            p.by("kind", "words", colours=KINDS),
+            tip=tip,
+            size=22,
+            filled=True,
+            opacity=0.45,
         )
         named = _apart(where(rows, kind="distinct").sort_values("step"))
-        labels = p.words(named, x, y, "label", align="left", dx=5, fontSize=10, color=p.INK)
+        labels = p.words(named, x, y, "label", align="left", dx=6, fontSize=12, color=p.INK)
         note = "named: large Δ, word → the next word that it favours"
         panels.append(
-            p.panel(f"context words of “{query}”", points, labels, note=note, size=(330, 230))
+            p.panel(f"context words of “{query}”", points, labels, note=note, size=(410, 280))
         )
     return p.column(
         *(p.row(*panels[i : i + 2], shared=True) for i in range(0, len(panels), 2)), shared=True
     )
 
 
-def _apart(rows: pd.DataFrame, count: int = 8) -> pd.DataFrame:
+def _apart(rows: pd.DataFrame, count: int = NAMED) -> pd.DataFrame:
     """The first words of ``rows`` whose labels do not lie on each other."""
     x, y = (np.log(rows[name].to_numpy()) for name in ("frequency", "discriminancy"))
     kept: list[int] = []
     for i in range(len(rows)):
-        if all(abs(y[i] - y[j]) > 0.16 or abs(x[i] - x[j]) > 1.6 for j in kept):
+        if all(abs(y[i] - y[j]) > 0.2 or abs(x[i] - x[j]) > 2.4 for j in kept):
             kept.append(i)
         if len(kept) == count:
             break

@@ -125,6 +125,13 @@ def draw(run: Run) -> p.Chart:
     )  # fmt: skip
 
 
+def headline(run: Run) -> p.Chart:
+    """Every head: its entropy, and that of what is not on the first token."""
+    entropy = p.x("entropy", "entropy (nats)", ticks=4)
+    rest = p.y("nonsink_entropy", "off the first token", ticks=4)
+    return p.thumbnail(p.dots(heads(run), entropy, rest, size=14, opacity=0.6))
+
+
 def judge(run: Run) -> Judgement:
     """Are heads of low entropy parked on the first token? By RULE."""
     table, settings = heads(run), run.info["config"]["settings"]
@@ -164,7 +171,14 @@ EXHIBIT = Exhibit(
     ),
     seconds=60,
     experiment=Experiment(
-        SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
+        SETTINGS,
+        run,
+        draw,
+        judge,
+        AXES,
+        headline=headline,
+        code_slice=CODE_SLICE,
+        record_slice=RECORD_SLICE,
     ),
     messages={
         Verdict.HOLDS: "In the model that was read, most heads of low entropy are parked on the first token",

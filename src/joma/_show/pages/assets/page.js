@@ -31,6 +31,7 @@ function drawingLibrary() {
     const script = document.createElement("script");
     script.textContent = code;
     document.head.append(script);
+    script.remove(); // it has run; a page that is saved keeps the packed copy alone
   });
   return library;
 }
@@ -39,39 +40,30 @@ function drawingLibrary() {
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let chosen = null; // by the button; else as the system says
 const theme = () => chosen || (prefersDark.matches ? "dark" : "light");
-const { colours: INK, depth: DEPTH } = JSON.parse(document.documentElement.dataset.dark); // joma._show.plots.style
-const DARK = {
-  background: null,
-  axis: { labelColor: "#c3ccd5", titleColor: "#e6edf3", gridColor: "#232a32", domainColor: "#6b7682", tickColor: "#6b7682" },
-  title: { color: "#e6edf3", subtitleColor: "#a3adb8" },
-  legend: { labelColor: "#c3ccd5", titleColor: "#e6edf3" },
-  header: { labelColor: "#e6edf3", titleColor: "#e6edf3" },
-};
+const { colours: INK, depth: DEPTH, paper: PAPER } = JSON.parse(document.documentElement.dataset.dark); // joma._show.plots.style
 function darker(node, key) {
-  if (typeof node === "string") return (key === "stroke" && node === "white") ? "#0f1419" : (INK[node] || node);
+  if (typeof node === "string") return (key === "stroke" && node === "white") ? PAPER : (INK[node] || node);
   if (Array.isArray(node)) return node.map((item) => darker(item, key));
   if (!node || typeof node !== "object") return node;
   if (key === "scheme" && node.extent) return { ...node, extent: DEPTH };
   return Object.fromEntries(Object.entries(node).map(([k, v]) => [k, k === "datasets" ? v : darker(v, k)]));
 }
 function themed(spec) {
-  if (theme() === "light") return { ...spec, config: { ...spec.config, background: null } };
-  const dark = darker(spec);
-  for (const [key, value] of Object.entries(DARK)) {
-    dark.config[key] = value && typeof value === "object" ? { ...dark.config[key], ...value } : value;
-  }
-  return dark;
+  const drawn = theme() === "light" ? spec : darker(spec);
+  return { ...drawn, config: { ...drawn.config, background: null } };
 }
 
 // ---- figures ----
+// A figure is in the page as a still picture. Near the screen an interactive one takes its place. The rule that hides the
+// still is not part of the document: a page that is saved, or that runs no script, shows its stills.
+const hiding = new CSSStyleSheet();
+hiding.replaceSync("@media screen { .chart[data-live] > .still { display: none; } .chart[data-live] > .live { display: inline-block !important; } }");
+document.adoptedStyleSheets = [...document.adoptedStyleSheets, hiding];
+const charts = [...document.querySelectorAll(".chart")];
 const specs = new Map();
-const natural = (box) => [+box.dataset.width, +box.dataset.height];
-// room for each figure, before any is drawn: links land where they should, and the page does not jump
-function reserveAll() {
-  for (const box of document.querySelectorAll(".chart")) {
-    const height = jomaLayout.reserve(JSON.parse(box.dataset.skeleton), box.clientWidth, natural(box));
-    if (!box.querySelector("canvas")) box.style.minHeight = `${Math.round(height)}px`;
-  }
+function natural(box) {
+  const still = box.querySelector(".still");
+  return still ? [still.width.baseVal.value, still.height.baseVal.value] : [0, 0];
 }
 // what the reader has chosen: series that are on, bound inputs, zooms; a figure that is drawn again keeps it
 function choices(view) {
@@ -98,13 +90,15 @@ function draw(box, keep = true) {
   return next;
 }
 async function paint(box, keep) {
+  const place = box.querySelector(".live") ?? box.appendChild(Object.assign(document.createElement("div"), { className: "live" }));
   try {
     await drawingLibrary();
     if (!specs.has(box.id)) specs.set(box.id, await (await unpack(box.dataset.spec)).json());
-    const spec = jomaRuns.placed(box.id, specs.get(box.id)), place = box.firstElementChild, before = joma.views.get(box.id);
+    const spec = jomaRuns.placed(box.id, specs.get(box.id)), before = joma.views.get(box.id);
     const kept = keep && before ? choices(before) : null, over = () => place.querySelector("canvas").offsetWidth - box.clientWidth;
-    if (before) box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn again
+    box.style.minHeight = box.offsetHeight + "px"; // no jump while it is drawn
     before?.finalize();
+    box.dataset.live = "";
     let view;
     for (let room = box.clientWidth, tries = 3; ; ) {
       const fitted = themed(jomaLayout.placed(spec, room, natural(box)));
@@ -115,44 +109,59 @@ async function paint(box, keep) {
       room = Math.max(200, room - over() - 4);
     }
     if (kept) await choose(view, kept);
-    box.style.minHeight = "";
     joma.views.set(box.id, view);
     switches(box, view);
-    settle();
   } catch (error) {
     console.error(box.id, error);
-    box.firstElementChild.innerHTML = '<p class="failed">This figure could not be drawn.</p>';
+    delete box.dataset.live; // the still picture is there again
+    place.remove();
+    if (!box.querySelector(".still")) box.textContent = "This figure could not be drawn.";
   }
+  box.style.minHeight = "";
+  settle();
 }
-for (const box of document.querySelectorAll(".chart")) {
+for (const box of charts) {
+  box.querySelector(".live")?.remove(); // of a page that was saved while it was shown
+  delete box.dataset.live;
   jomaHover.attach(box, () => joma.views.has(box.id) && { view: joma.views.get(box.id), fields: jomaRuns.fields(box.id, specs.get(box.id)) });
 }
-let round = 0;
-async function drawAll() {
-  // always the one that is nearest to what the reader sees; a pause between two keeps the page alive
-  const own = ++round, left = new Set(document.querySelectorAll(".chart"));
-  const away = (box) => { const { top, bottom } = box.getBoundingClientRect(); return Math.max(top - innerHeight, -bottom, 0); };
-  while (left.size) {
-    const next = [...left].reduce((a, b) => (away(b) < away(a) ? b : a));
-    left.delete(next);
-    await draw(next);
-    await new Promise((after) => setTimeout(after));
-    if (own !== round) return; // the light or the room has changed, and all are drawn again
+const NEAR = "600px 0px"; // of the screen: a figure is interactive before it is seen
+const near = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target: box } of entries) {
+    if (!isIntersecting || joma.views.has(box.id)) continue;
+    near.unobserve(box);
+    draw(box);
   }
+}, { rootMargin: NEAR });
+function laidOut() {
   document.documentElement.dataset.drawn = theme(); // from here on all of the page is laid out
-  settle();
   void document.body.offsetHeight; // laid out, not only asked for
+  settle();
   joma.drawn = performance.now();
-  await pictures();
 }
-// on paper a figure is its SVG; a browser does not wait for it when it prints, so that it is there before
-async function pictures() {
-  for (const image of document.querySelectorAll("img[data-picture]:not([src])")) {
-    image.src = URL.createObjectURL(new Blob([await (await unpack(image.dataset.picture)).arrayBuffer()], { type: "image/svg+xml" }));
-    await image.decode().then(() => image.closest("figure").classList.add("pictured"), () => image.removeAttribute("src"));
-  }
-  joma.pictured = true;
+// all that have come near the screen, again: the light or the room has changed
+const redraw = () => Promise.all(charts.filter((box) => joma.views.has(box.id)).map((box) => draw(box))).then(laidOut);
+joma.enliven = () => Promise.all(charts.map((box) => joma.views.has(box.id) || draw(box))); // all, wherever they are
+function start() {
+  for (const box of charts) near.observe(box);
+  requestAnimationFrame(() => setTimeout(laidOut)); // after the first screen has been painted
 }
+// the picture of a figure as a file of its own, in the colours of a light page
+async function picture(id) {
+  await drawingLibrary();
+  const spec = await (await unpack(`${id}-spec`)).json();
+  const { view } = await vegaEmbed(document.createElement("div"), spec, { actions: false, mode: "vega-lite" });
+  const svg = await view.toSVG();
+  view.finalize();
+  return svg;
+}
+joma.picture = picture;
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-picture]");
+  if (!link) return;
+  event.preventDefault();
+  save(new Blob([await picture(link.dataset.picture)], { type: "image/svg+xml" }), link.download);
+});
 
 // ---- links within the page: what was asked for stays in place while figures above it are drawn ----
 let target = null;
@@ -238,8 +247,8 @@ function apply() {
   document.getElementById("theme").textContent = theme() === "dark" ? "Light" : "Dark";
 }
 apply();
-document.getElementById("theme").addEventListener("click", () => { chosen = theme() === "dark" ? "light" : "dark"; apply(); drawAll(); });
-prefersDark.addEventListener("change", () => { if (!chosen) { apply(); drawAll(); } });
+document.getElementById("theme").addEventListener("click", () => { chosen = theme() === "dark" ? "light" : "dark"; apply(); redraw(); });
+prefersDark.addEventListener("change", () => { if (!chosen) { apply(); redraw(); } });
 const wide = matchMedia("(min-width: 75rem)");
 const contents = document.querySelector("nav details");
 contents?.addEventListener("click", (event) => { if (!wide.matches && event.target.closest("a")) contents.open = false; });
@@ -255,11 +264,10 @@ for (const section of document.querySelectorAll("main section[id]")) seen.observ
 let room = innerWidth, later;
 addEventListener("resize", () => {
   clearTimeout(later);
-  later = setTimeout(() => { if (innerWidth !== room) { room = innerWidth; drawAll(); } }, 300);
+  later = setTimeout(() => { if (innerWidth !== room) { room = innerWidth; redraw(); } }, 300);
 });
 startClaims();
-reserveAll();
 aim();
 if (window.jomaExplorer) window.jomaExplorer.start();
 jomaRuns.start(draw);
-drawAll();
+start();
