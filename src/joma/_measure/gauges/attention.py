@@ -1,16 +1,19 @@
 """Exact attention statistics without an attention matrix.
 
-For scores s_ij = scale · q_i·k_j and p = softmax(s), the entropy of row i is logsumexp_i − Σ_j p_ij s_ij, and
-Σ_j p_ij s_ij = scale · q_i · (Σ_j p_ij k_j): one fused attention call with the keys in the place of the values. The
-mass on one key is exp(s_ij − logsumexp_i). Memory is O(T).
+For scores s_ij = scale · q_i·k_j and p = softmax(s), the entropy of row i is
+logsumexp_i − Σ_j p_ij s_ij, and Σ_j p_ij s_ij = scale · q_i · (Σ_j p_ij k_j): one fused attention
+call with the keys in place of the values. The mass on one key is exp(s_ij − logsumexp_i). Memory is
+O(T).
 
-Four things keep it exact. The first key of a document, on which attention may rest nearly all its weight, is left out
-of that call and put back by its score: what is next to such a sink then has all its digits. Keys are centred first,
-since softmax does not see a common offset and float32 does. Everything is accumulated in float32 whatever the input
-type, since the kernels round Σ p k to it. Heads whose scores are so large that the difference of two large numbers
-loses digits are multiplied in float64 (`joma._measure.gauges.tiles`).
+Four things keep it exact. The first key of a document, on which attention may rest nearly all its
+weight, is left out of that call and put back by its score: what is next to such a sink then has all
+its digits. Keys are centred first, since softmax does not see a common offset and float32 does.
+Everything is accumulated in float32 whatever the input type, since the kernels round Σ p k to it.
+Heads whose scores are so large that the difference of two large numbers loses digits are multiplied
+in float64 (`joma._measure.gauges.tiles`).
 
-What the kernels cannot do (finite biases, soft-capping, other devices) goes through the same tiles of scores.
+What the kernels cannot do (finite biases, soft-capping, other devices) goes through the same tiles
+of scores.
 """
 
 from __future__ import annotations
@@ -37,46 +40,51 @@ from joma._measure.gauges.tiles import combined, stats_of_scores, stats_of_softm
 if TYPE_CHECKING:
     from joma._measure.gauges.logits import Logits
 
-# |logsumexp| of centred scores above which float32 may miss the entropy by more than about 1e-5 nats
-_LARGE = 60.0
-# queries of each head by which it is guessed whether its scores are large
-_GUESS = 16
+# |logsumexp| of centred scores above which float32 may miss the entropy by more than 1e-5 nats.
+LARGE_LOGSUMEXP = 60.0
+# Queries of each head that show whether its scores are likely to be large.
+GUESSING_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionStats:
     """Statistics of each query's attention, (B, H, Tq) each, in nats where that applies.
 
-    Rows that see no key have entropy 0 and are left out of ``mean``.
+    Queries that see no key have entropy 0 and are left out of ``mean``.
+
+    Attributes:
+        entropy: of attention.
+        logsumexp: of the scores; −inf for a query that sees no key.
+        sink_mass: attention on sinks: the first key of the document, and a learned sink.
+        visible: the number of keys that a query sees, broadcastable to the others.
+        nonsink_entropy: of the attention that is not on sinks; 0 where there is nothing else.
+        logits: the scores, if they can be read again.
     """
 
     entropy: Tensor
-    logsumexp: Tensor = field(repr=False)  # −inf for a row that sees no key
-    sink_mass: Tensor = field(
-        repr=False
-    )  # attention on sinks: the first key of the document, and a learned sink
-    visible: Tensor = field(repr=False)  # how many keys a query sees, broadcastable to the others
-    nonsink_entropy: Tensor = field(
-        repr=False
-    )  # of what is not on sinks; 0 where there is nothing else
-    logits: Logits | None = field(
-        default=None, repr=False
-    )  # the scores, where they can be looked through again
+    logsumexp: Tensor = field(repr=False)
+    sink_mass: Tensor = field(repr=False)
+    visible: Tensor = field(repr=False)
+    nonsink_entropy: Tensor = field(repr=False)
+    logits: Logits | None = field(default=None, repr=False)
 
     @property
     def effective_tokens(self) -> Tensor:
-        """exp(entropy): over how many keys attention is spread."""
+        """exp(entropy): the number of keys that attention is spread over."""
         return self.entropy.exp()
 
     @property
     def normalised_entropy(self) -> Tensor:
-        """Entropy over that of uniform attention to the visible keys; NaN where fewer than two are visible."""
+        """Entropy over that of uniform attention; NaN where fewer than two keys are visible."""
         largest = self.visible.clamp(min=1).log()
         return torch.where(self.visible > 1, self.entropy / largest.clamp(min=1e-30), math.nan)
 
     @property
     def max_logit(self) -> Tensor:
-        """The largest score of each query, after scaling, soft-capping and bias; −inf for one that sees no key."""
+        """The largest score of each query, after scaling, soft-capping and bias.
+
+        It is −inf for a query that sees no key.
+        """
         if self.logits is None:
             raise ValueError(
                 "these statistics were made without their scores, which the largest logit needs"
@@ -84,34 +92,43 @@ class AttentionStats:
         return self.logits.largest.value
 
     def mean(self, values: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Mean of ``values`` (the entropy by default) over the real queries, (H,); NaN where there are none.
+        """Return the mean of ``values`` (the entropy by default) over the real queries, (H,).
 
-        Real queries see at least one key and, with ``rows`` (broadcastable to (B, H, Tq), True for real), are not
-        padding. Where a value is not defined (NaN though the entropy is a number), the query is left out.
+        Real queries see at least one key and, with ``rows`` (broadcastable to (B, H, Tq), True for
+        real), are not padding. A query is left out where its value is not defined (NaN though the
+        entropy is a number). The mean is NaN where no query is left.
         """
-        total, count = self.total(self.entropy if values is None else values, rows)
+        if values is None:
+            values = self.entropy
+        total, count = self.total(values, rows)
         return torch.where(count > 0, total / count.clamp(min=1), math.nan).float()
 
     def total(self, values: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Sum of ``values`` over the real queries and their number, (H,) each, in the widest type of the device."""
-        real = self.is_real(values, rows)
-        return widened(torch.where(real, values, 0.0)).sum(dim=(0, 2)), widened(
-            real.sum(dim=(0, 2))
-        )
+        """Return the sum of ``values`` over the real queries and their number, (H,) each.
+
+        Both have the widest type of the device.
+        """
+        is_real = self.is_real(values, rows)
+        total = widened(torch.where(is_real, values, 0.0)).sum(dim=(0, 2))
+        return total, widened(is_real.sum(dim=(0, 2)))
 
     def largest(self, values: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Largest of ``values`` over the real queries, (H,); −inf where there are none."""
-        low = torch.where(self.is_real(values, rows), values, -math.inf)
-        return (
-            widened(low).amax(dim=(0, 2))
-            if low.numel()
-            else widened(low.new_full(low.shape[1:2], -math.inf))
-        )
+        """Return the largest of ``values`` over the real queries, (H,); −inf where there are none."""
+        low = widened(torch.where(self.is_real(values, rows), values, -math.inf))
+        if not low.numel():
+            return low.new_full(low.shape[1:2], -math.inf)
+        return low.amax(dim=(0, 2))
 
     def is_real(self, values: Tensor, rows: Tensor | None) -> Tensor:
-        """Which of the values count: of queries that see a key, are not padding, and where the value is defined."""
-        real = (self.visible > 0).expand_as(values) & ~(values.isnan() & ~self.entropy.isnan())
-        return real if rows is None else real & rows
+        """Return which of the values (…, B, H, Tq) count.
+
+        Their queries see a key and are not padding, and the value is defined.
+        """
+        is_undefined = values.isnan() & ~self.entropy.isnan()
+        is_real = (self.visible > 0).expand_as(values) & ~is_undefined
+        if rows is None:
+            return is_real
+        return is_real & rows
 
 
 def attention_stats(
@@ -125,7 +142,7 @@ def attention_stats(
     softcap: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> AttentionStats:
-    """Statistics of ``scaled_dot_product_attention(q, k, …)``, whose arguments these are.
+    """Return statistics of ``scaled_dot_product_attention(q, k, …)``, whose arguments these are.
 
     Arguments:
         q: (B, H, Tq, d), or with fewer leading dimensions.
@@ -135,9 +152,10 @@ def attention_stats(
         scale: of the scores, 1/√d by default.
         enable_gqa: H may be a multiple of Hk; without it, Hk is H, or 1 for keys that all heads share.
         softcap: scores become softcap · tanh(score / softcap) before masking (Gemma 2).
-        cu_seqlens: of packed documents, without a mask: q is (tokens, H, d), k (tokens, Hk, d), and document n has the
-            tokens from cu_seqlens[n] to cu_seqlens[n + 1], as in ``flash_attn_varlen_func``. Statistics are those of
-            each document alone, (1, H, tokens). Nested tensors (B, H, jagged, d) are packed documents, too.
+        cu_seqlens: of packed documents, without a mask: q is (tokens, H, d), k (tokens, Hk, d), and
+            document n has the tokens from cu_seqlens[n] to cu_seqlens[n + 1], as in
+            ``flash_attn_varlen_func``. Statistics are those of each document alone,
+            (1, H, tokens). Nested tensors (B, H, jagged, d) are packed documents, too.
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each; no (Tq, Tk) matrix is made.
@@ -158,30 +176,35 @@ def attention_stats(
 
 
 def _unnested(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nested q (B, H, jagged, d) and k (B, Hk, jagged, d) as packed documents, and where these begin and end."""
-    if not (
-        q.is_nested
-        and k.is_nested
-        and q.layout == k.layout == torch.jagged
-        and q.dim() == k.dim() == 4
-    ):
-        raise ValueError(
-            "nested q and k must both be (B, heads, jagged, d) in the layout torch.jagged"
-        )
-    by_token: list[Any] = [x.detach().transpose(1, 2) for x in (q, k)]  # (B, jagged, heads, d)
-    bounds, of_keys = (x.offsets() for x in by_token)
-    if not torch.equal(bounds, of_keys):
+    """Return nested q (B, H, jagged, d) and k (B, Hk, jagged, d) as packed documents.
+
+    The third tensor holds where the documents begin and end.
+    """
+    for tensor in (q, k):
+        if not tensor.is_nested or tensor.layout != torch.jagged or tensor.dim() != 4:
+            raise ValueError(
+                "nested q and k must both be (B, heads, jagged, d) in the layout torch.jagged"
+            )
+    queries: Any = q.detach().transpose(1, 2)  # (B, jagged, H, d)
+    keys: Any = k.detach().transpose(1, 2)  # (B, jagged, Hk, d)
+    bounds = queries.offsets()
+    if not torch.equal(bounds, keys.offsets()):
         raise ValueError(
             "nested q and k must have the same lengths: documents that attend to themselves"
         )
-    return by_token[0].values(), by_token[1].values(), bounds
+    return queries.values(), keys.values(), bounds
 
 
 def _packed(
-    q: Tensor, k: Tensor, cu_seqlens: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool,
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
     softcap: float | None,
-) -> AttentionStats:  # fmt: skip
-    """Statistics (1, H, tokens) of documents one after the other, q (tokens, H, d) and k (tokens, Hk, d)."""
+) -> AttentionStats:
+    """Return statistics (1, H, tokens) of documents, q (tokens, H, d) and k (tokens, Hk, d)."""
     bounds = [int(n) for n in cu_seqlens]
     if q.dim() != 3 or k.dim() != 3 or len(q) != len(k):
         raise ValueError(
@@ -191,35 +214,47 @@ def _packed(
         raise ValueError(
             f"cu_seqlens must rise from 0 to the number of tokens, {len(q)}; got {bounds}"
         )
-    documents = [
-        stats_with_mask(
-            q[None, start:stop].transpose(1, 2), k[None, start:stop].transpose(1, 2), None, is_causal, scale,
-            enable_gqa, softcap,
-        )
-        for start, stop in pairwise(bounds) if stop > start
-    ]  # fmt: skip
+    queries = q[None].transpose(1, 2)  # (1, H, tokens, d)
+    keys = k[None].transpose(1, 2)  # (1, Hk, tokens, d)
+    documents = []
+    for start, stop in pairwise(bounds):
+        if stop > start:
+            document = stats_with_mask(
+                queries[:, :, start:stop],
+                keys[:, :, start:stop],
+                None,
+                is_causal,
+                scale,
+                enable_gqa,
+                softcap,
+            )
+            documents.append(document)
     if not documents:
-        return stats_with_mask(
-            q[None].transpose(1, 2), k[None].transpose(1, 2), enable_gqa=enable_gqa
-        )
+        return stats_with_mask(queries, keys, enable_gqa=enable_gqa)
 
     def joined(name: str) -> Tensor:
-        return torch.cat(
-            [getattr(stats, name).expand_as(stats.entropy) for stats in documents], dim=-1
-        )
+        parts = [getattr(stats, name).expand_as(stats.entropy) for stats in documents]
+        return torch.cat(parts, dim=-1)
 
-    of_all = {
-        name: joined(name)
-        for name in ("entropy", "logsumexp", "sink_mass", "visible", "nonsink_entropy")
-    }
-    return AttentionStats(**of_all, logits=None)
+    return AttentionStats(
+        entropy=joined("entropy"),
+        logsumexp=joined("logsumexp"),
+        sink_mass=joined("sink_mass"),
+        visible=joined("visible"),
+        nonsink_entropy=joined("nonsink_entropy"),
+    )
 
 
 def stats_with_mask(
-    q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None = None, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, softcap: float | None = None,
-) -> AttentionStats:  # fmt: skip
-    """`attention_stats`; a mask that many layers share may come as a `Mask`, so that it is looked at once."""
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | Mask | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+) -> AttentionStats:
+    """Return `attention_stats`; a mask that layers share may come as a `Mask`, to be read once."""
     q, k, mask = checked_inputs(q, k, attn_mask, is_causal, enable_gqa)
     B, H, Tq, d = q.shape
     Tk = k.shape[2]
@@ -228,45 +263,56 @@ def stats_with_mask(
     shape = (B, H, Tq)
     if q.numel() == 0 or Tk == 0:
         zero = torch.zeros(shape, device=q.device)
-        return AttentionStats(
-            zero, torch.full(shape, -math.inf, device=q.device), zero, visible.expand(shape), zero
-        )
+        nothing = torch.full(shape, -math.inf, device=q.device)
+        return AttentionStats(zero, nothing, zero, visible.expand(shape), zero)
     out = torch.empty((4, *shape), dtype=torch.float32, device=q.device)
-    fused = (mask is None or not mask.biased) and softcap is None and has_kernel(q.device)
-    additive = None if mask is None else mask.additive
-    sink = None if mask is None else mask.sink
+    additive = None
+    sink = None
+    has_bias = False
+    if mask is not None:
+        additive = mask.additive
+        sink = mask.sink
+        has_bias = mask.biased
+    is_fused = not has_bias and softcap is None and has_kernel(q.device)
     for b, heads in groups(B, H, max(Tq, Tk) * d):
-        keys = k[b, key_heads(heads, H, k.shape[1])]
         work = _Work(
-            q[b, heads],
-            keys,
-            part_of(additive, b, heads),
-            is_causal,
-            scale,
-            softcap,
-            part_of(sink, b, heads),
+            q=q[b, heads],
+            k=k[b, key_heads(heads, H, k.shape[1])],
+            additive=part_of(additive, b, heads),
+            is_causal=is_causal,
+            scale=scale,
+            softcap=softcap,
+            sink=part_of(sink, b, heads),
         )
-        if fused:
-            out[:, b, heads] = work.fused(None if mask is None else _Others.of(mask, b, heads))
+        if is_fused:
+            others = None
+            if mask is not None:
+                others = _Others.of(mask, b, heads)
+            out[:, b, heads] = work.fused(others)
         else:
-            out[:, b, heads] = work.in_tiles(wide=work.guess())
-    return _finish(out, visible, shape)
+            out[:, b, heads] = work.in_tiles(is_wide=work.has_large_scores())
+    return _finish(out, visible, shape, can_see_nothing=mask is not None)
 
 
 def attention_stats_from_scores(
-    scores: Tensor, *, is_probability: bool = False, probabilities: Tensor | None = None,
+    scores: Tensor,
+    *,
+    is_probability: bool = False,
+    probabilities: Tensor | None = None,
     learned_sink: int | None = None,
-) -> AttentionStats:  # fmt: skip
-    """The same statistics from the scores (B, H, Tq, Tk) or the probabilities that eager attention computes.
+) -> AttentionStats:
+    """Return the same statistics from the scores or the probabilities of eager attention.
 
-    Entries of −inf, large finite masks (−1e9, −65504, −1e4) and the type's lowest numbers count as masked; so do
-    probabilities of 0 (a key with exactly no attention cannot be told from a masked one).
+    Entries of −inf, large finite masks (−1e9, −65504, −1e4) and the type's lowest numbers count as
+    masked; so do probabilities of 0 (a key with exactly no attention cannot be told from a masked
+    one).
 
     Arguments:
         scores: (B, H, Tq, Tk), or with fewer leading dimensions.
         is_probability: they are probabilities, after the softmax.
-        probabilities: the softmax of the scores, if it is there: that saves the exponentials.
-        learned_sink: the first or last column, if it is no key but a sink that the model has learnt (GPT-OSS).
+        probabilities: the softmax of the scores, if it exists: that saves the exponentials.
+        learned_sink: the first or last column, if it is not a key but a sink that the model has
+            learnt (GPT-OSS).
 
     Returns:
         Entropy, logsumexp and sink mass of each query, (B, H, Tq) each.
@@ -278,62 +324,85 @@ def attention_stats_from_scores(
         raise ValueError(
             f"a learned sink is the first or the last of {columns} columns, not {learned_sink}"
         )
-    lowest = -math.inf if is_probability else lowest_seen(scores.dtype)
+    lowest = lowest_seen(scores.dtype)
     if is_probability:
-        scores, probabilities = (
-            (scores if scores.dtype == torch.float64 else scores.float()).log(),
-            scores,
-        )
+        lowest = -math.inf
+        probabilities = scores
+        if scores.dtype != torch.float64:
+            scores = scores.float()
+        scores = scores.log()
     scores = scores.detach()[(None,) * max(0, 4 - scores.dim())].flatten(0, -4)
     B, H, Tq, _ = scores.shape
     if scores.numel() == 0:
         zero = torch.zeros(B, H, Tq, device=scores.device)
         return AttentionStats(zero, torch.full_like(zero, -math.inf), zero, zero.long(), zero)
-    flat = scores.flatten(0, 1)  # (N, Tq, columns)
-    softmax = None if probabilities is None else probabilities.detach().reshape(flat.shape)
-    learned = None if learned_sink is None else learned_sink % columns
+    flat = scores.flatten(0, 1)  # (B · H, Tq, columns)
+    softmax = None
+    if probabilities is not None:
+        softmax = probabilities.detach().reshape(flat.shape)
+    learned = None
+    if learned_sink is not None:
+        learned = learned_sink % columns
     out, visible = stats_of_softmax(flat, softmax, lowest, learned)
-    return _finish(out.unflatten(1, (B, H)).float(), visible.unflatten(0, (B, H)), (B, H, Tq))
+    shape = (B, H, Tq)
+    return _finish(out.unflatten(1, (B, H)).float(), visible.unflatten(0, (B, H)), shape)
 
 
-def _finish(out: Tensor, visible: Tensor, shape: tuple[int, ...]) -> AttentionStats:
-    """Clamp to what is possible, and settle rows that see nothing by the mask and not by the kernel's answer."""
-    seen = visible > 0
-    mass = torch.where(seen, out[2].clamp(0.0, 1.0), 0.0)
-    others = visible - (mass > 0).long()  # a window may not reach the sink
-    entropy, nonsink = (
-        torch.minimum(x.clamp(min=0.0), n.clamp(min=1).log())
-        for x, n in ((out[0], visible), (out[3], others))
-    )
-    return AttentionStats(
-        torch.where(seen, entropy, 0.0), torch.where(seen, out[1], -math.inf), mass, visible.expand(shape),
-        torch.where(seen, nonsink, 0.0),
-    )  # fmt: skip
+def _finish(
+    out: Tensor, visible: Tensor, shape: tuple[int, ...], can_see_nothing: bool = True
+) -> AttentionStats:
+    """Clamp statistics (4, B, H, Tq) to what is possible.
+
+    Queries that see nothing are settled by the mask and not by the answer of the kernel. Without a
+    mask there are none.
+    """
+    entropy, logsumexp, sink_mass, nonsink = out
+    sink_mass = sink_mass.clamp(0.0, 1.0)
+    if can_see_nothing:
+        sink_mass = torch.where(visible > 0, sink_mass, 0.0)
+    others = visible - (sink_mass > 0).long()  # a window may not reach the sink
+    entropy = torch.minimum(entropy.clamp(min=0.0), visible.clamp(min=1).log())
+    nonsink = torch.minimum(nonsink.clamp(min=0.0), others.clamp(min=1).log())
+    if can_see_nothing:
+        entropy = torch.where(visible > 0, entropy, 0.0)
+        logsumexp = torch.where(visible > 0, logsumexp, -math.inf)
+        nonsink = torch.where(visible > 0, nonsink, 0.0)
+    return AttentionStats(entropy, logsumexp, sink_mass, visible.expand(shape), nonsink)
 
 
 def checked_inputs(
     q: Tensor, k: Tensor, attn_mask: Tensor | Mask | None, is_causal: bool, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Mask | None]:
-    """q and k with four dimensions, and what the mask says."""
+    """Return q and k with four dimensions, and what the mask says."""
     if q.dim() < 2 or k.dim() != q.dim() or q.shape[-1] != k.shape[-1]:
         raise ValueError(
-            f"q must be (…, Tq, d) and k (…, Tk, d) with the same d; got {tuple(q.shape)} and {tuple(k.shape)}"
+            "q must be (…, Tq, d) and k (…, Tk, d) with the same d; "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if is_causal and attn_mask is not None:
         raise ValueError(
             "give attn_mask or is_causal, not both (as in scaled_dot_product_attention)"
         )
     lead = (None,) * max(0, 4 - q.dim())
-    q, k = q.detach()[lead].flatten(0, -4), k.detach()[lead].flatten(0, -4)
-    H, Hk = q.shape[1], k.shape[1]
+    q = q.detach()[lead].flatten(0, -4)  # (B, H, Tq, d)
+    k = k.detach()[lead].flatten(0, -4)  # (B, Hk, Tk, d)
+    H = q.shape[1]
+    Hk = k.shape[1]
     if k.shape[0] == 1 and q.shape[0] > 1:
         k = k.expand(q.shape[0], -1, -1, -1)
-    if q.shape[0] != k.shape[0] or (Hk not in (H, 1) and not (enable_gqa and Hk and H % Hk == 0)):
-        hint = "" if enable_gqa else "; grouped-query heads need enable_gqa=True"
+    heads_fit = Hk in (H, 1) or (enable_gqa and Hk > 0 and H % Hk == 0)
+    if q.shape[0] != k.shape[0] or not heads_fit:
+        hint = ""
+        if not enable_gqa:
+            hint = "; grouped-query heads need enable_gqa=True"
         raise ValueError(
             f"batch and heads do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}{hint}"
         )
-    mask = mask_of(attn_mask, q, k) if isinstance(attn_mask, Tensor) else attn_mask
+    mask: Mask | None
+    if isinstance(attn_mask, Tensor):
+        mask = mask_of(attn_mask, q, k)
+    else:
+        mask = attn_mask
     return q, _without_unseen(k, mask, is_causal, q.shape[2]), mask
 
 
@@ -366,7 +435,7 @@ def _by_key_head(seen: Tensor, key_heads: int) -> Tensor:
 
 
 def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
-    """What a mask says of queries (B, H, Tq, d) and keys (B, Hk, Tk, d)."""
+    """Return what a mask says of queries (B, H, Tq, d) and keys (B, Hk, Tk, d)."""
     mask = attn_mask.detach()[(None,) * max(0, 4 - attn_mask.dim())]
     if mask.dim() > 4:
         mask = mask.flatten(0, -4)
@@ -381,14 +450,16 @@ def mask_of(attn_mask: Tensor, q: Tensor, k: Tensor) -> Mask:
 
 
 def default_scale(scale: float | None, d: int) -> float:
-    """1/√d if none is given."""
-    return 1 / math.sqrt(d) if scale is None and d > 0 else float(scale or 1.0)
+    """Return the scale, or 1/√d if it is None."""
+    if scale is None and d > 0:
+        return 1 / math.sqrt(d)
+    return float(scale or 1.0)
 
 
 def visible_keys(
     mask: Mask | None, is_causal: bool, Tq: int, Tk: int, device: torch.device
 ) -> Tensor:
-    """How many keys each query sees, broadcastable to (B, H, Tq)."""
+    """Return the number of keys that each query sees, broadcastable to (B, H, Tq)."""
     if mask is not None:
         return mask.visible
     if is_causal:
@@ -398,24 +469,39 @@ def visible_keys(
 
 @dataclass(frozen=True, eq=False)
 class _Others:
-    """What a mask leaves of the keys that are no sinks, for a group of heads."""
+    """The keys that a mask shows and that are not sinks, for a group of heads.
+
+    Attributes:
+        additive: the mask as a bias, without sinks.
+        has_some: True for a query that sees any of them.
+        sees_sink: True for a query that sees its sink.
+    """
 
     additive: Tensor
-    some: Tensor  # does a query see any of them?
+    has_some: Tensor
     sees_sink: Tensor
 
     @staticmethod
     def of(mask: Mask, batch: slice, heads: slice) -> _Others:
-        """Of the mask of all heads."""
-        some = mask.visible > mask.sees_sink.long()
+        """Return those of a group, from the mask of all heads."""
+        has_some = mask.visible > mask.sees_sink.long()
         return _Others(
-            *(part_of(x, batch, heads) for x in (mask.additive_without_sinks, some, mask.sees_sink))
+            additive=part_of(mask.additive_without_sinks, batch, heads),
+            has_some=part_of(has_some, batch, heads),
+            sees_sink=part_of(mask.sees_sink, batch, heads),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Some heads of some samples: q (b, h, Tq, d), k (b, h, Tk, d), additive and sink broadcastable to them."""
+    """Some heads of some samples.
+
+    Attributes:
+        q: (b, h, Tq, d).
+        k: (b, h, Tk, d).
+        additive: the mask as a bias, broadcastable to (b, h, Tq, Tk).
+        sink: the key that is the sink of each query, (…, Tq or 1, 1); None for key 0.
+    """
 
     q: Tensor
     k: Tensor
@@ -423,89 +509,111 @@ class _Work:
     is_causal: bool
     scale: float
     softcap: float | None
-    sink: Tensor | None  # (…, Tq or 1, 1); None for key 0
+    sink: Tensor | None
 
-    def guess(self) -> bool:
-        """Are scores of some head likely to be so large that float32 loses digits? By a few queries."""
-        Tq = self.q.shape[2]
-        keys = self.k[:, :, 1:] if self.sink is None and self.k.shape[2] > 1 else self.k
-        few = self.q[:, :, :: max(1, Tq // _GUESS)].float() @ keys.float().mT
-        centred = few - few.mean(dim=-1, keepdim=True)
-        return has_kernel(self.q.device) and bool(centred.abs().amax() * abs(self.scale) > _LARGE)
+    def has_large_scores(self) -> bool:
+        """Guess by a few queries whether float32 loses digits of the scores of some head."""
+        keys = self.k
+        if self.sink is None and keys.shape[2] > 1:
+            keys = keys[:, :, 1:]
+        stride = max(1, self.q.shape[2] // GUESSING_QUERIES)
+        scores = self.q[:, :, ::stride].float() @ keys.float().mT  # (b, h, few, Tk)
+        centred = scores - scores.mean(dim=-1, keepdim=True)
+        largest = centred.abs().amax() * abs(self.scale)
+        return has_kernel(self.q.device) and bool(largest > LARGE_LOGSUMEXP)
 
     def fused(self, others: _Others | None) -> Tensor:
-        """(4, b, h, Tq) through one fused call; large scores in float64, on a CPU."""
-        wide = self.q.device.type == "cpu"
-        if wide and self.guess():  # saves the call in float32
-            return self.in_tiles(wide=True)
+        """Return (4, b, h, Tq) from one fused call; large scores in float64, on a CPU."""
+        can_be_wide = self.q.device.type == "cpu"
+        if can_be_wide and self.has_large_scores():  # saves the call in float32
+            return self.in_tiles(is_wide=True)
         out, largest = self._by_kernel(others)
-        large = largest > _LARGE  # (b, h)
-        if wide and bool(large.any()):
-            for b, h in large.nonzero().tolist():
-                out[:, b, h] = self._head(b, h, wide=True)
+        is_large = largest > LARGE_LOGSUMEXP  # (b, h)
+        if can_be_wide and bool(is_large.any()):
+            for b, h in is_large.nonzero().tolist():
+                out[:, b, h] = self._head(b, h, is_wide=True)
         return out
 
     def _by_kernel(self, others: _Others | None) -> tuple[Tensor, Tensor]:
-        """The statistics, computed in float32, and the largest |logsumexp| of each head, (b, h)."""
-        q, k = self.q.float(), self.k.float()
-        # without a mask the sink is key 0, and the keys after it are seen as all were: causally, by later queries
-        first = 0 if others is not None or not self.is_causal else 1
-        rest = k if others is not None else k[:, :, 1:]
-        centre = (rest if rest.shape[2] else k).mean(dim=2, keepdim=True)
-        lse = q.new_full(q.shape[:3], -math.inf)
-        nonsink = torch.zeros_like(lse)
-        if rest.shape[2] and q.shape[2] > first:
-            queries, additive = q[:, :, first:], None if others is None else others.additive.float()
-            attended, logsumexp = fused_attention(
-                queries, rest - centre, additive, self.is_causal, self.scale
+        """Return the statistics in float32, and the largest |logsumexp| of each head, (b, h)."""
+        q = self.q.float()
+        k = self.k.float()
+        # Without a mask the sink is key 0, and the keys after it are seen as all were: causally,
+        # by later queries.
+        first_query = 0
+        keys = k
+        if others is None:
+            keys = k[:, :, 1:]
+            first_query = int(self.is_causal)
+        averaged = k
+        if keys.shape[2]:
+            averaged = keys
+        centre = averaged.mean(dim=2, keepdim=True)  # (b, h, 1, d)
+        logsumexp = q.new_full(q.shape[:3], -math.inf)  # (b, h, Tq)
+        nonsink = torch.zeros_like(logsumexp)
+        if keys.shape[2] and q.shape[2] > first_query:
+            queries = q[:, :, first_query:]
+            additive = None
+            if others is not None:
+                additive = others.additive.float()
+            attended, normaliser = fused_attention(
+                queries, keys - centre, additive, self.is_causal, self.scale
             )
-            lse[:, :, first:] = logsumexp
-            nonsink[:, :, first:] = logsumexp - attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+            logsumexp[:, :, first_query:] = normaliser
+            mean_score = attended.mul_(queries).sum(dim=-1).mul_(self.scale)
+            nonsink[:, :, first_query:] = normaliser - mean_score
         sinks = self._sink_keys(k) - centre
-        if sinks.shape[2] == 1:  # scores at two keys, the sink and the centre, in one product
-            at_sink, shift = (
-                (q @ torch.cat([sinks, centre], dim=2).mT).mul_(self.scale).unbind(dim=-1)
-            )
+        if sinks.shape[2] == 1:
+            # Scores at two keys, the sink and the centre, in one product.
+            both = torch.cat([sinks, centre], dim=2)  # (b, h, 2, d)
+            at_sink, shift = (q @ both.mT).mul_(self.scale).unbind(dim=-1)  # (b, h, Tq) each
         else:
-            at_sink, shift = (q * sinks).sum(-1) * self.scale, (q @ centre.mT)[..., 0] * self.scale
+            at_sink = (q * sinks).sum(-1) * self.scale
+            shift = (q @ centre.mT)[..., 0] * self.scale
         if others is not None:
             at_sink = torch.where(others.sees_sink, at_sink, -math.inf)
-            lse, nonsink = (
-                torch.where(others.some, lse, -math.inf),
-                torch.where(others.some, nonsink, 0.0),
-            )
-        out = combined(nonsink, lse, at_sink)
+            logsumexp = torch.where(others.has_some, logsumexp, -math.inf)
+            nonsink = torch.where(others.has_some, nonsink, 0.0)
+        out = combined(nonsink, logsumexp, at_sink)
         out[1] += shift
-        return out.float(), torch.where(lse.isfinite(), lse, 0.0).abs().amax(dim=2)
+        largest = torch.where(logsumexp.isfinite(), logsumexp, 0.0).abs().amax(dim=2)
+        return out.float(), largest
 
     def _sink_keys(self, k: Tensor) -> Tensor:
-        """The keys of the sinks, (b, h, Tq or 1, d)."""
+        """Return the keys of the sinks, (b, h, Tq or 1, d)."""
         if self.sink is None:
             return k[:, :, :1]
         return k.gather(2, self.sink.expand(*k.shape[:2], -1, k.shape[3]))
 
-    def in_tiles(self, wide: bool) -> Tensor:
-        """(4, b, h, Tq) by tiles of scores."""
+    def in_tiles(self, is_wide: bool) -> Tensor:
+        """Return (4, b, h, Tq) by tiles of scores, in float64 if ``is_wide``."""
         B, H, Tq, _ = self.q.shape
         out = torch.empty((4, B, H, Tq), dtype=torch.float32, device=self.q.device)
         for b in range(B):
             for h in range(H):
-                out[:, b, h] = self._head(b, h, wide)
+                out[:, b, h] = self._head(b, h, is_wide)
         return out
 
-    def _head(self, b: int, h: int, wide: bool) -> Tensor:
-        one_b, one_h = slice(b, b + 1), slice(h, h + 1)
-        additive, sink = (part_of(tensor, one_b, one_h) for tensor in (self.additive, self.sink))
-        q, k = (
-            widened(self.q[b, h]) if wide else self.q[b, h].float(),
-            self.k[b, h].to(torch.float32),
-        )
-        centre = (
-            k.mean(dim=0) if self.softcap is None else torch.zeros_like(k[0])
-        )  # capping sees a common offset
-        out = stats_of_scores(
-            q, (k - centre).to(q.dtype), None if additive is None else additive[0, 0], self.is_causal, self.scale,
-            self.softcap, 0 if sink is None else sink[0, 0],
-        )  # fmt: skip
+    def _head(self, b: int, h: int, is_wide: bool) -> Tensor:
+        """Return the statistics (4, Tq) of one head of one sample."""
+        one_b = slice(b, b + 1)
+        one_h = slice(h, h + 1)
+        additive = None
+        if self.additive is not None:
+            additive = part_of(self.additive, one_b, one_h)[0, 0]  # (Tq or 1, Tk)
+        sink: Tensor | int = 0
+        if self.sink is not None:
+            sink = part_of(self.sink, one_b, one_h)[0, 0]  # (Tq or 1, 1)
+        if is_wide:
+            q = widened(self.q[b, h])  # (Tq, d)
+        else:
+            q = self.q[b, h].float()
+        k = self.k[b, h].to(torch.float32)  # (Tk, d)
+        if self.softcap is None:
+            centre = k.mean(dim=0)  # (d,)
+        else:
+            centre = torch.zeros_like(k[0])  # capping sees a common offset
+        keys = (k - centre).to(q.dtype)
+        out = stats_of_scores(q, keys, additive, self.is_causal, self.scale, self.softcap, sink)
         out[1] += (q @ centre.to(q.dtype)) * self.scale
         return out

@@ -94,7 +94,9 @@ class AttentionMeter(Meter):
         by_gauge = {}
         for gauge in self.watched.gauges:
             if gauge.runs_model:
-                by_gauge[gauge.name] = widths if gauge.per_head else one_per_layer
+                by_gauge[gauge.name] = one_per_layer
+                if gauge.per_head:
+                    by_gauge[gauge.name] = widths
         by_gauge["phase"] = one_per_layer
         return by_gauge | dict.fromkeys(self._error_names, widths)
 

@@ -114,7 +114,10 @@ class InputObserver:
     def _missed_share(self, event: AttentionEvent, states: Tensor) -> float:
         """Return the share of the logits of some real queries of the first sample."""
         is_batch_first = getattr(event.call.module, "batch_first", True)
-        first = states[0] if is_batch_first else states[:, 0]  # (T, d)
+        if is_batch_first:
+            first = states[0]  # (T, d)
+        else:
+            first = states[:, 0]
         queries = torch.arange(event.shape[2], device=event.device)
         if event.real is not None:
             queries = queries[event.real[0, 0]]
@@ -176,21 +179,25 @@ class GradientObserver:
     def halves(self, block: int) -> tuple[Tensor, Tensor] | None:
         """Return the sums over odd and over even steps; None if there was no gradient."""
         odd, even = self._sums[block]
-        if odd is not None:
-            return odd, torch.zeros_like(odd) if even is None else even
-        if even is not None:
+        if odd is None:
+            if even is None:
+                return None
             return torch.zeros_like(even), even
-        return None
+        if even is None:
+            return odd, torch.zeros_like(odd)
+        return odd, even
 
     def next_interval(self) -> None:
         """Make this interval the one before."""
         self.earlier = []
         for odd, even in self._sums:
-            if odd is not None and even is not None:
-                self.earlier.append(odd + even)
+            # With a measurement at every step, there is one gradient and nothing to add.
+            if even is None:
+                self.earlier.append(odd)
+            elif odd is None:
+                self.earlier.append(even)
             else:
-                # With a measurement at every step, there is one gradient and nothing to add.
-                self.earlier.append(even if odd is None else odd)
+                self.earlier.append(odd + even)
         self._begin_interval()
 
     def state(self) -> dict[str, Tensor]:
@@ -213,7 +220,9 @@ class GradientObserver:
         for block in range(len(self._parameters)):
             self.earlier[block] = state.get(f"{block}:earlier")
             self._sums[block] = [state.get(f"{block}:odd"), state.get(f"{block}:even")]
-        self._steps = int(state["steps"]) if "steps" in state else 0
+        self._steps = 0
+        if "steps" in state:
+            self._steps = int(state["steps"])
 
 
 class MotionMeter(Meter):
@@ -381,5 +390,6 @@ class MotionMeter(Meter):
 def _parameter(matrix: Matrix) -> Tensor:
     """Return the parameter that a matrix is a view of."""
     view = matrix.views()[0]
-    base = view if view._base is None else view._base
-    return gather(base)
+    if view._base is not None:
+        view = view._base
+    return gather(view)

@@ -209,7 +209,9 @@ class StreamMeter(Meter):
             if not is_inside or name.startswith(experts.holder):
                 continue
             call = self._under_way.setdefault(block, _BlockCall())
-            outputs = event.output if isinstance(event.output, (tuple, list)) else [event.output]
+            outputs = [event.output]
+            if isinstance(event.output, (tuple, list)):
+                outputs = list(event.output)
             logits = _find_logits(outputs, experts.count)
             if call.has_routed or logits is None:
                 return
