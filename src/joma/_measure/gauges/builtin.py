@@ -84,7 +84,7 @@ def value_norm(received: Received) -> Tensor:
 
 
 def _largest_norm(x: Tensor, received: Received) -> Tensor:
-    """(B, H) of keys or values (B, Hk, Tk, d)."""
+    """Return the largest norm (B, H) of the keys or values (B, Hk, Tk, d) that a query sees."""
     norms = x.float().norm(dim=-1)  # (B, Hk, Tk)
     group = received.weights.shape[1] // norms.shape[1]
     norms = norms.repeat_interleave(group, dim=1)  # (B, H, Tk)
@@ -131,9 +131,12 @@ def effective_rank(w: Tensor) -> float:
 @gauge("gradient_norm", on="gradient")
 def gradient_norm(g: Tensor) -> float:
     """‖G‖_F of the gradient that the optimiser uses (after clipping and unscaling); needs optimizer=."""
-    return float(
-        torch.linalg.vector_norm(g.double() if g.device.type in ("cpu", "cuda") else g.float())
-    )
+    has_float64 = g.device.type in ("cpu", "cuda")
+    if has_float64:
+        g = g.double()
+    else:
+        g = g.float()
+    return float(torch.linalg.vector_norm(g))
 
 
 @gauge("gradient_rank", on="gradient", given="top")
@@ -163,7 +166,9 @@ def change(d: Tensor) -> float:
 @gauge("change_rank", on="change", given="top")
 def change_rank(top: TopSingular) -> float | None:
     """Stable rank of ΔW since the checkpoint before; none if nothing has changed; in scans."""
-    return None if top.sigma == 0 else top.stable_rank
+    if top.sigma == 0:
+        return None
+    return top.stable_rank
 
 
 class ChargeState(Protocol):
@@ -182,20 +187,22 @@ def charge(state: ChargeState) -> Tensor:
 
 @gauge("charge_drift", on="charge", is_of_training=True)
 def charge_drift(state: ChargeState) -> Tensor:
-    """How far a charge has moved since the first measurement, relative to its sides then; in training only."""
+    """Motion of a charge since the first measurement, relative to its sides then; in training only."""
     return state.drift
 
 
 @gauge("charge_residual", on="charge", is_of_training=True)
 def charge_residual(state: ChargeState) -> Tensor | None:
-    """What the gradient identity of a charge is off by, relative: rounding, or a bug; needs optimizer=."""
+    """Relative error of the gradient identity of a charge: rounding, or a bug; needs optimizer=."""
     return state.residual
 
 
 @gauge("correlated_neurons", on="weight")
 def correlated_neurons(w: Tensor) -> float:
     """Share of neurons whose weights have |cos| ≥ ½ with those of another neuron (Section 7)."""
-    return correlated_share(w) if bool(w.isfinite().all()) else math.nan
+    if not bool(w.isfinite().all()):
+        return math.nan
+    return correlated_share(w)
 
 
 @gauge("effective_neurons", on="weight")
@@ -222,7 +229,9 @@ def _cosines(states: Tensor, statistic: str) -> float | None:
     if not bool(states.isfinite().all()):
         return math.nan
     coherence = embedding_coherence(states)
-    return float(getattr(coherence, statistic)) if coherence.rows > 1 else None
+    if coherence.rows < 2:
+        return None
+    return float(getattr(coherence, statistic))
 
 
 @gauge("coherence", on="hidden")

@@ -1,4 +1,4 @@
-"""How orthogonal are the rows of an embedding? (Section 7: "almost orthogonal", |u_l·u_l′| ≤ ε.)"""
+"""Cosines between the rows of an embedding (Section 7: "almost orthogonal", |u_l·u_l′| ≤ ε)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Coherence:
     _histogram: Tensor = field(repr=False)  # (_BINS,) counts of |cos| in [0, 1]
 
     def quantile(self, q: float) -> float:
-        """The q-quantile of |cos| over all pairs, to 1/4096."""
+        """Return the q-quantile of |cos| over all pairs, to 1/4096."""
         total = float(self._histogram.sum())
         if total == 0:
             return math.nan
@@ -38,7 +38,10 @@ class Coherence:
         return min(index, _BINS - 1) / _BINS + 0.5 / _BINS
 
     def histogram(self, bins: int = 64) -> Tensor:
-        """How many pairs have |cos| in each of ``bins`` equal parts of [0, 1]; a divisor of 4096."""
+        """Return the number of pairs with |cos| in each of ``bins`` equal parts of [0, 1].
+
+        ``bins`` is a divisor of 4096.
+        """
         if bins < 1 or _BINS % bins:
             raise ValueError(f"bins is {bins}: give a divisor of {_BINS}, such as 64")
         return self._histogram.reshape(bins, -1).sum(dim=1)
@@ -62,7 +65,7 @@ class Coherence:
 
 
 def embedding_coherence(u: Tensor) -> Coherence:
-    """|cos| between all pairs of different rows of u, a block of rows at a time, in float32.
+    """Return the distribution of |cos| over all pairs of different rows of u, computed in float32.
 
     Arguments:
         u: (M, d), one row per token.
@@ -165,13 +168,16 @@ def correlated_share(u: Tensor, least: float = 0.5) -> float:
 
 
 def centred(u: Tensor) -> Tensor:
-    """Rows (M, d) without their mean: what they do not have in common."""
+    """Return rows (M, d) without their mean: the part that they do not have in common."""
     u = u.detach().float()
     return u - u.mean(dim=0)
 
 
 def random_cosine(d: int) -> float:
-    """E|cos| between independent Gaussian vectors in d dimensions: Γ(d/2) / (√π Γ((d + 1)/2)), about √(2/(πd))."""
+    """Return E|cos| between independent Gaussian vectors in d dimensions.
+
+    It is Γ(d/2) / (√π Γ((d + 1)/2)), about √(2/(πd)).
+    """
     if d < 1:
         raise ValueError(f"the dimension is {d}: give at least 1")
     return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)

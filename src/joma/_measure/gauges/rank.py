@@ -14,6 +14,7 @@ starts from the leading vectors of the one before, and needs a step or two.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -362,7 +363,8 @@ def _combination(coefficients: np.ndarray, basis: np.ndarray) -> np.ndarray:
 def _largest_eigenvalue(w: Tensor) -> float:
     """Return σ_max² from the smaller Gram matrix in float64, which is exact for the largest one."""
     w = w.double()
-    w = w.T if w.shape[0] < w.shape[1] else w
+    if w.shape[0] < w.shape[1]:
+        w = w.T
     return float(torch.linalg.eigvalsh(w.T @ w)[-1])
 
 
@@ -406,22 +408,24 @@ def _matrix(w: Tensor) -> Tensor:
             f"a matrix (m, n) is needed, got shape {tuple(w.shape)}; stacks go through stable_rank"
         )
     w = w.detach()
-    return w if w.dtype in (torch.float32, torch.float64) else w.float()
+    if w.dtype in (torch.float32, torch.float64):
+        return w
+    return w.float()
 
 
-def _over_stack(w: Tensor, function: object) -> Tensor:
-    """``function`` of each matrix of (…, m, n), as float64 of the leading shape."""
+def _over_stack(w: Tensor, function: Callable[[Tensor], float]) -> Tensor:
+    """Return the function of each matrix of (…, m, n), as float64 of the leading shape."""
     if w.dim() < 2:
         raise ValueError(
             f"a matrix or a stack of matrices (…, m, n) is needed, got shape {tuple(w.shape)}"
         )
     flat = w.detach().reshape(-1, *w.shape[-2:])
-    values = [function(matrix) for matrix in flat]  # type: ignore[operator]
+    values = [function(matrix) for matrix in flat]
     return torch.tensor(values, dtype=torch.float64).reshape(w.shape[:-2])
 
 
 def spectral_norm(w: Tensor) -> Tensor:
-    """σ_max of a matrix, or of each one of a stack (…, m, n).
+    """Return σ_max of a matrix, or of each one of a stack (…, m, n).
 
     Arguments:
         w: (m, n), or a stack (…, m, n); any floating type.
@@ -433,7 +437,9 @@ def spectral_norm(w: Tensor) -> Tensor:
 
 
 def stable_rank(w: Tensor) -> Tensor:
-    """‖W‖_F² / σ_max² of a matrix, or of each one of a stack; 0 for a zero matrix, NaN for one that is not finite.
+    """Return ‖W‖_F² / σ_max² of a matrix, or of each one of a stack.
+
+    A zero matrix has 0, and one that is not finite NaN.
 
     Arguments:
         w: (m, n), or a stack (…, m, n); any floating type.
@@ -445,7 +451,7 @@ def stable_rank(w: Tensor) -> Tensor:
 
 
 def effective_rank(w: Tensor) -> Tensor:
-    """exp of the entropy of σ/Σσ (Roy and Vetterli), of a matrix or of each one of a stack.
+    """Return exp of the entropy of σ/Σσ (Roy and Vetterli), of a matrix or of each one of a stack.
 
     Arguments:
         w: (m, n), or a stack (…, m, n); any floating type.
@@ -453,18 +459,20 @@ def effective_rank(w: Tensor) -> Tensor:
     Returns:
         A scalar, or (…) for a stack.
     """
+    return _over_stack(w, _effective_rank)
 
-    def one(m: Tensor) -> float:
-        m = _matrix(m).double()
-        if m.numel() == 0 or not bool(m.isfinite().all()):
-            return 0.0 if m.numel() == 0 else math.nan
-        sigma = _singular_values(m)
-        if float(sigma.sum()) == 0.0:
-            return 0.0
-        p = sigma / sigma.sum()
-        return float(torch.special.entr(p).sum().exp())
 
-    return _over_stack(w, one)
+def _effective_rank(w: Tensor) -> float:
+    w = _matrix(w).double()
+    if w.numel() == 0:
+        return 0.0
+    if not bool(w.isfinite().all()):
+        return math.nan
+    sigma = _singular_values(w)
+    if float(sigma.sum()) == 0.0:
+        return 0.0
+    shares = sigma / sigma.sum()
+    return float(torch.special.entr(shares).sum().exp())
 
 
 def _singular_values(w: Tensor) -> Tensor:

@@ -61,7 +61,9 @@ class Gauge:
     @property
     def axes(self) -> list[str]:
         """The names of the axes of its values."""
-        return ["layer", "head"] if self.per_head else ["layer"]
+        if self.per_head:
+            return ["layer", "head"]
+        return ["layer"]
 
     @property
     def needs_steps(self) -> bool:
@@ -71,14 +73,16 @@ class Gauge:
     def measure(self, w: Any, top: Any = None) -> float | None:
         """Return the value on a matrix, or None where the gauge is not defined.
 
-        ``top`` is the matrix's `TopSingular`, if it is known already.
+        ``top`` is the `TopSingular` of the matrix, if a gauge before has computed it.
         """
         from joma._measure.gauges.rank import top_singular
         from joma.models.sharded import gather
 
         if self.given != "top":
             return number_or_none(self.function(gather(w)))
-        return number_or_none(self.function(top_singular(w) if top is None else top))
+        if top is None:
+            top = top_singular(w)
+        return number_or_none(self.function(top))
 
 
 def number_or_none(value: Any) -> float | None:
@@ -150,8 +154,8 @@ def _find_kind(on: str | GaugeKind) -> GaugeKind:
     if isinstance(on, GaugeKind):
         if on.read is None:
             raise ValueError(f"the kind {on.name!r} needs read=, which gives what gauges receive")
-        known = KINDS.setdefault(on.name, on)
-        if known is not on and known.read is None:
+        registered = KINDS.setdefault(on.name, on)
+        if registered is not on and registered.read is None:
             raise ValueError(f"joma has a kind {on.name!r} already; choose another name")
         KINDS[on.name] = on
         return on
@@ -167,7 +171,9 @@ def remove(name: str) -> None:
 
 
 def gauges() -> dict[str, Gauge]:
-    """All gauges by name: built in, registered, and those that installed packages bring (group ``joma.gauges``).
+    """Return all gauges by name.
+
+    They are built in, registered, or brought by installed packages (group ``joma.gauges``).
 
     Returns:
         Name -> gauge, with what it is measured on and a line of help.
@@ -182,55 +188,70 @@ def gauges() -> dict[str, Gauge]:
 
 @cache
 def _installed(read: Callable[..., Iterable[Any]]) -> tuple[Any, ...]:
-    """Entry points, read once: it takes 90 ms, which a scan of many small checkpoints would spend on each of them."""
+    """Return the entry points. They are read once: a scan would spend 90 ms on it per checkpoint."""
     return tuple(read(group="joma.gauges"))
 
 
-def names_of(chosen: str | Iterable[str]) -> list[str]:
+def names_of(names: str | Iterable[str]) -> list[str]:
     """Return names of gauges from one string with commas between them, or from several strings.
 
     >>> names_of("entropy, stable_rank.qk")
     ['entropy', 'stable_rank.qk']
     """
-    if not isinstance(chosen, str):
-        return list(chosen)
-    return [name.strip() for name in chosen.split(",") if name.strip()]
+    if not isinstance(names, str):
+        return list(names)
+    stripped = (name.strip() for name in names.split(","))
+    return [name for name in stripped if name]
 
 
 def parts_of(gauge: Gauge) -> dict[str, str]:
-    """Parts that the gauge can be measured on, and what they are; none of attention and hidden states."""
+    """Return the parts that the gauge can be measured on, each with a description."""
     return dict(gauge.kind.parts)
 
 
 def get(names: str | Iterable[str]) -> list[Gauge]:
-    """The gauges with these names; an unknown one is an error that tells the nearest.
+    """Return the gauges with these names; the error for an unknown name suggests the nearest.
 
-    A gauge on matrices or charges may name the part it is measured on: "stable_rank.q" is the stable rank of the query
-    projections.
+    A gauge on matrices or charges may name the part it is measured on: "stable_rank.q" is the
+    stable rank of the query projections.
     """
     table = gauges()
-    chosen = []
-    for full in names_of(names):
-        name, _, part = full.partition(".")
+    gauges_by_name: dict[str, Gauge] = {}
+    for full_name in names_of(names):
+        name, _, part = full_name.partition(".")
         if name not in table:
+            hint = ""
             close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            if close:
+                hint = f" Did you mean {close[0]!r}?"
             raise ValueError(f"unknown gauge {name!r}.{hint} Known: {', '.join(table)}.")
-        known = table[name].kind.parts
-        if part and part not in known:
-            parts = f"; parts are {', '.join(known)}" if known else ", which has no parts"
-            raise ValueError(f"there is no part {part!r} of the gauge {name!r}{parts}")
-        chosen.append(replace(table[name], name=full, part=part) if part else table[name])
-    return list({gauge.name: gauge for gauge in chosen}.values())
+        gauge = table[name]
+        if part:
+            _check_part(gauge, part)
+            gauge = replace(gauge, name=full_name, part=part)
+        gauges_by_name[gauge.name] = gauge
+    return list(gauges_by_name.values())
+
+
+def _check_part(gauge: Gauge, part: str) -> None:
+    parts = gauge.kind.parts
+    if part in parts:
+        return
+    remedy = ", which has no parts"
+    if parts:
+        remedy = f"; parts are {', '.join(parts)}"
+    raise ValueError(f"there is no part {part!r} of the gauge {gauge.name!r}{remedy}")
 
 
 def in_training(names: Iterable[str]) -> list[Gauge]:
-    """The gauges with these names, if all of them can be measured while a model trains."""
-    chosen = get(names)
-    if between := [gauge.name for gauge in chosen if gauge.kind.needs_two_checkpoints]:
-        instead = between[0].replace("change_rank", "update_rank").replace("change", "update_ratio")
-        raise ValueError(
-            f"{between[0]} is measured between checkpoints (joma.scan), not while a model trains; of a step of an "
-            f"optimiser it is {instead}"
-        )
-    return chosen
+    """Return the gauges with these names, if all of them can be measured while a model trains."""
+    selected = get(names)
+    for gauge in selected:
+        if gauge.kind.needs_two_checkpoints:
+            instead = gauge.name.replace("change_rank", "update_rank")
+            instead = instead.replace("change", "update_ratio")
+            raise ValueError(
+                f"{gauge.name} is measured between checkpoints (joma.scan), not while a model "
+                f"trains; of a step of an optimiser it is {instead}"
+            )
+    return selected
