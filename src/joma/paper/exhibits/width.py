@@ -150,7 +150,7 @@ CODE_SLICE = {
     "widths": [4, 64],
     "window": 8,
     "batch": 32,
-    "steps": 40,
+    "steps": 100,
     "seeds": 1,
 }
 RECORD_SLICE = {"widths": [4, 64], "steps": 40, "seeds": 1}
