@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from joma._runs.table import unspell
+from joma._runs.encoding import unspell
 
 ALERTS = "alerts.jsonl"
 LEVELS = ("notice", "warning", "critical")  # worst last

@@ -8,11 +8,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma._runs.encoding import parsed, unspell
 from joma._runs.folder import RUN, RunError, RunNotFound, describe, read_info
 from joma._runs.metric_lines import METRICS, MetricLines, check_lines, read_lines
 from joma._runs.patterns import Patterns, read_patterns
 from joma._runs.state import State, state_of
-from joma._runs.table import long_table, parsed, unspell
+from joma._runs.table import long_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
+from joma._runs.encoding import SPELT
 from joma._runs.folder import (
     LOCK,
     RUN,
@@ -30,13 +32,13 @@ from joma._runs.folder import (
 )
 from joma._runs.metric_lines import END, METRICS, RESERVED, complete
 from joma._runs.state import Ending, ending
-from joma._runs.table import SPELT
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import ArrayLike
 
+    from joma._runs.long_table import LongTable, Precision, Section
     from joma._runs.reader import Run
 
 
@@ -140,25 +142,35 @@ class RunWriter:
             stack.pop_all()
         return writer
 
-    def write(self, step: SupportsIndex, values: Mapping[str, ArrayLike], **extra: object) -> None:
+    def write(
+        self, step: SupportsIndex, values: Mapping[str, ArrayLike] | LongTable, **extra: object
+    ) -> None:
         """Append one measurement: all of it survives a kill, or nothing.
 
         Arguments:
             step: the training step, or whatever the rows are counted by.
-            values: gauge -> a number, or an array with the axes declared for this gauge.
+            values: gauge -> a number, or an array with the axes declared for this gauge; or a long
+                table with one section per gauge.
             extra: more columns, the same for all gauges: numbers, strings, booleans or None.
         """
+        from joma._runs.encoding import encode
+        from joma._runs.long_table import LongTable
+
         self._check_open()
-        head = {"step": operator.index(step), **_checked_extras(extra, self.info["axes"])}
-        rows = [
-            {**head, "gauge": name, "value": self._checked(name, item)}
-            for name, item in values.items()
-        ]
-        if not rows:
+        columns = {"step": operator.index(step), **_checked_extras(extra, self.info["axes"])}
+        if isinstance(values, LongTable):
+            table = values
+        else:
+            table = LongTable.join(table_of(gauge, item) for gauge, item in values.items())
+        if not table.sections:
             return
-        rows[-1]["end"] = True
-        lines = [json.dumps(row, separators=(",", ":"), allow_nan=False) for row in rows]
-        data = "\n".join([*lines, ""]).encode()
+        # What all lines of the measurement begin with, without the closing brace.
+        head = json.dumps(columns, separators=(",", ":"), allow_nan=False)[:-1]
+        lines = []
+        for section, text in zip(table.sections, encode(table), strict=True):
+            self._check_shape(section)
+            lines.append(f'{head},"gauge":{encode_basestring_ascii(section.gauge)},"value":{text}')
+        data = "}\n".join(lines).encode() + END
         try:
             written = 0
             while written < len(data):  # once, but for a full disk or 2 GB
@@ -252,40 +264,14 @@ class RunWriter:
         if not self._open:
             raise RunError(f"the writer of {self.path} is finished: go on with RunWriter.resume")
 
-    def _checked(self, gauge: str, value: Any) -> Any:
-        """Return a value as nested lists, if its numbers and axes are as declared."""
-        import numpy as np
-
-        if not isinstance(value, np.ndarray) and hasattr(value, "tolist"):  # torch, on any device
-            value = value.tolist()
-        axes = self.info["axes"].get(gauge, [])
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise RunError(f"gauge {gauge!r} is ragged: give an array, padded with None") from error
-        missing = None
-        if array.dtype.kind == "O" and array.ndim:  # None stands for a number that was not measured
-            missing = np.array([item is None for item in array.flat]).reshape(array.shape)
-            with suppress(TypeError, ValueError):
-                array = np.asarray(np.where(missing, np.nan, array).tolist()).reshape(array.shape)
-        if array.dtype.kind not in "biuf":
+    def _check_shape(self, section: Section) -> None:
+        """Refuse numbers whose axes are not as declared."""
+        axes = self.info["axes"].get(section.gauge, [])
+        if len(section.shape) != len(axes):
             raise RunError(
-                f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured"
+                f"gauge {section.gauge!r} has shape {section.shape} but the axes {axes}: "
+                f"declare one name per axis, create(..., axes={{{section.gauge!r}: [...]}})"
             )
-        if array.ndim != len(axes):
-            raise RunError(
-                f"gauge {gauge!r} has shape {array.shape} but the axes {axes}: "
-                f"declare one name per axis, create(..., axes={{{gauge!r}: [...]}})"
-            )
-        if array.dtype.kind == "f":
-            array = array.astype(np.float64, copy=False)
-        if (finite := np.isfinite(array)).all():
-            return array.tolist()
-        spelt = array.astype(object)
-        spelt[~finite] = array[~finite].astype(str)  # "nan", "inf", "-inf"
-        if missing is not None:
-            spelt[missing] = None
-        return spelt.tolist()
 
     def __enter__(self) -> Self:
         return self
@@ -310,6 +296,47 @@ class RunWriter:
 
     def __repr__(self) -> str:
         return f"RunWriter({str(self.path)!r}: {describe(self.info)})"
+
+
+def table_of(gauge: str, value: Any) -> LongTable:
+    """Return the rows of one gauge, with all digits of its numbers; None was not measured."""
+    import numpy as np
+
+    from joma._runs.long_table import LongTable
+
+    if not isinstance(value, np.ndarray) and hasattr(value, "tolist"):  # torch, on any device
+        value = value.tolist()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise RunError(f"gauge {gauge!r} is ragged: give an array, padded with None") from error
+    measured = None
+    if array.dtype.kind == "O" and array.ndim:
+        measured = np.array([item is not None for item in array.flat]).reshape(array.shape)
+        with suppress(TypeError, ValueError):
+            array = np.asarray(np.where(measured, array, np.nan).tolist()).reshape(array.shape)
+    precision = _PRECISIONS.get(array.dtype.kind)
+    if precision is None:
+        raise RunError(
+            f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured"
+        )
+    if precision == "integer" and array.size and np.abs(array).max() > _LARGEST_INTEGER:
+        raise RunError(
+            f"gauge {gauge!r} has an integer beyond 2**53, which a table of numbers cannot hold "
+            "exactly: write it as a string in an extra column"
+        )
+    return LongTable.of_array(gauge, array, measured, precision)
+
+
+# By the kind of a NumPy type.
+_PRECISIONS: Mapping[str, Precision] = {
+    "b": "boolean",
+    "i": "integer",
+    "u": "integer",
+    "f": "float64",
+}
+# Every integer up to this one is a float64.
+_LARGEST_INTEGER = 2**53
 
 
 def _checked_axes(gauge: str, names: Sequence[str]) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 
 from joma._measure.watch.alarms import Alarms
 from joma._measure.watch.readings import LOW, RECOVERED, Finding, LayerReading, Reading
-from joma._measure.watch.values import Values
+from joma._runs.encoding import encode, unspell
+from joma._runs.long_table import LongTable
 
 
 def random_layer(generator, heads, possible=2.6):
@@ -87,7 +88,8 @@ def test_a_thousand_heads_take_less_than_eight_bytes_each():
 def test_tables_are_stored_as_the_shortest_decimals_of_float32():
     numbers = np.random.default_rng(0).uniform(-10, 10, 200).tolist()
     extremes = [math.nan, math.inf, -math.inf, 0.0, 1e-300, 1e300, 100.0, None]
-    stored = Values.per_layer([*numbers, *extremes]).to_lists()
+    (text,) = encode(LongTable.per_layer("rank", [*numbers, *extremes]))
+    stored = unspell(json.loads(text))
     assert np.array_equal(np.float32(stored[:200]), np.float32(numbers))
     assert max(len(repr(number)) for number in stored[:200]) <= 13
     assert math.isnan(stored[200])

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from joma._measure.gauges.kinds import KINDS, GaugeKind
+
+if TYPE_CHECKING:
+    from joma._runs.long_table import Precision
 
 Reduce = Literal["mean", "max"]
 Given = Literal["matrix", "top"]
@@ -64,6 +67,11 @@ class Gauge:
         if self.per_head:
             return ["layer", "head"]
         return ["layer"]
+
+    @property
+    def precision(self) -> Precision:
+        """The precision with which run folders store its values."""
+        return "float64" if self.kind.is_stored_exactly else "float32"
 
     @property
     def needs_steps(self) -> bool:

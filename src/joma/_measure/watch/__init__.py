@@ -23,7 +23,6 @@ From a pass to a number:
     unseen.py       Which modules should attend, and were not seen doing it?
     probe.py        How is a fixed batch measured instead of the training batches?
     processes.py    How do several processes measure together?
-    values.py       Which numbers of a gauge were measured?
     measurement.py  What are all numbers of one measurement?
 
 From a number to a judgement:

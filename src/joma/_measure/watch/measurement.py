@@ -6,9 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from joma._measure.watch.values import Values
+from joma._runs.long_table import LongTable
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,14 @@ class Measurement:
 
     Attributes:
         step: the step.
-        tables: gauge -> its numbers, and which of them were measured.
+        table: the numbers of all gauges, one section each.
         names: gauge -> the module or matrix that each layer is.
         loss: of the step; None if it is not known.
         largest: gauges whose largest value over heads and experts, not the mean, is given to loggers.
     """
 
     step: int
-    tables: Mapping[str, Values] = field(repr=False)
+    table: LongTable = field(repr=False)
     names: Mapping[str, Sequence[str]] = field(repr=False)
     loss: float | None
     largest: Collection[str] = field(default=(), repr=False)
@@ -52,28 +55,20 @@ class Measurement:
     def values(self) -> dict[str, Tensor]:
         """Gauge -> (layers, heads) or (layers,).
 
-        NaN also stands for numbers that were not measured; `tables` tells them apart.
+        NaN also stands for numbers that were not measured; `table` has no row for these.
         """
-        return {gauge: table.numbers for gauge, table in self.tables.items()}
-
-    def row(self, gauge: str, layer: int) -> Tensor:
-        """Return the numbers that were measured in a layer, (heads measured,).
-
-        A NaN among them was computed.
-        """
-        table = self.tables[gauge]
-        return table.numbers[layer].reshape(-1)[table.measured[layer].reshape(-1)]
+        return {gauge: torch.from_numpy(self.table.array(gauge)) for gauge in self.table.gauges}
 
     def metrics(self) -> dict[str, float]:
         """Return one number per gauge and layer, {"joma/entropy/layer_03": …}, for any logger."""
         metrics = {}
-        for gauge, table in self.tables.items():
-            layers = len(table.numbers)
-            width = max(2, len(str(layers - 1)))
-            for layer in range(layers):
-                number = self.reduced(gauge, layer)
-                if number is not None:
-                    metrics[f"joma/{gauge}/layer_{layer:0{width}d}"] = number
+        for gauge in self.table.gauges:
+            layers = self.table.by_layer(gauge)
+            width = max(2, len(str(len(layers) - 1)))
+            for layer, numbers in enumerate(layers):
+                if len(numbers):
+                    name = f"joma/{gauge}/layer_{layer:0{width}d}"
+                    metrics[name] = self._reduced(gauge, numbers)
         return metrics
 
     def reduced(self, gauge: str, layer: int) -> float | None:
@@ -81,42 +76,56 @@ class Measurement:
 
         It is NaN if one of the numbers is NaN, and None if nothing was measured.
         """
-        row = self.row(gauge, layer)
-        if not len(row):
+        numbers = self.table.by_layer(gauge)[layer]
+        if not len(numbers):
             return None
+        return self._reduced(gauge, numbers)
+
+    def _reduced(self, gauge: str, numbers: NDArray[np.float64]) -> float:
         if gauge in self.largest:
-            return float(row.max())
-        return float(row.mean())
+            return float(numbers.max())
+        if len(numbers) == 1:
+            return float(numbers[0])
+        # NumPy adds in another order than PyTorch, which can change the last bit.
+        return float(torch.from_numpy(numbers).mean())
 
     def per_head(self, names: Collection[str]) -> dict[str, list[list[float]]]:
         """Return, by gauge and layer, one number per head; NaN for a head that was not measured.
 
-        ``names`` are names of gauges, without the part that they are measured on.
+        Each layer has its heads up to the last one that was measured, and one at least. ``names``
+        are names of gauges, without the part that they are measured on.
         """
         numbers = {}
-        for gauge, table in self.tables.items():
+        for gauge in self.table.gauges:
             if gauge.split(".")[0] in names:
-                layers = range(len(table.numbers))
-                numbers[gauge] = [self._heads(gauge, layer) for layer in layers]
+                array = self.table.array(gauge)  # (layers, heads) or (layers,)
+                measured = self.table.measured(gauge)
+                layers = array.reshape(len(array), -1)
+                counts = _count_heads(measured.reshape(len(measured), -1))
+                rows = zip(layers.tolist(), counts, strict=True)
+                numbers[gauge] = [row[:count] for row, count in rows]
         return numbers
-
-    def _heads(self, gauge: str, layer: int) -> list[float]:
-        """Return the numbers of a layer up to the last head that was measured, and one at least."""
-        table = self.tables[gauge]
-        heads = table.measured[layer].reshape(-1).nonzero().reshape(-1)
-        count = 1
-        if len(heads):
-            count = int(heads[-1]) + 1
-        return [float(number) for number in table.numbers[layer].reshape(-1)[:count]]
 
     def not_finite(self) -> Iterator[NotFinite]:
         """Yield, by gauge and layer, what was computed and is not finite."""
-        for gauge, table in self.tables.items():
-            bad = table.measured & ~table.numbers.isfinite()
-            for layer in bad.reshape(len(bad), -1).any(dim=1).nonzero().reshape(-1).tolist():
-                places = bad[layer].reshape(-1).nonzero().reshape(-1).tolist()
-                value = float(table.numbers[layer].reshape(-1)[places[0]])
-                heads: tuple[int, ...] = ()
-                if bad.dim() == 2:
-                    heads = tuple(places)
-                yield NotFinite(gauge, layer, self.names[gauge][layer], heads, value)
+        bad_rows = np.flatnonzero(~np.isfinite(self.table.numbers)).tolist()
+        places: dict[tuple[str, int], list[int]] = {}  # (gauge, layer) -> bad rows
+        for row in bad_rows:
+            gauge = self.table.gauges[int(self.table.codes[row])]
+            layer = self.table.index(row)[0]
+            places.setdefault((gauge, layer), []).append(row)
+        for (gauge, layer), rows in places.items():
+            # A gauge with one number per layer has no head in its index.
+            heads = tuple(head for row in rows for head in self.table.index(row)[1:])
+            value = float(self.table.numbers[rows[0]])
+            yield NotFinite(gauge, layer, self.names[gauge][layer], heads, value)
+
+
+def _count_heads(measured: NDArray[np.bool_]) -> list[int]:
+    """Return per layer the number of heads up to the last measured one, 1 at least.
+
+    ``measured`` is (layers, heads).
+    """
+    heads = np.arange(1, 1 + measured.shape[1])  # (heads,)
+    counts: list[int] = np.where(measured, heads, 1).max(axis=1, initial=1).tolist()
+    return counts

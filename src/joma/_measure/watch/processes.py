@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from joma._measure.events.reasons import Reason
-from joma._measure.watch.values import Values
+from joma._runs.long_table import LongTable
 
 ProcessScope = Literal["own", "all"]
 
@@ -98,13 +98,21 @@ class Processes:
             return None
         return float(total / count)
 
-    def sum_whole_values(self, values: Values) -> Values:
-        """Return the values of the process that measures weights; the others give empty tables."""
+    def sum_whole_values(self, table: LongTable) -> LongTable:
+        """Return the rows of the process that measures weights; the others have none.
+
+        All processes have the same section, so that they exchange arrays of one shape.
+        """
         if self._is_sharded or not self.is_joint:
-            return values
-        numbers = self.sum_(torch.where(values.measured, values.numbers, 0.0))
-        measured = self.max_(values.measured.double()) > 0
-        return Values.where(measured, numbers)
+            return table
+        (section,) = table.sections
+        measured = torch.from_numpy(table.measured(section.gauge))
+        numbers = torch.from_numpy(table.array(section.gauge))
+        numbers = self.sum_(torch.where(measured, numbers, 0.0))
+        measured = self.max_(measured.double()) > 0
+        return LongTable.of_array(
+            section.gauge, numbers.numpy(), measured.numpy(), section.precision
+        )
 
     def any(self, is_true: bool) -> bool:
         """Return True if it is true in one of the processes."""

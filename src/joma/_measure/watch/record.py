@@ -24,6 +24,7 @@ from joma._runs import Run, RunError
 from joma._runs.alerts import ALERTS
 from joma._runs.explanation import EXPLANATION, Explanation, write_explanation
 from joma._runs.folder import newest, numbered, plain, read_info
+from joma._runs.long_table import LongTable
 from joma._runs.patterns import Patterns, read_patterns, write_patterns
 from joma._runs.state import Ending, Missing, missing_in_words, state_of
 from joma._runs.writer import RunWriter, config_differences
@@ -325,13 +326,17 @@ class Record:
         self._notices.once(key, message)
 
     def write(
-        self, step: int, rows: Mapping[str, Any], columns: Mapping[str, float], names: Mapping[str, Sequence[str]],
+        self,
+        step: int,
+        table: LongTable,
+        columns: Mapping[str, float],
+        names: Mapping[str, Sequence[str]],
         heads: Mapping[str, Sequence[int]],
-    ) -> None:  # fmt: skip
-        """Write the rows of one step, with columns that they share."""
+    ) -> None:
+        """Write the numbers of one step, with columns that they share."""
         self.note_layers(names, heads)
         try:
-            self.writer.write(step, dict(rows), **columns)
+            self.writer.write(step, table, **columns)
         except OSError as error:
             self._miss(step, error)
             return

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from joma._measure.gauges.kernels import widened
 from joma._measure.watch.processes import Processes
-from joma._measure.watch.values import Values
+from joma._runs.long_table import LongTable
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,28 @@ class QuerySample:
         return self.is_real[..., self.positions].sum(dim=(0, 2))
 
 
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """One number per head, and which of the heads were measured.
+
+    Attributes:
+        numbers: float64, (H,) or (layers, H); NaN where nothing was measured.
+        measured: bool, of the same shape.
+    """
+
+    numbers: Tensor
+    measured: Tensor
+
+    @classmethod
+    def where(cls, measured: Tensor, numbers: Tensor) -> Reduced:
+        """Return the numbers, with NaN where ``measured`` is False."""
+        return cls(torch.where(measured, numbers, math.nan), measured)
+
+    def table(self, gauge: str) -> LongTable:
+        """Return one row per number that was measured."""
+        return LongTable.of_array(gauge, self.numbers.numpy(), self.measured.numpy())
+
+
 class Reducer(ABC):
     """Combines the values of one gauge: over calls and passes, and then over layers and processes.
 
@@ -92,7 +114,7 @@ class Reducer(ABC):
         """
 
     @abstractmethod
-    def result(self) -> Values:
+    def result(self) -> Reduced:
         """Return one number per head; heads without a real query were not measured.
 
         NaN is a number that was computed, and is an alert. So it never stands for "not measured".
@@ -102,7 +124,7 @@ class Reducer(ABC):
     def add_number(self, number: float) -> None:
         """Add the value of a gauge that gives one number per pass, as if the layer had one head."""
 
-    def error(self) -> Values | None:
+    def error(self) -> Reduced | None:
         """Return the standard error of each number; None if the numbers are exact."""
         return None
 
@@ -191,9 +213,9 @@ class Mean(Reducer):
         total = torch.tensor([number], dtype=torch.float64)
         self.add_parts({"total": total, "count": torch.ones_like(total)})
 
-    def result(self) -> Values:
+    def result(self) -> Reduced:
         count = self.parts["count"]
-        return Values.where(count > 0, self.parts["total"] / count.clamp(min=1))
+        return Reduced.where(count > 0, self.parts["total"] / count.clamp(min=1))
 
 
 class Max(Reducer):
@@ -216,9 +238,9 @@ class Max(Reducer):
     def add_number(self, number: float) -> None:
         self.add_parts({"largest": torch.tensor([number], dtype=torch.float64)})
 
-    def result(self) -> Values:
+    def result(self) -> Reduced:
         largest = self.parts["largest"]
-        return Values.where(largest != -math.inf, largest)
+        return Reduced.where(largest != -math.inf, largest)
 
 
 class SampledMean(Mean):
@@ -251,9 +273,9 @@ class SampledMean(Mean):
         count = torch.where(is_everywhere_defined, sample.real_queries, estimated)
         return {"total": total, "count": count, "variance": variance}
 
-    def error(self) -> Values:
+    def error(self) -> Reduced:
         count = self.parts["count"]
-        return Values.where(count > 0, self.parts["variance"].sqrt() / count.clamp(min=1))
+        return Reduced.where(count > 0, self.parts["variance"].sqrt() / count.clamp(min=1))
 
 
 REDUCERS: dict[str, type[Reducer]] = {"mean": Mean, "max": Max}

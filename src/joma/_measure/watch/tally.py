@@ -38,7 +38,7 @@ from joma._measure.watch.reducers import (
     SampledMean,
 )
 from joma._measure.watch.sample import Sampler
-from joma._measure.watch.values import Values
+from joma._runs.long_table import LongTable
 
 # Passes of a step that are kept apart. Whether the gradients of an older pass were used is known:
 # nobody holds the graphs of so many.
@@ -386,11 +386,13 @@ class Tally:
             widths.append(count)
         return widths
 
-    def values(self, layers: Sequence[AttentionLayer], processes: Processes) -> dict[str, Values]:
+    def values(
+        self, layers: Sequence[AttentionLayer], processes: Processes
+    ) -> dict[str, LongTable]:
         """Return, by gauge, its table (layers, heads), or (layers,) for hidden-state gauges."""
         widest = torch.tensor([float(max(self.widths(layers), default=0))], dtype=torch.float64)
         heads = int(processes.max_(widest))
-        values: dict[str, Values] = {}
+        values: dict[str, LongTable] = {}
         for gauge in self.gauges:
             if gauge.name not in self.due:
                 continue
@@ -398,10 +400,10 @@ class Tally:
             table.combine(processes)
             error = table.error()
             if error is not None and not gauge.name.startswith("_"):
-                values[f"{gauge.name}{ERROR}"] = error
-            result = table.result()
+                values[f"{gauge.name}{ERROR}"] = error.table(f"{gauge.name}{ERROR}")
+            result = table.result().table(gauge.name)
             if not gauge.per_head:
-                result = result.column(0)
+                result = result.first_column()
             values[gauge.name] = result
         return values
 

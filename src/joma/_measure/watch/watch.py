@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -71,6 +72,7 @@ from joma._measure.watch.surgery import shorten
 from joma._measure.watch.watched import WatchedModel
 from joma._runs import Run
 from joma._runs.explanation import Explanation
+from joma._runs.long_table import LongTable
 from joma._runs.state import Ending, ending
 from joma._runs.warning import JomaWarning
 from joma._runs.writer import RunWriter
@@ -682,11 +684,13 @@ class Watch:
         mean_loss = self._processes.mean(own_loss)
         for_phases = {}
         for gauge in FOR_PHASES:
-            if gauge.name in result.tables:
-                for_phases[gauge.name] = result.tables.pop(gauge.name).numbers
+            table = result.tables.pop(gauge.name, None)
+            if table is not None:
+                for_phases[gauge.name] = torch.from_numpy(table.array(gauge.name))
         uniform = result.tables.pop(UNIFORM.name, None)
         names = self._names()
-        self.latest = Measurement(step, result.tables, names, mean_loss, self._largest)
+        numbers_of_step = LongTable.join(result.tables.values())
+        self.latest = Measurement(step, numbers_of_step, names, mean_loss, self._largest)
         layers: list[LayerReading] = []
         if for_phases:
             self._record.note_measured(self._passes.describe(self._is_probed))
@@ -694,12 +698,13 @@ class Watch:
         self._judge(self.latest, layers, result.findings)
         with self._failures_reported("the writing of the run"):
             if uniform is not None:
-                self._record.note_uniform([float(level.nanmean()) for level in uniform.numbers])
+                levels = torch.from_numpy(uniform.array(UNIFORM.name))  # (layers, heads)
+                self._record.note_uniform([float(level.nanmean()) for level in levels])
             if layers:
                 self._patterns.take(
                     step, self._watched.layers.layers, layers[-1].entropy, self._record
                 )
-            rows = self._rows(result, mean_loss, numbers, has_phases=bool(layers))
+            rows = self._rows(result, numbers_of_step, mean_loss, numbers, bool(layers))
             self._record.note_matrices(self.matrices)
             self._record.write(step, rows, self._clock.columns(), names, self._widths())
         with self._failures_reported("the writing of the explanation"):
@@ -751,25 +756,31 @@ class Watch:
     def _rows(
         self,
         result: MeterResult,
+        table: LongTable,
         loss: float | None,
         numbers: Mapping[str, Any],
-        *,
         has_phases: bool,
-    ) -> dict[str, Any]:
+    ) -> LongTable:
         """Return what is written of a step, in the order of the lines of the run."""
-        rows: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()}
-        rows |= self._clock.rows()
+        single: dict[str, Any] = {name: _scalar(value) for name, value in numbers.items()}
+        single |= self._clock.rows()
         if loss is not None:
-            rows["loss"] = loss
-        exact = {gauge.name for gauge in self._gauges if gauge.kind.is_stored_exactly}
-        for name, table in (result.tables | result.errors).items():
-            rows[name] = table.to_lists(is_exact=name in exact)
+            single["loss"] = loss
+        # A number of the user gives way to a gauge of the same name.
+        taken = {*result.tables, *result.errors}
+        if has_phases:
+            taken.add("phase")
+        tables = []
+        for name, value in single.items():
+            if name not in taken:
+                tables.append(LongTable.of_array(name, value, precision="float64"))
+        tables += [table, *result.errors.values()]
         if has_phases:
             codes: list[int | None] = []
             for layer, phase in zip(self._watched.layers.layers, self.phases, strict=False):
                 codes.append(PHASES.index(phase.name) if layer.keys else None)
-            rows["phase"] = codes
-        return rows
+            tables.append(LongTable.per_layer("phase", codes, "integer"))
+        return LongTable.join(tables)
 
     def _report_matrices(self) -> None:
         """Log which matrices weight gauges are measured on: not a warning, since nothing is wrong."""

@@ -302,7 +302,7 @@ def _basis() -> dict[str, Any]:
 
 def read_claims(out: Path) -> list[Result] | None:
     """The results in ``claims.json``, whatever they say and whenever they were made; None if there are none."""
-    from joma._runs.table import unspell
+    from joma._runs.encoding import unspell
     from joma.paper.claims import Result
 
     try:

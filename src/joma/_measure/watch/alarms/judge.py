@@ -12,7 +12,7 @@ from joma._measure.watch.alarms.notices import Notices
 from joma._measure.watch.alarms.rule import Alarm, LossAlarm
 from joma._measure.watch.phases import Phases
 from joma._measure.watch.readings import Finding, Reading
-from joma._runs.table import unspell
+from joma._runs.encoding import unspell
 
 AlarmFinding = tuple[Alarm, Finding]
 

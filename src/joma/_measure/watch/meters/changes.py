@@ -19,8 +19,8 @@ from joma._measure.gauges.kinds import GRADIENT, UPDATE_OF_STEP, GaugeKind
 from joma._measure.gauges.rank import top_singular
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.meters.meter import Meter, MeterResult
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 from joma.models.matrices import Matrix
 
 
@@ -188,7 +188,8 @@ class ChangeMeter(Meter):
                     self._reasons[gauge.name, matrix.name] = (
                         "no optimiser that is watched has stepped it"
                     )
-            result.tables[gauge.name] = processes.sum_whole_values(Values.per_layer(numbers))
+            table = LongTable.per_layer(gauge.name, numbers)
+            result.tables[gauge.name] = processes.sum_whole_values(table)
         for (gauge_name, matrix_name), reason in self._reasons.items():
             message = f"step {step}: {matrix_name} ({gauge_name}): {reason}"
             result.report(("weight", gauge_name, matrix_name), message)

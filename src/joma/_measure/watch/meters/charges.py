@@ -30,8 +30,8 @@ from joma._measure.gauges.kinds import CHARGE
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.meters.meter import Meter, MeterResult
 from joma._measure.watch.readings import Finding
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 
 
 class AutocastObserver:
@@ -184,10 +184,10 @@ class ChargeMeter(Meter):
             self._report_gradients(step, result)
         return result
 
-    def _table(self, gauge: Gauge, states: Mapping[int, ChargeNumbers]) -> Values:
+    def _table(self, gauge: Gauge, states: Mapping[int, ChargeNumbers]) -> LongTable:
         """Return the table (layers, heads) of a gauge, or (layers,) if it has no heads."""
         widths = self._widths[gauge.name]
-        table = Values.empty(len(widths), max(widths))
+        entries: dict[tuple[int, ...], float] = {}
         for layer, state in states.items():
             row = gauge.function(state)
             if row is None:
@@ -197,11 +197,13 @@ class ChargeMeter(Meter):
                 # 0/0 of sides that are both zero is not defined. NaN of sides that are not finite
                 # was computed.
                 if not math.isnan(number) or not state.finite:
-                    table.put((layer, head), number)
+                    entries[layer, head] = number
+        shape = (len(widths), max(widths))
+        table = LongTable.of_entries(gauge.name, shape, entries, gauge.precision)
         table = self.watched.processes.sum_whole_values(table)
         if gauge.per_head:
             return table
-        return table.column(0)
+        return table.first_column()
 
     def _report_gradients(self, step: int, result: MeterResult) -> None:
         """Add the laws that the last gradient broke, and what could not be checked."""

@@ -13,8 +13,8 @@ from joma._measure.gauges.kinds import GaugeKind
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.passes import StepPasses
 from joma._measure.watch.readings import Finding
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class MeterResult:
         findings: what is wrong with the model, for alarms.
     """
 
-    tables: dict[str, Values] = field(default_factory=dict)
-    errors: dict[str, Values] = field(default_factory=dict)
+    tables: dict[str, LongTable] = field(default_factory=dict)
+    errors: dict[str, LongTable] = field(default_factory=dict)
     problems: list[MeterProblem] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 

@@ -19,8 +19,8 @@ from joma._measure.gauges.assumptions import PARTS, QUERY_BIAS, BlockMotion, sha
 from joma._measure.gauges.kinds import BLOCK
 from joma._measure.gauges.registry import number_or_none
 from joma._measure.watch.meters.meter import Meter, MeterResult
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 from joma.models.matrices import Matrix
 from joma.models.projections import query_bias
 from joma.models.sharded import gather
@@ -306,7 +306,7 @@ class MotionMeter(Meter):
             result.report(("block", name), f"step {step}: {name} could not be measured: {reason}")
         return result
 
-    def _compare_with_before(self) -> dict[str, Values]:
+    def _compare_with_before(self) -> dict[str, LongTable]:
         by_block = []
         with torch.no_grad():
             after = [block.read(PARTS) for block in self._blocks]
@@ -317,10 +317,11 @@ class MotionMeter(Meter):
         self._report_refused()
         self._inputs.inputs.clear()
         self._gradients.next_interval()
-        values: dict[str, Values] = {}
+        values: dict[str, LongTable] = {}
         if by_block:
             for gauge in self.gauges:
-                values[gauge.name] = Values.per_layer([row[gauge.name] for row in by_block])
+                numbers = [row[gauge.name] for row in by_block]
+                values[gauge.name] = LongTable.per_layer(gauge.name, numbers)
         return values
 
     def _measure_block(self, number: int, after: dict[str, Tensor]) -> dict[str, float | None]:

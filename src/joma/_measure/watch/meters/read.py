@@ -8,8 +8,8 @@ import torch
 
 from joma._measure.gauges.registry import Gauge, number_or_none
 from joma._measure.watch.meters.meter import Meter, MeterResult
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 
 
 class ReadMeter(Meter):
@@ -40,7 +40,7 @@ class ReadMeter(Meter):
                 result.report((gauge.on, gauge.name), message)
         return result
 
-    def _measure_gauge(self, gauge: Gauge) -> Values:
+    def _measure_gauge(self, gauge: Gauge) -> LongTable:
         assert gauge.kind.read is not None
         layers = self._layers[gauge.on]
         with torch.no_grad():
@@ -54,4 +54,4 @@ class ReadMeter(Meter):
                 if name in received:
                     number = number_or_none(gauge.function(received[name]))
                 numbers.append(number)
-        return Values.per_layer(numbers)
+        return LongTable.per_layer(gauge.name, numbers, gauge.precision)

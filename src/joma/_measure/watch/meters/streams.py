@@ -270,7 +270,7 @@ class StreamMeter(Meter):
                 if name == gauge.name:
                     table.put(block, 0, reducer)
             table.combine(self.watched.processes)
-            result.tables[gauge.name] = table.result().column(0)  # (blocks,)
+            result.tables[gauge.name] = table.result().table(gauge.name).first_column()  # (blocks,)
         for name, reason in self._problems.items():
             result.report(("gauge", name), f"step {step}: {name} could not be measured: {reason}")
         return result

@@ -19,9 +19,12 @@ from joma._measure.gauges.rank import TopSingular, top_singular
 from joma._measure.gauges.registry import Gauge
 from joma._measure.watch.meters.meter import Meter, MeterResult
 from joma._measure.watch.passes import StepPasses
-from joma._measure.watch.values import Values
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.long_table import LongTable
 from joma.models.matrices import Matrix
+
+# (layer, head or expert) -> a number that was measured.
+Entries = dict[tuple[int, ...], float]
 
 
 class WeightMeter(Meter):
@@ -127,26 +130,27 @@ class WeightMeter(Meter):
         for lower, sentence in left_out.items():
             result.report(("order", lower), f"step {step}: {sentence}", is_remark=True)
         gauges = self.due_gauges
-        values = {}
-        for gauge in gauges:
-            widths = self._widths[gauge.name]
-            values[gauge.name] = Values.empty(len(widths), max(1, *widths))
+        entries: dict[str, Entries] = {gauge.name: {} for gauge in gauges}
         reasons: dict[tuple[str, str], str] = {}
         if self.watched.processes.computes_weights:
             with torch.no_grad():
                 for part in dict.fromkeys(gauge.part for gauge in gauges):
-                    self._measure_part(part, values, reasons)
+                    self._measure_part(part, entries, reasons)
         for (part, name), reason in reasons.items():
             result.report(("weight", part, name), f"step {step}: {name} ({part}): {reason}")
-        for name, table in values.items():
-            table = self.watched.processes.sum_whole_values(table)  # (layers, heads or experts)
+        for gauge in gauges:
+            name = gauge.name
+            widths = self._widths[name]
+            shape = (len(widths), max(1, *widths))  # (layers, heads or experts)
+            table = LongTable.of_entries(name, shape, entries[name], gauge.precision)
+            table = self.watched.processes.sum_whole_values(table)
             if len(self._axes[name]) == 1:
-                table = table.column(0)  # (layers,)
+                table = table.first_column()  # (layers,)
             result.tables[name] = table
         return result
 
     def _measure_part(
-        self, part: str, values: dict[str, Values], reasons: dict[tuple[str, str], str]
+        self, part: str, entries: dict[str, Entries], reasons: dict[tuple[str, str], str]
     ) -> None:
         for layer, row in enumerate(self._rows[part]):
             column = 0
@@ -154,7 +158,7 @@ class WeightMeter(Meter):
                 # A matrix that cannot be read (a quantised one) loses its own values only, and no
                 # process is left waiting for this one.
                 try:
-                    reason = self._measure_matrix(part, layer, column, matrix, values)
+                    reason = self._measure_matrix(part, layer, column, matrix, entries)
                 except Exception as error:
                     reason = f"it could not be measured: {type(error).__name__}: {error}"
                 if reason is not None:
@@ -162,7 +166,7 @@ class WeightMeter(Meter):
                 column += matrix.heads
 
     def _measure_matrix(
-        self, part: str, layer: int, column: int, matrix: Matrix, values: dict[str, Values]
+        self, part: str, layer: int, column: int, matrix: Matrix, entries: dict[str, Entries]
     ) -> str | None:
         """Write the values of a matrix; return why one of them is 0, if so."""
         gauges = [gauge for gauge in self.due_gauges if gauge.part == part]
@@ -179,7 +183,9 @@ class WeightMeter(Meter):
                 if top.reason and not math.isnan(top.sigma):
                     reason = top.reason
             for gauge in gauges:
-                values[gauge.name].put((layer, column + head), gauge.measure(weights, top))
+                number = gauge.measure(weights, top)
+                if number is not None:
+                    entries[gauge.name][layer, column + head] = number
         return reason
 
     # A checkpoint
