@@ -106,3 +106,13 @@ def test_every_path_in_the_architecture_exists():
     assert len(paths) > 8
     for path in paths:
         assert (ROOT / "src/joma" / path).exists() or (ROOT / path).exists(), path
+
+
+def test_a_class_name_exists_once():
+    """A reader who knows a class by its name finds one definition."""
+    places = {}
+    for path in sorted((SRC / "joma").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(SRC)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

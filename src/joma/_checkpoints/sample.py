@@ -25,7 +25,9 @@ from joma._measure.watch.meters import AttentionMeter, MeterResult
 from joma._measure.watch.passes import StepPasses
 from joma._measure.watch.processes import Processes
 from joma._measure.watch.watched import WatchedModel
+from joma._runs.encoding import as_lists
 from joma._runs.folder import file_hash
+from joma._runs.long_table import LongTable
 
 # Tokens per window, if the model has as many positions.
 DEFAULT_LENGTH = 512
@@ -128,16 +130,16 @@ def _measure_model(
     problems = {name: _reason(name, notes) for name in gauges if name not in values}
     notes = [note for note in notes if not any(note in problem for problem in problems.values())]
     layers = watched.layers.names
-    measurement = Measurement(0, values, dict.fromkeys(values, layers), None)
+    table_of_sample = LongTable.join(values.values())
+    measurement = Measurement(0, table_of_sample, dict.fromkeys(values, layers), None)
     not_finite = list(measurement.not_finite())
     for bad in not_finite:
         notes.append(f"{bad.gauge} of layer {bad.layer} ({bad.module}) is not finite")
-    lists = {}
+    lists = as_lists(table_of_sample)
     heads = {}
-    for name, table in values.items():
-        lists[name] = table.to_lists()
-        if table.numbers.dim() == 2:  # (layers, heads)
-            heads[name] = meter.tally.widths(watched.layers.layers)
+    for section in table_of_sample.sections:
+        if len(section.shape) == 2:  # (layers, heads)
+            heads[section.gauge] = meter.tally.widths(watched.layers.layers)
     return SampleResult(lists, layers, heads, notes, bool(not_finite), problems)
 
 

@@ -11,7 +11,7 @@ from joma._inspect.superposition import RULES
 from joma._inspect.windows import short_name
 
 if TYPE_CHECKING:
-    from joma._inspect.patterns import Pattern
+    from joma._inspect.patterns import NeuronPattern
     from joma._inspect.superposition import Superposition
 
 SHOWN = 4  # contexts of a pattern that are open to view; the others unfold
@@ -40,7 +40,7 @@ def as_json(superposition: Superposition, chosen: Sequence[tuple[int, int]]) -> 
     }
 
 
-def _pattern_json(superposition: Superposition, pattern: Pattern) -> dict[str, Any]:
+def _pattern_json(superposition: Superposition, pattern: NeuronPattern) -> dict[str, Any]:
     held_out = pattern.held_out
     return {
         "words": pattern.words,
@@ -116,7 +116,7 @@ def _neuron(superposition: Superposition, layer: int, neuron: int) -> dict[str, 
             "others": others}  # fmt: skip
 
 
-def tests(pattern: Pattern) -> Iterator[tuple[bool | None, str]]:
+def tests(pattern: NeuronPattern) -> Iterator[tuple[bool | None, str]]:
     """Of each test: was it passed (None: not tried), and the numbers."""
     count = len(pattern.contexts)
     yield (

@@ -19,7 +19,7 @@ from joma._inspect.masking import Masking
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
+class NeuronPattern:
     """Contexts of a neuron that attend to words which are over-represented in them.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pattern:
 
 
 def replication(
-    group: Group | Pattern, held_out: Sequence[Case], patterns: int
+    group: Group | NeuronPattern, held_out: Sequence[Case], patterns: int
 ) -> tuple[float, list[int]]:
     """P that so many of the held-out contexts attend to the pattern's words, × the patterns tested; and which do."""
     words = set(group.words)

@@ -18,7 +18,7 @@ from joma._inspect.collect import LEAST, Strongest, collect
 from joma._inspect.group import Word, contexts
 from joma._inspect.layer import Layer, cases
 from joma._inspect.masking import Question, mask
-from joma._inspect.patterns import Pattern, replication
+from joma._inspect.patterns import NeuronPattern, replication
 from joma._inspect.similar import Similarity, input_embedding, similarity
 from joma._inspect.superposition import Found, HeldOut, Superposition
 from joma._inspect.windows import batches, corpus_text, encoded, not_empty, open_model, short_name
@@ -157,7 +157,7 @@ def _found(strongest: dict[int, Strongest], word: Word, alike: Similarity | None
             if groups := layer.groups(some, alike):
                 there = contexts(kept, neuron)
                 found[number, neuron] = [
-                    Pattern(g.words, [there[n] for n in g.members], g.p, g.places, g.expected)
+                    NeuronPattern(g.words, [there[n] for n in g.members], g.p, g.places, g.expected)
                     for g in groups
                 ]
     return found

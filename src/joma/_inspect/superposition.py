@@ -16,7 +16,7 @@ from joma._inspect.collect import LEAST, Strongest
 from joma._inspect.group import FIRES, HALF, MOST, Context, Word, contexts
 from joma._inspect.layer import ALPHA, APART, PLACES, SUPPORT, Case, Layer, cases
 from joma._inspect.masking import LARGEST, MASKED, SIGN
-from joma._inspect.patterns import Pattern, dealt, merged, replication
+from joma._inspect.patterns import NeuronPattern, dealt, merged, replication
 from joma._inspect.similar import SIMILAR, Similarity
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ RULES = {
     "support": SUPPORT, "places": PLACES, "apart": APART, "similar": SIMILAR, "masked": MASKED, "sign": SIGN,
     "largest": LARGEST,
 }  # fmt: skip
-Found = dict[tuple[int, int], list[Pattern]]  # (layer, neuron) -> its patterns
+Found = dict[tuple[int, int], list[NeuronPattern]]  # (layer, neuron) -> its patterns
 COLUMNS = ["patterns", "replicated", "passed", "second", "contexts", "spread", "strongest"]
 
 
@@ -71,7 +71,7 @@ class Superposition:
         """The contexts that fire a neuron, the strongest first."""
         return contexts(self.strongest[layer], self._checked(layer, neuron))
 
-    def patterns(self, layer: int, neuron: int) -> list[Pattern]:
+    def patterns(self, layer: int, neuron: int) -> list[NeuronPattern]:
         """The patterns of a neuron, those that pass all tests first, then by their strongest context."""
         self._checked(layer, neuron)
         return sorted(

@@ -87,6 +87,14 @@ def encode(table: LongTable) -> list[str]:
     return encoded
 
 
+def as_lists(table: LongTable) -> dict[str, Any]:
+    """Return by gauge the numbers that `encode` writes, as nested lists; None was not measured."""
+    texts = encode(table)
+    return {
+        gauge: unspell(json.loads(text)) for gauge, text in zip(table.gauges, texts, strict=True)
+    }
+
+
 def _nested(entries: list[str], shape: tuple[int, ...]) -> str:
     """Return the entries of an array of this shape as lists in lists."""
     for axis in reversed(range(len(shape))):

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from joma._train.settings import Start
+from joma._train.settings import LayerStart
 
 
 class LanguageModel(nn.Module):
@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
         words: size of the vocabulary.
         activation: "relu", "gelu", or "linear" for an MLP without one.
         init: embedding and decoder start uniform within ± this.
-        start: of the layers, see `Start`.
+        start: of the layers, see `LayerStart`.
         length: the longest window.
     """
 
@@ -43,11 +43,11 @@ class LanguageModel(nn.Module):
             )
 
         self.encoder = nn.TransformerEncoder(layer(), layers, enable_nested_tensor=False)
-        if Start(start) is not Start.COPIED:
+        if LayerStart(start) is not LayerStart.COPIED:
             self.encoder.layers = nn.ModuleList(
                 [self.encoder.layers[0], *(layer() for _ in range(layers - 1))]
             )
-        if Start(start) is Start.XAVIER:
+        if LayerStart(start) is LayerStart.XAVIER:
             for parameter in self.encoder.parameters():
                 if parameter.dim() > 1:
                     nn.init.xavier_uniform_(parameter)

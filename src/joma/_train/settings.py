@@ -15,7 +15,7 @@ OPTIMISERS = ("adam", "sgd")
 AUTHORS_LENGTH = 35  # tokens of the sequence of `Probe.AUTHORS`
 
 
-class Start(StrEnum):
+class LayerStart(StrEnum):
     """How the encoder's layers start."""
 
     COPIED = "copied"  # PyTorch's own initialisation, one layer drawn and copied: the paper's
@@ -133,7 +133,7 @@ class Settings:
         if self.fresh_adam and self.optimiser != "adam":
             raise ValueError("fresh adam is of Adam: leave it out, or say optimiser adam")
         choices: dict[str, tuple[str, ...]] = {
-            "activation": ACTIVATIONS, "optimiser": OPTIMISERS, "start": tuple(Start), "probe": tuple(Probe),
+            "activation": ACTIVATIONS, "optimiser": OPTIMISERS, "start": tuple(LayerStart), "probe": tuple(Probe),
         }  # fmt: skip
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:

@@ -536,3 +536,9 @@ def test_keys_that_are_no_numbers_show_where_they_are_masked():
         .all()
     )
     assert attention_stats(q, k, keep[None]).entropy.isnan().all()
+
+
+@pytest.mark.parametrize("learned_sink", [0, -1])
+def test_scores_whose_only_column_is_a_learned_sink_are_refused(learned_sink):
+    with pytest.raises(ValueError, match="no key to attend to"):
+        attention_stats_from_scores(torch.zeros(1, 2, 3, 1), learned_sink=learned_sink)

@@ -239,3 +239,9 @@ def test_ritz_pairs_start_no_threads_that_would_spin_next_to_the_product():
         time.sleep(0.01)
     others = time.process_time() - process - (time.thread_time() - thread)
     assert others < 0.05  # `numpy.linalg.eigh` of the same size: 0.01 s per call, 0.2 s
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5)])
+def test_a_matrix_without_rows_or_columns_is_refused(shape):
+    with pytest.raises(ValueError, match="has no singular values, got shape"):
+        stable_rank(torch.ones(shape))

@@ -200,3 +200,19 @@ def test_a_logger_is_told_the_largest_head_of_a_maximum():
                 float(one(heads)), rel=1e-12
             )
     assert joma.Run(w._record.writer.path).info["largest"] == ["max_logsumexp", "spectral_norm.qk"]
+
+
+def test_a_schedule_that_raises_leaves_the_model_alone():
+    model = HandWrittenGPT("sdpa")
+    pristine = nn.Module.__call__
+
+    def fails_after_the_first_step(step):
+        if step > 1:
+            raise RuntimeError("planted")
+        return True
+
+    with joma.watch(model, every=fails_after_the_first_step) as w:
+        train_step(model)
+        with pytest.warns(joma.JomaWarning, match="planted"):
+            w.step()
+        assert nn.Module.__call__ is pristine

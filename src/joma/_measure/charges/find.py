@@ -393,25 +393,27 @@ def _head_charges(parts: Anatomy) -> Iterator[Charge]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Writer:
+class _StreamWriter:
     """What writes to the stream: its parameters as sides, whose views are (d, n)."""
 
     layer: int | None  # None for embeddings
     sides: tuple[Side, ...]
 
 
-def _writers(parts: Anatomy) -> list[_Writer]:
+def _writers(parts: Anatomy) -> list[_StreamWriter]:
     writers = []
     for embedding in parts.embeddings:
         view = partial(_width_first, axis=embedding.axis)
-        writers.append(_Writer(None, (Side(embedding.name, embedding.parameter, view),)))
+        writers.append(_StreamWriter(None, (Side(embedding.name, embedding.parameter, view),)))
     for layer in parts.layers:
         maps = [layer.attention.output]
         if layer.mlp is not None:
             maps.append(layer.mlp.upper)
         for linear in maps:
             if linear is not None:
-                writers.append(_Writer(layer.index, tuple(_sides(parts, linear, _identity, 1.0))))
+                writers.append(
+                    _StreamWriter(layer.index, tuple(_sides(parts, linear, _identity, 1.0)))
+                )
     return writers
 
 

@@ -324,6 +324,8 @@ def attention_stats_from_scores(
         raise ValueError(
             f"a learned sink is the first or the last of {columns} columns, not {learned_sink}"
         )
+    if columns == 1 and learned_sink is not None:
+        raise ValueError("the only column is a learned sink: there is no key to attend to")
     lowest = lowest_seen(scores.dtype)
     if is_probability:
         lowest = -math.inf

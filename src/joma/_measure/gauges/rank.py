@@ -419,6 +419,10 @@ def _over_stack(w: Tensor, function: Callable[[Tensor], float]) -> Tensor:
         raise ValueError(
             f"a matrix or a stack of matrices (…, m, n) is needed, got shape {tuple(w.shape)}"
         )
+    if 0 in w.shape[-2:]:
+        raise ValueError(
+            f"a matrix without rows or columns has no singular values, got shape {tuple(w.shape)}"
+        )
     flat = w.detach().reshape(-1, *w.shape[-2:])
     values = [function(matrix) for matrix in flat]
     return torch.tensor(values, dtype=torch.float64).reshape(w.shape[:-2])

@@ -645,7 +645,16 @@ class Watch:
         source.claim_thread()
         if self._watched.sampler is not None:
             self._watched.sampler.start(self.last_step + 1)
-        due = self._schedule.arm()
+        due: Collection[str] = ()
+        try:
+            due = self._schedule.arm()
+        finally:
+            # Nothing is due if the user's schedule raises, and the model must be left alone.
+            self._listen_for(due)
+
+    def _listen_for(self, due: Collection[str]) -> None:
+        """Listen to the model in the step to come if these gauges need it, or else leave it."""
+        source = self._training_source
         for meter in self._meters:
             meter.prepare(due)
         is_measured = source is self._passes.source and not self._pass_gauges.isdisjoint(due)
