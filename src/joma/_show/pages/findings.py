@@ -91,7 +91,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PageFinding:
     """One sentence and one picture."""
 
     shown: Shown
@@ -110,7 +110,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Group:
+class StatementGroup:
     """Statements that are counted together: how many claims and exhibits have each verdict."""
 
     name: str
@@ -138,14 +138,14 @@ def findings_section(
     )
 
 
-def findings(page: Page, shown: Sequence[Shown]) -> list[Finding]:
+def findings(page: Page, shown: Sequence[Shown]) -> list[PageFinding]:
     """Return the findings of the exhibits at hand: those with a verdict before those without."""
     by_id = {one.exhibit.id: one for one in shown if one.exhibit.is_jomas}
     present = [by_id[id] for id in SENTENCES if id in by_id and by_id[id].judgement is not None]
     decided = [one for one in present if one.verdict not in UNDECIDED]
     open_ones = [one for one in present if one.verdict is Verdict.INCONCLUSIVE]
     chosen = [*decided, *open_ones][:MOST_FINDINGS]
-    return [Finding(one, sentence(one), picture(page, one)) for one in chosen]
+    return [PageFinding(one, sentence(one), picture(page, one)) for one in chosen]
 
 
 def sentence(one: Shown) -> str:
@@ -198,18 +198,18 @@ def _row(result: Result) -> str:
     return ROWS.get(head[0], REST)
 
 
-def groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[Group]:
+def groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[StatementGroup]:
     """Return the paper's statements, our corrections, our own results and others; each statement is in one of them."""
     from joma.paper.claims import Kind
 
-    papers = Group("The paper's statements", "as stated")
-    corrections = Group(
+    papers = StatementGroup("The paper's statements", "as stated")
+    corrections = StatementGroup(
         "Our corrections", "statements of the paper that need another formula, or a condition"
     )
-    ours = Group("Our own results", "beyond the paper")
-    others = Group("Others", "the author's draft, other papers, exhibits of your own")
+    ours = StatementGroup("Our own results", "beyond the paper")
+    others = StatementGroup("Others", "the author's draft, other papers, exhibits of your own")
 
-    def group_of(verdict: Verdict, is_papers: bool, is_ours: bool) -> Group:
+    def group_of(verdict: Verdict, is_papers: bool, is_ours: bool) -> StatementGroup:
         if is_papers:
             return corrections if verdict in CORRECTIONS else papers
         return ours if is_ours else others
