@@ -83,6 +83,9 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
             writer.write(
                 step, {"loss": float(np.mean(losses[-every:])), **block.drifts()}, case=attention
             )
+            # The figure shows single queries over training under softmax only.
+            if attention != "softmax" and step != steps:
+                continue
             for m, other in zip(usual.tolist(), np.roll(usual, 1).tolist(), strict=True):
                 writer.write(
                     step, block.agreement(m, other, means[m]), case=attention, query=vocabulary[m]
