@@ -120,14 +120,6 @@ def still(svg: str, styles: Styles, id: str) -> str:
     return f'<svg class="still" {size} aria-hidden="true">{text}</svg>'
 
 
-def size(picture: str) -> tuple[int, int]:
-    """Return width and height of a still, in pixels; zeros if there is none."""
-    match = re.match(r'<svg class="still" width="([\d.]+)" height="([\d.]+)"', picture)
-    if match is None:
-        return 0, 0
-    return math.ceil(float(match[1])), math.ceil(float(match[2]))
-
-
 def _items(element: ET.Element, id: str) -> list[_Item]:
     """The items of an element of Vega's SVG; none for what cannot be seen."""
     tag = element.tag.removeprefix(_SVG)

@@ -22,7 +22,6 @@ FAINT = ("point", "circle", "square", "tick")  # marks that Vega-Lite draws with
 MOST_SERIES = 40
 DIGITS = 5  # of numbers that are drawn: more than any screen shows
 USERMETA = "curves"  # name of a mark -> its fields
-SHAPE = (*CONCAT, "columns", "width", "height", "spec")  # what decides how much room a figure takes
 # a wheel alone scrolls the page; a pinch on a trackpad comes as a wheel with Ctrl
 ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 
@@ -73,15 +72,6 @@ def interactive(spec: Spec) -> tuple[Spec, list[Switch]]:
     spec.setdefault("usermeta", {})[USERMETA] = curves
     spec["datasets"] = {name: [_rounded(row) for row in rows] for name, rows in datasets.items()}
     return spec, switches
-
-
-def skeleton(node: Spec) -> Spec:
-    """What of a specification decides how much room its panels take: the page reserves it before they are drawn."""
-    kept = {key: node[key] for key in SHAPE if key in node}
-    for key in CONCAT:
-        if key in kept:
-            kept[key] = [skeleton(child) for child in kept[key]]
-    return kept | ({"spec": skeleton(kept["spec"])} if "spec" in kept else {})
 
 
 def _rounded(row: Spec) -> Spec:
