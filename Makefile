@@ -65,8 +65,11 @@ $(FAMILIES_READY): $(READY) $(wildcard benchmarks/families/requirements*.txt)
 		$(FAMILIES_PIP) --upgrade --target $(FAMILIES)/$$folder -r benchmarks/families/requirements-$$folder.txt || exit 1; done
 	@touch $@
 
+# Minutes of processor time for each library; the models that do not fit are left out, and the page says so.
+MINUTES ?= 25
+
 families: $(FAMILIES_READY) ## watch models of public libraries and write docs/watch-families.md (hours; LIBRARIES="timm litgpt" for a part)
-	$(BIN)/python -m benchmarks.families.page --python $(FAMILIES)/bin/python --folders $(FAMILIES) $(LIBRARIES)
+	$(BIN)/python -m benchmarks.families.page --python $(FAMILIES)/bin/python --folders $(FAMILIES) --minutes $(MINUTES) $(LIBRARIES)
 
 figures: $(READY) ## make the pictures and tables of README and docs again
 	$(BIN)/python docs/make_figures.py

@@ -1,12 +1,25 @@
 """The harness behind `make families`: it knows the truth, and it notices a table that differs."""
 
-from dataclasses import replace
+import json
+import time
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.families.explained import Expected, codes_in, disagreements, first_call
-from benchmarks.families.measure import Case, _are_probabilities, measure
-from benchmarks.families.page import text_of
+from benchmarks.families.libraries import Coverage
+from benchmarks.families.measure import (
+    Case,
+    Row,
+    TimeLimit,
+    Truth,
+    _are_probabilities,
+    compare,
+    measure,
+    time_limit,
+)
+from benchmarks.families.page import Results, read, text_of
 from benchmarks.families.recorder import Recorder
 from torch import nn
 
@@ -101,7 +114,7 @@ def test_a_disagreement_is_a_verdict_of_its_own(monkeypatch):
         lambda: Case(HandWrittenGPT(), lambda m: m(tokens()), 2, {}, None, frozenset({LENGTH})),
     )
     assert (row.verdict, row.detail) == ("explained otherwise", "heads [2]")
-    page = text_of([vars(row)])
+    page = text_of(Results([vars(row)]))
     assert "1 explained otherwise" in page
     assert "| explained otherwise |" in page
 
@@ -133,3 +146,64 @@ def test_a_softmax_that_may_be_local_attention_is_counted():
         torch.randn(2, 3, 4, 5, 6).softmax(dim=-1)  # blocks, heads, local queries and keys
         torch.randn(2, 9).softmax(dim=-1)  # a classifier
     assert (recorder.probabilities, recorder.unknown) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("measured", "unknown", "verdict"),
+    [
+        ([[1.0, 2.0], [5.0, 6.0]], 1, "not compared"),  # the other layer may be local attention
+        ([[1.0, 2.0], [5.0, 6.0]], 0, "wrong"),
+        ([[1.0, 2.5], [5.0, 6.0]], 1, "wrong"),  # what the harness knows is not there
+        ([[1.0, 2.0], [5.0, 6.0], [7.0, 8.0]], 1, "wrong"),
+        ([[1.0, 2.0]], 1, "right"),
+    ],
+)
+def test_what_the_harness_does_not_know_excuses_no_layer_that_it_knows(measured, unknown, verdict):
+    layer = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    truth = Truth([layer], "recorded", shows_heads=True, unknown=unknown)
+    assert compare(np.array(measured), truth, 1e-5)[0] == verdict
+
+
+def work_without_end():
+    while True:
+        pass
+
+
+def test_the_time_limit_counts_processor_time_only():
+    with time_limit(1):
+        time.sleep(1.2)
+    with pytest.raises(TimeLimit, match="processor time"), time_limit(1):
+        work_without_end()
+
+
+def row_of(library, verdict="right", detail=""):
+    return asdict(Row(library, "a", "sdpa, float32, none", verdict, detail=detail))
+
+
+def test_the_page_names_samples_stopped_and_missing_libraries(tmp_path):
+    complete = asdict(Coverage("timm", 3, 3, "x"))
+    sample = asdict(Coverage("litgpt", 2, 9, "x"))
+    for library, lines in (
+        ("timm", [row_of("timm"), complete]),
+        ("litgpt", [row_of("litgpt"), sample]),
+        ("torchtune", [row_of("torchtune")]),
+    ):
+        text = "\n".join(["a line that a library printed", *map(json.dumps, lines)])
+        (tmp_path / f"{library}.jsonl").write_text(text)
+    results = read(tmp_path)
+    page = text_of(results)
+    assert "3 variants of 3 models: 3 right." in page
+    assert "2 of 9 models of litgpt." in page
+    assert "of 3 models of timm" not in page
+    assert "did not come to their end:** torchtune." in page
+    assert "**Not run:** transformers, vit-pytorch" in page
+    assert "different versions" not in page
+    other = replace(results.coverages[0], code="y")
+    assert "different versions" in text_of(
+        replace(results, coverages=[other, results.coverages[1]])
+    )
+
+
+def test_a_model_that_does_not_run_is_on_the_page_with_the_reason():
+    rows = [row_of("timm", "not built", "ValueError: too large\nmore")]
+    assert "- timm: a (`ValueError: too large`)" in text_of(Results(rows))

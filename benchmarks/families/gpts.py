@@ -13,15 +13,19 @@ from benchmarks.families.measure import Case, Row, measure
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def rows() -> Iterator[Row]:
-    """Measure one configuration of each family, in both types."""
+def models() -> list[str]:
+    """Return one configuration of each family."""
     families: dict[str, str] = {}
     for config in configs:
         name = config["name"]
         families.setdefault(name.split("-")[0].split("_")[0], name)
-    for name in families.values():
-        for dtype in DTYPES:
-            yield measure("litgpt", name, f"sdpa, {dtype}, none", lambda v=(name, dtype): _case(*v))
+    return list(families.values())
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Measure a configuration in both types."""
+    for dtype in DTYPES:
+        yield measure("litgpt", name, f"sdpa, {dtype}, none", lambda d=dtype: _case(name, d))
 
 
 def _case(name: str, dtype: str) -> Case:

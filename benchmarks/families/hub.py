@@ -55,47 +55,49 @@ ALTERNATIVES: tuple[dict[str, Any], ...] = (
 # recorded instead.
 CUT = {"CpmAntForCausalLM": 32}
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
-PADDINGS = ("none", "left", "right")
+PADDINGS: tuple[str, ...] = ("none", "left", "right")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KERNELS = ("sdpa", "eager")
 
 
-def rows() -> Iterator[Row]:
-    """Measure all classes in all variants."""
-    for kind, names in _classes().items():
-        for name in names:
-            for dtype in DTYPES:
-                for kernel in KERNELS:
-                    is_text = kind != "image"
-                    for padding in PADDINGS if is_text else ("none",):
-                        variant = f"{kernel}, {dtype}, {padding}"
-                        yield measure(
-                            "transformers",
-                            name,
-                            variant,
-                            lambda v=(kind, name, kernel, dtype, padding): _case(*v),
-                        )
+def models() -> list[str]:
+    """Return the names of all classes."""
+    return list(_kinds())
 
 
-def _classes() -> dict[str, list[str]]:
-    """Names of classes by kind; a class counts once."""
+def rows(name: str) -> Iterator[Row]:
+    """Measure a class in all variants."""
+    kind = _kinds()[name]
+    paddings = PADDINGS
+    if kind == "image":
+        paddings = ("none",)
+    for dtype in DTYPES:
+        for kernel in KERNELS:
+            for padding in paddings:
+                variant = f"{kernel}, {dtype}, {padding}"
+                arguments = (kind, name, kernel, dtype, padding)
+                yield measure("transformers", name, variant, lambda v=arguments: _case(*v))
+
+
+@cache
+def _kinds() -> dict[str, str]:
+    """Return class -> its kind of input; a class counts once."""
     tables = {
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "pair": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "image": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
-    classes: dict[str, list[str]] = {}
-    taken: set[str] = set()
+    kinds: dict[str, str] = {}
     for kind, table in tables.items():
-        names = []
         for value in table.values():
-            for name in (value,) if isinstance(value, str) else value:
-                if name not in taken and _is_importable(name):
-                    names.append(name)
-                    taken.add(name)
-        classes[kind] = sorted(names)
-    return classes
+            names = value
+            if isinstance(value, str):
+                names = (value,)
+            for name in names:
+                if name not in kinds and _is_importable(name):
+                    kinds[name] = kind
+    return kinds
 
 
 def _is_importable(name: str) -> bool:

@@ -41,15 +41,21 @@ PER_MODULE = 2
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def rows() -> Iterator[Row]:
-    """Measure models of all modules, fused and eager, in both types."""
+def models() -> list[str]:
+    """Return the smallest models of each module."""
+    names: list[str] = []
     for module in MODULES:
-        for name in sorted(timm.list_models(module=module), key=_rank)[:PER_MODULE]:
-            for dtype in DTYPES:
-                for kernel in ("sdpa", "eager"):
-                    yield measure(
-                        "timm", name, f"{kernel}, {dtype}, none", lambda v=(name, kernel, dtype): _case(*v)
-                    )  # fmt: skip
+        names += sorted(timm.list_models(module=module), key=_rank)[:PER_MODULE]
+    return names
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Measure a model, fused and eager, in both types."""
+    for dtype in DTYPES:
+        for kernel in ("sdpa", "eager"):
+            variant = f"{kernel}, {dtype}, none"
+            arguments = (name, kernel, dtype)
+            yield measure("timm", name, variant, lambda v=arguments: _case(*v))
 
 
 def _rank(name: str) -> tuple[int, int, str]:

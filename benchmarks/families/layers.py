@@ -14,6 +14,8 @@ from benchmarks.families.measure import Case, Row, measure
 VOCABULARY = 96
 LENGTH = 16
 HEADS = 4
+LOCAL = "LocalTransformer"
+KINDS = {"encoder": Encoder, "decoder": Decoder}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -42,25 +44,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def rows() -> Iterator[Row]:
-    """Measure all options: encoder and decoder, fused and eager, padded and not, in both types."""
-    for option in OPTIONS:
-        for kind in ("encoder", "decoder"):
-            for dtype in DTYPES:
-                for kernel in ("sdpa", "eager"):
-                    for padding in ("none", "left", "right"):
-                        arguments = (option, kind, kernel, dtype, padding)
-                        yield measure(
-                            "x-transformers", f"{kind}, {option}", f"{kernel}, {dtype}, {padding}",
-                            lambda v=arguments: _case(*v),
-                        )  # fmt: skip
+def models() -> list[str]:
+    """Return encoder and decoder with each option, and the local Transformer."""
+    names = [LOCAL]
+    for kind in KINDS:
+        names += [f"{kind}, {option}" for option in OPTIONS]
+    return names
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Measure a model, fused and eager, padded and not, in both types."""
+    if name == LOCAL:
+        yield from _local_rows()
+        return
     for dtype in DTYPES:
-        yield measure(
-            "local-attention",
-            "LocalTransformer",
-            f"eager, {dtype}, none",
-            lambda d=dtype: _local(d),
-        )
+        for kernel in ("sdpa", "eager"):
+            for padding in ("none", "left", "right"):
+                variant = f"{kernel}, {dtype}, {padding}"
+                arguments = (name, kernel, dtype, padding)
+                yield measure("x-transformers", name, variant, lambda v=arguments: _case(*v))
+
+
+def _local_rows() -> Iterator[Row]:
+    for dtype in DTYPES:
+        variant = f"eager, {dtype}, none"
+        yield measure("local-attention", LOCAL, variant, lambda d=dtype: _local(d))
 
 
 def _sharpened(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
@@ -71,9 +79,10 @@ def _sharpened(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
     return model.to(DTYPES[dtype]).eval()
 
 
-def _case(option: str, kind: str, kernel: str, dtype: str, padding: str) -> Case:
+def _case(name: str, kernel: str, dtype: str, padding: str) -> Case:
     torch.manual_seed(0)
-    layers = {"encoder": Encoder, "decoder": Decoder}[kind]
+    kind, _, option = name.partition(", ")
+    layers = KINDS[kind]
     settings = OPTIONS[option]
     inner = layers(
         dim=32, depth=2, heads=HEADS, attn_dim_head=8, attn_flash=kernel == "sdpa", **settings

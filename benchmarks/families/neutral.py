@@ -16,29 +16,35 @@ from joma.integrations.transformers import watch as watch_trainer
 STEPS = 4
 
 
-def rows() -> Iterator[Row]:
-    """Train each twice, and compare."""
-    trainings: dict[tuple[str, str], Callable[[bool], nn.Module]] = {
-        ("TRL", "SFTTrainer, tiny Llama"): _trl,
-        ("litgpt", "loop, tiny Pythia"): _litgpt,
+def models() -> list[str]:
+    """Return the libraries whose trainings are compared."""
+    return list(_trainings())
+
+
+def rows(library: str) -> Iterator[Row]:
+    """Train twice, and compare."""
+    name, train = _trainings()[library]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = train(False).state_dict()
+            watched = train(True).state_dict()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {str(error)[:200]}"
+        yield Row(library, name, "training", "not built", detail=detail)
+        return
+    verdict = "wrong"
+    if all(torch.equal(plain[key], watched[key]) for key in plain):
+        verdict = "the same to the bit"
+    yield Row(library, name, "training", verdict)
+
+
+def _trainings() -> dict[str, tuple[str, Callable[[bool], nn.Module]]]:
+    """Return library -> a title, and a function that trains with or without a watch."""
+    return {
+        "TRL": ("SFTTrainer, tiny Llama", _trl),
+        "litgpt": ("loop, tiny Pythia", _litgpt),
     }
-    for (library, name), train in trainings.items():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                plain = train(False).state_dict()
-                watched = train(True).state_dict()
-        except Exception as error:
-            yield Row(
-                library,
-                name,
-                "training",
-                "not built",
-                detail=f"{type(error).__name__}: {str(error)[:200]}",
-            )
-            continue
-        is_same = all(torch.equal(plain[key], watched[key]) for key in plain)
-        yield Row(library, name, "training", "the same to the bit" if is_same else "wrong")
 
 
 def _trl(is_watched: bool) -> nn.Module:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from tests.measure.events import test_flex as flex
@@ -17,22 +19,41 @@ from benchmarks.families.measure import TOLERANCE, Row, code_of
 LIBRARY = "hand-written"
 
 
-def rows() -> Iterator[Row]:
-    """Measure the styles that are measured, those that are refused, and FlexAttention."""
+def models() -> list[str]:
+    """Return the titles of the styles that are measured, those that are refused, and FlexAttention."""
+    return list(_makers())
+
+
+def rows(title: str) -> Iterator[Row]:
+    """Measure a style."""
+    yield _makers()[title]()
+
+
+def _makers() -> dict[str, Callable[[], Row]]:
+    """Return title -> a function that measures the style."""
+    makers: dict[str, Callable[[], Row]] = {}
     measured = styles.test_layouts_and_call_styles_that_are_measured.pytestmark[0]
     for model, title in zip(measured.args[1], measured.kwargs["ids"], strict=True):
-        yield _row(title, "own", model, _difference)
+        makers[title] = partial(_row, title, "own", model, _difference)
     refused = styles.test_what_would_be_a_mixture_is_refused_with_the_reason.pytestmark[0]
     for attend, *_ in refused.args[1]:
         title = attend.__name__.replace("_", " ")
-        yield _row(title, "own", styles.Toy(attend), _difference)
-    for call, score_mod, mask_mod, key_heads in flex.CASES:
+        makers[title] = partial(_row, title, "own", styles.Toy(attend), _difference)
+    for case in flex.CASES:
+        _, score_mod, mask_mod, key_heads = case
         parts = [part.__name__ for part in (score_mod, mask_mod) if part is not None]
         title = f"FlexAttention: {', '.join(parts)}, {key_heads} of {flex.HEADS} key heads"
-        torch.manual_seed(0)
-        model = flex.Flex(call, score_mod, mask_mod, key_heads)
-        kernel = "compiled" if call == "compiled" else "flex"
-        yield _row(title, kernel, model, _flex_difference)
+        makers[title] = partial(_flex_row, title, *case)
+    return makers
+
+
+def _flex_row(title: str, call: str, score_mod: Any, mask_mod: Any, key_heads: int) -> Row:
+    torch.manual_seed(0)
+    model = flex.Flex(call, score_mod, mask_mod, key_heads)
+    kernel = "flex"
+    if call == "compiled":
+        kernel = call
+    return _row(title, kernel, model, _flex_difference)
 
 
 def _difference(model: nn.Module) -> tuple[float, int]:

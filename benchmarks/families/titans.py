@@ -10,15 +10,16 @@ from torchtitan.models.llama3 import llama3_configs
 from benchmarks.families.measure import Case, Row, measure
 
 
-def rows() -> Iterator[Row]:
+def models() -> list[str]:
+    """Return the title of the only model."""
+    return ["llama3 debugmodel"]
+
+
+def rows(title: str) -> Iterator[Row]:
     """Measure the debug model with each backend."""
     for backend in ("sdpa", "flex"):
-        yield measure(
-            "torchtitan",
-            "llama3 debugmodel",
-            f"{backend}, float32, none",
-            lambda b=backend: _case(b),
-        )
+        variant = f"{backend}, float32, none"
+        yield measure("torchtitan", title, variant, lambda b=backend: _case(b))
 
 
 def _case(backend: str) -> Case:

@@ -30,17 +30,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def rows() -> Iterator[Row]:
-    """Measure all models, with and without a mask (B, T, T), in both types."""
-    for name in MODELS:
-        for dtype in DTYPES:
-            for padding in ("none", "left", "right"):
-                yield measure(
-                    "torchtune",
-                    name,
-                    f"sdpa, {dtype}, {padding}",
-                    lambda v=(name, dtype, padding): _case(*v),
-                )
+def models() -> list[str]:
+    """Return the names of the models."""
+    return list(MODELS)
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Measure a model with and without a mask (B, T, T), in both types."""
+    for dtype in DTYPES:
+        for padding in ("none", "left", "right"):
+            variant = f"sdpa, {dtype}, {padding}"
+            arguments = (name, dtype, padding)
+            yield measure("torchtune", name, variant, lambda v=arguments: _case(*v))
 
 
 def _case(name: str, dtype: str, padding: str) -> Case:

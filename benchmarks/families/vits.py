@@ -66,17 +66,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def rows() -> Iterator[Row]:
-    """Measure all models in both types."""
-    for name, (module, settings, shape) in MODELS.items():
-        title = f"{name.strip()} ({module})"
-        for dtype in DTYPES:
-            yield measure(
-                "vit-pytorch",
-                title,
-                f"eager, {dtype}, none",
-                lambda v=(name, module, settings, shape, dtype): _case(*v),
-            )
+def models() -> list[str]:
+    """Return the keys of the models."""
+    return list(MODELS)
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Measure a model in both types."""
+    module, settings, shape = MODELS[name]
+    title = f"{name.strip()} ({module})"
+    for dtype in DTYPES:
+        variant = f"eager, {dtype}, none"
+        arguments = (name, module, settings, shape, dtype)
+        yield measure("vit-pytorch", title, variant, lambda v=arguments: _case(*v))
 
 
 def _case(
