@@ -36,12 +36,12 @@ class SavedState:
 
 
 def folder(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Return the folder of the checkpoint of a step."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
 def steps(run: Path) -> list[int]:
-    """The steps of which there are checkpoints, in order."""
+    """Return the steps that have a checkpoint, in order."""
     names = (_NAME.fullmatch(entry.name) for entry in (run / "checkpoints").glob("step-*"))
     return sorted(int(match[1]) for match in names if match)
 
@@ -71,7 +71,7 @@ def save(run: Path, checkpoint: SavedState) -> None:
 
 
 def load_latest(run: Path, say: Callable[[str], None]) -> SavedState | None:
-    """The newest checkpoint that is intact; damaged ones are told of and passed over."""
+    """Return the newest checkpoint that is intact; report damaged ones and pass over them."""
     for step in reversed(steps(run)):
         try:
             return load(run, step)
@@ -83,7 +83,7 @@ def load_latest(run: Path, say: Callable[[str], None]) -> SavedState | None:
 
 
 def load(run: Path, step: int) -> SavedState:
-    """The checkpoint of a step; an error if it is not what was written."""
+    """Read the checkpoint of a step; refuse one that is not what was written."""
     from safetensors.torch import load_file
 
     path = folder(run, step)
@@ -91,7 +91,8 @@ def load(run: Path, step: int) -> SavedState:
     for name in _FILES:
         if file_hash(path / name) != facts["sha256"][name]:
             raise ValueError(f"{name} is not what was written")
-    model, state = (load_file(path / name) for name in _FILES)
+    model = load_file(path / _FILES[0])
+    state = load_file(path / _FILES[1])
     return SavedState(facts["step"], facts["offset"], model, state, facts)
 
 
@@ -102,5 +103,7 @@ def prune(run: Path, keep: int, every: int | None) -> None:
 
 
 def _surplus(saved: Iterable[int], keep: int, every: int | None) -> list[int]:
-    older = sorted(saved)[:-keep] if keep > 0 else sorted(saved)
+    older = sorted(saved)
+    if keep > 0:
+        older = older[:-keep]
     return [step for step in older if not every or step % every]

@@ -54,7 +54,7 @@ def train(
     say: Callable[[str], None] = print,
     show: Callable[[StepSummary], None] = lambda progress: None,
 ) -> Run:
-    """Train, or go on where a run of the same settings stopped; a run that is done is returned as it is.
+    """Train, or go on where a run of the same settings stopped; return a run that is done as it is.
 
     Arguments:
         settings: what to train.
@@ -64,8 +64,8 @@ def train(
         keep: how many of the newest checkpoints to keep, at least one; and, with ``keep_every``, those of its
             multiples.
         force: start again even if there is a run.
-        say: told what is worth a line.
-        show: told the progress.
+        say: called with each line that is worth printing.
+        show: called with the progress after each step.
     """
     check_whole("checkpoint_every", checkpoint_every)
     check_whole("keep", keep)
@@ -105,9 +105,15 @@ class _Lab:
         say: Callable[[str], None],
         force: bool,
     ) -> None:
-        self.settings, self.out, self.say, self.device = settings, out, say, device
-        many = dist.is_available() and dist.is_initialized()
-        self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
+        self.settings = settings
+        self.out = out
+        self.say = say
+        self.device = device
+        self.rank = 0
+        self.processes = 1
+        if dist.is_available() and dist.is_initialized():
+            self.rank = dist.get_rank()
+            self.processes = dist.get_world_size()
         if settings.batch % self.processes:
             raise ValueError(
                 f"{settings.batch} streams cannot be shared evenly by {self.processes} processes"
@@ -126,7 +132,9 @@ class _Lab:
             dropout=settings.dropout, activation=settings.activation, norm_first=settings.norm_first,
             init=settings.init, start=settings.start, length=settings.length,
         ).to(device)  # fmt: skip
-        momentum = settings.momentum if settings.optimiser == "sgd" else None
+        momentum: float | None = None  # Adam
+        if settings.optimiser == "sgd":
+            momentum = settings.momentum
         self.stepper = Stepper(
             self.model, settings.lr, settings.clip, settings.weight_decay, momentum=momentum
         )
@@ -157,7 +165,7 @@ class _Lab:
         keep_every: int | None,
         show: Callable[[StepSummary], None],
     ) -> None:
-        """All steps that are left."""
+        """Make all steps that are left."""
         status: Any = "failed"
         reason: str | None = None
         try:
@@ -184,7 +192,8 @@ class _Lab:
         settings = self.settings
         share = settings.batch // self.processes
         streams_here = slice(self.rank * share, (self.rank + 1) * share)
-        entropy, began = math.nan, time.perf_counter()
+        entropy = math.nan
+        began = time.perf_counter()
         self.model.train()
         for step in range(self.first + 1, settings.steps + 1):
             if settings.fresh_adam and (step - 1) % self.epoch == 0:
@@ -198,13 +207,16 @@ class _Lab:
             extra = {}
             if self._due(step):
                 extra = {"seconds": time.perf_counter() - began}
-                extra |= {"valid_loss": self._valid_loss()} if self._validates(step) else {}
+                if self._validates(step):
+                    extra["valid_loss"] = self._valid_loss()
             metrics = self.watch.step(loss=loss, step=step, **extra)
             if metrics:
                 layers = [
                     value for name, value in metrics.items() if name.startswith("joma/entropy/")
                 ]
-                entropy = sum(layers) / len(layers) if layers else math.nan
+                entropy = math.nan
+                if layers:
+                    entropy = sum(layers) / len(layers)
             if step % checkpoint_every == 0 or step == settings.steps:
                 self._save(step)
                 if self.rank == 0:
@@ -221,12 +233,14 @@ class _Lab:
         return "done", None
 
     def _trained_layer(self, step: int) -> int | None:
-        """The one layer that this step trains, if layers are trained one by one."""
+        """Return the one layer that this step trains; None if all are trained together."""
         settings = self.settings
-        return (step - 1) * settings.layers // settings.steps if settings.layerwise else None
+        if not settings.layerwise:
+            return None
+        return (step - 1) * settings.layers // settings.steps
 
     def _due(self, step: int) -> bool:
-        """Measure every so many steps, the last one, those with a validation loss, and early ones more often."""
+        """True at every so many steps, the last one, those with a validation loss, and many early ones."""
         regular = step % self.settings.every == 0 or step in self.early
         return (
             regular
@@ -239,14 +253,14 @@ class _Lab:
         return every == 0 or step % every == 0 or step == self.settings.steps
 
     def _valid_loss(self) -> float:
-        """The mean over tokens: a short window counts for as many as it has."""
+        """Return the mean over tokens: a short window counts for as many as it has."""
         tokens = [targets.numel() for _, targets in self.valid]
         return sum(
             n * self.stepper.loss(*pair) for n, pair in zip(tokens, self.valid, strict=True)
         ) / sum(tokens)
 
     def _probe(self, text: Corpus, valid: NDArray[np.integer[Any]]) -> Tensor:
-        """The tokens (B, T) that attention is measured on."""
+        """Return the tokens (B, T) that attention is measured on."""
         if self.settings.probe == Probe.AUTHORS:
             return authors_sequence(text.valid).to(self.device)
         length = self.settings.length
@@ -258,7 +272,8 @@ class _Lab:
     def _agreed(self, text: Corpus, force: bool) -> SavedState | None:
         """Open the run in the first process; all of them go on from the checkpoint that it found, or are done."""
         self.writer: RunWriter | None = None
-        saved, error = None, None
+        saved: SavedState | None = None
+        error: Exception | None = None
         if self.rank == 0:
             try:
                 self.writer = self._open(text, force)
@@ -371,7 +386,7 @@ class _Lab:
 
 
 def authors_sequence(valid: NDArray[np.integer[Any]]) -> Tensor:
-    """The one sequence (1, 35) on which the authors recorded attention: stream 0 of 10, window 100 of validation."""
+    """Return the one sequence (1, 35) on which the authors recorded attention: stream 0 of 10, window 100 of validation."""
     ten = streams(valid, 10)
     if epoch(ten, AUTHORS_LENGTH) <= 100:
         raise ValueError(
@@ -382,12 +397,15 @@ def authors_sequence(valid: NDArray[np.integer[Any]]) -> Tensor:
 
 
 def early_steps(every: int) -> frozenset[int]:
-    """Steps that are an eighth of themselves apart, until they are ``every`` apart: training is fastest at first.
+    """Return steps that are an eighth of themselves apart, until they are ``every`` apart.
+
+    Training is fastest at first.
 
     >>> sorted(early_steps(3))
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22]
     """
-    steps, step = [], 1
+    steps = []
+    step = 1
     while step < 8 * every:
         steps.append(step)
         step += max(1, step // 8)
@@ -419,7 +437,9 @@ def _with_tensors(watch_state: dict[str, Any], tensors: Mapping[str, Tensor]) ->
     """Return the state that `_without_tensors` has taken apart."""
     meters: dict[str, Any] = {}
     for title, meter_state in watch_state["meters"].items():
-        meters[title] = None if meter_state is None else dict(meter_state)
+        meters[title] = None
+        if meter_state is not None:
+            meters[title] = dict(meter_state)
     for name, tensor in tensors.items():
         if name.startswith(_METER):
             title, _, key = name.removeprefix(_METER).partition("/")

@@ -9,6 +9,7 @@ drawn in the order of PyTorch's language-model tutorial, on which their code is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,9 @@ class LanguageModel(nn.Module):
         if d % heads:
             raise ValueError(f"the width d = {d} is not a multiple of {heads} heads")
 
-        phi = _as_it_is if activation == "linear" else activation
+        phi: str | Callable[[Tensor], Tensor] = activation
+        if activation == "linear":
+            phi = _as_it_is
 
         def layer() -> nn.TransformerEncoderLayer:
             return nn.TransformerEncoderLayer(
@@ -63,16 +66,19 @@ class LanguageModel(nn.Module):
         )  # True is hidden
 
     def encode(self, rows: Tensor) -> Tensor:
-        """States (B, T, d) from embedded tokens (B, T, d)."""
+        """Return states (B, T, d) of embedded tokens (B, T, d)."""
         T = rows.shape[1]
         x = self.dropout(rows * math.sqrt(rows.shape[2]) + self.positions[:T])  # type: ignore[index]
         states: Tensor = self.encoder(x, mask=self.mask[:T, :T], is_causal=True)  # type: ignore[index]
         return states
 
     def forward(self, tokens: Tensor, project: bool = True) -> Tensor:
-        """Logits (B, T, words) of the next tokens; without ``project`` the states before the decoder."""
+        """Return logits (B, T, words) of the next tokens; without ``project`` the states (B, T, d)."""
         states = self.encode(self.embed(tokens))
-        return self.decoder(states) if project else states
+        if not project:
+            return states
+        logits: Tensor = self.decoder(states)
+        return logits
 
 
 def _as_it_is(rows: Tensor) -> Tensor:
@@ -80,7 +86,7 @@ def _as_it_is(rows: Tensor) -> Tensor:
 
 
 def sinusoids(length: int, d: int) -> Tensor:
-    """sin and cos of positions at geometric frequencies, (length, d)."""
+    """Return sin and cos of positions at geometric frequencies, (length, d)."""
     position = torch.arange(length)[:, None]
     frequency = torch.exp(torch.arange(0, d, 2) * (-math.log(10000.0) / d))
     table = torch.zeros(length, d)

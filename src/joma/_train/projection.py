@@ -24,15 +24,17 @@ class Projection:
     """The decoder's weight (V, d) and bias (V,) with gradients that are written in place, step after step."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.weight, self.bias = weight, bias
-        weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
+        self.weight = weight
+        self.bias = bias
+        weight.grad = torch.empty_like(weight)
+        bias.grad = torch.empty_like(bias)
         V = weight.shape[0]
         self._parts = [slice(start, min(V, start + WORDS)) for start in range(0, V, WORDS)]
         self._buffer = weight.new_empty(ROWS * V)
 
     @torch.no_grad()
     def loss(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy of x (N, d) against targets (N,), and its gradient with respect to x.
+        """Return the mean cross-entropy of x (N, d) against targets (N,), and its gradient by x.
 
         The gradients of weight and bias are written to their ``.grad``.
         """
@@ -45,10 +47,15 @@ class Projection:
         total = x.new_zeros((), dtype=torch.float64)
         safe = self._is_safe(x)
         for start in range(0, N, ROWS):
-            rows, y, out = (t[start : start + ROWS] for t in (x, targets, dx))
+            here = slice(start, start + ROWS)
+            rows = x[here]  # (n, d)
+            y = targets[here]  # (n,)
+            out = dx[here]  # (n, d)
             blocks = self._blocks(len(rows))
-            chosen = (rows * W[y]).sum(dim=1) + b[y]
-            top = None if safe else self._largest(rows, blocks)
+            target_logits = (rows * W[y]).sum(dim=1) + b[y]  # (n,)
+            top: Tensor | None = None
+            if not safe:
+                top = self._largest(rows, blocks)  # (n,)
             Z = rows.new_zeros(len(rows))
             for E, part in zip(blocks, self._parts, strict=True):
                 torch.addmm(b[part], rows, W[part].T, out=E)
@@ -56,11 +63,14 @@ class Projection:
                     E.sub_(top[:, None])
                 Z += E.exp_().sum(dim=1)
                 out.addmm_(E, W[part])
-            log_Z = Z.log() if top is None else Z.log() + top
-            total += (log_Z - chosen).double().sum()
+            log_Z = Z.log()
+            if top is not None:
+                log_Z = log_Z + top
+            total += (log_Z - target_logits).double().sum()
             inverse = (1 / (N * Z))[:, None]
             out *= inverse
-            scaled, keep = rows * inverse, float(start > 0)
+            scaled = rows * inverse  # (n, d)
+            keep = float(start > 0)
             for E, part in zip(blocks, self._parts, strict=True):
                 dW[part].addmm_(E.T, scaled, beta=keep)
                 db[part].addmv_(E.T, inverse[:, 0], beta=keep)
@@ -71,11 +81,12 @@ class Projection:
 
     @torch.no_grad()
     def value(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy alone."""
+        """Return the mean cross-entropy alone."""
         W, b = self.weight, self.bias
         total = x.new_zeros((), dtype=torch.float64)
         for start in range(0, len(x), ROWS):
-            rows, y = x[start : start + ROWS], targets[start : start + ROWS]
+            rows = x[start : start + ROWS]  # (n, d)
+            y = targets[start : start + ROWS]  # (n,)
             E = self._blocks(len(rows))[0]
             parts = [
                 torch.addmm(b[p], rows, W[p].T, out=E[:, : p.stop - p.start]).logsumexp(1)
@@ -86,14 +97,14 @@ class Projection:
         return (total / len(x)).to(x.dtype)
 
     def _blocks(self, rows: int) -> list[Tensor]:
-        """Room for the logits of so many rows: one contiguous (rows, words) per part."""
+        """Return room for the logits of so many rows: one contiguous (rows, words) per part."""
         return [
             self._buffer[rows * part.start : rows * part.stop].view(rows, part.stop - part.start)
             for part in self._parts
         ]
 
     def _largest(self, rows: Tensor, blocks: list[Tensor]) -> Tensor:
-        """The largest logit of each row."""
+        """Return the largest logit of each row."""
         largest = [
             torch.addmm(self.bias[part], rows, self.weight[part].T, out=E).amax(dim=1)
             for E, part in zip(blocks, self._parts, strict=True)
@@ -101,7 +112,7 @@ class Projection:
         return torch.stack(largest).amax(dim=0)
 
     def _is_safe(self, x: Tensor) -> bool:
-        """Can no logit overflow or vanish as exp? |L| ≤ ‖x‖‖w‖ + |b|."""
+        """True if no logit can overflow or vanish as exp: |L| ≤ ‖x‖‖w‖ + |b|."""
         bound = (
             torch.linalg.vector_norm(self.weight, dim=1).amax()
             * torch.linalg.vector_norm(x, dim=1).amax()
@@ -130,10 +141,13 @@ class Embedding:
         assert self.weight.grad is not None
         flat = tokens.flatten()
         self.weight.grad.index_add_(0, flat, gradient.flatten(0, -2))
-        self._touched = flat if self._touched is None else torch.cat([self._touched, flat])
+        if self._touched is None:
+            self._touched = flat
+        else:
+            self._touched = torch.cat([self._touched, flat])
 
     def square_norm(self) -> Tensor:
-        """‖gradient‖² from the rows that are not zero."""
+        """Return ‖gradient‖² from the rows that are not zero."""
         assert self.weight.grad is not None
         if self._touched is None:
             return self.weight.new_zeros(())
@@ -141,6 +155,6 @@ class Embedding:
 
 
 def clip_scale(square_norm: Tensor, limit: float) -> float:
-    """What gradients are divided by so that their norm is at most ``limit``, as in `clip_grad_norm_`."""
+    """Return the divisor of gradients that makes their norm at most ``limit``, as in `clip_grad_norm_`."""
     norm = math.sqrt(float(square_norm))
     return max(1.0, (norm + 1e-6) / limit)

@@ -17,7 +17,7 @@ from joma._train.projection import Embedding, Projection, clip_scale
 
 
 class Stepper:
-    """Makes optimiser steps; in several processes each has its share of the streams and gradients are averaged."""
+    """Make optimiser steps. Each of several processes has its share of the streams; gradients are averaged."""
 
     def __init__(
         self,
@@ -28,23 +28,27 @@ class Stepper:
         *,
         momentum: float | None = None,
     ) -> None:
-        """Adam, or SGD if a ``momentum`` is given, 0 included."""
-        self.model, self.clip = model, clip
+        """Take Adam, or SGD if ``momentum`` is a number, 0 included."""
+        self.model = model
+        self.clip = clip
         self._projection = Projection(model.decoder.weight, model.decoder.bias)
         self._embedding = Embedding(model.embed.weight)
         self._inner = list(model.encoder.parameters())
         options: Any = {"lr": lr, "weight_decay": weight_decay, "fused": True}
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.Adam(model.parameters(), **options)
-            if momentum is None
-            else torch.optim.SGD(model.parameters(), momentum=momentum, **options)
-        )
-        self._processes = (
-            dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        )
+        self.optimizer: torch.optim.Optimizer
+        if momentum is None:
+            self.optimizer = torch.optim.Adam(model.parameters(), **options)
+        else:
+            self.optimizer = torch.optim.SGD(model.parameters(), momentum=momentum, **options)
+        self._processes = 1
+        if dist.is_available() and dist.is_initialized():
+            self._processes = dist.get_world_size()
 
     def step(self, tokens: Tensor, targets: Tensor, layer: int | None = None) -> float:
-        """One step on a window (B, T), of one ``layer`` alone if it is named; the mean loss, of all processes."""
+        """Make a step on a window (B, T), of all parameters or of one ``layer``.
+
+        Return the mean loss of all processes.
+        """
         loss, square_norm = self.gradients(tokens, targets)
         if layer is None:
             self._update(square_norm)
@@ -60,8 +64,10 @@ class Stepper:
         return loss
 
     def _update(self, square_norm: Tensor) -> None:
-        """The optimiser's step, with gradients clipped."""
-        scale = clip_scale(square_norm, self.clip) if self.clip > 0 else 1.0
+        """Let the optimiser make its step with clipped gradients."""
+        scale = 1.0
+        if self.clip > 0:
+            scale = clip_scale(square_norm, self.clip)
         device = self.model.embed.weight.device
         # the protocol of gradient scalers: the fused kernel divides by it on the way
         self.optimizer.grad_scale = torch.tensor(scale, device=device)  # type: ignore[attr-defined]
@@ -73,7 +79,7 @@ class Stepper:
         self.optimizer.state.clear()
 
     def gradients(self, tokens: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-        """Write all gradients; the mean loss and their squared norm."""
+        """Write all gradients; return the mean loss and their squared norm."""
         model = self.model
         for parameter in self._inner:
             parameter.grad = None
@@ -84,7 +90,8 @@ class Stepper:
         loss, gradient = self._projection.loss(flat, targets.flatten())
         states.backward(gradient.view_as(states))
         assert rows.grad is not None
-        places, row_gradient = tokens, rows.grad
+        places = tokens
+        row_gradient = rows.grad  # (B, T, d)
         if self._processes > 1:
             loss, places, row_gradient = self._average(loss, tokens, rows.grad)
         self._embedding.add(places, row_gradient)
@@ -99,7 +106,7 @@ class Stepper:
     def _average(
         self, loss: Tensor, tokens: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means over processes; of the embedding only the rows that occur are exchanged."""
+        """Average over processes; of the embedding only the rows that occur are exchanged."""
         n = self._processes
         for parameter in (*self._inner, self.model.decoder.weight, self.model.decoder.bias):
             assert parameter.grad is not None
@@ -107,16 +114,15 @@ class Stepper:
             parameter.grad /= n
         loss = loss.clone()
         dist.all_reduce(loss)
-        all_tokens, all_gradients = (
-            [torch.empty_like(x) for _ in range(n)] for x in (tokens, gradient)
-        )
+        all_tokens = [torch.empty_like(tokens) for _ in range(n)]
+        all_gradients = [torch.empty_like(gradient) for _ in range(n)]
         dist.all_gather(all_tokens, tokens.contiguous())
         dist.all_gather(all_gradients, gradient.contiguous())
         return loss / n, torch.stack(all_tokens), torch.stack(all_gradients) / n
 
     @torch.no_grad()
     def loss(self, tokens: Tensor, targets: Tensor) -> float:
-        """The mean loss in eval mode, without gradients."""
+        """Return the mean loss in eval mode, without gradients."""
         training = self.model.training
         self.model.eval()
         try:

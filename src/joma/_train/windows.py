@@ -55,7 +55,9 @@ def epoch(streams: NDArray[np.integer[Any]], length: int, *, short: bool = False
             f"{length} need {length + 1}. Take more text (at least {batch * (length + 1)} tokens), fewer "
             "streams or shorter windows"
         )
-    return -(-(rows - 1) // length) if short else (rows - 1) // length
+    if short:
+        return (rows - 2 + length) // length  # rounded up
+    return (rows - 1) // length
 
 
 def window(
