@@ -24,7 +24,7 @@ from marks import between  # noqa: E402
 from joma._data.words import most_frequent, words_of  # noqa: E402
 from joma._runs import Run  # noqa: E402
 from joma.paper.exhibits import block, get  # noqa: E402
-from joma.paper.exhibits.base import reproduce  # noqa: E402
+from joma.paper.exhibits.making import make_exhibit  # noqa: E402
 from joma.paper.labs.text_block import places  # noqa: E402
 from joma.paper.labs.twins import FOLDS, OPTIMISERS, Data, compare  # noqa: E402
 
@@ -126,7 +126,7 @@ def main() -> int:
     cost = cost_table()
     print(cost, flush=True)
     rows = trained()
-    outcome = reproduce(get(["block"])[0], out=Path("runs/block"))
+    outcome = make_exhibit(get(["block"])[0], out=Path("runs/block"))
     tables = {
         "long": long_table(rows),
         "cases": case_table(block.table(Run(outcome.path))),

@@ -13,16 +13,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from joma._show.pages.page import sentence
 from joma._show.pages.plot import plot
 from joma._train.simulate import simulate
 from joma.paper.claims import check, claims
 from joma.paper.exhibits import ORDER, exhibits
-from joma.paper.exhibits.base import load_verdict
+from joma.paper.exhibits.making import load_verdict
 from joma.paper.exhibits.runner import Runner
 from joma.paper.recorded import recorded
 
 ROOT = Path(__file__).parent.parent
+SENTENCE = 240  # characters of a summary in the guide
 PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
@@ -139,17 +139,34 @@ def results_table(folder: Path, page: str) -> str:
     for id, exhibit in exhibits().items():
         if (folder / id / "verdict.json").exists():
             made = load_verdict(folder / id)
-            there[id] = [cell(made.paper), made.verdict, cell(made.measured or made.summary)]
+            there[id] = [cell(exhibit.paper), made.verdict, cell(made.measured)]
         longer = [""] * 4
         if (record := recorded(id)) is not None:
             told = record.judgement
             minutes = "" if record.core_minutes is None else f"{record.core_minutes:g}"
-            longer = [told.verdict, cell(told.measured or told.summary), record.day, minutes]
+            longer = [told.verdict, cell(told.measured), record.day, minutes]
         if id in there:
             lines.append(
                 " | ".join([f"| `{id}`", cell(exhibit.statement), *there[id], *longer]) + " |"
             )
     return "\n".join(lines)
+
+
+def sentence(summary: str) -> str:
+    """Return a summary as one sentence: its conclusion, or as many of its clauses as are easily read.
+
+    >>> sentence("pairs: Laplace; none: Gaussian. So: under heavy tails")
+    'Under heavy tails.'
+    """
+    _, concluded, conclusion = summary.rpartition(". So: ")
+    text = conclusion if concluded else summary
+    clauses = text.split("; ")
+    shown = clauses[0]
+    for clause in clauses[1:]:
+        if len(shown) + len(clause) > SENTENCE:
+            break
+        shown = f"{shown}; {clause}"
+    return f"{shown[:1].upper()}{shown[1:]}".rstrip(".") + "."
 
 
 def exhibit_sections(folder: Path) -> str:

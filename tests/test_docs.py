@@ -26,7 +26,7 @@ from joma._runs.writer import RunWriter
 from joma.cli import app, demo
 from joma.paper import claims as registry
 from joma.paper.claims import claims
-from joma.paper.exhibits import ORDER, exhibits, get, reproduce
+from joma.paper.exhibits import ORDER, exhibits, get, make_exhibit
 from joma.paper.exhibits.index import remove as remove_exhibit
 from tests.snippets import agrees, execute, fences, joma_commands, snippets
 
@@ -226,7 +226,7 @@ def test_what_public_functions_return_is_in_the_reference(site):
 
 
 def test_the_guide_names_the_files_that_an_exhibit_leaves(tmp_path):
-    outcome = reproduce(get(["fig3"])[0], out=tmp_path)
+    outcome = make_exhibit(get(["fig3"])[0], out=tmp_path)
     left = re.search(
         r"## What an exhibit leaves\n(.*?)\n## ", (DOCS / "reproduce.md").read_text(), flags=re.S
     )[1]

@@ -15,7 +15,7 @@ import typer
 import joma
 from joma._train.simulate import simulate
 from joma.cli import app
-from joma.paper.exhibits import get, reproduce
+from joma.paper.exhibits import get, make_exhibit
 
 HERE = Path(__file__).parent
 CHANGES = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -167,7 +167,7 @@ def test_no_file_that_a_command_wrote_is_lost(tmp_path):
     files = {"run.json", "metrics.jsonl", "figure.svg", "figure.png", "figure.pdf", "figure.json"}
     simulate("smooth-classes", tmp_path / "simulation", t_end=1.0)
     assert {file.name for file in (tmp_path / "simulation").iterdir()} == files
-    exhibit = reproduce(get(["fig3"])[0], out=tmp_path).path
+    exhibit = make_exhibit(get(["fig3"])[0], out=tmp_path).path
     written = {file.name for file in exhibit.iterdir()}
     assert files | {"verdict.json"} == written
     assert "`data.csv` is no longer written" in CHANGES

@@ -48,7 +48,7 @@ _API = {
     "Coherence": "joma._measure.gauges.embedding",
     "Geometry": "joma._inspect.geometry",
     "JomaWarning": "joma._runs.warning",
-    "Judgement": "joma.paper.exhibits.base",
+    "Judgement": "joma.paper.exhibits.judgement",
     "GaugeKind": "joma._measure.gauges.kinds",
     "KernelBackend": "joma._measure.events.backends.kernel",
     "Run": "joma._runs",

@@ -13,7 +13,9 @@ import torch
 from joma import Run
 from joma.paper import records
 from joma.paper.exhibits import Experiment, spot_check
-from joma.paper.exhibits.base import Exhibit, Judgement, reproduce
+from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.judgement import Judgement
+from joma.paper.exhibits.making import make_exhibit
 from joma.paper.exhibits.spot_check import SpotCheck, compare
 from joma.paper.make_record import SEED, make_record
 from joma.paper.records import DamagedRecord, load
@@ -34,7 +36,7 @@ def draw(run):
 def judge(run):
     curve = run.frame("value").value
     verdict = Verdict.HOLDS if curve.is_monotonic_decreasing else Verdict.FAILS
-    return Judgement(verdict, "holds if the curve falls", f"from {curve.iloc[0]:.3f}")
+    return Judgement(verdict, {"start": curve.iloc[0]}, "from {start:.3f}")
 
 
 EXPERIMENT = Experiment(
@@ -46,7 +48,13 @@ EXPERIMENT = Experiment(
     code_slice={"steps": 5, "scale": 3.0},
     record_slice={"steps": 4},
 )
-DECAY = Exhibit("decay", "Decay", "A curve falls.", EXPERIMENT)
+DECAY = Exhibit(
+    id="decay",
+    title="Decay",
+    statement="A curve falls.",
+    rule="holds if the curve falls",
+    experiment=EXPERIMENT,
+)
 
 
 @pytest.fixture
@@ -82,12 +90,12 @@ def test_a_record_has_the_data_of_its_run_to_six_digits(record, tmp_path):
 
 
 def test_the_default_preset_shows_the_record_judged_anew_and_checked(record, tmp_path):
-    outcome = reproduce(DECAY, "default", tmp_path / "out")
+    outcome = make_exhibit(DECAY, "default", tmp_path / "out")
     assert outcome.verdict.verdict is Verdict.HOLDS
     assert [check.name for check in outcome.checks] == ["code", "record"]
     assert all(check.agrees and check.count >= 12 for check in outcome.checks)
     assert (outcome.path / "figure.json").exists()
-    again = reproduce(DECAY, "default", tmp_path / "out")
+    again = make_exhibit(DECAY, "default", tmp_path / "out")
     assert not again.fresh
     assert again.checks == outcome.checks
 
@@ -101,7 +109,7 @@ def test_doctored_data_change_the_verdict(record, tmp_path):
         return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
 
     rewrite(record.path, "run/metrics.jsonl", raise_last_value)
-    assert reproduce(DECAY, "default", tmp_path / "out").verdict.verdict is Verdict.FAILS
+    assert make_exhibit(DECAY, "default", tmp_path / "out").verdict.verdict is Verdict.FAILS
 
 
 def test_a_damaged_record_is_named(record, tmp_path):
@@ -138,7 +146,7 @@ def test_a_record_of_another_format_is_named_and_never_shown(record, tmp_path):
         lambda text: json.dumps(json.loads(text) | {"format": 3}).encode(),
     )
     with pytest.raises(DamagedRecord, match="has data format 3, and this version of joma reads 2"):
-        reproduce(DECAY, "default", tmp_path / "out")
+        make_exhibit(DECAY, "default", tmp_path / "out")
     assert not (tmp_path / "out" / "decay").exists()
 
 
@@ -191,5 +199,5 @@ def test_tables_without_a_common_row_are_an_error():
 def test_differences_are_a_share_of_the_gauges_largest_value():
     here = pd.DataFrame({"step": [1, 2], "gauge": ["loss"] * 2, "value": [0.0, 10.0]})
     check = compare("code", here, here.assign(value=[0.005, 10.0]))
-    assert check == SpotCheck("code", 2, 0.0005, "loss at step 1", 0.0, 0.005)
+    assert check == SpotCheck("code", 2, 1, 2, 0.0005, "loss at step 1", 0.0, 0.005)
     assert check.agrees

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,13 +26,14 @@ from joma.cli.terminal import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from joma.paper.exhibits.base import ExhibitOutcome
-    from joma.paper.exhibits.runner import Entry, Reproduction, Runner
+    from joma.paper.exhibits.making import ExhibitOutcome
+    from joma.paper.exhibits.runner import Entry, Observer, Reproduction
 
 _WIDE = 150  # columns from which on the last table has a column for everything
+_LONG = 600.0  # seconds; how long it takes is announced before anything that takes longer
 
 
-def _reproduce(
+def command(
     exhibits: Annotated[
         list[str] | None,
         typer.Argument(
@@ -84,62 +83,96 @@ def _reproduce(
 ) -> None:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all."""
     if list_:
-        from joma.paper.exhibits import exhibits as registered
-
-        known = registered().values()
-        if as_json:
-            print_json(
-                [
-                    {name: getattr(exhibit, name) for name in ("id", "title", "statement")}
-                    for exhibit in known
-                ]
-            )
-        else:
-            rows = [(exhibit.id, escape(exhibit.statement)) for exhibit in known]
-            print_table(console(), ("exhibit", "*the paper's statement"), rows)
+        _list(as_json=as_json)
         return
-    from joma._show.pages.reproduce import runner_of, with_page
+    from joma._show.pages.reproduce import reproduce
 
     start = time.monotonic()
-    runner = runner_of(
-        exhibits, out, preset=preset, seed=seed, settings=set_ or [], report=report, force=force, jobs=jobs,
-        engine=engine, address=address,
-    )  # fmt: skip
-    with _shown(runner):
-        reproduction = runner.run()
-    if as_json:  # before the page, which a full disk may prevent
-        print_json(_as_json(reproduction))
-    else:
-        _print(console(), reproduction)
-    page = with_page(runner, reproduction).page
-    say(f"report: {page}  ({_clock(time.monotonic() - start)} in all)", console(stderr=as_json))
+    reproduction = reproduce(
+        exhibits,
+        out,
+        preset=preset,
+        seed=seed,
+        settings=set_,
+        report=report,
+        force=force,
+        jobs=jobs,
+        engine=engine,
+        address=address,
+        observer=_observer(as_json=as_json),
+    )
+    messages = console(stderr=as_json)
+    say(f"report: {reproduction.page}", messages)
+    say(f"{reproduction.conclusion}; {_clock(time.monotonic() - start)}", messages)
     if not reproduction.ok:
         raise typer.Exit(1)
 
 
-@contextmanager
-def _shown(runner: Runner) -> Iterator[None]:
-    """Show how a runner's entries stand: a live table on a terminal, elsewhere a plain line for each that ends."""
-    told = console(stderr=True)
-    if not (sys.stdout.isatty() and sys.stderr.isatty()) or told.is_dumb_terminal:
+def _list(*, as_json: bool) -> None:
+    from joma.paper.exhibits import exhibits
 
-        def finished(entry: Entry) -> None:
-            how = _clock(entry.seconds) if entry.fresh else "there"
-            what = f": {entry.what}" if entry.what else ""
-            print(f"{entry.id}: {entry.verdict} ({how}){what}", file=sys.stderr, flush=True)
-
-        runner.finished = finished
-        yield
+    listed = exhibits().values()
+    if as_json:
+        print_json(
+            [{"id": one.id, "title": one.title, "statement": one.statement} for one in listed]
+        )
         return
+    rows = [(exhibit.id, escape(exhibit.statement)) for exhibit in listed]
+    print_table(console(), ("exhibit", "*the paper's statement"), rows)
+
+
+def _observer(*, as_json: bool) -> Observer:
+    """Return what shows the entries: a live table on a terminal, elsewhere a line for each that ends."""
+    from joma.paper.exhibits.runner import Observer
+
+    messages = console(stderr=True)
+    is_live = sys.stdout.isatty() and sys.stderr.isatty() and not messages.is_dumb_terminal
+
+    class Lines(Observer):
+        def planned(self, entries: list[Entry], seconds: float) -> None:
+            if seconds > _LONG:
+                count = f"{len(entries)} exhibit{'' if len(entries) == 1 else 's'}"
+                say(f"{count} to compute: about {_clock(seconds)}", messages)
+
+        def finished(self, entry: Entry) -> None:
+            seconds = _clock(entry.seconds) if entry.fresh else "there"
+            text = f": {entry.what}" if entry.what else ""
+            print(f"{entry.id}: {entry.verdict} ({seconds}){text}", file=sys.stderr, flush=True)
+
+        def concluded(self, reproduction: Reproduction) -> None:
+            # Before the page, which a full disk may prevent.
+            if as_json:
+                print_json(_as_json(reproduction))
+            else:
+                _print(console(), reproduction)
+
+    if not is_live:
+        return Lines()
+
     from rich.live import Live
 
-    with Live(console=told, transient=True, refresh_per_second=4) as live:
-        runner.show = lambda entries, left: live.update(live_table(entries, left, time.monotonic()))
-        yield
+    class LiveTable(Lines):
+        def __init__(self) -> None:
+            self.live = Live(console=messages, transient=True, refresh_per_second=4)
+
+        def planned(self, entries: list[Entry], seconds: float) -> None:
+            super().planned(entries, seconds)
+            self.live.start()
+
+        def tick(self, entries: list[Entry], seconds: float) -> None:
+            self.live.update(live_table(entries, seconds, time.monotonic()))
+
+        def finished(self, entry: Entry) -> None:
+            pass  # the table shows it
+
+        def ended(self) -> None:
+            self.live.stop()
+
+    return LiveTable()
 
 
 def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
-    """How the entries stand, and the time left (seconds)."""
+    """Return a table of how the entries stand, with the time left in seconds."""
     from rich.console import Group
     from rich.table import Table
 
@@ -164,85 +197,104 @@ def live_table(entries: list[Entry], left: float, now: float) -> RenderableType:
 
 
 def _as_json(reproduction: Reproduction) -> dict[str, Any]:
-    """The verdicts with the numbers behind them."""
-    exhibits = [
-        {
-            "id": outcome.exhibit.id, "statement": outcome.exhibit.statement, "path": outcome.path,
-            **({} if outcome.verdict is None else asdict(outcome.verdict)), "error": outcome.error,
-            "checks": [asdict(check) for check in outcome.checks],
-            "seconds": outcome.seconds, "fresh": outcome.fresh,
+    """Return the verdicts with the numbers behind them."""
+    exhibits = []
+    for outcome in reproduction.outcomes:
+        exhibit = outcome.exhibit
+        row: dict[str, Any] = {
+            "id": exhibit.id,
+            "statement": exhibit.statement,
+            "rule": exhibit.rule,
+            "paper": exhibit.paper,
+            "path": outcome.path,
         }
-        for outcome in reproduction.outcomes
-    ]  # fmt: skip
-    claims = (
-        None
-        if reproduction.claims is None
-        else [result.as_dict() for result in reproduction.claims]
-    )
+        if outcome.verdict is not None:
+            row |= outcome.verdict.as_dict()
+            row["would_decide"] = exhibit.would_decide_it(outcome.verdict.verdict)
+        row["error"] = outcome.error
+        row["recorded"] = outcome.recorded
+        row["checks"] = [asdict(check) for check in outcome.checks]
+        row["seconds"] = outcome.seconds
+        row["fresh"] = outcome.fresh
+        exhibits.append(row)
+    claims = None
+    if reproduction.claims is not None:
+        claims = [result.as_dict() for result in reproduction.claims]
     return {
         "exhibits": exhibits,
         "claims": claims,
         "claims_error": reproduction.claims_error,
         "ok": reproduction.ok,
+        "conclusion": reproduction.conclusion,
     }
 
 
 def _print(out: Console, reproduction: Reproduction) -> None:
-    """The verdicts: a column for everything where there is room, else two or three lines per exhibit."""
-    from rich.padding import Padding
-
+    """Print the verdicts: in columns where there is room, else in two or three lines per exhibit."""
     if _WIDE <= out.width < UNLIMITED:
-        rows = []
-        for outcome in reproduction.outcomes:
-            verdict, measured, paper = _cells(outcome)
-            cells = (
-                escape(outcome.exhibit.statement),
-                styled(verdict),
-                escape(measured),
-                escape(paper),
-            )
-            rows.append((outcome.exhibit.id, *cells, _time(outcome)))
-        columns = (
-            "exhibit",
-            "*the paper's statement",
-            "verdict",
-            "*measured",
-            "*the paper",
-            ">time",
-        )
-        print_table(out, columns, rows)
+        _print_table(out, reproduction.outcomes)
     else:
-        width = max((len(outcome.exhibit.id) for outcome in reproduction.outcomes), default=0)
-        for outcome in reproduction.outcomes:
-            verdict, measured, paper = _cells(outcome)
-            name, room = f"{outcome.exhibit.id:{width}}", " " * (24 - len(verdict))
-            out.print(f"[bold]{name}[/bold]  {styled(verdict)}{room}{_time(outcome):>8}")
-            numbers = f"{measured} (paper: {paper})" if paper else measured
-            for text in (outcome.exhibit.statement, f"→ {numbers}", *map(str, outcome.checks)):
-                out.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
+        _print_paragraphs(out, reproduction.outcomes)
     for sentence in reproduction.failed_checks:
         out.print(f"\n[red]{escape(sentence)}[/red]")
     if reproduction.claims_error:
         out.print(f"\n[red]claims: {escape(reproduction.claims_error)}[/red]")
     elif reproduction.claims is not None:
         wrong = [result.id for result in reproduction.claims if not result.ok]
-        said = (
-            f"[red]wrong: {', '.join(wrong)}[/red]"
-            if wrong
-            else "all checks ran and rejected their controls"
+        text = "all checks ran and rejected their controls"
+        if wrong:
+            text = f"[red]wrong: {', '.join(wrong)}[/red]"
+        seconds = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
+        out.print(f"\n{len(reproduction.claims)} claims ({seconds}): {text}. More: joma claims")
+
+
+def _print_table(out: Console, outcomes: list[ExhibitOutcome]) -> None:
+    rows = []
+    for outcome in outcomes:
+        verdict, measured = _cells(outcome)
+        rows.append(
+            (
+                outcome.exhibit.id,
+                escape(outcome.exhibit.statement),
+                styled(verdict),
+                escape(measured),
+                escape(outcome.exhibit.paper),
+                _time(outcome),
+            )
         )
-        how = _clock(reproduction.claims_seconds) if reproduction.claims_fresh else "there"
-        out.print(f"\n{len(reproduction.claims)} claims ({how}): {said}. More: joma claims")
+    columns = ("exhibit", "*the paper's statement", "verdict", "*measured", "*the paper", ">time")
+    print_table(out, columns, rows)
 
 
-def _cells(outcome: ExhibitOutcome) -> tuple[str, str, str]:
-    """Verdict, the deciding number, and the paper's."""
-    if outcome.verdict is None:
-        return "error", outcome.error or "", ""
-    said = outcome.verdict
-    measured = said.measured or said.summary
-    measured += f". What would decide it: {said.would_decide}" if said.would_decide else ""
-    return said.verdict, measured, said.paper
+def _print_paragraphs(out: Console, outcomes: list[ExhibitOutcome]) -> None:
+    from rich.padding import Padding
+
+    width = max((len(outcome.exhibit.id) for outcome in outcomes), default=0)
+    for outcome in outcomes:
+        verdict, measured = _cells(outcome)
+        exhibit = outcome.exhibit
+        gap = " " * (24 - len(verdict))
+        out.print(f"[bold]{exhibit.id:{width}}[/bold]  {styled(verdict)}{gap}{_time(outcome):>8}")
+        if exhibit.paper:
+            measured = f"{measured} (paper: {exhibit.paper})"
+        for text in (exhibit.statement, f"→ {measured}"):
+            out.print(Padding(escape(text), (0, 0, 0, 2), expand=False))
+
+
+def _cells(outcome: ExhibitOutcome) -> tuple[str, str]:
+    """Return the verdict and the deciding number, with what would decide it or its record."""
+    from joma.paper.exhibits.spot_check import record_line
+
+    judgement = outcome.verdict
+    if judgement is None:
+        return "error", outcome.error or ""
+    parts = [judgement.measured]
+    would_decide = outcome.exhibit.would_decide_it(judgement.verdict)
+    if would_decide:
+        parts.append(f"What would decide it: {would_decide}")
+    if outcome.recorded:
+        parts.append(record_line(outcome.recorded, outcome.checks))
+    return judgement.verdict, ". ".join(parts)
 
 
 def _time(outcome: ExhibitOutcome) -> str:
@@ -258,4 +310,4 @@ def _clock(seconds: float) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("reproduce")(_reproduce)
+    app.command("reproduce")(command)

@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from joma._runs import Run, write_json
-from joma.paper.exhibits.base import Exhibit, reproduce
+from joma.paper.exhibits.base import Exhibit
 from joma.paper.exhibits.index import get
+from joma.paper.exhibits.making import make_exhibit
 from joma.paper.exhibits.spot_check import compute_slice
 from joma.paper.records import FOLDER, ExhibitRecord, Slice, pack
 
@@ -33,7 +34,7 @@ _LOWEST_PRIORITY = 19
 def make_record(exhibit: Exhibit, out: Path = OUT, folder: Path = FOLDER) -> ExhibitRecord:
     """Run an exhibit at its longer preset, compute its slices, and pack them."""
     with _measured(out, exhibit.id):
-        outcome = reproduce(exhibit, PRESET, out, SEED)
+        outcome = make_exhibit(exhibit, PRESET, out, SEED)
     seconds = _read_times(out)[exhibit.id]
     command = f"python -m joma.paper.make_record {exhibit.id}"
     return pack_finished(exhibit, Run(outcome.path), seconds / 60, command, folder)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from joma.cli import main
-from joma.paper.exhibits import PRESETS, exhibits, reproduce
+from joma.paper.exhibits import PRESETS, exhibits, make_exhibit
 from joma.paper.exhibits.choices import choose, with_settings
 
 FIG6 = exhibits()["fig6"].experiment.settings
@@ -101,4 +101,4 @@ def test_a_preset_without_its_data_says_where_it_looked_and_what_to_do(tmp_path,
     with pytest.raises(
         ValueError, match=r"wikitext-2 was not found.*JOMA_DATA is not set.*set JOMA_DATA"
     ):
-        reproduce(exhibits()["saliency"], out=tmp_path, preset="laptop")
+        make_exhibit(exhibits()["saliency"], out=tmp_path, preset="laptop")

@@ -52,13 +52,13 @@ def made(folder, power=1.0, toy=False):
 def test_curves_on_the_clock_hold_and_the_fastest_is_told_to_leave(tmp_path):
     judgement = clock.judge(made(tmp_path / "run"))
     assert judgement.verdict is Verdict.HOLDS
-    adam = judgement.numbers["adam, 1 layer, entropy, layer 0"]
+    adam = judgement.numbers["curves"]["adam, 1 layer, entropy, layer 0"]
     assert adam["between seeds"] == pytest.approx(0.1)
     # of four pairs of runs two have the same shift and two differ by 0.1
     assert adam["between rates"] == pytest.approx(0.1 / np.sqrt(2), rel=0.05)
     assert adam["exponent"] == pytest.approx(1, abs=0.05)
     assert "leaves it at τ = 0.3" in adam["fastest"]
-    sgd = judgement.numbers[
+    sgd = judgement.numbers["curves"][
         "sgd, 1 layer, entropy, layer 0"
     ]  # with momentum: only if τ counts it ten-fold
     assert sgd["ratio"] < 1.1
@@ -67,9 +67,9 @@ def test_curves_on_the_clock_hold_and_the_fastest_is_told_to_leave(tmp_path):
 def test_curves_of_equal_steps_fail(tmp_path):
     judgement = clock.judge(made(tmp_path / "run", power=0.0))
     assert judgement.verdict is Verdict.FAILS
-    assert judgement.numbers["adam, 1 layer, entropy, layer 0"]["exponent"] == pytest.approx(
-        0, abs=0.05
-    )
+    assert judgement.numbers["curves"]["adam, 1 layer, entropy, layer 0"][
+        "exponent"
+    ] == pytest.approx(0, abs=0.05)
 
 
 def test_a_toy_decides_nothing(tmp_path):

@@ -8,7 +8,8 @@ from joma import Run
 from joma._runs import RunWriter
 from joma._show import plots
 from joma.paper.exhibits import assumptions, contrast, hierarchy
-from joma.paper.exhibits._noisy import noisy_story, noisy_table, trend
+from joma.paper.exhibits.judgement import render
+from joma.paper.exhibits.table1 import NOISY, TREND, noisy_numbers, noisy_table, trend_numbers
 
 LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {
     "vocabulary": 60,
@@ -107,7 +108,7 @@ def contrasted(folder, bounced):
 def test_the_judge_of_the_contrast(tmp_path, bounced, verdict):
     found = contrast.judge(contrasted(tmp_path, bounced))
     assert found.verdict == verdict
-    assert "language model, relu: dip and bounce" in found.summary
+    assert "relu: dip and bounce" in found.summary
 
 
 def levels(folder, early, late, permuted=None):
@@ -175,7 +176,8 @@ def test_the_judge_of_the_assumptions(tmp_path, cosines, agreement, verdict):
                 )
     found = assumptions.judge(Run(tmp_path / "run"))
     assert found.verdict == verdict
-    assert not found.numbers["gpt"]["Eqn. 17"]["holds"]
+    gpt = found.numbers["models"][assumptions.MODELS["gpt"]]
+    assert not gpt["premises"]["Eqn. 17"]["holds"]
 
 
 def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
@@ -201,13 +203,14 @@ def test_the_trend_of_table_1_and_its_noisy_columns(tmp_path):
                         rho=0.9,
                         **labels,
                     )
-    text, numbers = trend(Run(tmp_path / "run"))
-    assert "goes down" in text
-    assert numbers["change"][0] == pytest.approx(-0.1)
-    text, numbers = noisy_story(Run(tmp_path / "run"))
-    assert numbers["s = 1"]["gain"][0] == pytest.approx(0.25)
+    numbers = trend_numbers(Run(tmp_path / "run"))
+    assert "goes down" in render(TREND, numbers)
+    assert numbers["change"]["mean"] == pytest.approx(-0.1)
+    numbers = noisy_numbers(Run(tmp_path / "run"))
+    text = render(NOISY, numbers)
+    assert numbers["layers"]["s = 1"]["gain"]["mean"] == pytest.approx(0.25)
     assert "0.45 trained, 0.20 untrained, 0.00 permuted" in text
-    assert numbers["change"][0] == pytest.approx(-0.1)
+    assert numbers["change"]["mean"] == pytest.approx(-0.1)
     assert "with complexity it goes down: -0.100" in text
     assert (
         "| ρ=0.9 C=20 N_ch=3 (20, 30) | 0.40 ± 0.01 | 0.20 ± 0.01 | 0.00 ± 0.01 |"

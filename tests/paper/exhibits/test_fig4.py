@@ -56,11 +56,12 @@ def test_the_judge_tells_m_and_follows_the_term_and_the_curves(rows, tmp_path):
     assert made.verdict == "holds under a condition"
     assert made.measured.startswith("M = 10: ")
     assert (
-        made.numbers["rebound by ε"]["joint"][0.16]
-        > 0.5 * made.numbers["rebound by ε"]["joint"][1.0]
+        made.numbers["rebound by ε"]["joint"]["0.16"]
+        > 0.5 * made.numbers["rebound by ε"]["joint"]["1.0"]
     )
     assert all(
-        made.numbers["joint"][name] >= made.numbers["eqn6"][name] for name in ("depth", "rebound")
+        made.numbers["cases"]["joint"][name] >= made.numbers["cases"]["eqn6"][name]
+        for name in ("depth", "rebound")
     )
     shift = changed(
         rows, tmp_path / "shift", lambda r: 1.0 if r["gauge"] == "rebound" else r["value"]

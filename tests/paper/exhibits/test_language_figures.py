@@ -15,7 +15,7 @@ from joma._runs import RunInUse
 from joma._runs.curve import ENTROPY, describe
 from joma._runs.writer import RunWriter
 from joma._train import language
-from joma.paper.exhibits import fig6, fig8, get, reproduce
+from joma.paper.exhibits import fig6, fig8, get, make_exhibit
 from joma.paper.exhibits._curves import best_loss, seeds_that_bounce, train_all
 from joma.paper.exhibits._curves import curves as curves_of
 
@@ -104,13 +104,13 @@ def test_the_judge_of_figure_6(bottom, top, single, verdict, tmp_path):
     )
     said = fig6.judge(toy)
     assert said.verdict == "inconclusive"
-    assert "WikiText" in said.would_decide
+    assert "WikiText" in fig6.EXHIBIT.would_decide
     # the made-up stable rank is 30 times the entropy: it falls and rises where the entropy does, collapse or not
     assert (
         f"rises again in {sum(line is not DIP for line in (bottom, top, single))} of 3 layers"
         in said.summary
     )
-    assert [c["pattern"] for c in said.numbers["pydoc"]["entropy"].values()].count(
+    assert [c["pattern"] for c in said.numbers["corpora"]["pydoc"]["entropy"].values()].count(
         "collapse"
     ) == sum(line is DIP for line in (bottom, top, single))
 
@@ -126,7 +126,11 @@ def test_figure_6_at_the_papers_scale_has_the_papers_losses_of_both_corpora_besi
         ("wikitext-2", (5.357, 5.255)),
         ("wikitext-103", (5.047, 4.912)),
     ):  # Figure 6's captions
-        assert f"{data}: loss {losses[0]} (1), {losses[1]} (2)" in said.paper
+        assert said.numbers["corpora"][data]["the paper's"] == {
+            "1 layer": losses[0],
+            "2 layers": losses[1],
+        }
+        assert f"the paper's {losses[0]} (1 layer), {losses[1]} (2 layers)" in said.summary
         assert f"{data}, 1 layer: validation loss 5.500 (paper {losses[0]})" in drawn
         assert f"{data}, 2 layers: validation loss 5.250 (paper {losses[1]})" in drawn
 
@@ -166,7 +170,7 @@ def test_the_judge_of_figure_8(losses, last, verdict, tmp_path):
     )
     said = fig8.judge(toy)
     assert said.verdict == "inconclusive"
-    assert "WikiText" in said.would_decide
+    assert "WikiText" in fig8.EXHIBIT.would_decide
 
 
 def test_figure_8_judges_every_depth(tmp_path):
@@ -245,7 +249,7 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     tiny = {**module.SETTINGS["default"], "steps": steps[10], "every": 5, "vocabulary": 200}
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "default", tiny)
-    outcome = reproduce(get([name])[0], out=tmp_path)
+    outcome = make_exhibit(get([name])[0], out=tmp_path)
     assert outcome.verdict.verdict == "inconclusive"  # a toy corpus
     assert (outcome.path / "figure.svg").stat().st_size > 5_000
     runs = tmp_path / "language-runs"
@@ -255,13 +259,13 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     assert made
     monkeypatch.setattr("joma._show.plots.save", lambda chart, folder: None)
     shutil.rmtree(outcome.path)
-    again = reproduce(get([name])[0], out=tmp_path)  # the runs are there: only drawn and judged
+    again = make_exhibit(get([name])[0], out=tmp_path)  # the runs are there: only drawn and judged
     assert again.verdict == outcome.verdict
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
     (runs / "notes").mkdir()
     monkeypatch.setitem(module.SETTINGS, "laptop", {**tiny, "steps": steps[6], "vocabulary": 150})
-    other = reproduce(
+    other = make_exhibit(
         get([name])[0], "laptop", out=tmp_path, force=True
     )  # not taken from the other preset
     assert Run(other.path).frame("loss").step.max() == 6

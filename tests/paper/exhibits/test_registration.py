@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 import joma
-from joma.paper.exhibits import ORDER, PRESETS, Experiment, Judgement, get, reproduce
-from joma.paper.exhibits.base import is_there
+from joma.paper.exhibits import ORDER, PRESETS, Experiment, Judgement, get, make_exhibit
 from joma.paper.exhibits.index import remove
+from joma.paper.exhibits.making import plan
 from joma.paper.verdict import Verdict
 
 
@@ -25,7 +25,7 @@ def draw(run):
 
 
 def judge(run):
-    return Judgement(Verdict.HOLDS, "the answer is 42", f"{run.frame('answer').value.item():g}")
+    return Judgement(Verdict.HOLDS, {"answer": run.frame("answer").value.item()}, "{answer:g}")
 
 
 VERBS = {"run": run, "draw": draw, "judge": judge}
@@ -34,38 +34,43 @@ VERBS = {"run": run, "draw": draw, "judge": judge}
 @pytest.fixture
 def answer():
     yield joma.exhibit(
-        "answer", "The answer", "It is 42.", **VERBS, settings={p: {"answer": 42} for p in PRESETS}
+        "answer",
+        "The answer",
+        "It is 42.",
+        rule="holds",
+        **VERBS,
+        settings={p: {"answer": 42} for p in PRESETS},
     )
     remove("answer")
 
 
 def test_a_registered_exhibit_is_listed_and_made(answer, tmp_path):
     assert joma.exhibits()["answer"] is answer
-    outcome = reproduce(get(["answer"])[0], out=tmp_path)
+    outcome = make_exhibit(get(["answer"])[0], out=tmp_path)
     assert (outcome.verdict.verdict, outcome.verdict.summary) == (Verdict.HOLDS, "42")
     assert joma.Run(outcome.path).info["config"]["settings"] == {"answer": 42}
 
 
 def test_what_other_code_has_made_does_not_count_as_done(answer, tmp_path):
-    path = reproduce(answer, out=tmp_path).path
-    assert is_there(answer, "default", tmp_path, 0)
-    assert not reproduce(answer, out=tmp_path).fresh
+    path = make_exhibit(answer, out=tmp_path).path
+    assert plan(answer, "default", tmp_path, 0).stored() is not None
+    assert not make_exhibit(answer, out=tmp_path).fresh
     info = json.loads((path / "run.json").read_text())
     info["config"]["fingerprint"] = "of another version"
     (path / "run.json").write_text(json.dumps(info))
-    assert not is_there(answer, "default", tmp_path, 0)
-    assert reproduce(answer, out=tmp_path).fresh
+    assert plan(answer, "default", tmp_path, 0).stored() is None
+    assert make_exhibit(answer, out=tmp_path).fresh
 
 
 def test_functions_that_no_module_holds_are_run_anew_each_time(tmp_path):
     names = {"Judgement": Judgement, "Verdict": Verdict}
     code = "def run(writer, settings, seed, progress): writer.write(0, {'a': 1.0})\n"
-    exec(code + "def judge(run): return Judgement(Verdict.HOLDS, 'rule', 'done')", names)
+    exec(code + "def judge(run): return Judgement(Verdict.HOLDS, {}, 'done')", names)
     made = joma.exhibit(
-        "made", "Made", "It runs.", run=names["run"], draw=draw, judge=names["judge"]
+        "made", "Made", "It runs.", rule="holds", run=names["run"], draw=draw, judge=names["judge"]
     )
     try:
-        assert [reproduce(made, out=tmp_path).fresh for _ in range(2)] == [True, True]
+        assert [make_exhibit(made, out=tmp_path).fresh for _ in range(2)] == [True, True]
     finally:
         remove("made")
 
@@ -80,7 +85,7 @@ def test_functions_that_no_module_holds_are_run_anew_each_time(tmp_path):
 )
 def test_bad_registrations_are_refused(id, settings, message):
     with pytest.raises(ValueError, match=message):
-        joma.exhibit(id, "title", "statement", **VERBS, settings=settings)
+        joma.exhibit(id, "title", "statement", rule="holds", **VERBS, settings=settings)
     assert get(["fig3"])[0].is_jomas
 
 

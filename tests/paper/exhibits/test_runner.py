@@ -27,8 +27,17 @@ from joma.cli import reproduce as reproduce_command
 from joma.paper import claims as registry
 from joma.paper.claims import Claim
 from joma.paper.exhibits import exhibits, get
-from joma.paper.exhibits.base import Exhibit, ExhibitOutcome, Experiment, Judgement
-from joma.paper.exhibits.runner import Entry, Reproduction, Runner, stored_claims, time_left
+from joma.paper.exhibits.base import Exhibit, Experiment
+from joma.paper.exhibits.judgement import Judgement
+from joma.paper.exhibits.making import ExhibitOutcome
+from joma.paper.exhibits.runner import (
+    Entry,
+    Observer,
+    Reproduction,
+    Runner,
+    stored_claims,
+    time_left,
+)
 from joma.paper.verdict import Verdict
 
 
@@ -60,15 +69,44 @@ def draw(run):
 
 
 def judge(run):
-    return Judgement(Verdict.HOLDS, "none", "all of it", {}, "one 1.0", "2.0")
+    return Judgement(Verdict.HOLDS, {"one": 1.0}, "all of it", "one {one}")
 
 
 def fakes(*ids):
     made = []
     for id in ids:
         experiment = Experiment({"default": {"n": 3}}, Fake(id).run, draw, judge)
-        made.append(Exhibit(id, f"Title of {id}", f"The paper says {id}.", experiment))
+        made.append(
+            Exhibit(
+                id=id,
+                title=f"Title of {id}",
+                statement=f"The paper says {id}.",
+                rule="none",
+                paper="0.5",
+                experiment=experiment,
+            )
+        )
     return made
+
+
+class Kept(Observer):
+    """Keep what a runner shows."""
+
+    def __init__(self):
+        self.entries = []
+        self.left = []
+        self.states = []
+        self.forecast = None
+
+    def planned(self, entries, seconds):
+        self.forecast = seconds
+
+    def tick(self, entries, seconds):
+        self.states.append(entries[0].state)
+        self.left.append(seconds)
+
+    def finished(self, entry):
+        self.entries.append(entry)
 
 
 def metrics(out):
@@ -77,15 +115,15 @@ def metrics(out):
 
 def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_again(tmp_path):
     exhibits = fakes("broken", "killed", "good", "fine")
-    ended = []
-    found = Runner(exhibits, out=tmp_path, jobs=2, finished=ended.append).run()
+    observer = Kept()
+    found = Runner(exhibits, out=tmp_path, jobs=2, observer=observer).run()
     assert [outcome.exhibit.id for outcome in found.outcomes] == [
         "broken",
         "killed",
         "good",
         "fine",
     ]
-    assert {entry.id for entry in ended} == {"broken", "killed", "good", "fine"}
+    assert {entry.id for entry in observer.entries} == {"broken", "killed", "good", "fine"}
     assert not found.ok
     broken, killed, good, fine = found.outcomes
     assert broken.error == "ZeroDivisionError: no <number>"
@@ -112,17 +150,17 @@ def test_one_that_raises_and_one_that_is_killed_stop_no_other_and_are_tried_agai
 
 
 def test_on_ray(ray_cluster, tmp_path):
-    shown = []
+    observer = Kept()
     found = Runner(
         get(["fig3"]),
         out=tmp_path,
         engine="ray",
         jobs=1,
-        show=lambda entries, left: shown.append(entries[0].state),
+        observer=observer,
     ).run()
     assert found.ok
     assert found.outcomes[0].verdict.verdict == "holds"
-    assert "running" in shown
+    assert "running" in observer.states
     assert Run(tmp_path / "fig3").done
 
 
@@ -201,7 +239,9 @@ def test_claims_are_checked_once_and_again_when_something_changed(tmp_path, monk
     some = [Claim(id=id, check=check, **CLAIM) for id in ("A", "B")]
     monkeypatch.setattr(registry, "claims", lambda: tuple(some))
 
-    monkeypatch.setattr(Runner, "_engine", lambda self: nullcontext(InProcess()))
+    monkeypatch.setattr(
+        "joma.paper.exhibits.runner.open_engine", lambda *args, **kwargs: nullcontext(InProcess())
+    )
     for expected in (4, 0):
         checked.clear()
         found = Runner([], out=tmp_path, claims=True).run()
@@ -288,8 +328,8 @@ def printed(width, what, **options):
 
 def reproduction():
     good, broken, long = fakes("good", "broken", "parameterised")
-    verdict = Judgement(Verdict.CORRECTED, "rule", "all", {}, "gap of 0.123 [nats]", "0.5")
-    wordy = Judgement(Verdict.FAILS, "rule", "a summary of many words that goes on and on " * 3)
+    verdict = Judgement(Verdict.CORRECTED, {"gap": 0.123}, "all", "gap of {gap} [nats]")
+    wordy = Judgement(Verdict.FAILS, {}, "a summary of many words that goes on and on " * 3)
     return Reproduction(
         [
             ExhibitOutcome(good, None, verdict, 12.3),
@@ -348,12 +388,13 @@ def test_a_pipe_gets_a_plain_line_for_each_and_a_terminal_a_live_table(terminal,
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("TERM", "xterm")
-    runner = Runner([])
-    with reproduce_command._shown(runner):
-        for state in ("running", "done"):
-            now = entry("fig3", 5, state, started=time.monotonic(), seconds=3.0)
-            runner.show([now], 1.0)
-        runner.finished(now)
+    observer = reproduce_command._observer(as_json=False)
+    observer.planned([entry("fig3", 5)], 5.0)
+    for state in ("running", "done"):
+        now = entry("fig3", 5, state, started=time.monotonic(), seconds=3.0)
+        observer.tick([now], 1.0)
+    observer.finished(now)
+    observer.ended()
     assert ("\x1b[" in err.getvalue()) == terminal
     if not terminal:
         assert err.getvalue() == "fig3: holds (3.0 s): at it\n"
@@ -365,7 +406,8 @@ def test_times(tmp_path):
         "0.0 s", "9.9 s", "12 s", "99 s", "1:40 min", "62:05 min", "10:00 h",
     ]  # fmt: skip
     write_json(tmp_path / "times.json", {"default": {"good": 1234.5}})
-    seen = []
-    Runner(fakes("good"), out=tmp_path, jobs=1, show=lambda entries, left: seen.append(left)).run()
-    assert 1000 < seen[0] <= 1234.5  # as long as the last time
-    assert seen[-1] == 0
+    observer = Kept()
+    Runner(fakes("good"), out=tmp_path, jobs=1, observer=observer).run()
+    assert observer.forecast == 1234.5  # as long as the last time
+    assert 1000 < observer.left[0] <= 1234.5
+    assert observer.left[-1] == 0

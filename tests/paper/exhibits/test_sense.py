@@ -6,7 +6,7 @@ import re
 import pytest
 
 from joma.cli import main
-from joma.paper.exhibits import PRESETS, exhibits, reproduce
+from joma.paper.exhibits import PRESETS, exhibits, make_exhibit
 from joma.paper.exhibits._series import SERIES
 from joma.paper.exhibits.choices import with_settings
 from joma.paper.exhibits.index import ORDER
@@ -197,5 +197,5 @@ def test_an_error_that_comes_later_names_the_settings(monkeypatch, tmp_path):
         ValueError,
         match=r"fig3 could not be made with times=5 \(KeyError: 'lr'\): choose values nearer",
     ):
-        reproduce(changed, out=tmp_path)
+        make_exhibit(changed, out=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from joma._data.pretrained import encode
 from joma._inspect.superpose import superpose
 from joma._inspect.windows import open_model
 from joma._runs import Run, RunWriter
-from joma.paper.exhibits import _series, _texts, embeddings, fig10, get, reproduce
+from joma.paper.exhibits import _series, embeddings, fig10, get, make_exhibit
 
 pytest.importorskip("transformers")
 TINY = {
@@ -137,14 +137,14 @@ def made(tiny, cache, tmp_path_factory):
     for module in (fig10, embeddings):
         small = {"series": TINY, "data": str(text), "tokens": 3000, "shuffles": 3, "sample": 500}
         cache.setitem(module.SETTINGS, "default", {k: small[k] for k in module.SETTINGS["default"]})
-    return {id: reproduce(get([id])[0], out=out) for id in ("fig10", "embeddings")}
+    return {id: make_exhibit(get([id])[0], out=out) for id in ("fig10", "embeddings")}
 
 
 @pytest.mark.parametrize("id", ["fig10", "embeddings"])
 def test_the_exhibits_run_draw_and_judge_on_a_series(made, id):
     outcome = made[id]
     assert outcome.verdict is not None
-    assert outcome.verdict.rule == {"fig10": fig10, "embeddings": embeddings}[id].RULE
+    assert outcome.exhibit.rule == {"fig10": fig10, "embeddings": embeddings}[id].RULE
     assert outcome.verdict.measured
     assert (outcome.path / "figure.svg").stat().st_size > 1000
 
@@ -190,9 +190,9 @@ def test_figure_10_counts_the_neurons_that_both_texts_of_a_pair_fire(tiny, made)
     corpus = superpose(model, str(made["fig10"].path.parent / "text.txt"), tokens=3000)
     strongest = torch.cat([kept.value.amax(1) for kept in corpus.strongest.values()])
     net, tokenizer = open_model(model, CheckpointOptions(), None)
-    texts = _texts.PAIRS[0][0], _texts.PAIRS[2][1]
+    texts = fig10.PAIRS[0][0], fig10.PAIRS[2][1]
     a, b = (peaks(net, encode(tokenizer, text)) >= 0.5 * strongest for text in texts)
-    assert _texts.fired_by_both(model, None, corpus)[0][2] == int((a & b).sum()) > 0
+    assert fig10.fired_by_both(model, None, corpus)[0][2] == int((a & b).sum()) > 0
 
 
 def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_figure_10_shows_examples_of_every_model(tiny, made, tmp_path, monkeypat
     text = str(made["fig10"].path.parent / "text.txt")
     settings = {"models": ["some/one", "some/two"], "data": text, "tokens": 2000, "shuffles": 2}
     monkeypatch.setitem(fig10.SETTINGS, "default", settings)
-    path = reproduce(get(["fig10"])[0], out=tmp_path / "out").path
+    path = make_exhibit(get(["fig10"])[0], out=tmp_path / "out").path
     examples = json.loads((path / "examples.json").read_text())["models"]
     assert list(examples) == ["some/one", "some/two"]
     assert all(shown["neurons"] for shown in examples.values())
@@ -246,10 +246,11 @@ def test_the_judge_of_figure_10_asks_for_more_than_chance_and_for_power(
         writer.write(0, controls, model="m", state="trained")
     found = fig10.judge(Run(tmp_path))
     assert found.verdict == verdict
-    assert ("made one in pairs" in found.would_decide) == (verdict == "inconclusive")
-    assert found.numbers["m"]["superposed"] == round(100 * trained)
+    assert "made one in pairs" in fig10.EXHIBIT.would_decide
+    numbers = found.numbers["models"]["m"]
+    assert numbers["superposed"] == round(100 * trained)
     assert "both fire 5, 4, 3, 2 neurons, texts of two pairs 1.0" in found.summary
-    assert found.numbers["m"]["two patterns by chance"]["mean"] == pytest.approx(by_chance)
+    assert numbers["two patterns by chance"]["mean"] == pytest.approx(by_chance)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_the_judge_of_embeddings_asks_for_a_small_drift(tmp_path, raw, centred, 
     found = embeddings.judge(Run(tmp_path))
     assert "without mean and outliers 0.05 to 0.07" in found.measured
     assert found.verdict == (verdict if dimension == 2048 else "inconclusive")
-    drift = found.numbers["drift by the law"]["raw"][0]
+    drift = found.numbers["raw"]["drift by the law"][0]
     assert drift == pytest.approx(0.5 * (64 / dimension) ** 0.5 * raw[0] / 0.1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from joma._runs import Run, RunWriter
-from joma.paper.exhibits import embeddings, fig7, fig10, get, reproduce, sinks
+from joma.paper.exhibits import embeddings, fig7, fig10, get, make_exhibit, sinks
 
 LENGTH = 64
 FULL, BESIDE = sinks.largest(LENGTH, sinks=True), sinks.largest(LENGTH, sinks=False)
@@ -70,7 +70,7 @@ def test_sinks_from_a_model_to_the_verdict(tmp_path, monkeypatch):
     }
     settings = {**sinks.SETTINGS["default"], "series": small, "tokens": 128, "length": 16}
     monkeypatch.setitem(sinks.SETTINGS, "default", settings)
-    outcome = reproduce(get(["sinks"])[0], out=tmp_path / "out")
+    outcome = make_exhibit(get(["sinks"])[0], out=tmp_path / "out")
     assert outcome.verdict is not None
     assert outcome.verdict.verdict == "inconclusive"
     from joma._checkpoints.options import CheckpointOptions

@@ -133,7 +133,7 @@ def doctored(run, module, folder, change):
 def test_orthogonality_is_linear_in_epsilon_and_its_control_is_exact(made, tmp_path):
     numbers = orthogonality.judge(made["orthogonality"]).numbers
     for attention in ("linear", "exp"):
-        assert abs(numbers[attention]["exponent_epsilon"][0] - 1) < 0.05
+        assert abs(numbers[attention]["exponent_epsilon"]["mean"] - 1) < 0.05
     assert numbers["control"] < 1e-8
     table = orthogonality.table(made["orthogonality"])
     assert (table.drift > 100 * table.control).all()
@@ -201,12 +201,14 @@ def test_widths_are_told_by_their_losses(tmp_path):
                             step, {"loss": loss}, width=nodes, residual=residual, draw=draw
                         )
     found = width.judge(Run(tmp_path / "run"))
-    numbers = found.numbers["without"]
+    numbers = found.numbers["blocks"]["without"]
     assert found.verdict == "inconclusive"
     assert numbers["falls until"] == 16
-    assert numbers["loss"][4][0] == pytest.approx(2.001)
-    assert numbers["minibatches"][4] == 330  # 2 from step 300 on, and the mean of four measurements
-    assert numbers["minibatches"][16] < numbers["minibatches"][4]
+    assert numbers["loss"]["4"]["mean"] == pytest.approx(2.001)
+    assert (
+        numbers["minibatches"]["4"] == 330
+    )  # 2 from step 300 on, and the mean of four measurements
+    assert numbers["minibatches"]["16"] < numbers["minibatches"]["4"]
 
 
 def test_exponent_finds_a_power_law_and_its_uncertainty():
@@ -231,13 +233,13 @@ def test_tilted_vectors_have_the_coherence_asked_for():
 
 def test_parameterised_breaks_where_it_should_and_nowhere_else(made, tmp_path):
     verdict = parameterised.judge(made["parameterised"])
-    numbers = verdict.numbers
+    numbers = verdict.numbers["cases"]
     assert verdict.verdict == "wrong as printed, corrected"
     assert max(numbers["free"]["gap_end"]) < 1e-8
     for case in ("product", "trained", "both"):
         assert min(numbers[case]["gap_end"]) > 0.1
         assert numbers[case]["exact"] < 1e-8
-    first = numbers["product"]["motion_at_5_percent"]
+    first = numbers["product"]["first_miss"]
     for start, gap in zip(first["start"], first["gap"], strict=True):
         assert start is None or start > 5 * gap
     broken = doctored(
@@ -252,7 +254,7 @@ def test_parameterised_breaks_where_it_should_and_nowhere_else(made, tmp_path):
 def test_saliency_knows_chance(made, tmp_path):
     verdict = saliency.judge(made["saliency"])
     assert verdict.verdict == "holds"
-    for numbers in verdict.numbers.values():
+    for numbers in verdict.numbers["queries"].values():
         assert abs(numbers["shuffled_mean_score"]) < 0.4
     source = made["saliency"]
     with RunWriter.create(tmp_path / "run", kind="exhibit", config={}) as writer:
@@ -264,7 +266,7 @@ def test_saliency_knows_chance(made, tmp_path):
 
 def test_realtext_follows_the_law_and_learns(made, tmp_path):
     verdict = realtext.judge(made["realtext"])
-    for case, numbers in verdict.numbers.items():
+    for case, numbers in verdict.numbers["cases"].items():
         assert numbers["law_error"] < 1e-12
         assert (numbers["drift"] > 1e-6) == (case != "softmax")
         assert numbers["loss_end"] < numbers["loss_start"]

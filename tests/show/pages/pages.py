@@ -6,7 +6,7 @@ from joma._runs import RunWriter
 from joma._show.pages.page import write_report
 from joma._show.pages.runs import report
 from joma.paper.claims import Result, claims
-from joma.paper.exhibits import get, reproduce
+from joma.paper.exhibits import get, make_exhibit
 from joma.paper.verdict import Verdict
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -28,7 +28,7 @@ def paper_page(folder):
     """The page of fig3 and fig4, beside their folders, and one exhibit that is missing."""
     chosen = get(["fig3", "fig4", "folding"])
     for exhibit in chosen[:2]:
-        reproduce(exhibit, out=folder)
+        make_exhibit(exhibit, out=folder)
     return write_report(folder, chosen, results(), preset="default", seed=0)
 
 

@@ -13,8 +13,8 @@ from joma._show.pages.document import Page
 from joma._show.pages.findings import SENTENCES, Shown, findings_section, groups, map_rows, sentence
 from joma._show.pages.page import write_report
 from joma.paper.claims import Kind
-from joma.paper.exhibits import get, reproduce
-from joma.paper.exhibits.base import Judgement
+from joma.paper.exhibits import get, make_exhibit
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 from .pages import results
@@ -22,7 +22,7 @@ from .pages import results
 
 @pytest.fixture(scope="module")
 def fig4(tmp_path_factory):
-    return reproduce(get(["fig4"])[0], out=tmp_path_factory.mktemp("findings")).path
+    return make_exhibit(get(["fig4"])[0], out=tmp_path_factory.mktemp("findings")).path
 
 
 def plain(markup):
@@ -36,8 +36,7 @@ def shown_with(id, verdict, measured="1 of 2", settings=()):
     (exhibit,) = get([id])
     judgement = None
     if verdict is not Verdict.ERROR:
-        would_decide = "more" if verdict is Verdict.INCONCLUSIVE else ""
-        judgement = Judgement(verdict, "rule", "summary", {}, measured, "", would_decide)
+        judgement = Judgement(verdict, {"measured": measured}, "summary", "{measured}")
     return Shown(exhibit, id, Path("nowhere"), judgement, dict(settings))
 
 
@@ -48,7 +47,7 @@ def section(shown, claims=None, error=None):
 def test_findings_say_what_the_stored_verdict_says(fig4):
     stored = json.loads((fig4 / "verdict.json").read_text())
     numbers = stored["numbers"]
-    numbers["eqn6"] |= {"depth": 1.234, "rebound": 0.567}
+    numbers["cases"]["eqn6"] |= {"depth": 1.234, "rebound": 0.567}
     (fig4 / "verdict.json").write_text(json.dumps(stored | {"verdict": "fails"}))
     (exhibit,) = get(["fig4"])
     text = write_report(fig4.parent, [exhibit], None, preset="default", seed=0).read_text()

@@ -271,9 +271,9 @@ def test_the_command_shows_gauges_and_parts():
 
 
 def test_an_exhibit_is_drawn_from_its_run(tmp_path):
-    from joma.paper.exhibits import get, reproduce
+    from joma.paper.exhibits import get, make_exhibit
 
-    path = reproduce(get(["fig3"])[0], "default", tmp_path).path
+    path = make_exhibit(get(["fig3"])[0], "default", tmp_path).path
     before = json.loads((path / "figure.json").read_text())
     plot(path, tmp_path / "again")
     assert json.loads((tmp_path / "again/figure.json").read_text()) == before

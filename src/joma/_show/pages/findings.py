@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from joma._show.pages.document import Page
     from joma.paper.claims import Result
     from joma.paper.exhibits import Exhibit
-    from joma.paper.exhibits.base import Judgement
+    from joma.paper.exhibits.judgement import Judgement
 
 MOST_FINDINGS = 5
 # Exhibits that can be findings, in the order of preference, with the sentence of each: of its heading (`message`), its
@@ -31,8 +31,8 @@ MOST_FINDINGS = 5
 SENTENCES = {
     "folding": "{message}: {measured}.",
     "fig4": (
-        "{message}: entropy falls by {numbers[eqn6][depth]:.2f} nats and rises again by "
-        "{numbers[eqn6][rebound]:.2f}."
+        "{message}: entropy falls by {numbers[cases][eqn6][depth]:.2f} nats and rises again by "
+        "{numbers[cases][eqn6][rebound]:.2f}."
     ),
     "fig6": "{message}: {measured}.",
     "cdag": "{message}: {measured}.",
@@ -157,7 +157,7 @@ def sentence(one: Shown) -> str:
     return template.format(
         message=one.message,
         measured=one.judgement.measured,
-        paper=one.judgement.paper,
+        paper=one.exhibit.paper,
         numbers=one.judgement.numbers,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -21,6 +22,7 @@ from joma._show.pages.place import PAPER, mark_of
 from joma._show.pages.render import TONE, render
 from joma._show.pages.typeset import markdown_table
 from joma._show.plots.style import stored_drawing
+from joma.paper.records import DamagedRecord
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
@@ -130,7 +132,8 @@ def exhibit_section(
         id: of the section, unique in the page.
         label: added to the title, where the page has several runs of the exhibit.
     """
-    from joma.paper.exhibits.base import SEEN, load_checks, load_verdict
+    from joma.paper.exhibits.base import SEEN
+    from joma.paper.exhibits.making import load_checks, load_verdict
     from joma.paper.recorded import recorded
 
     title = f"{exhibit.title} ({label})" if label else exhibit.title
@@ -139,7 +142,11 @@ def exhibit_section(
     run = Run(folder) if judgement is not None else None
     # An exhibit that shows its record has no second one next to it.
     provenance = run.info.get("record") if run is not None else None
-    record = recorded(exhibit.id) if run is not None and provenance is None else None
+    record = None
+    if run is not None and provenance is None:
+        # A damaged record is the error of the exhibit that shows it.
+        with suppress(DamagedRecord):
+            record = recorded(exhibit.id)
     settings = run.info["config"]["settings"] if run is not None else {}
     shown = Shown(exhibit, id, folder, judgement, settings)
     page.contents.append((id, title, TONE[shown.verdict]))
@@ -153,6 +160,7 @@ def exhibit_section(
         "recorded": record,
         "provenance": provenance,
         "checks": load_checks(folder),
+        "would_decide": exhibit.would_decide_it(shown.verdict),
     }
     if judgement is None or run is None:
         return shown, render(

@@ -1,7 +1,8 @@
-"""`joma.reproduce`: exhibits and claims, made side by side, and the page that shows all there are."""
+"""`joma.reproduce`: make exhibits and check claims, side by side, and write the page that shows all there are."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joma.paper.exhibits.base import Exhibit, ExhibitOutcome
-    from joma.paper.exhibits.runner import Reproduction, Runner
+    from joma.paper.exhibits.base import Exhibit
+    from joma.paper.exhibits.making import ExhibitOutcome
+    from joma.paper.exhibits.runner import Observer, Reproduction, Runner
 
 
 def reproduce(
@@ -19,12 +21,13 @@ def reproduce(
     *,
     preset: str = "default",
     seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Sequence[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     force: bool = False,
     jobs: int | None = None,
     engine: str = "processes",
     address: str | None = None,
+    observer: Observer | None = None,
 ) -> Reproduction:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all.
 
@@ -33,99 +36,121 @@ def reproduce(
     Arguments:
         exhibits: ids (see `joma.exhibits`), one or several; by default all of them, and the claims.
         out: folder for the exhibits, one folder each.
-        preset: "default" (minutes in all), "laptop", or "paper" (the paper's own scale).
+        preset: "default" computes what minutes decide, and shows and spot-checks records of longer
+            runs; "laptop" computes everything, which takes hours; "paper" is the paper's own scale.
         seed: of everything random.
-        settings: other values for settings of the preset, of one exhibit.
+        settings: other values for settings of the preset, of one exhibit; a mapping, or texts "key=value".
         report: where to write the page; ``out``/report.html by default.
         force: make exhibits again that are there already.
         jobs: exhibits at a time, as many as there are cores by default; results do not depend on it.
         engine: "processes" (this machine) or "ray".
         address: of a Ray cluster, "ray://HOST:PORT".
+        observer: user interface that shows how the exhibits stand.
 
     Returns:
         What was made: ``outcomes``, one per exhibit with its ``verdict`` and ``path``; ``claims``; ``ok``, whether all
-        could be made; ``page``.
+        could be made and agree with their records; ``conclusion``, in a line; ``page``.
 
     >>> import joma, tempfile
     >>> made = joma.reproduce("fig3", tempfile.mkdtemp(), jobs=1)
     >>> str(made.outcomes[0].verdict.verdict)
     'holds'
     """
-    texts = [f"{key}={_as_typed(value)}" for key, value in (settings or {}).items()]
-    names = [exhibits] if isinstance(exhibits, str) else exhibits
-    runner = runner_of(
-        names, Path(out), preset=preset, seed=seed, settings=texts, report=None if report is None else Path(report),
-        force=force, jobs=jobs, engine=engine, address=address,
-    )  # fmt: skip
-    return with_page(runner, runner.run())
-
-
-def runner_of(
-    ids: Sequence[str] | None, out: Path, *, preset: str, seed: int, settings: Sequence[str], report: Path | None,
-    force: bool, jobs: int | None, engine: str, address: str | None,
-) -> Runner:  # fmt: skip
-    """What makes these exhibits, or all of them and the claims; ``settings`` are texts "key=value"."""
-    from joma.paper.exhibits import PRESETS, exhibits, get
-    from joma.paper.exhibits.runner import Runner
+    from joma.paper.exhibits import PRESETS
+    from joma.paper.exhibits import exhibits as registered
+    from joma.paper.exhibits.index import get
+    from joma.paper.exhibits.runner import Observer, Runner
+    from joma.theory.setting import nearest
 
     if preset not in PRESETS:
-        from joma.theory.setting import nearest
-
         raise ValueError(nearest(preset, PRESETS, "preset"))
     if seed < 0:
         raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
-    chosen = get(ids) if ids else list(exhibits().values())
+    ids = [exhibits] if isinstance(exhibits, str) else exhibits
+    chosen = get(ids) if ids else list(registered().values())
     if settings:
-        from joma.paper.exhibits.choices import with_settings
-
-        if len(chosen) != 1:
-            raise ValueError(
-                "--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …"
-            )
-        chosen = [with_settings(chosen[0], preset, settings)]
-    return Runner(
+        chosen = [_changed(chosen, preset, settings)]
+    runner = Runner(
         chosen,
         preset,
-        out,
+        Path(out),
         seed,
         claims=not ids,
         force=force,
         jobs=jobs,
         engine=engine,
         address=address,
-        report=report,
+        report=None if report is None else Path(report),
+        observer=observer or Observer(),
     )
+    reproduction = runner.run()
+    runner.observer.concluded(reproduction)
+    return replace(reproduction, page=_write_page(runner, reproduction))
 
 
-def with_page(runner: Runner, reproduction: Reproduction) -> Reproduction:
+def _changed(
+    exhibits: Sequence[Exhibit], preset: str, settings: Mapping[str, Any] | Sequence[str]
+) -> Exhibit:
+    """Return the one exhibit, with changed settings."""
+    from joma.paper.exhibits.choices import with_settings
+
+    if len(exhibits) != 1:
+        raise ValueError(
+            "--set changes the settings of one exhibit: name it, as in joma reproduce fig6 --set …"
+        )
+    if isinstance(settings, Mapping):
+        settings = [f"{key}={_as_typed(value)}" for key, value in settings.items()]
+    return with_settings(exhibits[0], preset, settings)
+
+
+def _write_page(runner: Runner, reproduction: Reproduction) -> Path:
     """Write the page of all exhibits that are there: one that shows less would be a loss."""
     from joma._show.pages.page import write_report
-    from joma.paper.exhibits.base import is_there
-    from joma.paper.exhibits.index import get, names
+    from joma.paper.exhibits.index import names
     from joma.paper.exhibits.runner import read_claims
 
     outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
-    all_there: list[Exhibit | ExhibitOutcome] = []
+    shown: list[Exhibit | ExhibitOutcome] = []
     for name in names():
         if name in outcomes:
-            all_there.append(outcomes[name])
+            shown.append(outcomes[name])
         elif (runner.out / name).exists():
-            (exhibit,) = get([name])
-            if is_there(exhibit, runner.preset, runner.out, runner.seed):
-                all_there.append(exhibit)
-    page = write_report(
-        runner.out, all_there, reproduction.claims or read_claims(runner.out), preset=runner.preset, seed=runner.seed,
-        path=runner.report, claims_error=reproduction.claims_error,
-    )  # fmt: skip
-    return replace(reproduction, page=page)
+            earlier = _earlier_outcome(name, runner)
+            if earlier is not None:
+                shown.append(earlier)
+    return write_report(
+        runner.out,
+        shown,
+        reproduction.claims or read_claims(runner.out),
+        preset=runner.preset,
+        seed=runner.seed,
+        path=runner.report,
+        claims_error=reproduction.claims_error,
+    )
+
+
+def _earlier_outcome(id: str, runner: Runner) -> ExhibitOutcome | None:
+    """Return an exhibit that an earlier call made at this preset and seed; None if it did not."""
+    from joma._runs import RunError
+    from joma.paper.exhibits.index import get
+    from joma.paper.exhibits.making import plan
+    from joma.paper.records import DamagedRecord
+
+    (exhibit,) = get([id])
+    try:
+        return plan(exhibit, runner.preset, runner.out, runner.seed).stored()
+    except (RunError, DamagedRecord):
+        return None
 
 
 def _as_typed(value: Any) -> str:
-    """A value as `--set` has it."""
-    import json
-
-    if isinstance(value, (list, tuple)) and not any(
-        isinstance(item, (list, tuple, Mapping)) for item in value
-    ):
-        return ",".join(map(_as_typed, value))
-    return value if isinstance(value, str) else json.dumps(value) if value is not None else "none"
+    """Return a value as it is typed after `--set`."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        has_inner = any(isinstance(item, (list, tuple, Mapping)) for item in value)
+        if not has_inner:
+            return ",".join(map(_as_typed, value))
+    return json.dumps(value)

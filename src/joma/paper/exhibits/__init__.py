@@ -1,14 +1,9 @@
 """Exhibits: the paper's figures and tables, each with the same three verbs: run, draw, judge."""
 
-from joma.paper.exhibits.base import (
-    PRESETS,
-    Exhibit,
-    ExhibitOutcome,
-    Experiment,
-    Judgement,
-    reproduce,
-)
+from joma.paper.exhibits.base import PRESETS, Exhibit, Experiment
 from joma.paper.exhibits.index import ORDER, exhibit, exhibits, get
+from joma.paper.exhibits.judgement import Judgement
+from joma.paper.exhibits.making import ExhibitOutcome, make_exhibit
 
 __all__ = [
     "ORDER",
@@ -20,5 +15,5 @@ __all__ = [
     "exhibit",
     "exhibits",
     "get",
-    "reproduce",
+    "make_exhibit",
 ]  # fmt: skip

@@ -151,17 +151,21 @@ def seeds_that_bounce(run: Run, data: str) -> dict[tuple[int, float, int], list[
     return seeds
 
 
-def rank_story(run: Run, data: str) -> tuple[str, dict[str, Any]]:
-    """The stable rank of the lower MLPs: where it fell and rose again, in words and numbers."""
+# What one curve did, as a clause per curve.
+CURVES = "{key}: {start:.2f} → {trough:.2f} (step {trough_step:g}) → {end:.2f}"
+
+
+def rank_numbers(run: Run, data: str) -> dict[str, Any]:
+    """Return what the stable rank of the lower MLPs did, and in how many layers it fell and rose again."""
     ranks = curves(run, data, "stable_rank")
-    bounced = [c for c in ranks.values() if c.bounced]
-    words = f"stable rank of the lower MLP falls and rises again in {len(bounced)} of {len(ranks)} layers"
-    return words, {_name(key): c.numbers() for key, c in ranks.items()}
+    bounced = [curve for curve in ranks.values() if curve.bounced]
+    by_name = {_name(key): curve.numbers() for key, curve in ranks.items()}
+    return {"bounced": len(bounced), "layers": len(ranks), "curves": by_name}
 
 
-def entropy_story(run: Run, data: str) -> dict[str, Any]:
-    """The numbers of all entropy curves."""
-    return {_name(key): c.numbers() for key, c in curves(run, data).items()}
+def entropy_numbers(run: Run, data: str) -> dict[str, Any]:
+    """Return the numbers of all entropy curves."""
+    return {_name(key): curve.numbers() for key, curve in curves(run, data).items()}
 
 
 def _name(key: tuple[int, float, int]) -> str:
@@ -175,15 +179,6 @@ def deep(layers: int) -> str:
     ('1 layer', '5 layers')
     """
     return f"{layers} layer{'' if layers == 1 else 's'}"
-
-
-def listed(values: Iterable[Any]) -> str:
-    """Several, or none of them.
-
-    >>> listed([1, 2]), listed([])
-    ('1, 2', 'none')
-    """
-    return ", ".join(map(str, values)) or "none"
 
 
 def best_loss(run: Run, data: str) -> dict[tuple[int, float], float]:

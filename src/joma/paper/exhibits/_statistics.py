@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,18 @@ def mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def bounds(interval: tuple[float, float, float]) -> dict[str, float]:
+    """Return an interval as numbers of a judgement: its mean, low and high end."""
+    mean, low, high = interval
+    return {"mean": mean, "low": low, "high": high}
+
+
+def extent(values: Iterable[float]) -> dict[str, float]:
+    """Return the smallest and the largest of some values, as numbers of a judgement."""
+    values = list(values)
+    return {"least": float(min(values)), "most": float(max(values))}
+
+
 def share_interval(count: int, total: int) -> tuple[float, float, float]:
     """A share with its exact 95 % interval (Clopper and Pearson)."""
     interval = stats.binomtest(count, total).proportion_ci(0.95, "exact")
@@ -28,11 +41,6 @@ def counted(did: pd.Series[float]) -> dict[str, Any]:
     """How many of these (1 or 0) did it: count, flows, share and its exact 95 % interval."""
     interval = zip(("share", "low", "high"), share_interval(int(did.sum()), len(did)), strict=True)
     return {"count": int(did.sum()), "flows": len(did), **dict(interval)}
-
-
-def in_words(share: dict[str, Any]) -> str:
-    """What `counted` gave: "3 of 8 (0.09–0.76)"."""
-    return f"{share['count']} of {share['flows']} ({share['low']:.2f}–{share['high']:.2f})"
 
 
 def exponent(rows: pd.DataFrame, x: str, y: str = "drift") -> tuple[float, float, float]:

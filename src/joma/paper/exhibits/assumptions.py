@@ -13,10 +13,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from joma._measure.watch.applicability import (
+    ORTHOGONAL,
+    PREDICTED,
+    STATIONARY,
+    STEADY,
+    TOLD,
+    premises,
+)
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._curves import TOY, TOY_RULE
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -40,6 +49,15 @@ SHOWN = {
     "gradient_stationarity": "cos of successive mean gradients", "attention_drift": "share of attention that moves",
     "eqn17_residual": "what Eqn. 17 misses", "coherence": "largest cosine of token states",
 }  # fmt: skip
+RULE = (
+    "medians over layers and the second half of training; gradients are stationary if successive mean gradients have "
+    f"at least {STATIONARY:g} of the cosine that noise leaves (Spearman and Brown, from odd and even steps); b̄ if at "
+    f"most {STEADY:.0%} of attention moves; Eqn. 17 predicts if it misses at most {PREDICTED:g}; states are almost "
+    f"orthogonal up to a cosine of {ORTHOGONAL:g}. Assumption 1 holds if gradients are stationary in all three models, "
+    "holds under layer-wise training if in that one, fails if in none. Where noise leaves a cosine below "
+    f"{TOLD:g} that cannot be measured, and unless it can in layer-wise training, the statement is inconclusive. "
+    f"{TOY_RULE}"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -131,60 +149,40 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Which premises hold for which model, by the thresholds of a watch's last sentence."""
-    from joma._measure.watch.applicability import (
-        ORTHOGONAL,
-        PREDICTED,
-        STATIONARY,
-        STEADY,
-        TOLD,
-        premises,
-    )
-
+    """Check which premises hold for which model, by the thresholds of a watch."""
     frame = run.frame()
-    found = {model: premises(where(frame, model=model)) for model in MODELS}
-    numbers = {
-        model: {
-            name: {"value": value, "holds": holds} for name, (value, holds, _) in measured.items()
-        }
-        for model, measured in found.items()
-    }
-    kept = {
-        model: measured["gradients"][1]
-        for model, measured in found.items()
-        if "gradients" in measured
-    }
-    rule = (
-        f"medians over layers and the second half of training; gradients are stationary if successive mean gradients "
-        f"have at least {STATIONARY:g} of the cosine that noise leaves (Spearman and Brown, from odd and even steps); "
-        f"b̄ if at most {100 * STEADY:g} % of attention moves; Eqn. 17 predicts if it misses at most {PREDICTED:g}; "
-        f"states are almost orthogonal up to a cosine of {ORTHOGONAL:g}. Assumption 1 holds if gradients are stable "
-        f"in all three models, holds under layer-wise training if in that one, fails if in none; where noise leaves a "
-        f"cosine below {TOLD:g} that cannot be told, and unless it can in layer-wise training, nothing is decided. "
-        f"{TOY_RULE}"
-    )
-    verdict = {True: Verdict.UNDER, False: Verdict.FAILS, None: Verdict.INCONCLUSIVE}[
-        kept.get("layerwise")
-    ]
-    if all(kept.get(model) for model in MODELS):
-        verdict = Verdict.HOLDS
-    elif verdict is Verdict.FAILS and any(kept.values()):
-        verdict = Verdict.INCONCLUSIVE
-    text = ". ".join(
-        f"{MODELS[m]}: " + "; ".join(t for *_, t in measured.values())
-        for m, measured in found.items()
-    )
-    cosines = ", ".join(
-        f"{m} {measured['gradients'][0]:.2f}{' (noise)' if measured['gradients'][1] is None else ''}"
-        for m, measured in found.items()
-        if "gradients" in measured
-    )
+    models: dict[str, dict[str, Any]] = {}
+    stationary: dict[str, bool | None] = {}
+    for model, title in MODELS.items():
+        measured = premises(where(frame, model=model))
+        models[title] = {"premises": {}}
+        for name, (value, holds, sentence) in measured.items():
+            entry = {"value": value, "holds": holds, "sentence": sentence}
+            models[title]["premises"][name] = entry
+        if "gradients" in measured:
+            stationary[model] = measured["gradients"][1]
+    cosines = {}
+    for model, holds in stationary.items():
+        gradients = models[MODELS[model]]["premises"]["gradients"]
+        cosines[model if holds is not None else f"{model} (noise)"] = gradients["value"]
+
+    layerwise = stationary.get("layerwise")
     if run.info["config"]["settings"]["data"] == TOY:
         verdict = Verdict.INCONCLUSIVE
+    elif all(stationary.get(model) for model in MODELS):
+        verdict = Verdict.HOLDS
+    elif layerwise:
+        verdict = Verdict.UNDER
+    elif layerwise is None or any(stationary.values()):
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.FAILS
     return Judgement(
-        verdict, rule, text, numbers, f"cos of successive gradients: {cosines}", "“stationary … during most”",
-        WOULD_DECIDE if verdict is Verdict.INCONCLUSIVE else "", REVISED,
-    )  # fmt: skip
+        verdict,
+        {"models": models, "cosines": cosines},
+        "{models:{key}: {premises:{sentence}}}",
+        "cos of successive gradients: {cosines:{key} {value:.2f}}",
+    )
 
 
 CODE_SLICE = {
@@ -206,6 +204,10 @@ EXHIBIT = Exhibit(
         "training (Assumption 1)."
     ),
     seconds=60,
+    rule=RULE,
+    paper="“stationary … during most”",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

@@ -22,12 +22,17 @@ from joma.theory.setting import nearest
 
 
 def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibit:
-    """The exhibit with some settings of a preset changed, as `choose` reads them.
+    """Return the exhibit with some settings of a preset changed, as `choose` reads them.
 
     Values that make no sense are refused. What makes sense for an exhibit that a user registered is
     not known here.
     """
     experiment = exhibit.experiment
+    if preset not in experiment.settings:
+        raise ValueError(
+            f"--set: {exhibit.id} shows its record at the preset {preset}, which has no settings to "
+            "change: choose --preset laptop or paper"
+        )
     texts = list(texts)
     chosen = choose(experiment.settings, preset, texts)
     if exhibit.is_jomas:

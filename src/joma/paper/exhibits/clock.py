@@ -8,19 +8,77 @@ ours in `joma docs foresight`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from joma._forecast import clock
-from joma._forecast.clock import Key
+from joma._forecast.clock import Apart, Key, OnClock
 from joma._runs import Run, RunWriter
+from joma._runs.curve import TRAINING, describe
 from joma._show.plots import panels as p
 from joma.paper.exhibits import _curves
 from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, span
-from joma.paper.exhibits._rates import families, fate, mean_curves, slow
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
+
+Runs = dict[float, list[OnClock]]  # rate on the clock -> one curve per seed
+Found = dict[tuple[str, int, Key], Runs]  # (kind of optimiser, layers, what it is of) -> its runs
+
+
+def families(run: Run, gauges: Sequence[str], until: Mapping[str, float]) -> Found:
+    """The curves of these gauges in an exhibit that trained at several rates, up to a τ per kind of optimiser."""
+    found: Found = {}
+    frame = run.frame()
+    frame = frame[frame.gauge.isin(list(gauges))]
+    keys: Any
+    for keys, rows in frame.groupby(["optimiser", "momentum", "layers", "lr", "seed"]):
+        optimiser, beta, layers, lr, _ = keys
+        pace = clock.pace({"optimiser": optimiser, "momentum": beta})
+        kind, rate = "momentum" if beta else str(optimiser), float(f"{lr * pace:.6g}")
+        for key, curve in clock.curves_of(rows, str(run.path), pace).items():
+            found.setdefault((kind, int(layers), key), {}).setdefault(rate, []).append(
+                curve.until(until[kind])
+            )
+    return found
+
+
+def slow(found: Found, kind: str, layers: int, key: Key) -> list[tuple[float, list[OnClock]]]:
+    """Rates with their runs, but for the fastest; SGD together with momentum."""
+    runs = found[kind, layers, key]
+    slower = [(rate, curves) for rate, curves in runs.items() if rate < max(runs)]
+    return (
+        slower + list(found.get(("momentum", layers, key), {}).items()) if kind == "sgd" else slower
+    )
+
+
+def mean_curves(found: Found, kinds: tuple[str, ...], layers: int, key: Key) -> pd.DataFrame:
+    """rate, step, tau, value: means over seeds."""
+    parts = []
+    for kind in kinds:
+        for rate, runs in sorted(found.get((kind, layers, key), {}).items()):
+            mean, name = clock.mean(runs), f"{rate:g}{' m' if kind == 'momentum' else ''}"
+            parts.append(
+                pd.DataFrame(
+                    {"rate": name, "step": mean.step, "tau": mean.tau, "value": mean.value}
+                )
+            )
+    return pd.concat(parts, ignore_index=True)
+
+
+def fate(by_rate: Runs, apart: Apart, key: Key) -> str:
+    """Where the fastest rate leaves the slowest one's curve, and what becomes of it."""
+    fastest, slowest = (clock.mean(by_rate[rate]) for rate in (max(by_rate), min(by_rate)))
+    left = clock.leaves(fastest, slowest, apart.within / np.sqrt(2))
+    told = "stays on the curve" if left is None else f"leaves it at τ = {left:.2g}"
+    if key.gauge in TRAINING:
+        curve = describe(fastest.tau, fastest.value, TRAINING[key.gauge])
+        told += f", {curve.pattern}, ends at {curve.end:.2f} (slowest {slowest.value[-1]:.2f})"
+    return told
+
 
 # per kind of optimiser: rates on the clock, which momentum divides by (1 − β); the last is too fast and not judged.
 # steps: of Adam, at least; other_layers: the depths at which SGD and momentum are trained, too
@@ -46,7 +104,7 @@ RULE = (
     f"of different rates are at most {LEAST:g} times as far apart as runs of one rate and different seeds; the fastest "
     "rate of each optimiser is left out. Judged are the top layer's entropy and the validation loss under Adam, at "
     "every depth. Holds: all of them; holds under: some; fails: none. Other layers, stable ranks, SGD and momentum "
-    f"(τ = Σ lr/(1 − β), together with SGD) are told beside. {TOY_RULE}"
+    f"(τ = Σ lr/(1 − β), together with SGD) are reported next to them. {TOY_RULE}"
 )
 WOULD_DECIDE = "models on WikiText at several depths, --preset laptop or paper"
 
@@ -113,47 +171,64 @@ def _panel(
 
 
 def judge(run: Run) -> Judgement:
-    """Are rates further apart on the clock than seeds?"""
+    """Check that rates are no further apart on the clock than seeds."""
     settings = run.info["config"]["settings"]
-    found, toy = families(run, GAUGES, settings["tau"]), settings["data"] == TOY
-    deciding = [
-        (n, key)
-        for n in settings["layers"]
-        for key in (Key("entropy", n - 1), Key("valid_loss", None))
-    ]
-    ratios, words = {}, []
-    numbers: dict[str, Any] = {}
+    found = families(run, GAUGES, settings["tau"])
+    curves: dict[str, dict[str, Any]] = {}
+    ratios: dict[tuple[str, int, Key], float] = {}
     for kind, layers, key in found:
         if kind == "momentum":
             continue
         groups = slow(found, kind, layers, key)
-        apart, power = clock.apart(groups), clock.best_power(groups)
+        apart = clock.apart(groups)
         ratios[kind, layers, key] = apart.ratio
-        end = fate(found[kind, layers, key], apart, key)
-        numbers[f"{kind}, {deep(layers)}, {key}"] = {
-            "between rates": apart.between, "between seeds": apart.within, "ratio": apart.ratio, "exponent": power,
-            "fastest": end,
-        }  # fmt: skip
-        if (layers, key) in deciding:
-            words.append(
-                f"{kind}, {deep(layers)}, {key}: {apart.between:.3g} between rates, {apart.within:.3g} between seeds, "
-                f"exponent {power:.2f}; the fastest rate {end}"
-            )
-    kept = [pair for pair in deciding if ratios["adam", *pair] <= LEAST]
-    verdict = Verdict.HOLDS if kept == deciding else Verdict.UNDER if kept else Verdict.FAILS
-    told = [
-        f"{layers}: "
-        + ", ".join(f"{ratios['adam', n, key]:.2f}" for n, key in deciding if n == layers)
-        for layers in settings["layers"]
-    ]
+        curves[_name(kind, layers, key)] = {
+            "between rates": apart.between,
+            "between seeds": apart.within,
+            "ratio": apart.ratio,
+            "exponent": clock.best_power(groups),
+            "fastest": fate(found[kind, layers, key], apart, key),
+        }
+
+    by_depth = {}
+    deciding = {}
+    for layers in settings["layers"]:
+        judged = {"entropy": Key("entropy", layers - 1), "loss": Key("valid_loss", None)}
+        by_depth[layers] = {name: ratios["adam", layers, key] for name, key in judged.items()}
+        for kind in settings["rates"]:
+            for key in judged.values():
+                name = _name(kind, layers, key)
+                if name in curves:
+                    deciding[name] = curves[name]
+    ratios_judged = [ratio for row in by_depth.values() for ratio in row.values()]
+    kept = sum(ratio <= LEAST for ratio in ratios_judged)
+    numbers = {
+        "curves": curves,
+        "deciding": deciding,
+        "kept": kept,
+        "judged": len(ratios_judged),
+        "ratios by depth": by_depth,
+    }
+    if settings["data"] == TOY:
+        verdict = Verdict.INCONCLUSIVE
+    elif kept == len(ratios_judged):
+        verdict = Verdict.HOLDS
+    elif kept:
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
     return Judgement(
-        Verdict.INCONCLUSIVE if toy else verdict,
-        RULE,
-        f"{len(kept)} of {len(deciding)} curves keep to the clock; {'; '.join(words)}",
+        verdict,
         numbers,
-        measured=f"distance of rates over that of seeds (entropy, loss), by depth: {'; '.join(told)}",
-        would_decide=WOULD_DECIDE if toy else "",
+        "{kept} of {judged} curves keep to the clock; {deciding:{key}: {between rates:.3g} between "
+        "rates, {between seeds:.3g} between seeds, exponent {exponent:.2f}; the fastest rate {fastest}}",
+        "distance of rates over that of seeds (entropy, loss), by depth: "
+        "{ratios by depth:{key}: {entropy:.2f}, {loss:.2f}}",
     )
+
+
+def _name(kind: str, layers: int, key: Key) -> str:
+    return f"{kind}, {deep(layers)}, {key}"
 
 
 # Thirty steps with each optimiser on a text that joma brings along.
@@ -188,6 +263,8 @@ EXHIBIT = Exhibit(
         "large leave the curve."
     ),
     seconds=90,
+    rule=RULE,
+    would_decide=WOULD_DECIDE,
     experiment=Experiment(
         SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

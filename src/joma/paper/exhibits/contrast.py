@@ -18,8 +18,9 @@ from joma._runs import Run, RunWriter
 from joma._runs.curve import ENTROPY, EXACT, describe, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits._curves import PLAIN, train_all
-from joma.paper.exhibits._statistics import counted, in_words
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits._statistics import counted
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.contrast import flows, late_times
 from joma.paper.verdict import Verdict
 
@@ -71,6 +72,15 @@ KINDS = {
 ACTIVATIONS = ("linear", "relu", "gelu")
 GROUPS: dict[str, Any] = {"linear": "linear", "nonlinear": ["relu", "gelu"]}
 AXIS = "attention entropy (nats)"
+RULE = (
+    f"{EXACT}. All flows start small; from a large bias nonlinear nodes can come back under fixed gradients "
+    "(claim S4.nonlinear_bounce), which is not run here. Holds if under fixed gradients and cross-entropy at least "
+    "half of the nonlinear flows bounce, and more of them than of the linear ones (95 % intervals apart); holds "
+    "under finite targets of a large scale if there at least half of the nonlinear flows do (lower end of the "
+    f"interval); else fails; with fewer than {ENOUGH} seeds per cell the statement is inconclusive. The "
+    "language models, few and small, decide nothing. Rule and settings were fixed on other seeds than those "
+    f"judged, which are from {FIRST_SEED} on"
+)
 
 
 def _cells(settings: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -198,15 +208,6 @@ def judge(run: Run) -> Judgement:
         "as_stated": bounced,
         "language": {f"{a}, seed {int(s)}": c.numbers() for (a, s), c in models.items()},
     }
-    rule = (
-        f"{EXACT}. All flows start small; from a large bias nonlinear nodes can come back under fixed gradients "
-        "(claim S4.nonlinear_bounce), which is not run here. Holds if under fixed gradients and cross-entropy at least "
-        "half of the nonlinear flows bounce, and more of them than of the linear ones (95 % intervals apart); holds "
-        "under finite targets of a large scale if there at least half of the nonlinear flows do (lower end of the "
-        f"interval); else fails; with fewer than {ENOUGH} seeds per cell the statement is inconclusive. The "
-        "language models, few and small, decide nothing. Rule and settings were fixed on other seeds than those "
-        f"judged, which are from {FIRST_SEED} on"
-    )
     apart = (
         bounced["nonlinear"]["low"] > bounced["linear"]["high"]
         and bounced["nonlinear"]["share"] >= 0.5
@@ -218,19 +219,22 @@ def judge(run: Run) -> Judgement:
         if large["nonlinear"]["low"] >= 0.5
         else Verdict.FAILS
     )
-    patterns = dict.fromkeys(
-        f"; language model, {phi}: {curve.pattern}" for (phi, _), curve in models.items()
-    )
-    text = (
-        "from a small start, under fixed gradients and cross-entropy, attention comes back in "
-        f"{in_words(bounced['nonlinear'])} nonlinear flows and {in_words(bounced['linear'])} linear ones; towards "
-        f"large finite targets in {in_words(large['nonlinear'])} and {in_words(large['linear'])}{''.join(patterns)}"
-    )
-    measured = f"nonlinear {in_words(bounced['nonlinear'])}, linear {in_words(bounced['linear'])}"
-    few = frame.draw.nunique() < ENOUGH
-    verdict, decides = (Verdict.INCONCLUSIVE, WOULD_DECIDE) if few else (verdict, "")
+    patterns = dict.fromkeys(f"{phi}: {curve.pattern}" for (phi, _), curve in models.items())
+    if frame.draw.nunique() < ENOUGH:
+        verdict = Verdict.INCONCLUSIVE
+    numbers["large"] = large
+    numbers["patterns"] = list(patterns)
+    share = "{{{0}.count}} of {{{0}.flows}} ({{{0}.low:.2f}}–{{{0}.high:.2f}})"
+    nonlinear = share.format("as_stated.nonlinear")
+    linear = share.format("as_stated.linear")
     return Judgement(
-        verdict, rule, text, numbers, measured, "nonlinear yes, linear no", decides, REVISED
+        verdict,
+        numbers,
+        "from a small start, under fixed gradients and cross-entropy, attention comes back in "
+        f"{nonlinear} nonlinear flows and {linear} linear ones; towards large finite targets in "
+        f"{share.format('large.nonlinear')} and {share.format('large.linear')}; language models: "
+        "{patterns}",
+        f"nonlinear {nonlinear}, linear {linear}",
     )
 
 
@@ -242,6 +246,10 @@ EXHIBIT = Exhibit(
         "stays sparse (abstract)."
     ),
     seconds=60,
+    rule=RULE,
+    paper="nonlinear yes, linear no",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
         Verdict.HOLDS: (

@@ -17,7 +17,9 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._series import TINY_SERIES, checkpoints, first_layers, located, series
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits._statistics import extent
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.orthogonality import SMALL
 from joma.paper.verdict import Verdict
 
@@ -172,52 +174,58 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """The drift that the cosines would cause, at the last checkpoint; by RULE."""
+    """Work out the drift that the cosines would cause, at the last checkpoint, and compare it with the bar."""
     frame = run.frame()
     last = where(frame, step=frame.step.max())
-    random, dimension = (
-        where(last, gauge=gauge).value.iloc[0] for gauge in ("random", "dimension")
-    )
-    means = {
-        kind: where(last, gauge="mean", kind=kind).sort_values("layer").value.tolist()
-        for kind in KINDS
-    }
-    first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
-    numbers: dict[str, Any] = {"random": float(random), "dimension": int(dimension)}
-    numbers |= {"mean |cos|": means}
-    if len(set(frame.step)) > 1:
-        numbers["untrained, raw"] = first.sort_values("layer").value.tolist()
-    squares = {
-        kind: [CONTEXT / dimension * (x / random) ** 2 for x in values]
-        for kind, values in means.items()
-    }
-    numbers["drift by the law"] = {
-        kind: [0.5 * math.sqrt(x) for x in values] for kind, values in squares.items()
-    }
-    within = {kind: [x <= 1 / SMALL for x in values] for kind, values in squares.items()}
-    numbers["almost orthogonal"] = within
-    raw, centre = means["raw"], means["centred"]
+    random = where(last, gauge="random").value.iloc[0]
+    dimension = int(where(last, gauge="dimension").value.iloc[0])
     inner = where(last, gauge="inner").value
-    numbers["mean |cos| without mean and outliers"] = inner.tolist()
-    text = (
-        f"mean |cos| of different tokens at the layers' inputs: {min(raw):.2f} to {max(raw):.2f} as they are, "
-        f"{min(centre):.2f} to {max(centre):.2f} without their mean, {inner.min():.2f} to {inner.max():.2f} also "
-        f"without outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
-        f"{max(numbers['drift by the law']['raw']):.2f} and {max(numbers['drift by the law']['centred']):.2f} of the "
-        f"motion (random vectors {0.5 * math.sqrt(CONTEXT / dimension):.2f}); almost orthogonal "
-        f"at {sum(within['raw'])} and {sum(within['centred'])} of {len(raw)} layers"
-    )
-    verdict = Verdict.HOLDS
-    if not all(within["raw"]):
-        verdict = Verdict.UNDER if all(within["centred"]) or within["raw"][0] else Verdict.FAILS
-    measured = (
-        f"mean |cos| {min(raw):.2f} to {max(raw):.2f}, without mean and outliers {inner.min():.2f} to "
-        f"{inner.max():.2f}, random {random:.2f}"
-    )
-    small = dimension < SMALL * CONTEXT
-    verdict, would_decide = (Verdict.INCONCLUSIVE, WOULD_DECIDE) if small else (verdict, "")
+    kinds: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        cosines = where(last, gauge="mean", kind=kind).sort_values("layer").value
+        squares = CONTEXT / dimension * (cosines / random) ** 2
+        drift = 0.5 * np.sqrt(squares)
+        within = squares <= 1 / SMALL
+        kinds[kind] = {
+            "mean |cos|": cosines,
+            "cos": extent(cosines),
+            "drift by the law": drift,
+            "largest drift": drift.max(),
+            "almost orthogonal": within,
+            "layers": int(within.sum()),
+        }
+    raw = kinds["raw"]["almost orthogonal"]
+    numbers: dict[str, Any] = {
+        **kinds,
+        "random": random,
+        "dimension": dimension,
+        "random drift": 0.5 * math.sqrt(CONTEXT / dimension),
+        "layers": len(raw),
+        "without mean and outliers": {"mean |cos|": inner, **extent(inner)},
+    }
+    if frame.step.min() < frame.step.max():
+        first = where(frame, step=frame.step.min(), gauge="mean", kind="raw")
+        numbers["untrained, raw"] = first.sort_values("layer").value
+    if dimension < SMALL * CONTEXT:
+        verdict = Verdict.INCONCLUSIVE
+    elif raw.all():
+        verdict = Verdict.HOLDS
+    elif kinds["centred"]["almost orthogonal"].all() or raw.iloc[0]:
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
     return Judgement(
-        verdict, RULE, text, numbers, measured, "almost orthogonal", would_decide, REVISED
+        verdict,
+        numbers,
+        "mean |cos| of different tokens at the layers' inputs: {raw.cos.least:.2f} to {raw.cos.most:.2f} "
+        "as they are, {centred.cos.least:.2f} to {centred.cos.most:.2f} without their mean, "
+        "{without mean and outliers.least:.2f} to {without mean and outliers.most:.2f} also without "
+        "outlier tokens and dimensions; random vectors {random:.2f}; a drift of up to "
+        "{raw.largest drift:.2f} and {centred.largest drift:.2f} of the motion (random vectors "
+        "{random drift:.2f}); almost orthogonal at {raw.layers} and {centred.layers} of {layers} layers",
+        "mean |cos| {raw.cos.least:.2f} to {raw.cos.most:.2f}, without mean and outliers "
+        "{without mean and outliers.least:.2f} to {without mean and outliers.most:.2f}, random "
+        "{random:.2f}",
     )
 
 
@@ -231,6 +239,10 @@ EXHIBIT = Exhibit(
         "similarities in the slides)."
     ),
     seconds=60,
+    rule=RULE,
+    paper="almost orthogonal",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

@@ -11,7 +11,8 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow
 from joma.theory.tasks import class_distributions, small_start
@@ -23,6 +24,10 @@ SETTINGS = {
 }
 AXES = {"v": ["token", "node"], "v0": ["token"]}
 SHOWN = 4  # components of the first column, as in the paper
+RULE = (
+    "over the second half of training at most a quarter of the components grow at more than half the "
+    "fastest pace, and at least half of them at less than a tenth of it"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -65,36 +70,34 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """How much each component of v₀ still grows over the second half of training."""
+    """Compare how much each component of v₀ grows over both halves of training."""
     frame = run.frame("v0")
     steps = np.sort(frame.step.unique())
     table = frame.pivot_table(index="step", columns="token", values="value").to_numpy()
     half = int(np.searchsorted(steps, steps[-1] / 2))
-    early, late = table[half] - table[0], table[-1] - table[half]
-    # a component that keeps its pace has late = early; one that has saturated has late near 0
+    early = table[half] - table[0]
+    late = table[-1] - table[half]
+    # A component that keeps its pace has late = early; a saturated one has late near 0.
     fastest = np.abs(late).max()
-    growing = np.abs(late) > 0.5 * fastest
-    saturated = np.abs(late) < 0.1 * fastest
+    growing = int((np.abs(late) > 0.5 * fastest).sum())
+    saturated = int((np.abs(late) < 0.1 * fastest).sum())
     numbers = {
-        "growing": int(growing.sum()),
-        "saturated": int(saturated.sum()),
-        "components": int(late.size),
-        "largest_growth_second_half": float(fastest),
-        "largest_growth_first_half": float(np.abs(early).max()),
+        "growing": growing,
+        "saturated": saturated,
+        "components": late.size,
+        "largest_growth_second_half": fastest,
+        "largest_growth_first_half": np.abs(early).max(),
     }
-    rule = (
-        "over the second half of training at most a quarter of the components grow at more than half the fastest pace, "
-        "and at least half of them at less than a tenth of it"
-    )
-    summary = (
-        f"second half of training: {growing.sum()} of {late.size} components of v₀ grow, "
-        f"{saturated.sum()} have saturated"
-    )
-    measured = f"{growing.sum()} of {late.size} grow, {saturated.sum()} saturated"
-    paper = "“some” grow, the “remaining” saturate"
-    holds = 0 < growing.sum() <= late.size / 4 and saturated.sum() >= late.size / 2
+    if 0 < growing <= late.size / 4 and saturated >= late.size / 2:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.FAILS
     return Judgement(
-        Verdict.HOLDS if holds else Verdict.FAILS, rule, summary, numbers, measured, paper
+        verdict,
+        numbers,
+        "in the second half of training, {growing} of {components} components of v₀ grow and "
+        "{saturated} have saturated",
+        "{growing} of {components} grow, {saturated} saturated",
     )
 
 
@@ -103,6 +106,8 @@ EXHIBIT = Exhibit(
     title="Figure 3: growth of the components",
     statement="With linear activation some components of v₀ keep growing while the others saturate.",
     seconds=1,
+    rule=RULE,
+    paper="“some” grow, the “remaining” saturate",
     experiment=Experiment(SETTINGS, run, draw, judge, AXES),
     messages={
         Verdict.HOLDS: "A few components keep growing while most saturate",

@@ -21,7 +21,8 @@ from joma.paper.exhibits._curves import (
     curves,
     measured,
 )
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 # the paper's best validation losses, by depth
@@ -70,12 +71,10 @@ def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progre
 
 
 def _paper(settings: dict[str, Any], data: str) -> dict[int, float]:
-    """The paper's losses by depth, where ours can be compared with them: all words, and all validation windows."""
-    return (
-        PAPER.get(data, {})
-        if settings["vocabulary"] is None and settings["valid_windows"] == 0
-        else {}
-    )
+    """Return the paper's losses by depth, where ours can be compared with them."""
+    if _is_comparable(settings):
+        return PAPER.get(data, {})
+    return {}
 
 
 GAUGES = {"entropy": "attention entropy (nats)", "stable_rank": "stable rank of the lower MLP"}
@@ -140,62 +139,71 @@ def _attention(run: Run) -> Patterns | None:
 
 
 def judge(run: Run) -> Judgement:
-    """Does the top layer turn sparse and dense again, and is the bottom layer suppressed?"""
+    """Check that the top layer turns sparse and dense again, and that the bottom layer is suppressed."""
     settings = run.info["config"]["settings"]
-    corpora, depths, lr = settings["data"], settings["layers"], settings["lr"]
-    deeper = [n for n in depths if n > 1]
-    bounced, complete, toy = False, True, TOY in corpora
-    summary, paths, losses = [], [], []
-    numbers: dict[str, Any] = {}
-    for data in corpora:
-        name = f"{data}: " if len(corpora) > 1 else ""
-        by_layer = curves(run, data)
-        top = {n: by_layer[n, lr, n - 1] for n in depths}
-        shown = [n for n, c in top.items() if c.bounced]
-        suppressed = [n for n in deeper if by_layer[n, lr, 0].end <= top[n].end - MARGIN]
-        bounced |= bool(shown)
-        complete &= shown == depths and suppressed == deeper
-        words = [f"{_curves.deep(n)}, layer {k}: {c}" for (n, _, k), c in by_layer.items()]
-        ranks, rank_numbers = _curves.rank_story(run, data)
-        seeds = _curves.seeds_that_bounce(run, data)
-        counts = ", ".join(
-            f"{len(seeds[n, lr, n - 1])} of {settings['seeds']} ({n})" for n in depths
-        )
-        at, of, below = (_curves.listed(found) for found in (shown, depths, suppressed))
-        summary.append(
-            f"{name}top layer dips and bounces at depths {at} of {of}, in how many seeds by depth: {counts}; bottom "
-            f"layer below it at {below} of {_curves.listed(deeper)}; {'; '.join(words)}; {ranks}"
-        )
-        paths.append(
-            name
-            + ", ".join(
-                f"{n}: {c.start:.2f} → {c.trough:.2f} → {c.end:.2f}" for n, c in top.items()
-            )
-        )
-        paper = _paper(settings, data)
-        losses += [
-            f"{name}loss {', '.join(f'{paper[n]:.3f} ({n})' for n in depths if n in paper)}"
-        ] * bool(paper)
-        numbers[data] = {
-            "entropy": _curves.entropy_story(run, data),
-            "seeds whose top layer bounces": {_curves.deep(n): seeds[n, lr, n - 1] for n in depths},
-            "stable rank": rank_numbers,
-            "best validation loss": {
-                _curves.deep(n): loss for (n, _), loss in best_loss(run, data).items()
-            },
-            "the paper's": {_curves.deep(n): loss for n, loss in PAPER.get(data, {}).items()},
-        }
-    verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
-    return Judgement(
-        Verdict.INCONCLUSIVE if toy else verdict,
-        RULE,
-        "; ".join(summary),
-        numbers,
-        measured=f"top layer, nats, by depth: {'; '.join(paths)}",
-        paper="; ".join(["dips, then bounces", *losses]),
-        would_decide=WOULD_DECIDE if toy else "",
-        revised=REVISED,
+    depths = settings["layers"]
+    corpora = {data: _corpus_numbers(run, data) for data in settings["data"]}
+    bounced = [corpus["bouncing depths"] for corpus in corpora.values()]
+    suppressed = [corpus["suppressed at"] for corpus in corpora.values()]
+    deeper = [depth for depth in depths if depth > 1]
+    numbers = {"corpora": corpora, "depths": depths, "deeper": deeper, "seeds": settings["seeds"]}
+    if TOY in corpora:
+        verdict = Verdict.INCONCLUSIVE
+    elif all(found == depths for found in bounced) and all(found == deeper for found in suppressed):
+        verdict = Verdict.HOLDS
+    elif any(bounced):
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
+    template = (
+        "{corpora:on {key} the top layer dips and bounces at depths {bouncing depths} of {depths}, in "
+        "{seeds that bounce:{value} of {seeds} seeds at depth {key}}; the bottom layer ends "
+        "below it at {suppressed at} of {deeper}; "
+        + f"{{entropy:{_curves.CURVES}}}"
+        + "; stable rank "
+        "of the lower MLP falls and rises again in {stable rank.bounced} of {stable rank.layers} layers"
     )
+    if _is_comparable(settings):
+        template += (
+            "; best validation loss {best validation loss:{value:.3f} ({key})}, the paper's "
+            "{the paper's:{value:.3f} ({key})}"
+        )
+    short_template = (
+        "top layer, nats, by depth: "
+        "{corpora:{key}, {top:{key}: {start:.2f} → {trough:.2f} → {end:.2f}}}"
+    )
+    return Judgement(verdict, numbers, template + "}", short_template)
+
+
+def _corpus_numbers(run: Run, data: str) -> dict[str, Any]:
+    """Return what the curves did in the models that were trained on one corpus."""
+    settings = run.info["config"]["settings"]
+    depths = settings["layers"]
+    lr = settings["lr"]
+    by_layer = curves(run, data)
+    top = {depth: by_layer[depth, lr, depth - 1] for depth in depths}
+    seeds = _curves.seeds_that_bounce(run, data)
+    suppressed = []
+    for depth in depths:
+        if depth > 1 and by_layer[depth, lr, 0].end <= top[depth].end - MARGIN:
+            suppressed.append(depth)
+    losses = {_curves.deep(depth): loss for (depth, _), loss in best_loss(run, data).items()}
+    papers = PAPER.get(data, {})
+    return {
+        "bouncing depths": [depth for depth, curve in top.items() if curve.bounced],
+        "suppressed at": suppressed,
+        "top": {depth: curve.numbers() for depth, curve in top.items()},
+        "seeds that bounce": {depth: len(seeds[depth, lr, depth - 1]) for depth in depths},
+        "entropy": _curves.entropy_numbers(run, data),
+        "stable rank": _curves.rank_numbers(run, data),
+        "best validation loss": losses,
+        "the paper's": {_curves.deep(n): papers[n] for n in depths if n in papers},
+    }
+
+
+def _is_comparable(settings: dict[str, Any]) -> bool:
+    """True if losses can be compared with the paper's: all words, and all validation windows."""
+    return settings["vocabulary"] is None and settings["valid_windows"] == 0
 
 
 # Forty steps of a two-layer model on a text that joma brings along.
@@ -220,6 +228,10 @@ EXHIBIT = Exhibit(
         "bottom layers are suppressed."
     ),
     seconds=130,
+    rule=RULE,
+    paper="dips, then bounces",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS,
         run,

@@ -12,14 +12,57 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from joma._runs import Run, RunWriter
-from joma._runs.curve import CHECKPOINTS
+from joma._runs.curve import CHECKPOINTS, Curve, describe_all
 from joma._runs.fingerprint import fingerprint
 from joma._show.plots import panels as p
-from joma.paper.exhibits._checkpoints import in_words, path, shapes, table, thirds
 from joma.paper.exhibits._series import TINY_SERIES, located, series
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
+
+
+def table(run: Run) -> tuple[pd.DataFrame, dict[str, list[str]]]:
+    """model, gauge, layer, step, value: means over heads; and per model, the checkpoints left out as copies."""
+    from joma._checkpoints.audit.copies import settled, without_copies
+
+    frame, dropped = without_copies(settled(run.frame(), "model"), "model")
+    return frame.groupby(
+        ["model", "gauge", "layer", "step"], sort=False
+    ).value.mean().reset_index(), dropped
+
+
+def shapes(frame: pd.DataFrame) -> dict[tuple[str, str, int], Curve]:
+    """(model, gauge, layer) -> what its curve did; models of fewer than three checkpoints have none."""
+    long = frame[frame.groupby(["model", "gauge", "layer"]).step.transform("count") >= 3]
+    curves = {
+        (model, gauge, int(layer)): curve
+        for gauge, rule in CHECKPOINTS.items()
+        for (model, layer), curve in describe_all(
+            long[long.gauge == gauge], rule, ["model", "layer"]
+        ).items()
+    }
+    models = list(dict.fromkeys(frame.model))
+    return dict(sorted(curves.items(), key=lambda item: models.index(item[0][0])))
+
+
+def thirds(curves: list[Curve]) -> tuple[list[Curve], list[Curve]]:
+    """The curves of the bottom and of the top layers, of all of them in order: a third each, at least one."""
+    size = max(1, len(curves) // 3)
+    return curves[:size], curves[-size:]
+
+
+def path(curve: Curve) -> str:
+    """Start, trough and end."""
+    return f"{curve.start:.3g} → {curve.trough:.3g} → {curve.end:.3g}"
+
+
+def in_words(curve: Curve) -> str:
+    """The same, and the pattern."""
+    return f"{path(curve)}, {curve.pattern}"
+
 
 AXES: dict[str, list[str]] = {}  # all measurements are in the scans that the exhibit refers to
 OWN = "a small GPT-NeoX"
@@ -41,7 +84,7 @@ RULE = (
     "first third of a model's layers, at least one; what more than half of them do, the group does. Holds: in every "
     "model the stable rank of the top layers dips and bounces and that of the bottom layers dips without a bounce; "
     "holds under a condition: that of the top layers dips and bounces in some model; fails: in none. Entropy is "
-    "told beside it: the paper calls its pattern less salient. Of checkpoints with the same weights only the last "
+    "reported next to it: the paper calls its pattern less salient. Of checkpoints with the same weights only the last "
     "counts. A small model that is trained here shows the method and decides nothing about Pythia: without a "
     "pretrained model the statement is inconclusive"
 )
@@ -136,49 +179,75 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Does the stable rank of the top layers drop and bounce, and that of the bottom layers only drop?"""
+    """Check that the stable rank of top layers drops and bounces, and that of bottom layers only drops."""
     frame, dropped = table(run)
     curves = shapes(frame)
-    models = list(dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"))
-    words, tops, bounced, suppressed = [], [], [], []
-    for model in models:
-        keys = sorted(key for key in curves if key[0] == model)
-        ranks, attends = ([curves[key] for key in keys if key[1] == gauge] for gauge in GAUGES)
+    models = {}
+    for model in dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"):
+        ranks = _of(curves, model, "stable_rank")
         bottom, top = thirds(ranks)
-        back, down = [c.bounced for c in top], [c.dipped and not c.bounced for c in bottom]
-        tops.append(path(top[-1]))
-        bounced += [model] * (2 * sum(back) > len(back))
-        suppressed += [model] * (2 * sum(down) > len(down))
-        words.append(
-            f"{model}: stable rank dips and bounces in {sum(back)} of {len(back)} top layers (the last: "
-            f"{in_words(top[-1])}), dips without a bounce in {sum(down)} of {len(down)} bottom layers (the first: "
-            f"{in_words(bottom[0])}), entropy of the top layer "
-            + (in_words(attends[-1]) if attends else "could not be measured")
-        )
-    pretrained = [model for model in models if model != OWN]
-    bounced, suppressed = (
-        [model for model in names if model != OWN] for names in (bounced, suppressed)
+        entropies = _of(curves, model, "entropy")
+        numbers = {
+            "top layers": len(top),
+            "that bounce": sum(curve.bounced for curve in top),
+            "bottom layers": len(bottom),
+            "that only dip": sum(curve.dipped and not curve.bounced for curve in bottom),
+            "last": top[-1].numbers(),
+            "first": bottom[0].numbers(),
+            "entropy": "could not be measured",
+        }
+        if entropies:
+            numbers["entropy"] = in_words(entropies[-1])
+        models[model] = numbers
+
+    pretrained = [numbers for model, numbers in models.items() if model != OWN]
+    bounced = [2 * model["that bounce"] > model["top layers"] for model in pretrained]
+    suppressed = [2 * model["that only dip"] > model["bottom layers"] for model in pretrained]
+    if not pretrained:
+        verdict = Verdict.INCONCLUSIVE
+    elif all(bounced) and all(suppressed):
+        verdict = Verdict.HOLDS
+    elif any(bounced):
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
+
+    template = (
+        "{models:{key}: stable rank dips and bounces in {that bounce} of {top layers} top layers (the "
+        "last: {last.start:.3g} → {last.trough:.3g} → {last.end:.3g}, {last.pattern}), dips without a "
+        "bounce in {that only dip} of {bottom layers} bottom layers (the first: {first.start:.3g} → "
+        "{first.trough:.3g} → {first.end:.3g}, {first.pattern}), entropy of the top layer {entropy}}"
     )
-    complete = bounced == pretrained and suppressed == pretrained
-    verdict = Verdict.HOLDS if complete else Verdict.UNDER if bounced else Verdict.FAILS
-    verdict = verdict if pretrained else Verdict.INCONCLUSIVE
-    if failures := run.info.get("failures"):
-        words.append(f"checkpoints that failed: {failures}")
-    if left_out := run.info.get("left_out"):
-        words.append(f"left out: {left_out}")
-    if dropped:
-        copies = "; ".join(f"{', '.join(names)} of {model}" for model, names in dropped.items())
-        words.append(f"left out, since a later checkpoint has the same weights: {copies}")
-    numbers = {
-        f"{model}, {gauge}, layer {layer}": c.numbers()
-        for (model, gauge, layer), c in curves.items()
+    by_curve = {}
+    for (model, gauge, layer), curve in curves.items():
+        by_curve[f"{model}, {gauge}, layer {layer}"] = curve.numbers()
+    gaps = {
+        "failures": run.info.get("failures"),
+        "left out": run.info.get("left_out"),
+        "copies": {model: {"checkpoints": names} for model, names in dropped.items()},
     }
-    measured, paper = (
-        f"stable rank of the top layer {', '.join(tops)}",
-        "drop and bounce in top layers (no numbers)",
+    if gaps["failures"]:
+        template += "; checkpoints that failed: {gaps.failures:{key}: {value}}"
+    if gaps["left out"]:
+        template += "; left out: {gaps.left out}"
+    if dropped:
+        template += (
+            "; left out, since a later checkpoint has the same weights: "
+            "{gaps.copies:{checkpoints} of {key}}"
+        )
+    return Judgement(
+        verdict,
+        {"models": models, "curves": by_curve, "gaps": gaps},
+        template,
+        "stable rank of the top layer "
+        "{models:{last.start:.3g} → {last.trough:.3g} → {last.end:.3g}}",
     )
-    decided_by = "" if pretrained else WOULD_DECIDE
-    return Judgement(verdict, RULE, "; ".join(words), numbers, measured, paper, decided_by, REVISED)
+
+
+def _of(curves: dict[tuple[str, str, int], Curve], model: str, gauge: str) -> list[Curve]:
+    """Return the curves of a gauge of one model, from the bottom layer to the top."""
+    keys = sorted(key for key in curves if key[:2] == (model, gauge))
+    return [curves[key] for key in keys]
 
 
 CODE_SLICE = {
@@ -201,6 +270,10 @@ EXHIBIT = Exhibit(
         "bottom ones."
     ),
     seconds=110,
+    rule=RULE,
+    paper="drop and bounce in top layers (no numbers)",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

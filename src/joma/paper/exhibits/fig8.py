@@ -19,7 +19,8 @@ from joma.paper.exhibits._curves import (
     curves,
     measured,
 )
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 # steps: so many at least, and at smaller learning rates so many more that lr × steps is tau at least
@@ -84,58 +85,74 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Do the patterns that match the theory give the lowest loss, and do large rates collapse?"""
+    """Check that the patterns that match the theory give the lowest loss, and that large rates collapse."""
     settings = run.info["config"]["settings"]
-    depths, rates, data = settings["layers"], sorted(settings["lr"]), settings["data"]
-    by_layer, losses = curves(run, data), best_loss(run, data)
+    depths = settings["layers"]
+    rates = sorted(settings["lr"])
+    data = settings["data"]
+    by_layer = curves(run, data)
+    losses = best_loss(run, data)
     matches = {key: by_layer[*key, key[0] - 1].pattern == "dip and bounce" for key in losses}
-    best = {n: min((losses[n, lr], lr) for lr in rates)[1] for n in depths}
-    collapses = [
-        n for n in depths if any(by_layer[n, rates[-1], layer].collapsed for layer in range(n))
-    ]
-    lowest = [n for n in depths if matches[n, best[n]]]
-    apart = [n for n in depths if _apart([(losses[n, lr], matches[n, lr]) for lr in rates])]
-    complete = lowest == apart == collapses == depths
-    words = [
-        f"{_curves.deep(n)}, lr {lr:g}: {losses[n, lr]:.3f}, "
-        + ", ".join(by_layer[n, lr, layer].pattern for layer in range(n))
-        for n in depths
-        for lr in rates
-    ]
-    ranks, rank_numbers = _curves.rank_story(run, data)
+
+    best_runs = {}
+    lowest = []
+    apart = []
+    collapses = []
+    for depth in depths:
+        best = min(rates, key=lambda lr: losses[depth, lr])
+        pattern = by_layer[depth, best, depth - 1].pattern
+        best_runs[depth] = {"loss": losses[depth, best], "lr": best, "pattern": pattern}
+        if matches[depth, best]:
+            lowest.append(depth)
+        if _apart([(losses[depth, lr], matches[depth, lr]) for lr in rates]):
+            apart.append(depth)
+        if any(by_layer[depth, rates[-1], layer].collapsed for layer in range(depth)):
+            collapses.append(depth)
+
+    runs = {}
+    for depth, lr in losses:
+        patterns = [by_layer[depth, lr, layer].pattern for layer in range(depth)]
+        runs[f"{_curves.deep(depth)}, lr {lr:g}"] = {
+            "loss": losses[depth, lr],
+            "matches": matches[depth, lr],
+            "patterns": patterns,
+        }
     numbers = {
-        "validation loss": {
-            f"{_curves.deep(n)}, lr {lr:g}": loss for (n, lr), loss in losses.items()
-        },
-        "matches": {f"{_curves.deep(n)}, lr {lr:g}": match for (n, lr), match in matches.items()},
+        "runs": runs,
+        "best runs": best_runs,
+        "depths": depths,
+        "largest rate": rates[-1],
         "depths whose best run matches": lowest,
         "depths whose matching runs are all better": apart,
         "depths that collapse at the largest rate": collapses,
-        "entropy": _curves.entropy_story(run, data),
-        "stable rank": rank_numbers,
+        "entropy": _curves.entropy_numbers(run, data),
+        "stable rank": _curves.rank_numbers(run, data),
     }
-    best_runs = [
-        f"{n}: {losses[n, best[n]]:.3f} at lr {best[n]:g}, {by_layer[n, best[n], n - 1].pattern}"
-        for n in depths
-    ]
-    collapse = f"lr {rates[-1]:g} collapses at depths {_curves.listed(collapses)} of {_curves.listed(depths)}"
-    verdict = Verdict.HOLDS if complete else Verdict.UNDER if lowest else Verdict.FAILS
+    if data == TOY:
+        verdict = Verdict.INCONCLUSIVE
+    elif lowest == apart == collapses == depths:
+        verdict = Verdict.HOLDS
+    elif lowest:
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
+    collapse = "lr {largest rate:g} collapses at depths {depths that collapse at the largest rate} of {depths}"
     return Judgement(
-        Verdict.INCONCLUSIVE if data == TOY else verdict,
-        RULE,
-        "; ".join([*words, collapse, ranks]),
+        verdict,
         numbers,
-        measured=f"lowest loss by depth: {'; '.join(best_runs)}; {collapse}",
-        paper="lowest loss with dip and bounce; extremely sparse at large rates",
-        would_decide=WOULD_DECIDE if data == TOY else "",
-        revised=REVISED,
+        f"{{runs:{{key}}: {{loss:.3f}}, {{patterns}}}}; {collapse}; stable rank of the lower MLP falls "
+        "and rises again in {stable rank.bounced} of {stable rank.layers} layers",
+        "lowest loss by depth: {best runs:{key}: {loss:.3f} at lr {lr:g}, {pattern}}; " + collapse,
     )
 
 
 def _apart(runs: list[tuple[float, bool]]) -> bool:
-    """Whether every run that matches has a lower loss than every one that does not; (loss, matches) each."""
-    with_, without = ([loss for loss, match in runs if match is which] for which in (True, False))
-    return not without or (bool(with_) and max(with_) < min(without))
+    """Return whether every run that matches has a lower loss than all others; (loss, matches) each."""
+    matching = [loss for loss, matches in runs if matches]
+    others = [loss for loss, matches in runs if not matches]
+    if not others:
+        return True
+    return bool(matching) and max(matching) < min(others)
 
 
 # Forty steps of a two-layer model on a text that joma brings along.
@@ -159,6 +176,10 @@ EXHIBIT = Exhibit(
     title="Figure 8: learning rates",
     statement="The attention patterns that match the theory come with the lowest validation loss.",
     seconds=190,
+    rule=RULE,
+    paper="lowest loss with dip and bounce; extremely sparse at large rates",
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

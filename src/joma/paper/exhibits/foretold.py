@@ -20,8 +20,9 @@ from scipy import stats
 from joma._data.words import most_frequent, words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits._statistics import mean_interval
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits._statistics import bounds, mean_interval
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.rest import run_to_rest
 from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
@@ -43,6 +44,13 @@ PREDICTORS = {
     "frequency": "frequency",
     "shuffled": "shuffled",
 }
+EXACT = 1e-6
+RULE = (
+    f"holds: the prediction is within {EXACT:g} of the exp flow at rest in all tasks, and on text the rank correlation "
+    "of predicted and trained attention, mean over the queries judged on, is above 0 with its 95 % interval, above "
+    "the shuffled control and above saliency and frequency; holds under a condition, exp attention: another predictor "
+    "wins; fails: the first part does"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -177,36 +185,38 @@ def headline(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Exact where it must be; on text, whichever predictor wins is named."""
-    frame, (fit, held) = run.frame(), ranks(run)
-    error = float(where(frame, gauge="error").value.max())
-    soft = mean_interval(where(frame, gauge="softmax_rank").value)
-    spans = {name: mean_interval(held[held.predictor == name].value) for name in PREDICTORS}
-    best = max(("foretold", "saliency", "frequency"), key=lambda name: spans[name][0])
-    text = ", ".join(
-        f"{PREDICTORS[n]} {m:.2f} ({low:.2f} … {high:.2f})" for n, (m, low, high) in spans.items()
-    )
-    rule = (
-        "holds: the prediction is within 1e-6 of the exp flow at rest in all tasks, and on text the rank correlation "
-        "of foretold and trained attention, mean over the queries judged on, is above 0 with its 95 % interval, above "
-        "the shuffled control and above saliency and frequency; holds under exp attention: another predictor wins; "
-        "fails: the first part does"
-    )
-    foretells = spans["foretold"][1] > max(0.0, spans["shuffled"][2])
-    verdict = (
-        Verdict.FAILS
-        if error > 1e-6
-        else Verdict.HOLDS
-        if foretells and best == "foretold"
-        else Verdict.UNDER
-    )
-    summary = (
-        f"exp attention to {error:.0e}, softmax attention's order at {soft[0]:.2f} ({soft[1]:.2f} … {soft[2]:.2f}); "
-        f"text, {held['query'].nunique()} queries judged on: {text}; the winner is {PREDICTORS[best]}"
-    )
-    numbers = {"error": error, "softmax_rank": soft, "text": spans, "fit": fit, "winner": best}
+    """Check the exact prediction, and find which predictor wins on text."""
+    frame = run.frame()
+    fit, judged = ranks(run)
+    error = where(frame, gauge="error").value.max()
+    spans = {}
+    for name in PREDICTORS:
+        spans[name] = bounds(mean_interval(judged[judged.predictor == name].value))
+    winner = max(("foretold", "saliency", "frequency"), key=lambda name: spans[name]["mean"])
+    numbers = {
+        "error": error,
+        "softmax rank": bounds(mean_interval(where(frame, gauge="softmax_rank").value)),
+        "queries": judged["query"].nunique(),
+        "text": {PREDICTORS[name]: span for name, span in spans.items()},
+        "predicted": spans["foretold"]["mean"],
+        "fit": fit,
+        "winner": winner,
+        "winner in words": PREDICTORS[winner],
+    }
+    predicts = spans["foretold"]["low"] > max(0.0, spans["shuffled"]["high"])
+    if error > EXACT:
+        verdict = Verdict.FAILS
+    elif predicts and winner == "foretold":
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.UNDER
     return Judgement(
-        verdict, rule, summary, numbers, f"to {error:.0e}; text {spans['foretold'][0]:.2f}"
+        verdict,
+        numbers,
+        "exp attention to {error:.0e}, softmax attention's order at {softmax rank.mean:.2f} "
+        "({softmax rank.low:.2f} … {softmax rank.high:.2f}); text, {queries} queries judged on: "
+        "{text:{key} {mean:.2f} ({low:.2f} … {high:.2f})}; the winner is {winner in words}",
+        "to {error:.0e}; text {predicted:.2f}",
     )
 
 
@@ -232,6 +242,7 @@ EXHIBIT = Exhibit(
         "for softmax on real text."
     ),
     seconds=25,
+    rule=RULE,
     experiment=Experiment(
         SETTINGS,
         run,

@@ -18,8 +18,9 @@ import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits._statistics import counted, exponent, in_words
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits._statistics import bounds, counted, exponent
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where, wide
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 from joma.theory import JointFlow, Task
 from joma.theory.setting import Array
@@ -123,31 +124,39 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Is attention with a frozen MLP the limit of the joint dynamics, and does it turn sparse?"""
+    """Check that a frozen MLP is the limit of the joint dynamics, and that attention turns sparse in it."""
     frame = run.frame()
     drift = wide(where(frame, gauge=["drift", "same_winner"]), ["draw", "ratio"])
-    slope, low, high = exponent(drift[drift.ratio >= LARGE], "ratio")
+    slope = bounds(exponent(drift[drift.ratio >= LARGE], "ratio"))
     last = where(frame, gauge="entropy", attention="softmax", ratio=frame.ratio.max())
     ends = last.sort_values("t").groupby("draw").value.agg(["first", "last"])
     sparser = counted((ends["last"] < ends["first"]).astype(float))
-    limit = low >= -1 - SLOPE and high <= -1 + SLOPE
     winners = drift.groupby("ratio").same_winner.mean()
-    by_ratio = drift.groupby("ratio").drift.median()
+    drifts = drift.groupby("ratio").drift.median()
     numbers = {
-        "exponent": [slope, low, high], "sparser": sparser,
-        "drift": {f"r = {r:g}": float(value) for r, value in by_ratio.items()},
-        "same winner": {f"r = {r:g}": float(value) for r, value in winners.items()},
-    }  # fmt: skip
-    text = (
-        f"the joint flow goes to the one with a frozen MLP as r to the power {slope:.2f} ({low:.2f} to {high:.2f}); "
-        f"at r = {winners.index[-1]:g} the same token leads in {winners.iloc[-1]:.0%} of the draws; with the MLP "
-        f"frozen, softmax attention ends sparser in {in_words(sparser)} draws"
+        "exponent": slope,
+        "sparser": sparser,
+        "largest": {"r": winners.index[-1], "same winner": winners.iloc[-1]},
+        "drift": {f"r = {ratio:g}": value for ratio, value in drifts.items()},
+        "same winner": {f"r = {ratio:g}": value for ratio, value in winners.items()},
+    }
+    has_limit = slope["low"] >= -1 - SLOPE and slope["high"] <= -1 + SLOPE
+    if not has_limit:
+        verdict = Verdict.FAILS
+    elif sparser["low"] > 0.5:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.UNDER
+    return Judgement(
+        verdict,
+        numbers,
+        "the joint flow goes to the one with a frozen MLP as r to the power {exponent.mean:.2f} "
+        "({exponent.low:.2f} to {exponent.high:.2f}); at r = {largest.r:g} the same token leads in "
+        "{largest.same winner:.0%} of the draws; with the MLP frozen, softmax attention ends sparser "
+        "in {sparser.count} of {sparser.flows} ({sparser.low:.2f}–{sparser.high:.2f}) draws",
+        "exponent {exponent.mean:.2f}, sparser in {sparser.count} of {sparser.flows} "
+        "({sparser.low:.2f}–{sparser.high:.2f})",
     )
-    verdict = (
-        Verdict.FAILS if not limit else Verdict.HOLDS if sparser["low"] > 0.5 else Verdict.UNDER
-    )
-    measured = f"exponent {slope:.2f}, sparser in {in_words(sparser)}"
-    return Judgement(verdict, RULE, text, numbers, measured, revised=REVISED)
 
 
 EXHIBIT = Exhibit(
@@ -158,6 +167,8 @@ EXHIBIT = Exhibit(
         "Scan & Snap (slides)."
     ),
     seconds=15,
+    rule=RULE,
+    revised=REVISED,
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
         Verdict.HOLDS: "With the MLP frozen, attention turns sparser: the limit of the joint dynamics",

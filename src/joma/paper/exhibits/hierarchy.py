@@ -21,7 +21,8 @@ import pandas as pd
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._statistics import mean_interval, share_interval
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -63,6 +64,14 @@ ORDERS = {
     "latents": (("ncorr_beta", None), ("ncorr_alpha", None)),
 }
 LABELS = ["shape", "layers", "draw", "tree"]
+RULE = (
+    f"a level is learned if its curve rises by more than {LEAST['attention']:g} (attention over uniform, beyond "
+    f"that on tokens that share nothing) or {LEAST['ncorr']:g} (held-out NCorr), at the step where it passes half "
+    "of its rise. Holds if, for attention and for latents, the share of trainings in order has a lower end (95 %) "
+    "above ½ and above the upper end for the permuted tree; holds under a condition: for one of the two; else "
+    f"fails. Inconclusive with fewer than {ENOUGH} trainings, or if no level is learned in half of them. Judged on "
+    f"seeds from {FIRST_SEED} on"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -189,14 +198,6 @@ def judge(run: Run) -> Judgement:
     competition = mean_interval(where(last, gauge="competition_0").value)
     numbers["competition"] = dict(zip(("mean", "low", "high"), competition, strict=True))
     numbers["accuracy"] = float(where(last, gauge="accuracy").value.mean())
-    rule = (
-        f"a level is learned if its curve rises by more than {LEAST['attention']:g} (attention over uniform, beyond "
-        f"that on tokens that share nothing) or {LEAST['ncorr']:g} (held-out NCorr), at the step where it passes half "
-        "of its rise. Holds if, for attention and for latents, the share of trainings in order has a lower end (95 %) "
-        "above ½ and above the upper end for the permuted tree; holds under a condition: for one of the two; else "
-        f"fails. Not decided with fewer than {ENOUGH} trainings, or if no level is learned in half of them. Judged on "
-        f"seeds from {FIRST_SEED} on"
-    )
     passed = [
         name
         for name in ORDERS
@@ -210,22 +211,19 @@ def judge(run: Run) -> Judgement:
     decided = (Verdict.FAILS, Verdict.UNDER, Verdict.HOLDS)[len(passed)]
     verdict = decided if learned and enough else Verdict.INCONCLUSIVE
 
-    def say(name: str) -> str:
-        n, c = numbers[f"{name}, tree"], numbers[f"{name}, permuted"]
-        interval = f"{n['low']:.2f}–{n['high']:.2f}; both levels learned in {n['learned']}"
-        return f"{name}: {n['in_order']} of {n['trainings']} in order ({interval}), permuted tree {c['in_order']}"
-
-    text = "; ".join(map(say, ORDERS)) + (
-        f"; competition between queries: rank correlation {competition[0]:.2f} ({competition[1]:.2f} to "
-        f"{competition[2]:.2f}); accuracy {numbers['accuracy']:.2f}"
+    numbers["orders"] = {
+        name: {"tree": numbers[f"{name}, tree"], "permuted": numbers[f"{name}, permuted"]}
+        for name in ORDERS
+    }
+    return Judgement(
+        verdict,
+        numbers,
+        "{orders:{key}: {tree.in_order} of {tree.trainings} in order ({tree.low:.2f}–{tree.high:.2f}; both "
+        "levels learned in {tree.learned}), permuted tree {permuted.in_order}}; competition between "
+        "queries: rank correlation {competition.mean:.2f} ({competition.low:.2f} to "
+        "{competition.high:.2f}); accuracy {accuracy:.2f}",
+        "latents in order in {orders.latents.tree.in_order} of {orders.latents.tree.trainings}",
     )
-    decide = (
-        ""
-        if verdict is not Verdict.INCONCLUSIVE
-        else "longer training of wider networks: --preset laptop"
-    )
-    measured = f"latents in order in {numbers['latents, tree']['in_order']} of {numbers['latents, tree']['trainings']}"
-    return Judgement(verdict, rule, text, numbers, measured, "level by level", would_decide=decide)
 
 
 EXHIBIT = Exhibit(
@@ -236,6 +234,9 @@ EXHIBIT = Exhibit(
         "y_β (Section 5)."
     ),
     seconds=60,
+    rule=RULE,
+    paper="level by level",
+    would_decide="longer training of wider networks: --preset laptop",
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
         Verdict.HOLDS: "The small Transformers trained here learn the hierarchy level by level",

@@ -8,7 +8,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from joma._runs import Run, RunWriter
-from joma.paper.exhibits.base import PRESETS, Exhibit, Experiment, Judgement, Progress
+from joma.paper.exhibits.base import PRESETS, Exhibit, Experiment, Progress
+from joma.paper.exhibits.judgement import Judgement
 
 if TYPE_CHECKING:
     from joma._show.plots import Chart
@@ -55,6 +56,7 @@ def exhibit(
     title: str,
     statement: str,
     *,
+    rule: str,
     run: Callable[[RunWriter, dict[str, Any], int, Progress], None],
     draw: Callable[[Run], Chart],
     judge: Callable[[Run], Judgement],
@@ -62,6 +64,7 @@ def exhibit(
     axes: Mapping[str, list[str]] | None = None,
     tables: Callable[[Run], dict[str, str]] | None = None,
     messages: Mapping[Verdict, str] | None = None,
+    would_decide: str = "",
     seconds: float = 60.0,
 ) -> Exhibit:
     """Register an exhibit of your own: `joma reproduce ID` makes it, and the page shows it.
@@ -70,6 +73,7 @@ def exhibit(
         id: an identifier, the name of its folder.
         title: for headings.
         statement: what is put to the test, in one line; the page counts it apart from the paper's statements.
+        rule: how the numbers give the verdict, in words; write it before you look at results.
         run: measures: ``run(writer, settings, seed, progress)`` writes rows by ``writer.write(step, {gauge: value},
             **labels)`` and reports its progress by ``progress(share, words)``.
         draw: an Altair chart, from nothing but the run folder.
@@ -78,6 +82,7 @@ def exhibit(
         axes: the axes of gauges that are arrays: gauge -> names.
         tables: the texts of further files: name -> text.
         messages: the heading for each verdict; title and verdict by default.
+        would_decide: the settings, data or rule that would decide an inconclusive statement.
         seconds: roughly what the default preset takes; the longest is begun first.
 
     Returns:
@@ -98,8 +103,10 @@ def exhibit(
         id=id,
         title=title,
         statement=statement,
+        rule=rule,
         experiment=Experiment(per_preset, run, draw, judge, axes or {}, tables),
         messages=messages or {},
+        would_decide=would_decide,
         seconds=seconds,
     )
     return _registered[id]

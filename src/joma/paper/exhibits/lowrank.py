@@ -16,7 +16,8 @@ from joma._runs.curve import ENTROPY, RANK, Curve, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits import _curves
 from joma.paper.exhibits._curves import AXES, GRID, PLAIN, TOY, TOY_RULE, deep, measured
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,7 +33,7 @@ RULE = (
     f"{RANK.smoothed()}at the trough of each: the gradient's stable rank is at most {LESS:g} of the weight's, and it "
     "has made half of its fall before the weight has; holds: in every layer; holds under a condition: one of the "
     "two in every layer; else fails. The update's rank, and where the troughs lie beside that of attention entropy, "
-    f"are told and do not decide. {TOY_RULE}"
+    f"are reported and do not decide. {TOY_RULE}"
 )
 WOULD_DECIDE = "models on WikiText, of several depths and seeds: --preset laptop or paper"
 
@@ -108,38 +109,49 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Lower, and earlier? By RULE."""
-    known, steps = stories(run), halves(run)
-    numbers: dict[str, Any] = {}
-    lower, earlier, words = [], [], []
-    for (layers, layer), curves in known.items():
-        low = {gauge: curves[gauge].trough for gauge in RANKS}
-        half = steps[layers, layer]
-        lower.append(low["gradient_rank"] <= LESS * low["stable_rank"])
+    """Check that the gradient's rank is lower than the weight's, and falls earlier."""
+    steps = halves(run)
+    layers: dict[str, Any] = {}
+    lower = []
+    earlier = []
+    for (depth, layer), curves in stories(run).items():
+        half = steps[depth, layer]
+        lower.append(curves["gradient_rank"].trough <= LESS * curves["stable_rank"].trough)
         earlier.append(half["gradient_rank"] < half["stable_rank"])
-        name = f"layer {layer} of {layers}"
-        numbers[name] = {gauge: curve.numbers() for gauge, curve in curves.items()} | {"half": half}
-        words.append(
-            f"{name}: stable rank of the gradient {curves['gradient_rank']}, half-way at step "
-            f"{half['gradient_rank']:g}; of the update {curves['update_rank']}, {half['update_rank']:g}; of the weight "
-            f"{curves['stable_rank']}, {half['stable_rank']:g}; attention entropy {curves['entropy']} "
-            f"({curves['entropy'].pattern})"
-        )
-    both = all(lower) and all(earlier)
-    verdict = (
-        Verdict.HOLDS if both else Verdict.UNDER if all(lower) or all(earlier) else Verdict.FAILS
+        numbers = {gauge: curve.numbers() for gauge, curve in curves.items()}
+        for gauge in RANKS:
+            numbers[gauge]["half"] = half[gauge]
+        layers[f"layer {layer} of {depth}"] = numbers
+    if run.info["config"]["settings"]["data"] == TOY:
+        verdict = Verdict.INCONCLUSIVE
+    elif all(lower) and all(earlier):
+        verdict = Verdict.HOLDS
+    elif all(lower) or all(earlier):
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
+    ranks = []
+    for gauge, name in RANKS.items():
+        path = _path(gauge, f"step {{{gauge}.half:g}}")
+        ranks.append(f"of the {name} {path}")
+    template = (
+        f"{{layers:{{key}}, stable rank {', '.join(ranks)}, attention entropy {_path('entropy')} "
+        "({entropy.pattern})}"
     )
-    measured_ = f"lower in {sum(lower)} of {len(lower)} layers, earlier in {sum(earlier)}"
-    toy = run.info["config"]["settings"]["data"] == TOY
-    verdict = Verdict.INCONCLUSIVE if toy else verdict
     return Judgement(
         verdict,
-        RULE,
-        "; ".join(words),
-        numbers,
-        measured_,
-        would_decide=WOULD_DECIDE if toy else "",
+        {"layers": layers, "lower": sum(lower), "earlier": sum(earlier), "count": len(lower)},
+        template,
+        "lower in {lower} of {count} layers, earlier in {earlier}",
     )
+
+
+def _path(gauge: str, half: str = "") -> str:
+    """Return the part of the template that shows what one curve did."""
+    path = " → ".join(f"{{{gauge}.{name}:.2f}}" for name in ("start", "trough", "end"))
+    if half:
+        return f"{path} (half-way at {half})"
+    return path
 
 
 # Forty steps of a two-layer model on a text that joma brings along.
@@ -165,6 +177,8 @@ EXHIBIT = Exhibit(
         "Theorem 2)."
     ),
     seconds=60,
+    rule=RULE,
+    would_decide=WOULD_DECIDE,
     experiment=Experiment(
         SETTINGS, run, draw, judge, AXES, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

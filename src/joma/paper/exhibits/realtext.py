@@ -18,7 +18,8 @@ import pandas as pd
 from joma._data.words import most_frequent, words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
 
@@ -56,6 +57,13 @@ CASES = ("linear", "exp", "softmax")
 CHECKPOINTS = 20
 EXAMPLES, TOP = 4, 6
 PUNCTUATION = set(".,()!?'|=*-<>@") | {"<unk>", ">>>", "..."}
+EXACT = 1e-10
+HIGH = 0.7  # a correlation
+RULE = (
+    f"drift of the summed invariant equals its per-step law to {EXACT:g} under all three attentions, and for softmax "
+    f"the median NC of predicted and learned logits is ≥ {HIGH:g}, and larger than with another query's part and with "
+    "Σv² of all queries: holds; holds under a condition: the first alone; fails: not even that"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -178,46 +186,53 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """The law to rounding for all three attentions; the prediction for softmax."""
+    """Check the law under all three attentions, and the prediction of each query's logits under softmax."""
     frame = run.frame()
+    cases = {case: _numbers_of(where(frame, case=case)) for case in CASES}
+    worst = max(case["law_error"] for case in cases.values())
+    softmax = cases["softmax"]
+    numbers = {"cases": cases, "worst": worst, "softmax": softmax}
+    template = (
+        "drift {cases:{key} {drift:.1e}}, as the law says to {worst:.0e}; softmax: median NC "
+        "{softmax.nc:.2f} (another query's part {softmax.nc_other:.2f}, Σv² of all "
+        "{softmax.nc_shared:.2f}), size {softmax.size:.1f} times; loss {softmax.loss_start:.2f} → "
+        "{softmax.loss_end:.2f}"
+    )
+    is_better = softmax["nc"] > max(softmax["nc_other"], softmax["nc_shared"])
+    if worst > EXACT:
+        verdict = Verdict.FAILS
+    elif softmax["nc"] >= HIGH and is_better:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.UNDER
+        template += ". So: exact for the sum over queries, and a poor prediction for a single one"
+    return Judgement(
+        verdict,
+        numbers,
+        template,
+        "law to {worst:.0e}; softmax NC {softmax.nc:.2f} (another query {softmax.nc_other:.2f})",
+    )
+
+
+def _numbers_of(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the numbers of one attention."""
     last = where(frame, step=frame.step.max())
-    numbers: dict[str, Any] = {}
-    for case in CASES:
-        top = where(last, case=case, gauge="logit")
-        lists = {key: set(group.word) for key, group in top.groupby(["query", "side"])}
-        numbers[case] = {
-            "law_error": float(where(frame, case=case, gauge="law_error").value.max()),
-            "drift": float(where(last, case=case, gauge="drift").value.iloc[0]),
-            "loss_start": float(where(frame, case=case, gauge="loss").value.iloc[0]),
-            "loss_end": float(where(last, case=case, gauge="loss").value.iloc[0]),
-            **{g: float(where(last, case=case, gauge=g).value.median()) for g in (*NAMES, "size")},
-            "top": {
-                str(q): [len(lists[q, "learned"] & lists[q, "predicted"]), len(lists[q, "learned"])]
-                for q in dict.fromkeys(top["query"])
-            },
-        }
-    worst = max(n["law_error"] for n in numbers.values())
-    soft = numbers["softmax"]
-    rule = (
-        "drift of the summed invariant equals its per-step law to 1e-10, all three attentions; for softmax the median "
-        "NC of predicted and learned logits is ≥ 0.7, and larger than with another query's part and with Σv² of all "
-        "queries"
-    )
-    drift = ", ".join(f"{case} {numbers[case]['drift']:.1e}" for case in CASES)
-    text = (
-        f"drift {drift}, as the law says to {worst:.0e}; softmax: median NC {soft['nc']:.2f} (another query's part "
-        f"{soft['nc_other']:.2f}, Σv² of all {soft['nc_shared']:.2f}), size {soft['size']:.1f} times; loss "
-        f"{soft['loss_start']:.2f} → {soft['loss_end']:.2f}"
-    )
-    measured = (
-        f"law to {worst:.0e}; softmax NC {soft['nc']:.2f} (another query {soft['nc_other']:.2f})"
-    )
-    verdict = Verdict.FAILS
-    if worst <= 1e-10:
-        predicts = soft["nc"] >= 0.7 and soft["nc"] > max(soft["nc_other"], soft["nc_shared"])
-        verdict = Verdict.HOLDS if predicts else Verdict.UNDER
-        text += "" if predicts else ". Exact for the sum; one query's logits are not predicted well"
-    return Judgement(verdict, rule, text, numbers, measured)
+    loss = where(frame, gauge="loss").value
+    numbers = {
+        "law_error": where(frame, gauge="law_error").value.max(),
+        "drift": where(last, gauge="drift").value.iloc[0],
+        "loss_start": loss.iloc[0],
+        "loss_end": where(last, gauge="loss").value.iloc[0],
+    }
+    for gauge in (*NAMES, "size"):
+        numbers[gauge] = where(last, gauge=gauge).value.median()
+    # How many of the words with the largest learned logits are among those predicted.
+    words = {}
+    for query, rows in where(last, gauge="logit").groupby("query", sort=False):
+        learned = set(rows[rows.side == "learned"].word)
+        predicted = set(rows[rows.side == "predicted"].word)
+        words[str(query)] = [len(learned & predicted), len(learned)]
+    return numbers | {"top": words}
 
 
 CODE_SLICE = {
@@ -239,6 +254,7 @@ EXHIBIT = Exhibit(
         "next-word prediction."
     ),
     seconds=20,
+    rule=RULE,
     experiment=Experiment(
         SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

@@ -1,27 +1,26 @@
-"""All exhibits and the claims, side by side: what is there is kept, one that fails stops no other."""
+"""Make all exhibits and check the claims, side by side.
+
+What is there is kept, and one that fails stops no other.
+"""
 
 from __future__ import annotations
 
 import heapq
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine, run_jobs
-from joma._runs import tidy, write_atomic, write_json
-from joma.paper.exhibits.base import (
-    Exhibit,
-    ExhibitOutcome,
-    check_output,
-    load_checks,
-    ready,
-    reproduce,
-)
+from joma._runs import RunError, tidy, write_atomic, write_json
+from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.making import ExhibitOutcome, Plan, check_output, plan
+from joma.paper.records import DamagedRecord, load
+from joma.paper.verdict import Verdict
 
 if TYPE_CHECKING:
     from joma.paper.claims import Result
@@ -29,13 +28,10 @@ if TYPE_CHECKING:
 CLAIMS = "claims"
 CLAIMS_SECONDS = 60.0  # roughly, on one slow core
 SPOT_CHECK_SECONDS = 10.0  # to show a record and check its slices, roughly
-SLOWER = {
-    "default": 1.0,
-    "laptop": 10.0,
-    "paper": 60.0,
-}  # how many times slower than the default, roughly
+# How many times slower than the default preset, roughly.
+SLOWER = {"default": 1.0, "laptop": 10.0, "paper": 60.0}
 _TIMES = "times.json"
-# imported once, in the process that those of the exhibits are forked from
+# Imported once, in the process from which those of the exhibits are forked.
 _PRELOAD = (
     "torch",
     "pandas",
@@ -44,6 +40,20 @@ _PRELOAD = (
     "scipy.stats",
     "joma._show.plots.panels",
 )
+# The conclusion names what has one of these verdicts, and counts the others.
+_NAMED = (Verdict.FAILS, Verdict.ERROR, Verdict.INCONCLUSIVE)
+_PREDICATES = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.CORRECTED: ("is wrong as printed, corrected", "are wrong as printed, corrected"),
+    Verdict.UNDER: ("holds under a condition", "hold under a condition"),
+    Verdict.INDISTINCT: (
+        "reproduces but does not discriminate",
+        "reproduce but do not discriminate",
+    ),
+    Verdict.FAILS: ("fails", "fail"),
+    Verdict.ERROR: ("could not be made", "could not be made"),
+    Verdict.INCONCLUSIVE: ("is inconclusive", "are inconclusive"),
+}
 
 
 @dataclass
@@ -96,10 +106,53 @@ class Reproduction:
                     failed.append(f"{outcome.exhibit.id}: {check}")
         return failed
 
+    @property
+    def conclusion(self) -> str:
+        """What holds, what is wrong as printed, what fails and what is inconclusive, in a line."""
+        verdicts: dict[str, Verdict] = {}
+        for outcome in self.outcomes:
+            made = outcome.verdict
+            verdicts[outcome.exhibit.id] = Verdict.ERROR if made is None else made.verdict
+        for result in self.claims or ():
+            verdicts[result.id] = result.verdict
+        counts = Counter(verdicts.values())
+        parts = []
+        for verdict, (singular, plural) in _PREDICATES.items():
+            if not counts[verdict]:
+                continue
+            part = f"{counts[verdict]} {singular if counts[verdict] == 1 else plural}"
+            if verdict in _NAMED:
+                part += f" ({', '.join(id for id, one in verdicts.items() if one is verdict)})"
+            parts.append(part)
+        statements = "statement" if len(verdicts) == 1 else "statements"
+        text = f"{len(verdicts)} {statements}: {'; '.join(parts)}"
+        if self.claims_error:
+            text += "; the claims could not be checked"
+        return text
+
+
+class Observer:
+    """User interface of a `Runner`, which calls these methods; this one shows nothing."""
+
+    def planned(self, entries: list[Entry], seconds: float) -> None:
+        """Show what has to be made, and about how many seconds that takes."""
+
+    def tick(self, entries: list[Entry], seconds: float) -> None:
+        """Show how the entries stand, and the seconds left; called a few times per second."""
+
+    def finished(self, entry: Entry) -> None:
+        """Show an entry that is done or has failed."""
+
+    def ended(self) -> None:
+        """Stop showing entries: all are done, or an error or Ctrl-C ended the run."""
+
+    def concluded(self, reproduction: Reproduction) -> None:
+        """Show the results; the page is not yet written."""
+
 
 @dataclass
 class Runner:
-    """Makes exhibits, and the claims' results with them, into ``out``.
+    """Makes exhibits, and checks the claims with them, into ``out``.
 
     Arguments:
         exhibits: which ones.
@@ -107,8 +160,8 @@ class Runner:
         jobs: how many at a time; as many as there are cores by default.
         engine: "processes" (on this machine) or "ray".
         address: of a Ray cluster; a local one is started without.
-        show: called with all entries and the seconds left, a few times per second.
-        finished: called with each entry that is done or has failed.
+        report: where the page will be written, to refuse a bad place before any work is done.
+        observer: is told how the entries stand.
     """
 
     exhibits: list[Exhibit]
@@ -121,12 +174,11 @@ class Runner:
     engine: str = "processes"
     address: str | None = None
     report: Path | None = None
-    show: Callable[[list[Entry], float], None] = lambda entries, left: None
-    finished: Callable[[Entry], None] = lambda entry: None
+    observer: Observer = field(default_factory=Observer)
     _entries: dict[str, Entry] = field(default_factory=dict, init=False)
-    _values: dict[str, Any] = field(
-        default_factory=dict, init=False
-    )  # ExhibitOutcome, or list[Result]
+    _plans: dict[str, Plan] = field(default_factory=dict, init=False)
+    # An ExhibitOutcome per exhibit, and the list of results of the claims.
+    _values: dict[str, Any] = field(default_factory=dict, init=False)
     _errors: dict[str, str] = field(default_factory=dict, init=False)
 
     def run(self) -> Reproduction:
@@ -134,152 +186,165 @@ class Runner:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"at least one job at a time is needed, got {self.jobs}")
         self.engine = check_engine(self.engine, self.address)
-        check_output(
-            self.exhibits, self.preset, self.out, self.seed, force=self.force, report=self.report
-        )
+        check_output(self.out, self.report)
         self.out = self.out.absolute()
-        tidy(self.out / exhibit.id for exhibit in self.exhibits)
-        times = _read(self.out / _TIMES).get(self.preset, {})
-        for exhibit in (*self.exhibits, *([None] if self.claims else [])):
-            entry = Entry(exhibit, 0.0)
-            entry.expected = times.get(entry.id) or _guess(entry.exhibit, self.preset)
-            self._entries[entry.id] = entry
-        self._find()
-        waiting = sorted(
-            (e for e in self._entries.values() if e.state == "waiting"), key=lambda e: -e.expected
-        )
+        stored = self._stored()
+        folders = [self.out / exhibit.id for exhibit in self.exhibits]
+        tidy(folders)
+        self._take_stored(stored)
+        waiting = [entry for entry in self._entries.values() if entry.state == "waiting"]
+        waiting.sort(key=lambda entry: -entry.expected)
         if waiting:
             try:
-                with self._engine() as engine:
+                with open_engine(self.engine, self.jobs, self.address, preload=_PRELOAD) as engine:
+                    self.observer.planned(waiting, time_left(waiting, engine.workers, 0.0))
                     self._make(waiting, engine)
             finally:
-                tidy(
-                    self.out / exhibit.id for exhibit in self.exhibits
-                )  # of those that had to be killed
+                self.observer.ended()
+                tidy(folders)  # of those that had to be killed
         return self._result()
 
-    def _engine(self) -> AbstractContextManager[Engine]:
-        return open_engine(self.engine, self.jobs, self.address, preload=_PRELOAD)
+    def _stored(self) -> dict[str, Any]:
+        """Plan all exhibits and return what is there already; nothing is written.
 
-    def _find(self) -> None:
-        """What is there already, from an earlier start."""
-        if self.force:
-            return
-        for entry in self._entries.values():
-            value: Any = None
-            if entry.exhibit is None:
-                value = stored_claims(self.out)
-            elif (verdict := ready(entry.exhibit, self.preset, self.out, self.seed)) is not None:
-                path = self.out / entry.id
-                checks = load_checks(path)
-                value = ExhibitOutcome(
-                    entry.exhibit, path, verdict, 0.0, fresh=False, checks=checks
-                )
-            if value is not None:
+        A record that is missing or cannot be read is the error of its exhibit alone.
+        """
+        times = _read(self.out / _TIMES).get(self.preset, {})
+        stored: dict[str, Any] = {}
+        for exhibit in self.exhibits:
+            expected = times.get(exhibit.id) or expected_seconds(exhibit, self.preset)
+            self._entries[exhibit.id] = Entry(exhibit, expected)
+            try:
+                planned = plan(exhibit, self.preset, self.out, self.seed)
+            except (DamagedRecord, RunError) as error:
+                self._errors[exhibit.id] = str(error)
+                continue
+            self._plans[exhibit.id] = planned
+            if not self.force:
+                stored[exhibit.id] = planned.stored()
+        if self.claims:
+            self._entries[CLAIMS] = Entry(None, times.get(CLAIMS) or CLAIMS_SECONDS)
+            if not self.force:
+                stored[CLAIMS] = stored_claims(self.out)
+        return stored
+
+    def _take_stored(self, stored: dict[str, Any]) -> None:
+        for id, entry in self._entries.items():
+            if id in self._errors:
                 entry.fresh = False
-                self._take(entry, JobEnd(entry.id, value))
+                self._take(entry, JobEnd(id, None, self._errors[id]))
+            elif stored.get(id) is not None:
+                entry.fresh = False
+                self._take(entry, JobEnd(id, stored[id]))
 
     def _make(self, waiting: list[Entry], engine: Engine) -> None:
-        """What is not there, the longest first."""
+        """Make what is not there, the longest first."""
 
         def started(id: str) -> None:
-            self._entries[id].state, self._entries[id].started = "running", time.monotonic()
+            entry = self._entries[id]
+            entry.state = "running"
+            entry.started = time.monotonic()
 
         def progress(id: str, share: float, what: str) -> None:
             entry = self._entries[id]
-            entry.share, entry.what = max(entry.share, min(share, 1.0)), what
+            entry.share = max(entry.share, min(share, 1.0))
+            entry.what = what
 
         def tick() -> None:
             entries = list(self._entries.values())
-            self.show(entries, time_left(entries, engine.workers, time.monotonic()))
+            self.observer.tick(entries, time_left(entries, engine.workers, time.monotonic()))
 
-        jobs = [Job(entry.id, self._call(entry.exhibit)) for entry in waiting]
+        jobs = [Job(entry.id, self._call(entry)) for entry in waiting]
         for end in run_jobs(jobs, engine, started=started, progress=progress, tick=tick):
             self._take(self._entries[end.id], end)
 
-    def _call(self, exhibit: Exhibit | None) -> Callable[[Progress], Any]:
-        if exhibit is None:
+    def _call(self, entry: Entry) -> Callable[[Progress], Any]:
+        if entry.exhibit is None:
             return check_claims
-        return partial(_reproduce, exhibit, self.preset, self.out, self.seed, self.force)
+        return partial(self._plans[entry.id].make, force=self.force)
 
     def _take(self, entry: Entry, end: JobEnd) -> None:
-        """An entry is done, or has failed."""
-        complaint = self.out / f"{entry.id}.error.txt"
+        """Keep the result of an entry that is done or has failed."""
+        error_file = self.out / f"{entry.id}.error.txt"
         entry.seconds = time.monotonic() - entry.started if entry.fresh else 0.0
         if end.error:
-            entry.state, entry.verdict, entry.what = "failed", "error", end.error
+            entry.state = "failed"
+            entry.verdict = "error"
+            entry.what = end.error
             self._errors[entry.id] = end.error
-            write_atomic(complaint, f"{end.error}\n\n{end.details}".rstrip() + "\n")
+            write_atomic(error_file, f"{end.error}\n\n{end.details}".rstrip() + "\n")
         else:
-            complaint.unlink(missing_ok=True)
-            entry.state, entry.share, self._values[entry.id] = "done", 1.0, end.value
+            error_file.unlink(missing_ok=True)
+            entry.state = "done"
+            entry.share = 1.0
             entry.verdict, entry.what = _words(end.value)
+            self._values[entry.id] = end.value
             if entry.fresh:
-                if entry.exhibit is None:
-                    write_json(
-                        self.out / "claims.json",
-                        {**_basis(), "results": [r.as_dict() for r in end.value]},
-                    )
-                times = _read(self.out / _TIMES)
-                times.setdefault(self.preset, {})[entry.id] = round(entry.seconds, 2)
-                write_json(self.out / _TIMES, times)
-        self.finished(entry)
+                self._store(entry)
+        self.observer.finished(entry)
+
+    def _store(self, entry: Entry) -> None:
+        """Keep the claims' results, and the time that an entry took."""
+        if entry.exhibit is None:
+            results = [result.as_dict() for result in self._values[CLAIMS]]
+            write_json(self.out / "claims.json", {**_basis(), "results": results})
+        times = _read(self.out / _TIMES)
+        times.setdefault(self.preset, {})[entry.id] = round(entry.seconds, 2)
+        write_json(self.out / _TIMES, times)
 
     def _result(self) -> Reproduction:
         result = Reproduction([])
         for entry in self._entries.values():
             if entry.exhibit is None:
-                result.claims, result.claims_error = (
-                    self._values.get(CLAIMS),
-                    self._errors.get(CLAIMS),
-                )
-                result.claims_seconds, result.claims_fresh = entry.seconds, entry.fresh
+                result.claims = self._values.get(CLAIMS)
+                result.claims_error = self._errors.get(CLAIMS)
+                result.claims_seconds = entry.seconds
+                result.claims_fresh = entry.fresh
             elif entry.id in self._values:
                 result.outcomes.append(self._values[entry.id])
             else:
+                folder = self.out / entry.id
                 error = self._errors[entry.id]
                 result.outcomes.append(
-                    ExhibitOutcome(
-                        entry.exhibit, self.out / entry.id, None, entry.seconds, error=error
-                    )
+                    ExhibitOutcome(entry.exhibit, folder, None, entry.seconds, error=error)
                 )
         return result
 
 
-def _reproduce(
-    exhibit: Exhibit, preset: str, out: Path, seed: int, force: bool, progress: Progress
-) -> ExhibitOutcome:
-    return reproduce(exhibit, preset, out, seed, force=force, progress=progress)
-
-
 def check_claims(progress: Progress) -> list[Result]:
-    """The results of all claims."""
+    """Return the results of all claims."""
     from joma.paper import claims as registry
 
     results = []
-    chosen = registry.claims()
-    for n, claim in enumerate(chosen):
-        progress(n / len(chosen), claim.id)
+    claims = registry.claims()
+    for number, claim in enumerate(claims):
+        progress(number / len(claims), claim.id)
         results.append(registry.check(claim))
     return results
 
 
-def _words(value: Any) -> tuple[str, str]:
-    """The verdict and what decided it, in a line."""
-    if isinstance(value, ExhibitOutcome):
-        assert value.verdict is not None
-        return value.verdict.verdict, value.verdict.measured or value.verdict.summary
-    wrong = [result.id for result in value if not result.ok]
-    return ("error", f"wrong: {', '.join(wrong)}") if wrong else ("checked", f"{len(value)} claims")
-
-
-def _guess(exhibit: Exhibit | None, preset: str) -> float:
-    """Seconds that something may take of which no time is known."""
-    if exhibit is None:
-        return CLAIMS_SECONDS
+def expected_seconds(exhibit: Exhibit, preset: str) -> float:
+    """Return about how long an exhibit takes on one core, by its record if that has the preset."""
     if preset not in exhibit.experiment.settings:
         return SPOT_CHECK_SECONDS
+    try:
+        record = load(exhibit.id)
+    except DamagedRecord:
+        record = None
+    if record is not None and record.preset == preset and record.core_minutes is not None:
+        return 60.0 * record.core_minutes
     return exhibit.seconds * SLOWER[preset]
+
+
+def _words(value: Any) -> tuple[str, str]:
+    """Return the verdict and what decided it, in a line."""
+    if isinstance(value, ExhibitOutcome):
+        assert value.verdict is not None
+        return value.verdict.verdict, value.verdict.measured
+    wrong = [result.id for result in value if not result.ok]
+    if wrong:
+        return "error", f"wrong: {', '.join(wrong)}"
+    return "checked", f"{len(value)} claims"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -291,13 +356,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _basis() -> dict[str, Any]:
-    """What the results of claims depend on."""
+    """Return what the results of claims depend on."""
     from joma._runs.fingerprint import fingerprint
     from joma.paper.claims import claims
 
     listed = claims()
-    said = {claim.id: [claim.statement, claim.tolerance] for claim in listed}
-    return {"fingerprint": fingerprint({claim.check.__module__ for claim in listed}, said)}
+    statements = {claim.id: [claim.statement, claim.tolerance] for claim in listed}
+    modules = {claim.check.__module__ for claim in listed}
+    return {"fingerprint": fingerprint(modules, statements)}
 
 
 def read_claims(out: Path) -> list[Result] | None:

@@ -14,7 +14,9 @@ import pandas as pd
 from joma._data.words import words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits._statistics import extent
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where, wide
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 from joma.theory import saliency
 
@@ -42,6 +44,13 @@ KINDS = {"distinct": "#d55e00", "between": "#b07a00", "common": "#0072b2"}
 SHOWN = 400  # words per panel, by saliency
 NAMED = 10  # of them with their names
 GAUGES = ("frequency", "discriminancy", "saliency", "score")
+MOST_BY_CHANCE = 0.01  # of all words may count as distinct with the targets shuffled
+TIMES_CHANCE = 5  # so many times its shuffled share, or 1 %, must a query's distinct share be
+RULE = (
+    f"with the targets shuffled ≤ {MOST_BY_CHANCE:.0%} of all words count as distinct; on the text, for each query, "
+    f"at least {TIMES_CHANCE} times its shuffled share and {TIMES_CHANCE * MOST_BY_CHANCE:.0%}; and there are words "
+    "in between distinct and common"
+)
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -112,14 +121,15 @@ def _apart(rows: pd.DataFrame, count: int = NAMED) -> pd.DataFrame:
 
 
 def judge(run: Run) -> Judgement:
-    """Distinct words there must be, and hardly any when the targets are shuffled."""
+    """Check that there are distinct words, and hardly any when the targets are shuffled."""
     frame = run.frame()
     scores = where(frame, gauge="score")
-    numbers: dict[str, Any] = {}
+    queries: dict[str, dict[str, Any]] = {}
     for query in dict.fromkeys(frame["query"]):
-        words, shuffled = (where(scores, query=query, case=case) for case in ("text", "shuffled"))
+        words = where(scores, query=query, case="text")
+        shuffled = where(scores, query=query, case="shuffled")
         order = where(frame, query=query, case="text", gauge="saliency").sort_values("step").word
-        numbers[str(query)] = {
+        queries[str(query)] = {
             **{kind: int((words.kind == kind).sum()) for kind in KINDS},
             "distinct_share": float((words.kind == "distinct").mean()),
             "shuffled_share": float((shuffled.kind == "distinct").mean()),
@@ -127,22 +137,33 @@ def judge(run: Run) -> Judgement:
             "top": order.head(8).tolist(),
             "top_words": [word for word in order if str(word).isalpha()][:5],
         }
-    share = [n["distinct_share"] for n in numbers.values()]
     by_chance = float((where(scores, case="shuffled").kind == "distinct").mean())
-    between = sum(n["between"] for n in numbers.values())
-    clear = all(n["distinct_share"] >= 5 * max(n["shuffled_share"], 0.01) for n in numbers.values())
-    rule = (
-        "with the targets shuffled ≤ 1 % of all words count as distinct; on the text, for each query, at least five "
-        "times its shuffled share and 5 %; and there are words in between distinct and common"
+    between = sum(query["between"] for query in queries.values())
+    first = next(iter(queries))
+    is_clear = all(
+        query["distinct_share"] >= TIMES_CHANCE * max(query["shuffled_share"], MOST_BY_CHANCE)
+        for query in queries.values()
     )
-    first, spread = next(iter(numbers)), f"{min(share):.0%} to {max(share):.0%}"
-    text = (
-        f"distinct {spread} of the words, with shuffled targets {by_chance:.2%}; {between} words in between; most "
-        f"salient for “{first}”: {', '.join(numbers[first]['top_words'])}"
+    numbers = {
+        "queries": queries,
+        "distinct": extent(query["distinct_share"] for query in queries.values()),
+        "by chance": by_chance,
+        "between": between,
+        "first": {"query": first, "top words": queries[first]["top_words"]},
+    }
+    if by_chance <= MOST_BY_CHANCE and is_clear and between:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.FAILS
+    return Judgement(
+        verdict,
+        numbers,
+        "distinct {distinct.least:.0%} to {distinct.most:.0%} of the words, with shuffled targets "
+        "{by chance:.2%}; {between} words in between; most salient for “{first.query}”: "
+        "{first.top words}",
+        "{distinct.least:.0%} to {distinct.most:.0%} distinct (shuffled {by chance:.2%}), {between} "
+        "words in between",
     )
-    measured = f"{spread} distinct (shuffled {by_chance:.2%}), {between} words in between"
-    verdict = Verdict.HOLDS if by_chance <= 0.01 and clear and between else Verdict.FAILS
-    return Judgement(verdict, rule, text, numbers, measured)
 
 
 EXHIBIT = Exhibit(
@@ -150,6 +171,7 @@ EXHIBIT = Exhibit(
     title="Saliency on real text",
     statement="Δ = discriminancy × frequency covers more than distinct and common tokens (Section 3.1).",
     seconds=3,
+    rule=RULE,
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
         Verdict.HOLDS: "On real text there are distinct words, common words, and words in between",

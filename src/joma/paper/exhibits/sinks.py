@@ -15,7 +15,8 @@ from typing import Any
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.paper.exhibits._series import TINY_SERIES, checkpoints, first_layers, located, series
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where, wide
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 OWN = "a small GPT-NeoX"
@@ -44,7 +45,7 @@ RULE = (
     f"a head is low if its attention entropy is below {LOW:g} of the largest there could be, and parked if it is low "
     f"while its non-sink entropy is at least {LOW:g} of the largest without the first token. Holds: at least "
     f"{MANY:.0%} of all heads are low, and more than half of these are parked; fails: as many are low, and at most "
-    "half of these are parked; else, and for a small model that is trained here, not decided"
+    "half of these are parked; else, and for a small model that is trained here, inconclusive"
 )
 WOULD_DECIDE = f"a pretrained model, at least {MANY:.0%} of whose heads have a low entropy: --preset laptop (SmolLM2)"
 
@@ -133,31 +134,38 @@ def headline(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Are heads of low entropy parked on the first token? By RULE."""
-    table, settings = heads(run), run.info["config"]["settings"]
-    low, parked, total = int(table.low.sum()), int(table.parked.sum()), len(table)
-    mass = float(table[table.low].sink_mass.mean()) if low else None
-    numbers = {
-        "heads": total, "low": low, "parked": parked, "mean sink mass": float(table.sink_mass.mean()),
-        "mean sink mass of low heads": mass,
-        "mean entropy, non-sink entropy": [float(table.entropy.mean()), float(table.nonsink_entropy.mean())],
+    """Count the heads of low entropy, and those of them that are parked on the first token."""
+    table = heads(run)
+    model = run.info["config"]["settings"]["model"]
+    low = int(table.low.sum())
+    parked = int(table.parked.sum())
+    total = len(table)
+    numbers: dict[str, Any] = {
+        "model": model,
+        "heads": total,
+        "low": low,
+        "parked": parked,
+        "sink mass": {"mean": table.sink_mass.mean()},
+        "entropy": {"all": table.entropy.mean(), "non-sink": table.nonsink_entropy.mean()},
         "heads with half of their mass on the first token": int((table.sink_mass >= 0.5).sum()),
-        "sink mass by layer": table.groupby("layer").sink_mass.mean().tolist(),
-    }  # fmt: skip
-    decided = settings["model"] != OWN and low >= MANY * total
-    verdict = (
-        (Verdict.HOLDS if 2 * parked > low else Verdict.FAILS) if decided else Verdict.INCONCLUSIVE
+        "sink mass by layer": table.groupby("layer").sink_mass.mean(),
+    }
+    mass = "mean sink mass {sink mass.mean:.2f}"
+    if low:
+        numbers["sink mass"]["of low heads"] = table[table.low].sink_mass.mean()
+        mass += ", of low heads {sink mass.of low heads:.2f}"
+    if model == OWN or low < MANY * total:
+        verdict = Verdict.INCONCLUSIVE
+    elif 2 * parked > low:
+        verdict = Verdict.HOLDS
+    else:
+        verdict = Verdict.FAILS
+    template = (
+        "{model}: {low} of {heads} heads have a low entropy, and {parked} of these are parked on the "
+        f"first token and spread next to it; {mass}; mean entropy {{entropy.all:.2f}} nats, without the "
+        "first token {entropy.non-sink:.2f}"
     )
-    summary = (
-        f"{settings['model']}: {low} of {total} heads have a low entropy, and {parked} of these are parked on the "
-        f"first token and spread beside it; mean sink mass {table.sink_mass.mean():.2f}"
-        + (f", of low heads {mass:.2f}" if mass is not None else "")
-        + f"; mean entropy {table.entropy.mean():.2f} nats, without the first token {table.nonsink_entropy.mean():.2f}"
-    )
-    would_decide = "" if decided else WOULD_DECIDE
-    return Judgement(
-        verdict, RULE, summary, numbers, f"{parked} of {low} low heads are parked", "", would_decide
-    )
+    return Judgement(verdict, numbers, template, "{parked} of {low} low heads are parked")
 
 
 CODE_SLICE = {"model": OWN, "series": TINY_SERIES, "data": "zipf", "tokens": 512, "length": 32}
@@ -170,6 +178,8 @@ EXHIBIT = Exhibit(
         "beside it (Figures 6 and 7)."
     ),
     seconds=60,
+    rule=RULE,
+    would_decide=WOULD_DECIDE,
     experiment=Experiment(
         SETTINGS,
         run,

@@ -12,11 +12,10 @@ Every number that both runs have is compared: same step, labels, gauge, layer an
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from joma._runs import Run, RunWriter
 from joma.paper.records import DIGITS, ExhibitRecord, Slice
@@ -47,6 +46,8 @@ class SpotCheck:
     Attributes:
         name: "code" or "record".
         count: how many numbers were compared.
+        first_step: the first step at which they were measured.
+        last_step: the last one.
         difference: the largest difference, as a share of the gauge's largest value.
         where: gauge and step of that difference.
         here: the number that was computed here.
@@ -56,6 +57,8 @@ class SpotCheck:
 
     name: str
     count: int
+    first_step: int
+    last_step: int
     difference: float
     where: str
     here: float
@@ -74,11 +77,35 @@ class SpotCheck:
 
     def __str__(self) -> str:
         if self.agrees:
-            return f"{NAMES[self.name]}: {self.count:,} numbers agree to {self.difference:.0e}"
+            return f"{NAMES[self.name]}: {self._compared} agree {self._precision}"
         numbers = f"{self.where} is {self.here:.6g} here and {self.recorded:.6g} in the record"
         if self.is_comparable:
             return f"spot check failed ({self.name}): {numbers}"
         return f"not comparable ({self.name}; other versions of torch or NumPy): {numbers}"
+
+    @property
+    def _compared(self) -> str:
+        if self.first_step == self.last_step:
+            return f"{self.count:,} numbers"
+        return f"steps {self.first_step:,}–{self.last_step:,}"
+
+    @property
+    def _precision(self) -> str:
+        if self.difference == 0:
+            return "exactly"
+        mantissa, exponent = f"{self.difference:.0e}".split("e")
+        return f"to {mantissa}e{int(exponent)}"
+
+
+def record_line(origin: str, checks: Sequence[SpotCheck]) -> str:
+    """Return where a recorded exhibit comes from, and what was checked here, in a sentence.
+
+    For example: "Recorded 2026-11-17, 24 core-minutes; code checked: steps 0–40 agree to 4e-4".
+    """
+    parts = [f"{origin[:1].upper()}{origin[1:]}", *map(str, checks)]
+    if not checks:
+        parts.append("not checked here: its data are not on this machine")
+    return "; ".join(parts)
 
 
 def compute_slice(exhibit: Exhibit, short: Slice, folder: Path) -> Run:
@@ -124,6 +151,8 @@ def compare(
     name: str, here: pd.DataFrame, recorded: pd.DataFrame, *, is_comparable: bool = True
 ) -> SpotCheck:
     """Compare two long tables in the rows that both have."""
+    import numpy as np
+
     keys = [column for column in here.columns if column in recorded.columns]
     keys = [column for column in keys if column not in NO_KEYS]
     both = _labelled(here, keys).merge(
@@ -149,6 +178,8 @@ def compare(
     return SpotCheck(
         name=name,
         count=len(both),
+        first_step=int(both["step"].min()),
+        last_step=int(both["step"].max()),
         difference=float(differences[worst]),
         where=f"{row['gauge']} at step {row['step']}",
         here=float(value_here[worst]),
@@ -166,6 +197,7 @@ def _labelled(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 def _same_versions(record: ExhibitRecord) -> bool:
     """True if the libraries that decide the last digits have the record's major and minor version."""
+    import numpy as np
     import torch
 
     installed = {"torch": torch.__version__, "numpy": np.__version__}

@@ -7,26 +7,268 @@ paper's d = 1024 and fewer steps, and ``default`` a larger rate, and both half o
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma._show.plots.tables import latex, markdown
-from joma.paper.exhibits._columns import (
-    COLUMN,
-    LAYERS,
-    STATES,
-    baselines,
-    judge_rate,
-    rate,
-    summary,
-)
-from joma.paper.exhibits._noisy import noisy_story, noisy_table, run_noisy, trend
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits._statistics import bounds, mean_interval
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement, render
 from joma.paper.labs.table1 import TABLE1
 from joma.paper.verdict import Verdict
+
+RATES = {1e-5: "as printed", 1e-4: "as in the authors' script"}
+COLUMN = ["C", "N_ch", "N0", "N1"]
+# the paper's value, what was measured, and what any network would give
+STATES = {
+    "trained": "trained",
+    "untrained": "untrained",
+    "permuted": "trained, latents permuted",
+    "untrained permuted": "untrained, latents permuted",
+    "permuted draws": "trained, latents permuted over 1,280 draws",  # takes copies of C sequences for evidence
+}
+LAYERS = (0, 1)
+
+
+def summary(run: Run) -> pd.DataFrame:
+    """One row per learning rate, column, layer and state: mean and sd over seeds; the paper's rows too."""
+    frame = run.frame("ncorr")
+    key = ["lr", *COLUMN, "s", "state"]
+    measured = frame.groupby(key, sort=False).value.agg(mean="mean", sd="std").reset_index()
+    paper = []
+    for lr, *column in frame[key[:5]].drop_duplicates().itertuples(index=False):
+        values = TABLE1[tuple(column)]
+        for s in LAYERS:
+            row = dict(zip(key, (lr, *column, s, "paper"), strict=True))
+            paper.append(row | {"mean": values[s][0], "sd": values[s][1]})
+    table = pd.concat([pd.DataFrame(paper), measured], ignore_index=True)
+    several = len(run.info["config"]["settings"]["lr"]) > 1
+    table["column"] = [
+        f"C={row.C} N_ch={row.N_ch} ({row.N0}, {row.N1})" + (f", lr {rate(lr)}" if several else "")
+        for row, lr in zip(table.itertuples(), table.lr.tolist(), strict=True)
+    ]
+    return table
+
+
+def rate(lr: float) -> str:
+    """A learning rate, and where it comes from."""
+    return f"{lr:g} {RATES[lr]}" if lr in RATES else f"{lr:g}"
+
+
+BASELINES = (
+    "Of the paper's numbers, baselines reach {baselines:{untrained:.0%} at {key} by the untrained network "
+    "and {permuted:.0%} by permuted latents}."
+)
+GAIN = "{{trained − {baseline}.mean:+.3f}} [{{trained − {baseline}.low:+.3f}}, {{trained − {baseline}.high:+.3f}}]"
+LAYER = (
+    "{key}: {trained:.2f} trained, {untrained:.2f} untrained, {permuted:.2f} permuted; trained − untrained "
+    f"{GAIN.format(baseline='untrained')}, trained − permuted {GAIN.format(baseline='permuted')}; the "
+    "paper's value in {agree}, above both baselines in {passed} of {columns} columns (above its own "
+    "chance level: trained by {above chance.trained:.2f}, untrained by {above chance.untrained:.2f})"
+)
+
+
+def baselines(run: Run) -> dict[str, dict[str, float]]:
+    """Return how much of the paper's numbers the baselines reach, by layer."""
+    means = summary(run).pivot_table(index=["column", "s"], columns="state", values="mean")
+    shares = means.div(means["paper"], axis=0).groupby("s").mean()
+    return {f"s = {s}": shares.loc[s, ["untrained", "permuted"]].to_dict() for s in LAYERS}
+
+
+def rate_numbers(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the numbers of one learning rate: by layer of latents, and by column."""
+    wide = frame.pivot_table(index=[*COLUMN, "draw", "s"], columns="state", values="value")
+    columns = _column_numbers(wide)
+    means = frame.pivot_table(index="s", columns="state", values="value")
+    layers = {}
+    for s in LAYERS:
+        entries = [entry for entry in columns if entry["s"] == s]
+        pairs = wide.xs(s, level="s")
+        gains = {}
+        for baseline in ("untrained", "permuted"):
+            gains[f"trained − {baseline}"] = bounds(mean_interval(pairs.trained - pairs[baseline]))
+        layers[f"s = {s}"] = {
+            **means.loc[s, ["trained", "untrained", "permuted"]].to_dict(),
+            **gains,
+            "paper": sum(entry["paper"] for entry in entries) / len(entries),
+            "represented": all(gain["low"] > 0 for gain in gains.values()),
+            "agree": sum(entry["the paper's value"] for entry in entries),
+            "passed": sum(
+                entry["above untrained"] and entry["above permuted"] for entry in entries
+            ),
+            "columns": len(entries),
+            "above chance": {
+                "trained": means.trained[s] - means.permuted[s],
+                "untrained": means.untrained[s] - means["untrained permuted"][s],
+            },
+        }
+    agree = sum(entry["the paper's value"] for entry in columns)
+    return {
+        "layers": layers,
+        "by column": columns,
+        "represented": sum(layer["represented"] for layer in layers.values()),
+        "reproduces": 2 * agree >= len(columns),
+    }
+
+
+def _column_numbers(wide: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return one entry per column and layer of latents."""
+    columns = []
+    for key, part in wide.groupby([*COLUMN, "s"], sort=False):
+        C, N_ch, N0, N1, s = cast("tuple[int, ...]", key)
+        mean, sd = TABLE1[C, N_ch, N0, N1][s]
+        entry: dict[str, Any] = {"C": C, "N_ch": N_ch, "N0": N0, "N1": N1, "s": s, "paper": mean}
+        for state in STATES:
+            entry[state] = part[state].mean()
+        for baseline in ("untrained", "permuted"):
+            gain = part.trained - part[baseline]
+            entry[f"above {baseline}"] = bool(gain.mean() > 2 * gain.std())
+        spread = math.hypot(sd, part.trained.std())
+        entry["the paper's value"] = bool(abs(entry["trained"] - mean) <= 2 * spread)
+        columns.append(entry)
+    return columns
+
+
+COLUMNS = (
+    (20, 2, 10, 20),
+    (20, 3, 20, 30),
+)  # the simplest, and the most complicated with as many classes
+HELD_OUT = {
+    "trained held out": "trained",
+    "untrained held out": "untrained",
+    "permuted held out": "permuted",
+}
+KEYS = ["rho", "C", "N_ch", "N0", "N1", "draw", "s"]
+
+
+def run_noisy(
+    writer: RunWriter, settings: dict[str, Any], lr: float, seed: int, progress: Progress
+) -> None:
+    """Both columns at each ρ and seed; ``noisy_ncorr`` by state."""
+    from joma.paper.labs.hierarchy import Training
+    from joma.paper.labs.ncorr import train_and_measure
+
+    noisy = settings["noisy"]
+    work = [
+        (rho, column, draw)
+        for rho in noisy["rho"]
+        for column in COLUMNS
+        for draw in range(noisy["seeds"])
+    ]
+    for n, (rho, (C, N_ch, N0, N1), draw) in enumerate(work):
+        progress(
+            n / len(work), f"ρ = {rho:g}, C = {C}, N_ch = {N_ch}, ({N0}, {N1}), seed {draw + 1}"
+        )
+        drawn = int(np.random.SeedSequence((seed, draw)).generate_state(1)[0])
+        training = Training(steps=noisy["steps"], lr=lr)
+        states, _, _ = train_and_measure(
+            (N0, N1, N_ch, C), settings["d"], training, drawn, lambda step: None, rho
+        )
+        for state, name in HELD_OUT.items():
+            labels = {
+                "rho": rho,
+                "C": C,
+                "N_ch": N_ch,
+                "N0": N0,
+                "N1": N1,
+                "draw": draw,
+                "state": name,
+            }
+            writer.write(training.steps, {"noisy_ncorr": states[state]}, **labels)
+
+
+CHANGE = "{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+NOISY = (
+    "With noise, ρ = {ρ:g}, nodes chosen on one half and scored on the other: {layers:{key}: "
+    "{trained:.2f} trained, {untrained:.2f} untrained, {permuted:.2f} permuted, gain {gain.mean:+.3f} "
+    "[{gain.low:+.3f}, {gain.high:+.3f}]}; with complexity it {direction}: " + CHANGE + "."
+)
+NO_NOISY = "No columns with noise were trained."
+TREND = (
+    "From (N_ch = {from.N_ch}, ({from.N0}, {from.N1})) to ({to.N_ch}, ({to.N0}, {to.N1})) trained NCorr "
+    "{direction}: " + CHANGE + " (paper {paper:+.3f}, “goes down a bit”)."
+)
+NO_TREND = "The trend with complexity is not judged: the columns that it compares were not trained."
+
+
+def noisy_numbers(run: Run) -> dict[str, Any]:
+    """Return trained − untrained, held out, per layer, and its trend; nothing without noisy columns."""
+    frame = where(run.frame(), gauge="noisy_ncorr")
+    if frame.empty:
+        return {}
+    table = frame.pivot_table(index=KEYS, columns="state", values="value")
+    layers = {}
+    for s in LAYERS:
+        rows = table.xs(s, level="s")
+        layers[f"s = {s}"] = {
+            **{state: rows[state].mean() for state in HELD_OUT.values()},
+            "gain": bounds(mean_interval(rows.trained - rows.untrained)),
+        }
+    by_column = frame.pivot_table(
+        index=["rho", "draw", "s"], columns=["state", "N_ch"], values="value"
+    )
+    change = bounds(mean_interval(by_column["trained", 3] - by_column["trained", 2]))
+    return {
+        "layers": layers,
+        "change": change,
+        "direction": _direction(change),
+        "ρ": sorted(frame.rho.unique()),
+    }
+
+
+def noisy_table(run: Run) -> str:
+    """``noisy.md``: the columns with noise as rows, mean ± sd over seeds."""
+    frame = where(run.frame(), gauge="noisy_ncorr")
+    if frame.empty:
+        return f"{NO_NOISY}\n"
+    story = render(NOISY, noisy_numbers(run))
+    header = ["", *(f"s = {s}: {state}" for s in LAYERS for state in HELD_OUT.values())]
+    rows = []
+    for (rho, C, N_ch, N0, N1), column in frame.groupby(KEYS[:5]):
+        cells = [
+            where(column, s=s, state=state).value for s in LAYERS for state in HELD_OUT.values()
+        ]
+        name = f"ρ={rho:g} C={C:g} N_ch={N_ch:g} ({N0:g}, {N1:g})"
+        rows.append([name, *(f"{values.mean():.2f} ± {values.std():.2f}" for values in cells)])
+    return markdown(f"NCorr, nodes chosen on one half of the draws. {story}", header, rows)
+
+
+def _direction(change: dict[str, float]) -> str:
+    if change["high"] < 0:
+        return "goes down"
+    if change["low"] > 0:
+        return "goes up"
+    return "shows no change"
+
+
+def trend_numbers(run: Run) -> dict[str, Any]:
+    """Return how trained NCorr changes with complexity at equal C, here and in the paper; nothing without its columns."""
+    frame = where(run.frame("ncorr"), state="trained")
+    table = frame.pivot_table(
+        index=["lr", "C", "draw", "s"], columns=["N_ch", "N0"], values="value"
+    )
+    if (2, 10) not in table or (3, 20) not in table:
+        return {}
+    difference = (table[3, 20] - table[2, 10]).dropna()
+    change = bounds(mean_interval(difference))
+    classes = sorted(int(C) for C in difference.index.unique("C"))
+    paper = np.mean(
+        [TABLE1[C, 3, 20, 30][s][0] - TABLE1[C, 2, 10, 20][s][0] for C in classes for s in LAYERS]
+    )
+    return {
+        "change": change,
+        "direction": _direction(change),
+        "paper": paper,
+        "classes": classes,
+        "from": {"N_ch": 2, "N0": 10, "N1": 20},
+        "to": {"N_ch": 3, "N0": 20, "N1": 30},
+    }
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {"columns": 6, "seeds": 3, "d": 64, "steps": 100, "lr": [1e-3],
@@ -53,6 +295,8 @@ WOULD_DECIDE = (
     "a wider embedding, trained for longer: --preset laptop, or paper for the paper's own scale"
 )
 REVISED = "every column had to pass by itself, by 2 sd over 3 to 5 seeds, and small networks were judged as fails"
+# Means over all columns.
+PAPER = {s: float(np.mean([values[s][0] for values in TABLE1.values()])) for s in LAYERS}
 
 
 def run(writer: RunWriter, settings: dict[str, Any], seed: int, progress: Progress) -> None:
@@ -102,7 +346,8 @@ def tables(run: Run) -> dict[str, str]:
     ``noisy.md``, those with noise."""
     table = {(str(row.column), row.s, row.state): row for row in summary(run).itertuples()}
     names = list(dict.fromkeys(name for name, _, _ in table))
-    states, caption = ["paper", *STATES], f"{_settings(run)} {baselines(run)}"
+    states = ["paper", *STATES]
+    caption = f"{_settings(run)} {render(BASELINES, {'baselines': baselines(run)})}"
     accuracy = dict(
         zip(
             names,
@@ -187,37 +432,47 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Does training bring the latents out, beyond what any features would show? By RULE, column by column."""
+    """Check that training brings the latents out, beyond what any features would show, at each rate."""
     frame = run.frame("ncorr")
-    rates = sorted(frame.lr.unique().tolist())
-    judged = {lr: judge_rate(where(frame, lr=lr)) for lr in rates}
-    complete = {lr: [s for s in LAYERS if judged[lr]["represented"][s]] for lr in rates}
-    best = max(rates, key=lambda lr: len(complete[lr]))
-    text = " ".join(f"Learning rate {rate(lr)}: {judged[lr]['text']}." for lr in rates)
-    numbers: dict[str, Any] = {
-        f"lr {lr:g}": {"columns": judged[lr]["columns"], **judged[lr]["numbers"]} for lr in rates
-    }
-    numbers["accuracy"] = float(run.frame("accuracy").value.mean())
-    numbers["possible accuracy"] = float(run.frame("possible accuracy").value.mean())
-    (noise, numbers["noisy"]), (change, numbers["trend"]) = noisy_story(run), trend(run)
-    columns = judged[best]["columns"]
-    paper = {
-        s: float(np.mean([entry["paper"] for entry in columns if entry["s"] == s])) for s in LAYERS
-    }
     settings = run.info["config"]["settings"]
-    small = any(settings[key] < least for key, least in LEAST.items())
-    none = Verdict.INDISTINCT if any(judged[lr]["reproduces"] for lr in rates) else Verdict.FAILS
+    rates = {}
+    for lr in sorted(frame.lr.unique().tolist()):
+        rates[f"lr {lr:g}"] = {"label": rate(lr), **rate_numbers(where(frame, lr=lr))}
+    best = max(rates.values(), key=lambda numbers: numbers["represented"])
+    noisy = noisy_numbers(run)
+    trend = trend_numbers(run)
+    numbers = {
+        "rates": rates,
+        "best": best,
+        "accuracy": run.frame("accuracy").value.mean(),
+        "possible accuracy": run.frame("possible accuracy").value.mean(),
+        "scale": _settings(run),
+        "baselines": baselines(run),
+        "noisy": render(NOISY, noisy) if noisy else NO_NOISY,
+        "trend": render(TREND, trend) if trend else NO_TREND,
+        "noisy numbers": noisy,
+        "trend numbers": trend,
+    }
+    if any(settings[key] < least for key, least in LEAST.items()):
+        verdict = Verdict.INCONCLUSIVE
+    elif best["represented"] == len(LAYERS):
+        verdict = Verdict.HOLDS
+    elif best["represented"]:
+        verdict = Verdict.UNDER
+    elif any(numbers["reproduces"] for numbers in rates.values()):
+        verdict = Verdict.INDISTINCT
+    else:
+        verdict = Verdict.FAILS
+    conclusion = []
+    for baseline in ("untrained", "permuted"):
+        gain = GAIN.format(baseline=baseline)
+        conclusion.append(f"trained − {baseline} {{best.layers:{gain} at {{key}}}}")
     return Judgement(
-        Verdict.INCONCLUSIVE
-        if small
-        else (none, Verdict.UNDER, Verdict.HOLDS)[len(complete[best])],
-        RULE,
-        f"{text} {_settings(run)} {baselines(run)} {noise} {change} So: {judged[best]['conclusion']}",
+        verdict,
         numbers,
-        measured="; ".join(f"lr {lr:g}, {judged[lr]['measured']}" for lr in rates),
-        paper="; ".join(f"s = {s}: {paper[s]:.2f}" for s in LAYERS),
-        would_decide=WOULD_DECIDE if small else "",
-        revised=REVISED,
+        f"{{rates:learning rate {{label}}: {{layers:{LAYER}}}}}. {{scale}} {BASELINES} {{noisy}} "
+        f"{{trend}} So: {'; '.join(conclusion)}",
+        "{rates:{key}: {layers:{key}: {trained:.2f} (untrained {untrained:.2f}, paper {paper:.2f})}}",
     )
 
 
@@ -244,6 +499,10 @@ EXHIBIT = Exhibit(
         "correlates highly with it."
     ),
     seconds=35,
+    rule=RULE,
+    paper="; ".join(f"s = {s}: {mean:.2f}" for s, mean in PAPER.items()),
+    would_decide=WOULD_DECIDE,
+    revised=REVISED,
     experiment=Experiment(
         SETTINGS,
         run,

@@ -13,7 +13,8 @@ import pandas as pd
 
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where, wide
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where, wide
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.superposition import ATTENTIONS, trained_node
 from joma.paper.verdict import Verdict
 
@@ -29,7 +30,7 @@ RULE = (
     f"orthonormal embeddings, with the residual connection: products with the embeddings differ by ≤ {EXACT:g} of the "
     "way of w from what the queries brought, every complete pattern has an output above ½ and every other one below, "
     "and ξ₁, ξ₂ < 0, for every seed. Holds: under all three attentions; holds under some of them; else fails. Angles "
-    "and the node without the residual connection are told beside it and decide nothing"
+    "and the node without the residual connection are reported next to it and decide nothing"
 )
 
 
@@ -80,43 +81,53 @@ def draw(run: Run) -> p.Chart:
 
 
 def judge(run: Run) -> Judgement:
-    """Under which attentions does one node hold both patterns as stated?"""
+    """Find the attentions under which one node holds both patterns as stated."""
     rows = table(run)
     stated = where(rows, angle=0.0, residual=True)
     fits = (stated.apart <= EXACT) & (stated.separated == 1) & (stated.xi < 0)
-    held = [a for a in ATTENTIONS if fits[stated.attention == a].all()]
-    numbers = {
-        f"{a}, cosine {c:g}, {RESIDUAL[bool(r)]}": {
-            "apart": float(part.apart.max()), "separated": float((part.separated == 1).mean()),
-            "ξ < 0": float((part.xi < 0).mean()), "complete": float(part.complete.min()),
-            "lacking": float(part.lacking.max()),
-        }
-        for (a, c, r), part in rows.groupby(["attention", "angle", "residual"])
-    }  # fmt: skip
-    tilted, bare = (
-        where(rows[rows.angle > 0], residual=True),
-        where(rows, angle=0.0, residual=False),
-    )
-    least = tilted.angle.min()
-    missed = tilted[tilted.angle == least].apart.median()
-    fires_right = [
-        where(part, attention=["linear", "exp"]).separated.eq(1).mean() for part in (tilted, bare)
-    ]
+    as_stated = [one for one in ATTENTIONS if fits[stated.attention == one].all()]
+    tilted = where(rows[rows.angle > 0], residual=True)
+    bare = where(rows, angle=0.0, residual=False)
     softmax = where(stated, attention="softmax")
-    text = (
-        f"as stated under {', '.join(held) or 'no'} attention; the weight decomposes to {stated.apart.max():.0e}; at a "
-        f"cosine of {least:g}, products with the embeddings miss {missed:.1%} of the way of w; under linear and exp "
-        f"attention the node fires for both patterns and nothing else in {fires_right[0]:.0%} of the cases with tilted "
-        f"embeddings, and in {fires_right[1]:.0%} without the residual connection; under softmax complete patterns "
-        f"have outputs from {softmax.complete.min():.2f} on, others up to {softmax.lacking.max():.2f}"
+    numbers: dict[str, Any] = {
+        "as stated under": as_stated,
+        "apart": stated.apart.max(),
+        "least angle": tilted.angle.min(),
+        "missed": tilted[tilted.angle == tilted.angle.min()].apart.median(),
+        "tilted": _separated(tilted),
+        "bare": _separated(bare),
+        "softmax": {"complete": softmax.complete.min(), "lacking": softmax.lacking.max()},
+    }
+    for (attention, angle, residual), nodes in rows.groupby(["attention", "angle", "residual"]):
+        numbers[f"{attention}, cosine {angle:g}, {RESIDUAL[bool(residual)]}"] = {
+            "apart": nodes.apart.max(),
+            "separated": (nodes.separated == 1).mean(),
+            "ξ < 0": (nodes.xi < 0).mean(),
+            "complete": nodes.complete.min(),
+            "lacking": nodes.lacking.max(),
+        }
+    if len(as_stated) == len(ATTENTIONS):
+        verdict = Verdict.HOLDS
+    elif as_stated:
+        verdict = Verdict.UNDER
+    else:
+        verdict = Verdict.FAILS
+    return Judgement(
+        verdict,
+        numbers,
+        "as stated under these attentions: {as stated under}; the weight decomposes to {apart:.0e}; at "
+        "a cosine of {least angle:g}, products with the embeddings miss {missed:.1%} of the way of w; "
+        "under linear and exp attention the node fires for both patterns and nothing else in "
+        "{tilted:.0%} of the cases with tilted embeddings, and in {bare:.0%} without the residual "
+        "connection; under softmax complete patterns have outputs from {softmax.complete:.2f} on, "
+        "others up to {softmax.lacking:.2f}",
+        "decomposes to {apart:.0e}; as stated under {as stated under}",
     )
-    verdict = (
-        Verdict.HOLDS if len(held) == len(ATTENTIONS) else Verdict.UNDER if held else Verdict.FAILS
-    )
-    measured = (
-        f"decomposes to {stated.apart.max():.0e}; as stated under {', '.join(held) or 'none'}"
-    )
-    return Judgement(verdict, RULE, text, numbers, measured, "“match both pattern 1 and pattern 2”")
+
+
+def _separated(nodes: pd.DataFrame) -> float:
+    """Return the share of nodes that fire for both patterns alone, under linear and exp attention."""
+    return float(where(nodes, attention=["linear", "exp"]).separated.eq(1).mean())
 
 
 EXHIBIT = Exhibit(
@@ -127,6 +138,8 @@ EXHIBIT = Exhibit(
         "orthogonal (Appendix A.4, Eqn. 60)."
     ),
     seconds=20,
+    rule=RULE,
+    paper="“match both pattern 1 and pattern 2”",
     experiment=Experiment(SETTINGS, run, draw, judge),
     messages={
         Verdict.HOLDS: "One weight holds the patterns of two queries, under all three attentions",

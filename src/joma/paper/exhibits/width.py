@@ -19,8 +19,9 @@ from joma._data.words import most_frequent, words_of
 from joma._runs import Run, RunWriter
 from joma._show.plots import panels as p
 from joma.nn import JoMABlock
-from joma.paper.exhibits._statistics import mean_interval
-from joma.paper.exhibits.base import Exhibit, Experiment, Judgement, Progress, where
+from joma.paper.exhibits._statistics import bounds, mean_interval
+from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.text_block import Places, places
 from joma.paper.labs.twins import Twin
 from joma.paper.verdict import Verdict
@@ -116,31 +117,30 @@ def minibatches(frame: pd.DataFrame) -> dict[int, int]:
 
 
 def judge(run: Run) -> Judgement:
-    """What width brings here; by RULE it decides nothing."""
+    """Report what width brings; by the rule it decides nothing."""
     frame = run.frame("loss")
-    numbers: dict[str, Any] = {}
-    parts, ends = [], last(frame)
+    ends = last(frame)
+    blocks: dict[str, Any] = {}
     for residual, name in RESIDUAL.items():
         part = where(ends, residual=residual)
-        intervals = {
-            K: mean_interval(where(part, width=K).value)
-            for K in sorted(set(part.width.astype(int)))
+        widths = sorted(set(part.width.astype(int)))
+        losses = {width: bounds(mean_interval(where(part, width=width).value)) for width in widths}
+        stops = widths[-1]
+        for width, wider in pairwise(widths):
+            if losses[wider]["high"] >= losses[width]["mean"]:
+                stops = width
+                break
+        blocks[name] = {
+            "loss": losses,
+            "falls until": stops,
+            "minibatches": minibatches(where(frame, residual=residual)),
         }
-        stops = next(
-            (K for K, wider in pairwise(intervals) if intervals[wider][2] >= intervals[K][0]),
-            max(intervals),
-        )
-        steps = minibatches(where(frame, residual=residual))
-        numbers[name] = {"loss": intervals, "falls until": stops, "minibatches": steps}
-        losses = ", ".join(f"{mean:.2f} ({K})" for K, (mean, *_) in intervals.items())
-        sooner = ", ".join(f"{count:,} ({K})" for K, count in steps.items())
-        parts.append(
-            f"{name}, loss in nats by nodes: {losses}, falling until {stops}; minibatches until the loss at which the "
-            f"narrowest ends: {sooner}"
-        )
-    measured = f"loss falls until {numbers[RESIDUAL[True]]['falls until']} nodes"
     return Judgement(
-        Verdict.INCONCLUSIVE, RULE, "; ".join(parts), numbers, measured, "a question", WOULD_DECIDE
+        Verdict.INCONCLUSIVE,
+        {"blocks": blocks, "with": blocks[RESIDUAL[True]]},
+        "{blocks:{key}, loss in nats by nodes: {loss:{mean:.2f} ({key})}, falling until {falls until}; "
+        "minibatches until the loss at which the narrowest ends: {minibatches:{value:,} ({key})}}",
+        "loss falls until {with.falls until} nodes",
     )
 
 
@@ -162,6 +162,9 @@ EXHIBIT = Exhibit(
         "residual on and off."
     ),
     seconds=60,
+    rule=RULE,
+    paper="a question",
+    would_decide=WOULD_DECIDE,
     experiment=Experiment(
         SETTINGS, run, draw, judge, code_slice=CODE_SLICE, record_slice=RECORD_SLICE
     ),

@@ -14,12 +14,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from joma.paper.exhibits.base import Judgement
+from joma.paper.exhibits.judgement import Judgement
 from joma.paper.records import ExhibitRecord, load
+from joma.paper.verdict import Verdict
 
 FOLDER = Path(__file__).parent
 # Raise it when the fields of a record change their meaning, and convert or repeat the records.
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StoredJudgement:
+    """A judgement in a record without data: its sentences are stored, and cannot be rendered again."""
+
+    verdict: Verdict
+    summary: str
+    measured: str
+    numbers: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Recorded:
     commit: str
     core_minutes: float | None  # processor time; None where it was not measured
     settings: dict[str, Any]
-    judgement: Judgement
+    judgement: StoredJudgement | Judgement
 
     @property
     def day(self) -> str:
@@ -45,8 +56,6 @@ class Recorded:
 
 def records(folder: Path = FOLDER) -> Iterator[Recorded]:
     """All recorded results of exhibits, in the order of their names."""
-    from joma.paper.verdict import Verdict
-
     for file in sorted(folder.glob("*.json")):
         stored = json.loads(file.read_text())
         if stored.get("format") != FORMAT:
@@ -56,8 +65,13 @@ def records(folder: Path = FOLDER) -> Iterator[Recorded]:
             )
         if "exhibit" not in stored:  # a study of ours that is no exhibit
             continue
-        known = {item.name: stored[item.name] for item in fields(Judgement) if item.name in stored}
-        judgement = Judgement(**known | {"verdict": Verdict(stored["verdict"])})
+        summary = stored["summary"]
+        judgement = StoredJudgement(
+            Verdict(stored["verdict"]),
+            summary,
+            stored.get("measured") or summary,
+            stored["numbers"],
+        )
         own = {item.name: stored[item.name] for item in fields(Recorded) if item.name in stored}
         yield Recorded(**own, judgement=judgement)
 
@@ -65,11 +79,16 @@ def records(folder: Path = FOLDER) -> Iterator[Recorded]:
 def recorded(exhibit: str) -> Recorded | None:
     """Return the recorded result of an exhibit at the laptop preset; None if there is none.
 
-    A record with data is judged anew.
+    A record with data is judged anew, and a result without data no longer counts once an exhibit
+    shows its record. A `DamagedRecord` is raised.
     """
-    record = load(exhibit)
-    if record is not None:
-        return _judged(record)
+    from joma.paper.exhibits.index import get, names
+
+    if exhibit not in names():
+        return None
+    if get([exhibit])[0].experiment.is_recorded:
+        record = load(exhibit)
+        return None if record is None else _judged(record)
     return next((record for record in records() if record.exhibit == record.item == exhibit), None)
 
 
@@ -78,7 +97,7 @@ def _judged(record: ExhibitRecord) -> Recorded:
 
     (exhibit,) = get([record.exhibit])
     with tempfile.TemporaryDirectory() as folder:
-        judgement = exhibit.experiment.judge(record.unpack(Path(folder)))
+        judgement = exhibit.judge(record.unpack(Path(folder)))
     return Recorded(
         item=record.exhibit,
         exhibit=record.exhibit,

@@ -1,0 +1,327 @@
+"""Make one exhibit: run, draw and judge it, or show its record.
+
+`plan` works out once what decides an exhibit, its fingerprint included; everything else takes the plan.
+The folder of an exhibit appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joma._jobs import Progress
+from joma._runs import (
+    Run,
+    RunError,
+    RunInUse,
+    RunWriter,
+    check_writable,
+    staged,
+    write_atomic,
+    write_json,
+)
+from joma._runs.fingerprint import fingerprint
+from joma._runs.folder import file_hash, lock, unlock
+from joma.paper.exhibits.base import Exhibit
+from joma.paper.exhibits.judgement import Judgement
+from joma.paper.exhibits.spot_check import SpotCheck, spot_checks
+from joma.paper.records import ExhibitRecord, load
+
+# Bytes that must be free. All exhibits and training runs take less at the default preset.
+ROOM = 200_000_000
+PACKAGES = ("joma", "numpy", "scipy", "torch", "altair")
+VERDICT = "verdict.json"
+CHECKS = "checks.json"
+
+
+@dataclass(frozen=True)
+class ExhibitOutcome:
+    """One exhibit, made or found.
+
+    Attributes:
+        exhibit: the exhibit.
+        path: its folder.
+        verdict: its judgement; None if it could not be made.
+        seconds: how long it took.
+        fresh: False if it was there already.
+        error: why it could not be made.
+        checks: the spot checks of an exhibit that shows a record.
+        recorded: date and cost of the record that it shows; "" if it was computed.
+    """
+
+    exhibit: Exhibit
+    path: Path
+    verdict: Judgement | None
+    seconds: float
+    fresh: bool = True
+    error: str | None = None
+    checks: tuple[SpotCheck, ...] = ()
+    recorded: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One exhibit at one preset and seed, and the folder in which it is made.
+
+    Attributes:
+        exhibit: the exhibit.
+        preset: the preset.
+        seed: the seed.
+        path: the folder.
+        config: what the folder's `run.json` says of it: settings, and the fingerprint of everything
+            that decides the result.
+    """
+
+    exhibit: Exhibit
+    preset: str
+    seed: int
+    path: Path
+    config: dict[str, Any]
+
+    @property
+    def shows_record(self) -> bool:
+        """True if the exhibit is not computed at this preset."""
+        return self.preset not in self.exhibit.experiment.settings
+
+    def stored(self) -> ExhibitOutcome | None:
+        """Return the exhibit if it is there already, made by this code; None if it has to be made.
+
+        A folder that holds something else is a `RunError`.
+        """
+        if not self._is_made():
+            return None
+        record = Run(self.path).info.get("record", {})
+        return ExhibitOutcome(
+            self.exhibit,
+            self.path,
+            load_verdict(self.path),
+            0.0,
+            fresh=False,
+            checks=load_checks(self.path),
+            recorded=record.get("origin", ""),
+        )
+
+    def make(self, progress: Progress, *, force: bool = False) -> ExhibitOutcome:
+        """Make the exhibit; with ``force`` also the trainings and scans that it refers to."""
+        start = time.perf_counter()
+        checks: tuple[SpotCheck, ...] = ()
+        origin = ""
+        if self.shows_record:
+            record = _record_of(self.exhibit)
+            origin = record.origin
+            judgement, checks = self._show(record)
+        else:
+            if force and (self.path / "run.json").exists():
+                _remove(Run(self.path).members)
+            judgement = self._compute(progress)
+        seconds = time.perf_counter() - start
+        return ExhibitOutcome(
+            self.exhibit, self.path, judgement, seconds, checks=checks, recorded=origin
+        )
+
+    def _compute(self, progress: Progress) -> Judgement:
+        experiment = self.exhibit.experiment
+        with staged(self.path, overwrite=True) as folder:
+            writer = RunWriter.create(
+                folder,
+                kind="exhibit",
+                config=self.config,
+                seed=self.seed,
+                axes=dict(experiment.axes),
+                name=self.exhibit.id,
+                packages=PACKAGES,
+            )
+            with _explained(self.exhibit, self.preset):
+                with writer:
+                    experiment.run(writer, self.config["settings"], self.seed, progress)
+                return _draw_and_judge(self.exhibit, Run(folder), folder)
+
+    def _show(self, record: ExhibitRecord) -> tuple[Judgement, tuple[SpotCheck, ...]]:
+        """Unpack a record, judge and draw it anew, and compute its slices."""
+        with staged(self.path, overwrite=True) as folder:
+            run = record.unpack(folder)
+            judgement = _draw_and_judge(self.exhibit, run, folder)
+            checks = spot_checks(self.exhibit, record)
+            write_json(folder / CHECKS, [asdict(check) for check in checks])
+            # The seed that was asked for decides whether the folder is taken again; that of the
+            # record stays in its own entry.
+            recorded = {"origin": record.origin, "preset": record.preset, "seed": record.seed}
+            info = run.info | {"config": self.config, "seed": self.seed, "record": recorded}
+            write_json(folder / "run.json", info)
+        return judgement, checks
+
+    def _is_made(self) -> bool:
+        if not self.path.exists():
+            return False
+        if not (self.path / "run.json").exists():
+            if not any(self.path.iterdir()):
+                return False
+            raise RunError(f"{self.path} exists and is not a run; choose another --out")
+        run = Run(self.path)
+        stored = run.info.get("config", {})
+        same_settings = all(
+            stored.get(key) == self.config[key] for key in ("exhibit", "preset", "settings")
+        )
+        if run.info.get("seed") != self.seed or not same_settings:
+            raise RunError(
+                f"{self.path} holds another run ({self._differences(run.info)}, seed "
+                f"{run.info.get('seed')}); choose another --out, or --force to replace it"
+            )
+        # Results of other code are made again, and so are those that lost the runs they refer to.
+        if stored.get("fingerprint") != self.config["fingerprint"]:
+            return False
+        files = [self.path / VERDICT, *(member / "run.json" for member in run.members)]
+        return all(file.exists() for file in files)
+
+    def _differences(self, info: dict[str, Any]) -> str:
+        """Return what another run in the folder is, and which of its settings differ."""
+        stored = info.get("config", {})
+        words = [
+            str(stored.get("exhibit", info.get("kind"))),
+            f"preset {stored.get('preset', '?')}",
+        ]
+        is_same_preset = stored.get("preset") == self.config["preset"]
+        if stored.get("exhibit") == self.config["exhibit"] and is_same_preset:
+            earlier = stored.get("settings", {})
+            for key, value in self.config["settings"].items():
+                if earlier.get(key) != value:
+                    words.append(f"{key} {earlier.get(key)}")
+        return ", ".join(words)
+
+
+def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Plan:
+    """Return the plan to make an exhibit in ``out/<id>``.
+
+    An exhibit that needs its record and has none is a `RunError`, a damaged record a `DamagedRecord`.
+    """
+    experiment = exhibit.experiment
+    basis: dict[str, Any] = {}
+    if preset in experiment.settings:
+        # As they will be read again: lists instead of tuples.
+        settings = json.loads(json.dumps(experiment.settings[preset]))
+    else:
+        record = _record_of(exhibit)
+        settings = record.settings
+        basis["record"] = file_hash(record.path)
+    # A function that `exec` made may have no module.
+    modules = {str(function.__module__) for function in (experiment.run, experiment.judge)}
+    config = {
+        "exhibit": exhibit.id,
+        "preset": preset,
+        "settings": settings,
+        "fingerprint": fingerprint(modules, settings | basis),
+    }
+    return Plan(exhibit, preset, seed, out / exhibit.id, config)
+
+
+def make_exhibit(
+    exhibit: Exhibit,
+    preset: str = "default",
+    out: Path = Path("runs/reproduce"),
+    seed: int = 0,
+    *,
+    force: bool = False,
+) -> ExhibitOutcome:
+    """Make one exhibit in this process, or return it if it is there already."""
+    planned = plan(exhibit, preset, out, seed)
+    if not force:
+        stored = planned.stored()
+        if stored is not None:
+            return stored
+    return planned.make(lambda share, label: None, force=force)
+
+
+def check_output(out: Path, report: Path | None = None) -> None:
+    """Refuse a bad output folder, or a bad place for the page, before any work is done."""
+    if (out / "run.json").exists():
+        raise RunError(f"{out} is itself a run folder; choose another --out")
+    if report is not None and report.is_dir():
+        raise RunError(f"--report {report} is a folder; name a file, as {report / 'report.html'}")
+    check_writable(out, ROOM, "--out")
+    if report is not None:
+        check_writable(report.parent, ROOM, "--report")
+
+
+def load_verdict(path: Path) -> Judgement:
+    """Return the judgement stored with an exhibit, its sentences rendered again."""
+    stored = json.loads((path / VERDICT).read_text(encoding="utf-8"))
+    try:
+        return Judgement.from_dict(stored)
+    except KeyError as error:
+        raise RunError(
+            f"{path / VERDICT} was written by another version of joma (it has no {error}): make the "
+            "exhibit again with joma reproduce"
+        ) from error
+
+
+def load_checks(path: Path) -> tuple[SpotCheck, ...]:
+    """Return the spot checks stored with an exhibit; none if it was computed."""
+    file = path / CHECKS
+    if not file.exists():
+        return ()
+    return tuple(SpotCheck(**stored) for stored in json.loads(file.read_text(encoding="utf-8")))
+
+
+def _record_of(exhibit: Exhibit) -> ExhibitRecord:
+    record = load(exhibit.id)
+    if record is None:
+        raise RunError(
+            f"{exhibit.id} has no record in this installation: compute it with --preset laptop"
+        )
+    return record
+
+
+def _draw_and_judge(exhibit: Exhibit, run: Run, folder: Path) -> Judgement:
+    """Write figure, tables and verdict of a run into ``folder``."""
+    from joma._show import plots
+
+    experiment = exhibit.experiment
+    plots.save(experiment.draw(run), folder)
+    if experiment.tables is not None:
+        for name, text in experiment.tables(run).items():
+            write_atomic(folder / name, text)
+    judgement = exhibit.judge(run)
+    constants = {name: getattr(exhibit, name) for name in ("statement", "rule", "paper", "revised")}
+    constants["would_decide"] = exhibit.would_decide_it(judgement.verdict)
+    write_json(folder / VERDICT, {"exhibit": exhibit.id, **judgement.as_dict(), **constants})
+    return judgement
+
+
+@contextmanager
+def _explained(exhibit: Exhibit, preset: str) -> Iterator[None]:
+    """Name the settings that were changed in an error which may come from them."""
+    try:
+        yield
+    except (RunError, OSError):  # of the disk, or of another process
+        raise
+    except Exception as error:
+        if not exhibit.changed:
+            raise
+        start = f"{exhibit.id} could not be made with {', '.join(exhibit.changed)}"
+        if isinstance(error, ValueError):  # written for users
+            raise ValueError(f"{start}: {error}") from error
+        raise ValueError(
+            f"{start} ({type(error).__name__}: {error}): choose values nearer to those of the "
+            f"preset {preset}"
+        ) from error
+
+
+def _remove(runs: Iterable[Path]) -> None:
+    """Remove runs; one that another process is writing is new anyway."""
+    for path in runs:
+        if not (path / "run.json").exists():
+            continue
+        try:
+            descriptor = lock(path)
+        except RunInUse:
+            continue
+        try:
+            shutil.rmtree(path)
+        finally:
+            unlock(descriptor, path)
