@@ -15,7 +15,7 @@ from joma._jobs import InProcess
 from joma.cli import main
 from joma.paper import records
 from joma.paper.exhibits import Exhibit, Experiment, Judgement, index
-from joma.paper.exhibits.runner import Observer, expected_seconds
+from joma.paper.exhibits.runner import ExhibitObserver, expected_seconds
 from joma.paper.make_record import SEED, make_record
 from joma.paper.records import load
 from joma.paper.verdict import Verdict
@@ -184,7 +184,7 @@ def test_a_long_preset_says_beforehand_how_long_it_takes(registered, tmp_path, m
     assert seconds == 60 * load("decay").core_minutes
     forecasts = []
 
-    class Kept(Observer):
+    class Kept(ExhibitObserver):
         def planned(self, entries, seconds):
             forecasts.append(([entry.id for entry in entries], seconds))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from joma.paper.exhibits.making import ExhibitOutcome
-    from joma.paper.exhibits.runner import Entry, Observer, Reproduction
+    from joma.paper.exhibits.runner import Entry, ExhibitObserver, Reproduction
 
 _WIDE = 150  # columns from which on the last table has a column for everything
 _LONG = 600.0  # seconds; how long it takes is announced before anything that takes longer
@@ -121,14 +121,14 @@ def _list(*, as_json: bool) -> None:
     print_table(console(), ("exhibit", "*the paper's statement"), rows)
 
 
-def _observer(*, as_json: bool) -> Observer:
+def _observer(*, as_json: bool) -> ExhibitObserver:
     """Return what shows the entries: a live table on a terminal, elsewhere a line for each that ends."""
-    from joma.paper.exhibits.runner import Observer
+    from joma.paper.exhibits.runner import ExhibitObserver
 
     messages = console(stderr=True)
     is_live = sys.stdout.isatty() and sys.stderr.isatty() and not messages.is_dumb_terminal
 
-    class Lines(Observer):
+    class Lines(ExhibitObserver):
         def planned(self, entries: list[Entry], seconds: float) -> None:
             if seconds > _LONG:
                 count = f"{len(entries)} exhibit{'' if len(entries) == 1 else 's'}"

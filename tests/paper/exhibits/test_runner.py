@@ -32,7 +32,7 @@ from joma.paper.exhibits.judgement import Judgement
 from joma.paper.exhibits.making import ExhibitOutcome
 from joma.paper.exhibits.runner import (
     Entry,
-    Observer,
+    ExhibitObserver,
     Reproduction,
     Runner,
     stored_claims,
@@ -89,7 +89,7 @@ def fakes(*ids):
     return made
 
 
-class Kept(Observer):
+class Kept(ExhibitObserver):
     """Keep what a runner shows."""
 
     def __init__(self):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from joma.paper.exhibits.base import Exhibit
     from joma.paper.exhibits.making import ExhibitOutcome
-    from joma.paper.exhibits.runner import Observer, Reproduction, Runner
+    from joma.paper.exhibits.runner import ExhibitObserver, Reproduction, Runner
 
 
 def reproduce(
@@ -27,7 +27,7 @@ def reproduce(
     jobs: int | None = None,
     engine: str = "processes",
     address: str | None = None,
-    observer: Observer | None = None,
+    observer: ExhibitObserver | None = None,
 ) -> Reproduction:
     """Reproduce the paper's figures with a verdict for each, and write one page that shows them all.
 
@@ -59,7 +59,7 @@ def reproduce(
     from joma.paper.exhibits import PRESETS
     from joma.paper.exhibits import exhibits as registered
     from joma.paper.exhibits.index import get
-    from joma.paper.exhibits.runner import Observer, Runner
+    from joma.paper.exhibits.runner import ExhibitObserver, Runner
     from joma.theory.setting import nearest
 
     if preset not in PRESETS:
@@ -81,7 +81,7 @@ def reproduce(
         engine=engine,
         address=address,
         report=None if report is None else Path(report),
-        observer=observer or Observer(),
+        observer=observer or ExhibitObserver(),
     )
     reproduction = runner.run()
     runner.observer.concluded(reproduction)

@@ -66,7 +66,7 @@ class ExhibitOutcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExhibitPlan:
     """One exhibit at one preset and seed, and the folder in which it is made.
 
     Attributes:
@@ -195,7 +195,7 @@ class Plan:
         return ", ".join(words)
 
 
-def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Plan:
+def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> ExhibitPlan:
     """Return the plan to make an exhibit in ``out/<id>``.
 
     An exhibit that needs its record and has none is a `RunError`, a damaged record a `DamagedRecord`.
@@ -217,7 +217,7 @@ def plan(exhibit: Exhibit, preset: str, out: Path, seed: int) -> Plan:
         "settings": settings,
         "fingerprint": fingerprint(modules, settings | basis),
     }
-    return Plan(exhibit, preset, seed, out / exhibit.id, config)
+    return ExhibitPlan(exhibit, preset, seed, out / exhibit.id, config)
 
 
 def make_exhibit(

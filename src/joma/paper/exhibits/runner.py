@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from joma._jobs import Engine, Job, JobEnd, Progress, check_engine, open_engine, run_jobs
 from joma._runs import RunError, tidy, write_atomic, write_json
 from joma.paper.exhibits.base import Exhibit
-from joma.paper.exhibits.making import ExhibitOutcome, Plan, check_output, plan
+from joma.paper.exhibits.making import ExhibitOutcome, ExhibitPlan, check_output, plan
 from joma.paper.records import DamagedRecord, load
 from joma.paper.verdict import Verdict
 
@@ -131,7 +131,7 @@ class Reproduction:
         return text
 
 
-class Observer:
+class ExhibitObserver:
     """User interface of a `Runner`, which calls these methods; this one shows nothing."""
 
     def planned(self, entries: list[Entry], seconds: float) -> None:
@@ -174,9 +174,9 @@ class Runner:
     engine: str = "processes"
     address: str | None = None
     report: Path | None = None
-    observer: Observer = field(default_factory=Observer)
+    observer: ExhibitObserver = field(default_factory=ExhibitObserver)
     _entries: dict[str, Entry] = field(default_factory=dict, init=False)
-    _plans: dict[str, Plan] = field(default_factory=dict, init=False)
+    _plans: dict[str, ExhibitPlan] = field(default_factory=dict, init=False)
     # An ExhibitOutcome per exhibit, and the list of results of the claims.
     _values: dict[str, Any] = field(default_factory=dict, init=False)
     _errors: dict[str, str] = field(default_factory=dict, init=False)
