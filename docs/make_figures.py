@@ -27,6 +27,7 @@ PARTS = ["architecture", "demo", "pictures", "reading", "claims", "tables"]
 sys.path.insert(0, str(ROOT / "docs/_build"))
 
 import claim_pages  # noqa: E402
+import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import demo_pictures  # noqa: E402
 import imports  # noqa: E402
@@ -88,6 +89,7 @@ def main() -> None:
         claim_tables(folder)
     if "tables" in chosen:
         tables(folder)
+        theory_table()
 
 
 def architecture() -> None:
@@ -116,6 +118,12 @@ def claim_tables(folder: Path) -> None:
         if (folder / id / "verdict.json").exists()
     }
     index.write_text(paper_index.page({r.id: r.verdict for r in results}, exhibits))
+
+
+def theory_table() -> None:
+    """The table of linear against nonlinear nodes."""
+    page = ROOT / "docs/theory.md"
+    page.write_text(between(page.read_text(), "contrast", contrasted.table()))
 
 
 def tables(folder: Path) -> None:

@@ -34,8 +34,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_build"))
 
+import contrasted  # noqa: E402
 import dataflow  # noqa: E402
 import paper_index  # noqa: E402
+from marks import between  # noqa: E402
 
 ROWS = [row for rows in paper_index.SECTIONS.values() for row in rows]
 # what the paper numbers; its multi-layer appendix counts anew
@@ -475,3 +477,8 @@ def test_scripts_of_the_docs_and_benchmarks_import_what_there_is():
     scripts = sorted(map(str, DOCS.glob("*.py")))
     assert len(scripts) > 5
     subprocess.run([sys.executable, "-c", IMPORTED, *scripts], check=True, cwd=ROOT)
+
+
+def test_the_table_of_linear_against_nonlinear_nodes_is_that_of_the_record():
+    page = (DOCS / "theory.md").read_text()
+    assert between(page, "contrast", contrasted.table()) == page

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 SECTIONS: dict[str, list[Row]] = {
     "Abstract and Section 1": [
         Row("attention is integrated out", "the joint dynamics is one of the MLP alone", "joma.theory.FoldedFlow joma.nn.JoMABlock", "T1.linear T1.exp T1.softmax", "folding block"),
-        Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint S4.nonlinear_bounce S4.convex", "fig4 fig6 contrast"),
+        Row("sparse, then dense", "attention first becomes sparse, then dense, with nonlinear activations", "joma.theory.solve_bounce joma.watch", "F4.joint S4.nonlinear_bounce S4.finite_target S4.committee S4.convex", "fig4 fig6 contrast"),
         Row("linear activations", "attention becomes sparse, consistent with existing works", "joma.theory.winner_take_all", "T2.winner S4.linear_sparse", "fig3 contrast"),
         Row("tokens are combined into hierarchies", "what co-occurs most is picked up first, then one level up", "joma.theory.HBLT", "T5", "fig5 table1"),
         Row("experiments verify the findings", "Wikitext2/103, OPT, Pythia", "joma.watch joma.scan", "", "fig6 fig7"),
@@ -177,7 +177,7 @@ SECTIONS: dict[str, list[Row]] = {
         Row("cosine similarity at different layers", "embedding vectors are almost orthogonal", "joma.embedding_geometry", "", "embeddings"),
         Row("Δ ≈ 0: common tokens, |Δ| large: distinct ones", "discriminancy × co-occurrence", "joma.theory.Task", "", "saliency"),
         Row("consistent with Scan & Snap", "attention alone, with the MLP frozen, turns sparser", "joma.theory.JointFlow", "T2.winner", "frozen fig3"),
-        Row("linear: takes all; nonlinear: others catch up", "the two panels beside each other", "joma.paper.labs.contrast", "S4.linear_sparse S4.nonlinear_bounce", "contrast"),
+        Row("linear: takes all; nonlinear: others catch up", "the two panels beside each other", "joma.paper.labs.regimes", "S4.linear_sparse S4.nonlinear_bounce S4.finite_target S4.committee", "contrast"),
         Row("the stable rank bounces as well", "of the lower layer of the MLP", "joma.stable_rank", "S4.rank_nodes", "fig7 contrast"),
         Row("bouncing back seems only to slow training down", "not useful in one layer, useful in several", why="“useful” is not said in terms of anything that could be measured; what bounces, and where, is in fig6 and hierarchy"),
         Row("hierarchy-agnostic learning", "deep and shallow trees, what is not directly correlated is slowed down", "joma.paper.labs.tree", "", "hierarchy"),

@@ -63,25 +63,59 @@ def test_a_linear_node_on_the_same_data_from_the_same_start_blows_up_on_one_toke
     assert entropy[-1] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_an_integration_that_shares_no_code_finds_the_same_dip_and_return():
+def independent_entropies(activation, end, **options):
+    """Times and attention entropies by SciPy's stepper and a right-hand side that shares no code with joma."""
     task, start = from_a_large_bias(1)
-    times, entropy = entropies("gelu", 40.0)
     tokens = task.tokens
+    weights = task.p * task.g[:, 0]
+    slopes = {
+        "linear": np.ones_like,
+        "relu": lambda a: (a > 0).astype(float),
+        "gelu": lambda a: (
+            0.5 * (1 + erf(a / np.sqrt(2))) + a * np.exp(-a * a / 2) / np.sqrt(2 * np.pi)
+        ),
+    }
 
     def velocity(_, state):
         v = state[:tokens]
         xi = state[tokens]
         z = state[tokens + 1 :]
         b = task.x * np.exp(z)  # (N, M)
-        a = b @ v + xi  # (N,)
-        slope = 0.5 * (1 + erf(a / np.sqrt(2))) + a * np.exp(-a * a / 2) / np.sqrt(2 * np.pi)
-        pull = (task.p * task.g[:, 0] * slope) @ b  # (M,)
-        return np.concatenate([pull, [(task.p * task.g[:, 0] * slope).sum()], v * pull])
+        force = weights * slopes[activation](b @ v + xi)  # (N,)
+        pull = force @ b  # (M,)
+        return np.concatenate([pull, [force.sum()], v * pull])
 
+    def is_full(_, state):
+        return state[tokens + 1 :].max() - 20.0
+
+    is_full.terminal = True
     first = np.concatenate([start.v0[:, 0], start.xi0, start.z0])
-    solution = solve_ivp(velocity, (0, 40.0), first, "LSODA", t_eval=times, rtol=1e-7, atol=1e-9)
+    solution = solve_ivp(velocity, (0, end), first, events=is_full, **options)
     assert solution.success
-    np.testing.assert_allclose(softmax_entropy(solution.y[tokens + 1 :].T), entropy, atol=1e-3)
+    return solution.t, softmax_entropy(solution.y[tokens + 1 :].T)
+
+
+def test_an_integration_that_shares_no_code_finds_the_same_dip_and_return():
+    times, entropy = entropies("gelu", 40.0)
+    _, independent = independent_entropies(
+        "gelu", 40.0, method="LSODA", t_eval=times, rtol=1e-7, atol=1e-9
+    )
+    np.testing.assert_allclose(independent, entropy, atol=1e-3)
+
+
+def test_the_counterexample_by_an_independent_integration_relu():
+    t, entropy = independent_entropies("relu", 150.0, method="RK23", rtol=1e-4, atol=1e-8)
+    assert t[-1] == 150.0
+    assert entropy[0] == pytest.approx(2.30, abs=0.02)
+    assert entropy.min() == pytest.approx(1.27, abs=0.02)
+    assert entropy[-1] == pytest.approx(2.12, abs=0.02)
+
+
+def test_the_counterexample_by_an_independent_integration_linear():
+    t, entropy = independent_entropies("linear", 150.0, method="LSODA", rtol=1e-7, atol=1e-9)
+    assert entropy[0] == pytest.approx(2.30, abs=0.02)
+    assert t[-1] == pytest.approx(5.73, abs=0.02)  # the blow-up
+    assert entropy[-1] == pytest.approx(0.0, abs=0.02)
 
 
 def ends(activation, tasks, starts, times):

@@ -1,5 +1,7 @@
 """Exhibits contrast, hierarchy and assumptions: run at tiny settings, drawn, and judges that can say yes and no."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,24 +10,21 @@ from joma import Run
 from joma._runs import RunWriter
 from joma._show import plots
 from joma.paper.exhibits import assumptions, contrast, hierarchy
+from joma.paper.exhibits._regimes import compare, rebounds
 from joma.paper.exhibits.judgement import render
 from joma.paper.exhibits.table1 import NOISY, TREND, noisy_numbers, noisy_table, trend_numbers
 
-LANGUAGE = contrast.SETTINGS["laptop"]["language"] | {
-    "vocabulary": 60,
-    "steps": 3,
-    "every": 1,
-    "seeds": 1,
-}
-LANGUAGE |= {"data": "pydoc", "valid_windows": 1}
 TINY = {
-    "contrast": {
-        "seeds": 2,
-        "inputs": ["random"],
-        "tokens": 4,
-        "t_end": 3.0,
-        "targets_end": [0.3, 0.5],
-        "language": LANGUAGE,
+    "contrast": contrast.SETTINGS["default"]
+    | {
+        "biases": [0.0],
+        "mixture_end": 3.0,
+        "exp_end": 3.0,
+        "softmax_end": 3.0,
+        "vocabulary": 60,
+        "steps": 3,
+        "every": 1,
+        "valid_windows": 1,
     },
     "hierarchy": {
         "seeds": 2,
@@ -70,45 +69,121 @@ def test_run_drawn_and_judged(id, tmp_path):
     assert (tmp_path / "figure.svg").read_text().count("<path") > 10
 
 
-def contrasted(folder, bounced):
-    """A run of 20 flows per cell of which ``bounced(kind, activation)`` bounce."""
-    with RunWriter.create(folder / "run", kind="exhibit", config={}) as writer:
-        for kind in contrast.KINDS:
-            for activation in contrast.ACTIVATIONS:
-                for s in range(20):
-                    did = float(s < bounced(kind, activation))
-                    values = {
-                        f"{g}_{w}": did for g in ("entropy", "rank") for w in ("dipped", "bounced")
-                    }
-                    writer.write(
-                        0,
-                        values,
-                        kind=kind,
-                        activation=activation,
-                        attention=("exp", "softmax")[s % 2],
-                        draw=s,
-                    )
-        for step, value in enumerate([2.0] * 3 + [1.0] * 5 + [1.5] * 5):
-            writer.write(step, {"entropy": value}, activation="relu", seed=0)
+SETTINGS = contrast.SETTINGS["laptop"] | {"mixture_seeds": 20, "label_seeds": 10}
+
+
+def write_flows(writer, regime, family, activations, rebound, count):
+    """Flows that dip from 2 to 1 nats and come back by ``rebound(activation)``, not all by the same."""
+    spread = 0.01 * (-1.0) ** np.arange(count)
+    for activation in activations:
+        values = {
+            "start": np.full(count, 2.0),
+            "trough": np.full(count, 1.0),
+            "end": 1.0 + rebound(activation) + spread,
+            "blown": np.zeros(count),
+        }
+        writer.write(0, values, family=family, **regime.labels, activation=activation)
+
+
+def contrasted(folder, rebound, pairs=8, **changes):
+    """A run in which attention comes back by ``rebound(group, activation)`` nats."""
+    settings = SETTINGS | changes
+    with RunWriter.create(
+        folder / "run", kind="exhibit", config={"settings": settings}, axes=contrast.AXES
+    ) as writer:
+        for regime in contrast.mixture_regimes(settings):
+            is_target = regime.has_target and regime.bias >= contrast.LARGE_BIAS
+            of_group = partial(rebound, "target" if is_target else "fixed")
+            activations = contrast.MIXTURE_ACTIVATIONS
+            count = settings["mixture_seeds"]
+            write_flows(writer, regime, "mixture", activations, of_group, count)
+        for regime in contrast.label_regimes(settings):
+            of_group = partial(rebound, "labels")
+            activations = contrast.LABEL_ACTIVATIONS
+            write_flows(writer, regime, "labels", activations, of_group, settings["label_seeds"])
+        for activation in ("linear", "relu"):
+            for seed in range(pairs):
+                end = 1.0 + rebound("language", activation) + 0.01 * (-1) ** seed
+                curve = [2.0] * 5 + [1.0] * 5 + [end] * 5
+                for step, value in enumerate(curve):
+                    writer.write(step, {"entropy": value}, activation=activation, seed=seed)
     return Run(folder / "run")
 
 
+def nonlinear_in(*groups):
+    """Rebounds of half a nat with nonlinear nodes in these groups, and none else."""
+    return lambda group, activation: 0.5 * (group in groups and activation != "linear")
+
+
+EVERYWHERE = nonlinear_in(*contrast.TITLES)
+
+
 @pytest.mark.parametrize(
-    ("bounced", "verdict"),
+    ("rebound", "verdict"),
     [
-        (lambda kind, activation: 0 if activation == "linear" else 18, "holds"),
-        (lambda kind, activation: 18 if kind == "targets 32" else 0, "holds under a condition"),
-        (
-            lambda kind, activation: 18 if kind != "targets 32" else 0,
-            "fails",
-        ),  # linear nodes bounce as often
-        (lambda kind, activation: 0, "fails"),
+        (EVERYWHERE, "holds"),
+        (nonlinear_in("target"), "holds under a condition"),
+        (nonlinear_in("language"), "holds under a condition"),
+        (nonlinear_in(), "fails"),
+        (lambda group, activation: 0.5, "fails"),  # linear nodes come back as well
+        (lambda group, activation: 0.5 * (activation == "linear"), "fails"),
+        (lambda group, activation: 0.5 * (activation == "relu"), "holds under a condition"),
     ],
 )
-def test_the_judge_of_the_contrast(tmp_path, bounced, verdict):
-    found = contrast.judge(contrasted(tmp_path, bounced))
+def test_the_judge_of_the_contrast(tmp_path, rebound, verdict):
+    found = contrast.judge(contrasted(tmp_path, rebound))
     assert found.verdict == verdict
-    assert "relu: dip and bounce" in found.summary
+
+
+def test_both_halves_of_the_contrast_are_counted_by_regime(tmp_path):
+    rebounds_of = {"target": "relu gelu", "labels": "linear softplus gelu"}
+    run = contrasted(
+        tmp_path, lambda group, activation: 0.5 * (activation in rebounds_of.get(group, ""))
+    )
+    groups = contrast.judge(run).numbers["groups"]
+    by_name = {name: groups[title] for name, title in contrast.TITLES.items()}
+    returns = {name: numbers["returns"] for name, numbers in by_name.items()}
+    assert returns == {
+        "target": {"nonlinear only": 4},
+        "fixed": {"neither": 32},
+        "labels": {"both": 48},
+        "language": {"neither": 1},
+    }
+    assert by_name["labels"]["equivalent"] == 48
+
+
+@pytest.mark.parametrize("changes", [{"mixture_seeds": 19}, {"label_seeds": 9}])
+def test_too_few_flows_decide_nothing(tmp_path, changes):
+    assert contrast.judge(contrasted(tmp_path, EVERYWHERE, **changes)).verdict == "inconclusive"
+
+
+def test_too_few_language_models_decide_nothing_about_their_group(tmp_path):
+    found = contrast.judge(contrasted(tmp_path, EVERYWHERE, pairs=7))
+    assert found.verdict == "holds under a condition"  # of the flows
+    found = contrast.judge(contrasted(tmp_path / "few", nonlinear_in("language"), pairs=7))
+    assert found.verdict == "fails"
+
+
+def test_a_run_without_language_models_is_judged_by_its_flows(tmp_path):
+    found = contrast.judge(contrasted(tmp_path, EVERYWHERE, pairs=0))
+    assert found.verdict == "holds under a condition"
+    assert contrast.TITLES["language"] not in found.numbers["groups"]
+
+
+def test_a_difference_that_the_seeds_leave_open_is_undecided():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0.05, 0.1, 20)
+    comparison = compare({"linear": np.zeros(20), "relu": noise}, {"linear": noise, "relu": noise})
+    assert comparison.returns == "undecided"
+    assert not comparison.is_equivalent
+    assert not comparison.ends_denser
+
+
+def test_a_curve_that_does_not_dip_has_no_rebound():
+    start = np.array([2.0, 2.0, 2.0])
+    trough = np.array([1.95, 1.0, 1.0])
+    end = np.array([2.0, 1.0, 1.7])
+    np.testing.assert_allclose(rebounds(start, trough, end), [0.0, 0.0, 0.7])
 
 
 def levels(folder, early, late, permuted=None):

@@ -14,9 +14,16 @@ from joma.paper.exhibits.index import ORDER
 NONSENSE = ["0", "-1", "", "[]", "{}", "abc", "nan", "none", "1e30", str(10**12)]
 # where such a value makes sense all the same: settings -> values
 SENSE = {
-    ("valid_windows", "valid_every", "angles", "clock.steps", "embeddings.steps", "fig8.tau"): {
-        "0"
-    },
+    (
+        "valid_windows",
+        "valid_every",
+        "angles",
+        "clock.steps",
+        "embeddings.steps",
+        "fig8.tau",
+        "biases",
+        "zipf",
+    ): {"0"},
     ("vocabulary",): {"none"},
     ("series",): {"{}"},  # as usual
     ("saliency.queries",): {"0", "-1", "abc", "nan", "none", "1e30", str(10**12)},  # words
@@ -80,7 +87,7 @@ def replaced(value, path, new):
 
 
 MAPPINGS = {
-    "contrast": "language", "table1": "noisy", "clock": "rates", "fig7": "models", "fig10": "series",
+    "table1": "noisy", "clock": "rates", "fig7": "models", "fig10": "series",
     "embeddings": "series", "sinks": "series",
 }  # fmt: skip
 
@@ -137,11 +144,11 @@ def test_so_is_every_entry_of_a_mapping(id, key):
             r"layers must be .* of at least 1 and at most 100, got 0.*\(in \[1, 0\]\)",
         ),
         ("cdag", "rho=1", "rho must be a number above 0 and below 1, got 1.0"),
-        ("contrast", "targets_end=5", "targets_end must be a list of two values"),
+        ("contrast", "biases=-1", "biases must be .* of at least 0"),
         (
             "contrast",
-            "inputs=smoth",
-            "inputs must be one of smooth, random, uneven|one of random, uneven, smooth",
+            "inputs=Gausian",
+            "inputs must be one of Gaussian, Student-t",
         ),
         ("saliency", "text=wikitext", "text: unknown corpus 'wikitext'"),
         ("fig7", "models={}", "models must be a JSON object with at least one entry"),
@@ -155,7 +162,7 @@ def test_the_sentence_has_what_is_expected_and_what_was_found(id, text, message)
 def test_values_that_are_beyond_the_presets_are_taken():
     for id, text in {
         "table1": "columns=12", "fig4": "seeds=7", "fig6": "layers=1,2,12", "fig9": "n=20", "clock": "steps=0",
-        "fig8": "lr=1e-2,1", "fig5": "epsilon=0.01", "contrast": "targets_end=60,60", "embeddings": "sample=100",
+        "fig8": "lr=1e-2,1", "fig5": "epsilon=0.01", "contrast": "ratios=8", "embeddings": "sample=100",
         "sinks": "model=EleutherAI/pythia-70m", "frozen": "ratios=10,100,1000", "fig2": "times=3",
     }.items():  # fmt: skip
         assert refusal(id, "default", text) is None, (id, text)

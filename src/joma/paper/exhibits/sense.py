@@ -56,6 +56,7 @@ _FROM_2 = Range(least=2)
 # by the name of the setting, or by the exhibit and the name where that differs
 RANGES = {
     "angles": Range(0, 0.999),  # cosines
+    "biases": _FROM_0,
     "children": Range(2, 10),
     "classes": _FROM_2,
     "clock.steps": _FROM_0,  # by τ alone
@@ -84,9 +85,9 @@ RANGES = {
     "valid_windows": _FROM_0,  # all of them
     "vocabulary": _FROM_2,
     "window": _FROM_2,
+    "zipf": _FROM_0,
 }
-REPEATABLE = ("fig6.steps", "contrast.targets_end")  # one value per corpus, or per attention
-PAIRS = ("contrast.targets_end",)  # lists of exactly two
+REPEATABLE = ("fig6.steps",)  # one value per corpus
 FREE_KEYS = ("models",)  # mappings from names that are the user's
 
 
@@ -156,8 +157,6 @@ def _check_list(name: str, value: Any, examples: Sequence[Any], exhibit: str) ->
                 raise
             raise ValueError(f"{error} (in {json.dumps(value, ensure_ascii=False)})") from None
     full = f"{exhibit}.{name}"
-    if full in PAIRS and len(value) != 2:
-        raise _refusal(name, "a list of two values", value, examples)
     repeated = [item for n, item in enumerate(value) if item in value[:n]]
     if repeated and full not in REPEATABLE:
         raise _refusal(name, "a list of different values", value, examples)
@@ -239,6 +238,7 @@ _WORDS: dict[str, Callable[[str, str, Sequence[Any]], None]] = {
     "models": _check_model,
     "gauges": _check_gauge,
     "inputs": _check_choice,
+    "labels": _check_choice,
 }
 
 

@@ -9,7 +9,7 @@ its size) is never refused, so a node that slides along a kink chatters across i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -71,11 +71,11 @@ class _Field:
     loss: str
     softmax: bool
     activation: Activation
+    attention_lr: float
+    bias_lr: float
 
     def of(self, rows: NDArray[np.bool_]) -> _Field:
-        return _Field(
-            self.x[rows], self.g[rows], self.p[rows], self.loss, self.softmax, self.activation
-        )
+        return replace(self, x=self.x[rows], g=self.g[rows], p=self.p[rows])
 
     def unpack(self, y: Array) -> tuple[Array, Array, Array]:
         S, M, K = len(y), self.x.shape[2], self.g.shape[2]
@@ -102,20 +102,25 @@ class _Field:
         z_dot = (v * v_dot).sum(axis=2)
         if self.softmax:
             z_dot -= (b.transpose(0, 2, 1) @ (inner * s).sum(axis=2)[:, :, None])[:, :, 0]
-        return np.concatenate([v_dot.reshape(len(y), -1), s.sum(axis=1), z_dot], axis=1)
+        xi_dot = self.bias_lr * s.sum(axis=1)
+        z_dot *= self.attention_lr
+        return np.concatenate([v_dot.reshape(len(y), -1), xi_dot, z_dot], axis=1)
 
 
 def integrate_all(
     tasks: Sequence[Task], starts: Sequence[Start], times: Array, *, attention: str, activation: Any,
-    rtol: float = 1e-3, atol: float = 1e-5, rough: float = 1e-3, max_steps: int = 2_000_000,
+    attention_lr: float = 1.0, bias_lr: float = 1.0, rtol: float = 1e-3, atol: float = 1e-5, rough: float = 1e-3,
+    max_steps: int = 2_000_000,
 ) -> Ensemble:  # fmt: skip
-    """The joint flows of tasks of one shape and one loss from these starts; rates and temperature are 1.
+    """Integrate the joint flows of tasks of one shape and one loss; the rate of V and the temperature are 1.
 
     Arguments:
         tasks, starts: one of each per flow.
         times: (T,) increasing, from the start on.
         attention: "exp" or "softmax".
         activation: as for `JointFlow`.
+        attention_lr: the rate of z.
+        bias_lr: the rate of ξ; 0 holds it.
         rtol, atol: of the embedded pair, per number of the state.
         rough: the share by which a number may move in a step that is never refused.
         max_steps: a RuntimeError after so many.
@@ -131,7 +136,14 @@ def integrate_all(
         )
     x, g, p = (np.stack([getattr(task, name) for task in tasks]) for name in ("x", "g", "p"))
     right = _Field(
-        x, g, p[:, :, None], tasks[0].loss, attention == "softmax", as_activation(activation)
+        x,
+        g,
+        p[:, :, None],
+        tasks[0].loss,
+        attention == "softmax",
+        as_activation(activation),
+        attention_lr,
+        bias_lr,
     )
     y = np.stack([np.concatenate([start.v0.ravel(), start.xi0, start.z0]) for start in starts])
     rows, blown, step, taken = [y], np.full(len(y), np.inf), np.full(len(y), 1e-3), 0
