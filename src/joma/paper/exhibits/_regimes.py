@@ -61,7 +61,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Contrast:
     """Linear against nonlinear nodes in one regime.
 
     Attributes:
@@ -133,14 +133,14 @@ def rebounds(start: Array, trough: Array, end: Array) -> Array:
     return np.where(has_dipped, end - trough, 0.0)
 
 
-def compare(rebound: Mapping[str, Array], end: Mapping[str, Array]) -> Comparison:
+def compare(rebound: Mapping[str, Array], end: Mapping[str, Array]) -> Contrast:
     """Compare activations on the same seeds.
 
     Arguments:
         rebound, end: activation -> values (n,), one per seed and in the same order; "linear" is one of them.
     """
     nonlinear = [activation for activation in rebound if activation != "linear"]
-    return Comparison(
+    return Contrast(
         rebound={name: Interval.of(values) for name, values in rebound.items()},
         difference={name: Interval.of(rebound[name] - rebound["linear"]) for name in nonlinear},
         end={name: Interval.of(values) for name, values in end.items()},

@@ -24,7 +24,7 @@ from joma._runs import Run, RunWriter
 from joma._runs.curve import ENTROPY, describe, describe_all
 from joma._show.plots import panels as p
 from joma.paper.exhibits._curves import PLAIN, train_all
-from joma.paper.exhibits._regimes import FLOWS, MARGIN, Comparison, Returns, compare, rebounds
+from joma.paper.exhibits._regimes import FLOWS, MARGIN, Contrast, Returns, compare, rebounds
 from joma.paper.exhibits.base import Exhibit, Experiment, Progress, where
 from joma.paper.exhibits.judgement import Judgement
 from joma.paper.labs.contrast import late_times
@@ -227,14 +227,14 @@ def _write_flows(
             writer.write(index, {"curve": mean}, t=float(times[index]), **labels)
 
 
-def compare_flows(frame: pd.DataFrame, family: str) -> dict[tuple[str, ...], Comparison]:
+def compare_flows(frame: pd.DataFrame, family: str) -> dict[tuple[str, ...], Contrast]:
     """Compare the activations in all regimes of a family; the labels of the regime are the key."""
     columns = MIXTURE_COLUMNS if family == "mixture" else LABEL_COLUMNS
     rows = where(frame, family=family, gauge=["start", "trough", "end"])
     table = rows.pivot_table(
         index=[*columns, "activation", "draw"], columns="gauge", values="value"
     ).reset_index()
-    comparisons: dict[tuple[str, ...], Comparison] = {}
+    comparisons: dict[tuple[str, ...], Contrast] = {}
     for key, regime in table.groupby(columns):
         assert isinstance(key, tuple)  # always for a list of columns
         rebound: dict[str, Array] = {}
@@ -249,7 +249,7 @@ def compare_flows(frame: pd.DataFrame, family: str) -> dict[tuple[str, ...], Com
     return comparisons
 
 
-def compare_models(frame: pd.DataFrame) -> Comparison | None:
+def compare_models(frame: pd.DataFrame) -> Contrast | None:
     """Compare the language models of seeds that were trained with both activations; None without any."""
     if "seed" not in frame:
         return None
@@ -277,11 +277,11 @@ def _has_target(settings: dict[str, Any]) -> dict[tuple[str, ...], bool]:
     }
 
 
-def _groups(run: Run) -> dict[str, dict[str, Comparison]]:
+def _groups(run: Run) -> dict[str, dict[str, Contrast]]:
     """Group of `TITLES` -> regime, in words -> its comparison."""
     frame = run.frame()
     has_target = _has_target(run.info["config"]["settings"])
-    groups: dict[str, dict[str, Comparison]] = {name: {} for name in TITLES}
+    groups: dict[str, dict[str, Contrast]] = {name: {} for name in TITLES}
     for key, comparison in compare_flows(frame, "mixture").items():
         inputs, ratio, bias, xi = key
         words = f"{inputs}, a₋/a₊ = {ratio}, ξ(0) = {bias}, ξ {xi}"
@@ -296,11 +296,11 @@ def _groups(run: Run) -> dict[str, dict[str, Comparison]]:
     return groups
 
 
-def _counted(comparisons: dict[str, Comparison]) -> Counter[Returns]:
+def _counted(comparisons: dict[str, Contrast]) -> Counter[Returns]:
     return Counter(comparison.returns for comparison in comparisons.values())
 
 
-def _group_numbers(comparisons: dict[str, Comparison]) -> dict[str, Any]:
+def _group_numbers(comparisons: dict[str, Contrast]) -> dict[str, Any]:
     """Return how many regimes of a group have each verdict."""
     returns = _counted(comparisons)
     return {
@@ -312,7 +312,7 @@ def _group_numbers(comparisons: dict[str, Comparison]) -> dict[str, Any]:
     }
 
 
-def _support(groups: dict[str, dict[str, Comparison]]) -> list[float]:
+def _support(groups: dict[str, dict[str, Contrast]]) -> list[float]:
     """Return the share of regimes with nonlinear only, per group; 0 for a group that is not decided."""
     shares = []
     for name, comparisons in groups.items():
