@@ -232,7 +232,8 @@ def first_layers(model: str, revision: str | None, count: int) -> tuple[Any, Any
     from joma._inspect.windows import open_model
 
     reads_text = CheckpointOptions(data="zipf")
-    net, tokenizer = open_model(model, reads_text, revision)
+    opened: tuple[Any, Any] = open_model(model, reads_text, revision)
+    net, tokenizer = opened
     net.layers = net.layers[:count]
     net.config.num_hidden_layers = count
     return net, tokenizer
