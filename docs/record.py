@@ -106,7 +106,7 @@ ITEMS = (
     laptop("width", 20, "five widths to 1,024 nodes, 500 words of WikiText-2, five seeds"),
     laptop("fig7", 20, "a GPT-NeoX of three million parameters on WikiText-2, 3,000 steps; SmolLM2 beside it"),
     laptop("fig10", 20, "SmolLM2 and the same with new weights, 60,000 tokens of WikiText-2"),
-    laptop("contrast", 40, "20 seeds per cell; four language models of 1,200 steps on WikiText-2"),
+    laptop("contrast", 90, "20 and 10 seeds per regime of flows; 16 language models of 5,000 steps on WikiText-2"),
     Item(
         "foresight", 120, "full vocabulary: the authors' long runs foretold from 2,900 steps, collapses from 580",
         ("docs/foresight.py", "--workers=1", "--out={out}", "--page={out}/foresight.md", "--figure={out}/figure.png"),
