@@ -23,8 +23,6 @@ from joma.paper.labs.twins import FOLDS, OPTIMISERS, Data, Fold, compare, topics
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"text": "pydoc", "V": 300, "K": 24, "window": 12, "batch": 32, "SGD": 200, "other": 60, "seeds": 3,
-              "pace": 1.0},
     "laptop": {"text": "wikitext-2", "V": 500, "K": 48, "window": 16, "batch": 64, "SGD": 2000, "other": 1000,
                "seeds": 3, "pace": 0.1},
     "paper": {"text": "wikitext-2", "V": 1000, "K": 100, "window": 35, "batch": 256, "SGD": 5000, "other": 5000,

@@ -32,7 +32,6 @@ from joma.theory.setting import Array
 TEXT = {"tokens": 40, "batch": 256}  # context words per query: its most frequent ones
 WIKITEXT = {"text": "wikitext-2", "V": 500, **TEXT}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"tasks": 6, "text": "pydoc", "V": 500, "K": 48, "window": 16, "steps": 1500, "queries": 40, **TEXT},
     "laptop": {"tasks": 50, "K": 64, "window": 32, "steps": 20_000, "queries": 100, **WIKITEXT},
     "paper": {"tasks": 200, "K": 128, "window": 35, "steps": 100_000, "queries": 200, **WIKITEXT},
 }  # fmt: skip

@@ -5,7 +5,7 @@ beside what its exact per-step law says; the correlation over context words betw
 those that the theory predicts from the part of v that this query's samples brought (under softmax the counterpart of
 Eqn. 18); and the words that a few queries attend to most, learned and predicted.
 
-The text is Python's own documentation at the default preset, WikiText-2 (from $JOMA_DATA) beyond.
+The text is WikiText-2, from $JOMA_DATA.
 """
 
 from __future__ import annotations
@@ -24,15 +24,6 @@ from joma.paper.labs.text_block import Places, TextBlock, places
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {
-        "text": "pydoc",
-        "V": 500,
-        "K": 48,
-        "window": 16,
-        "steps": 1500,
-        "batch": 256,
-        "queries": 50,
-    },
     "laptop": {
         "text": "wikitext-2",
         "V": 500,
