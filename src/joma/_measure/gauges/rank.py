@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from joma._measure.gauges.gram import GramProduct, gram_product, small_rows
+from joma._measure.gauges.kernels import gram_matrix
 from joma.models.sharded import Shard
 
 # The Gram matrix of a matrix with fewer rows or columns is decomposed directly: cheaper than a
@@ -490,9 +491,7 @@ def _singular_values(w: Tensor) -> Tensor:
     if w.shape[0] < w.shape[1]:
         w = w.T
     if w.shape[0] >= 2 * w.shape[1] and w.device.type == "cpu":
-        array = w.numpy()
-        # NumPy computes half of a product with the transpose, torch all of it.
-        squares = torch.linalg.eigvalsh(torch.from_numpy(array.T @ array))  # ascending
+        squares = torch.linalg.eigvalsh(gram_matrix(w))  # ascending
         if float(squares[0]) > 1e-6 * float(squares[-1]):
             return squares.sqrt().flip(0)
     return torch.linalg.svdvals(w)
