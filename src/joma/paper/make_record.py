@@ -56,7 +56,14 @@ def pack_finished(
             # Its numbers are those of the recorded run: nothing is stored twice.
             short = Slice(settings | experiment.record_slice, run.info["seed"], _data(settings))
             slices["record"] = (short, None)
-        return pack(run, slices, command=command, core_minutes=core_minutes, folder=folder)
+        return pack(
+            run,
+            slices,
+            command=command,
+            core_minutes=core_minutes,
+            data_files=experiment.data_files,
+            folder=folder,
+        )
 
 
 def _data(settings: dict[str, object]) -> str:

@@ -21,7 +21,7 @@ import lzma
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,6 @@ FOLDER = Path(__file__).parent / "recorded"
 FORMAT = 2
 # Bytes per record. All thirty together must fit into a wheel of 4 MB.
 LARGEST = 100_000
-# Files of a run folder, besides run.json and the measurements, that figure and rule read.
-DATA_FILES = ("patterns.json",)
 # Significant digits of a measurement. Six are more than any rule or figure can tell apart, and halve
 # the size of a record.
 DIGITS = 6
@@ -150,6 +148,7 @@ def pack(
     *,
     command: str,
     core_minutes: float | None,
+    data_files: Sequence[str] = (),
     folder: Path = FOLDER,
 ) -> ExhibitRecord:
     """Write the record of a finished exhibit.
@@ -159,6 +158,7 @@ def pack(
         slices: name of each slice, its settings, and its run; None for a part of ``run`` itself.
         command: the command that made the run.
         core_minutes: processor time of the run.
+        data_files: files of run folders, besides run.json and the measurements, that the figure reads.
         folder: where records are kept.
     """
     info = run.info
@@ -175,7 +175,7 @@ def pack(
     }
     described = {name: asdict(short) for name, (short, _) in slices.items()}
     members = {_DETAILS: _as_json({"format": FORMAT, **details, "slices": described})}
-    members |= _members("run", run)
+    members |= _members("run", run, data_files)
     for name, (_, short_run) in slices.items():
         if short_run is not None:
             members |= _members(f"slices/{name}", short_run)
@@ -191,7 +191,7 @@ def pack(
     return record
 
 
-def _members(prefix: str, run: Run) -> dict[str, bytes]:
+def _members(prefix: str, run: Run, data_files: Sequence[str] = ()) -> dict[str, bytes]:
     """Return the files of a run folder, and of the runs it refers to, by their names in the zip."""
     info = _without_machine(run.info)
     members: dict[str, bytes] = {}
@@ -200,17 +200,22 @@ def _members(prefix: str, run: Run) -> dict[str, bytes]:
         inner = f"runs/{number}"
         references.append({**reference, "path": inner})
         facts = _without_machine(Run(path).info)
-        members |= _files(f"{prefix}/{inner}", path, facts, set(reference["gauges"]))
+        gauges = set(reference["gauges"])
+        members |= _files(f"{prefix}/{inner}", path, facts, data_files, gauges)
     if references:
         info["runs"] = references
-    return _files(prefix, run.path, info) | members
+    return _files(prefix, run.path, info, data_files) | members
 
 
 def _files(
-    prefix: str, folder: Path, info: dict[str, Any], gauges: set[str] | None = None
+    prefix: str,
+    folder: Path,
+    info: dict[str, Any],
+    data_files: Sequence[str],
+    gauges: set[str] | None = None,
 ) -> dict[str, bytes]:
     files = {f"{prefix}/run.json": _as_json(info)}
-    for name in DATA_FILES:
+    for name in data_files:
         path = folder / name
         if path.exists():
             files[f"{prefix}/{name}"] = path.read_bytes()

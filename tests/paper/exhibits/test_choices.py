@@ -26,8 +26,8 @@ def written(value):
 @pytest.mark.parametrize("id", exhibits())
 def test_every_setting_of_every_preset_can_be_typed(id):
     experiment = exhibits()[id].experiment
-    for preset in PRESETS:
-        for key, value in experiment.settings[preset].items():
+    for preset, settings in experiment.settings.items():
+        for key, value in settings.items():
             as_read = json.loads(json.dumps(value))  # lists, no tuples
             assert choose(experiment.settings, preset, [f"{key}={written(value)}"]) == {
                 key: as_read
@@ -36,11 +36,11 @@ def test_every_setting_of_every_preset_can_be_typed(id):
 
 def test_an_exhibit_with_other_settings_is_otherwise_the_same():
     exhibit = exhibits()["fig6"]
-    changed = with_settings(exhibit, "default", ["every=7", "vocabulary=none"])
-    expected = {**FIG6["default"], "every": 7, "vocabulary": None}
-    assert changed.experiment.settings == {**FIG6, "default": expected}
+    changed = with_settings(exhibit, "laptop", ["every=7", "vocabulary=none"])
+    expected = {**FIG6["laptop"], "every": 7, "vocabulary": None}
+    assert changed.experiment.settings == {**FIG6, "laptop": expected}
     assert (changed.id, changed.experiment.run) == (exhibit.id, exhibit.experiment.run)
-    assert exhibit.experiment.settings["default"]["steps"] == FIG6["default"]["steps"] != 7
+    assert exhibit.experiment.settings["laptop"]["every"] == FIG6["laptop"]["every"] != 7
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_exhibit_with_other_settings_is_otherwise_the_same():
 )
 def test_what_cannot_be_read_is_refused(texts, message):
     with pytest.raises(ValueError, match=message):
-        choose(FIG6, "default", texts)
+        choose(FIG6, "laptop", texts)
 
 
 def command(monkeypatch, *arguments):

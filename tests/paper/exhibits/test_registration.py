@@ -13,6 +13,7 @@ import joma
 from joma.paper.exhibits import ORDER, PRESETS, Experiment, Judgement, get, make_exhibit
 from joma.paper.exhibits.index import remove
 from joma.paper.exhibits.making import plan
+from joma.paper.records import load
 from joma.paper.verdict import Verdict
 
 
@@ -93,7 +94,10 @@ def test_bad_registrations_are_refused(id, settings, message):
 def test_every_exhibit_of_joma_keeps_the_contract(id):
     experiment = get([id])[0].experiment
     assert isinstance(experiment, Experiment)
-    assert set(experiment.settings) == set(PRESETS)
+    assert {"laptop", "paper"} <= set(experiment.settings) <= set(PRESETS)
+    if experiment.is_recorded:
+        assert load(id) is not None
+        assert experiment.code_slice is not None
     assert get([id])[0].seconds > 0
 
 

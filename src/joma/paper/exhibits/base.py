@@ -53,6 +53,8 @@ class Experiment:
     code_slice: Settings | None = None
     # settings that shorten the recorded run to its first steps, of the same numbers
     record_slice: Settings | None = None
+    # files of run folders, besides run.json and the measurements, that the figure reads
+    data_files: tuple[str, ...] = ()
 
     @property
     def is_recorded(self) -> bool:

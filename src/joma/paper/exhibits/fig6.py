@@ -32,8 +32,6 @@ PAPER = {
 }
 # steps: per corpus, in the order of data
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"data": ["pydoc"], "vocabulary": 1000, "layers": [1, 2], "lr": 1e-3, "steps": [1200], "seeds": 1,
-              "every": 20, "valid_windows": 4, "valid_every": 0, **PLAIN},
     "laptop": GRID | {"data": ["wikitext-2"], "lr": 1e-4, "steps": [5000], "every": 100},
     "paper": {"data": ["wikitext-2", "wikitext-103"], "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4,
               "steps": [50_000, 200_000], "seeds": 1, "every": 100, **TO_THE_LETTER},
@@ -241,6 +239,7 @@ EXHIBIT = Exhibit(
         headline=headline,
         code_slice=CODE_SLICE,
         record_slice=RECORD_SLICE,
+        data_files=("patterns.json",),
     ),
     messages={
         Verdict.HOLDS: (

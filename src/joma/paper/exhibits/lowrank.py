@@ -21,8 +21,6 @@ from joma.paper.exhibits.judgement import Judgement
 from joma.paper.verdict import Verdict
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"data": "pydoc", "vocabulary": 1000, "layers": [1], "lr": 1e-3, "steps": 800, "seeds": 1, "every": 20,
-              "valid_windows": 4, "valid_every": 0, "gauges": GRID["gauges"], **PLAIN},
     "laptop": GRID | {"lr": 1e-4, "steps": 5000, "every": 100},
     "paper": {"data": "wikitext-2", "vocabulary": None, "layers": [1, 2, 5, 10], "lr": 1e-4, "steps": 50_000,
               "seeds": 3, "every": 100, "valid_windows": 0, "valid_every": 1000, "gauges": GRID["gauges"], **PLAIN},
