@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from joma.cli import main
-from joma.paper.exhibits import PRESETS, exhibits, make_exhibit
+from joma.paper.exhibits import exhibits, make_exhibit
 from joma.paper.exhibits.choices import choose, with_settings
 
 FIG6 = exhibits()["fig6"].experiment.settings
