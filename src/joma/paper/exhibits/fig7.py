@@ -182,12 +182,12 @@ def judge(run: Run) -> Judgement:
     """Check that the stable rank of top layers drops and bounces, and that of bottom layers only drops."""
     frame, dropped = table(run)
     curves = shapes(frame)
-    models = {}
+    models: dict[str, dict[str, Any]] = {}
     for model in dict.fromkeys(model for model, gauge, _ in curves if gauge == "stable_rank"):
         ranks = _of(curves, model, "stable_rank")
         bottom, top = thirds(ranks)
         entropies = _of(curves, model, "entropy")
-        numbers = {
+        numbers: dict[str, Any] = {
             "top layers": len(top),
             "that bounce": sum(curve.bounced for curve in top),
             "bottom layers": len(bottom),

@@ -72,12 +72,17 @@ LAYER = (
     "chance level: trained by {above chance.trained:.2f}, untrained by {above chance.untrained:.2f})"
 )
 
+BASELINE_STATES = ("untrained", "permuted")
+
 
 def baselines(run: Run) -> dict[str, dict[str, float]]:
     """Return how much of the paper's numbers the baselines reach, by layer."""
     means = summary(run).pivot_table(index=["column", "s"], columns="state", values="mean")
     shares = means.div(means["paper"], axis=0).groupby("s").mean()
-    return {f"s = {s}": shares.loc[s, ["untrained", "permuted"]].to_dict() for s in LAYERS}
+    reached = {}
+    for s in LAYERS:
+        reached[f"s = {s}"] = {state: float(shares[state][s]) for state in BASELINE_STATES}
+    return reached
 
 
 def rate_numbers(frame: pd.DataFrame) -> dict[str, Any]:
@@ -90,10 +95,10 @@ def rate_numbers(frame: pd.DataFrame) -> dict[str, Any]:
         entries = [entry for entry in columns if entry["s"] == s]
         pairs = wide.xs(s, level="s")
         gains = {}
-        for baseline in ("untrained", "permuted"):
+        for baseline in BASELINE_STATES:
             gains[f"trained − {baseline}"] = bounds(mean_interval(pairs.trained - pairs[baseline]))
         layers[f"s = {s}"] = {
-            **means.loc[s, ["trained", "untrained", "permuted"]].to_dict(),
+            **{state: float(means[state][s]) for state in ("trained", *BASELINE_STATES)},
             **gains,
             "paper": sum(entry["paper"] for entry in entries) / len(entries),
             "represented": all(gain["low"] > 0 for gain in gains.values()),
@@ -125,7 +130,7 @@ def _column_numbers(wide: pd.DataFrame) -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"C": C, "N_ch": N_ch, "N0": N0, "N1": N1, "s": s, "paper": mean}
         for state in STATES:
             entry[state] = part[state].mean()
-        for baseline in ("untrained", "permuted"):
+        for baseline in BASELINE_STATES:
             gain = part.trained - part[baseline]
             entry[f"above {baseline}"] = bool(gain.mean() > 2 * gain.std())
         spread = math.hypot(sd, part.trained.std())
@@ -464,7 +469,7 @@ def judge(run: Run) -> Judgement:
     else:
         verdict = Verdict.FAILS
     conclusion = []
-    for baseline in ("untrained", "permuted"):
+    for baseline in BASELINE_STATES:
         gain = GAIN.format(baseline=baseline)
         conclusion.append(f"trained − {baseline} {{best.layers:{gain} at {{key}}}}")
     return Judgement(
