@@ -214,7 +214,7 @@ def test_curves_are_means_over_seeds_and_a_collapse_is_that_of_most(tmp_path):
 
 
 def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_path, monkeypatch):
-    settings = {**fig6.SETTINGS["default"], "seeds": 1}
+    settings = {**fig6.CODE_SLICE, "seeds": 1}
     runs = [{"data": "pydoc", "layers": 1, "lr": 1e-3, "steps": 1}]
 
     def folder():
@@ -246,7 +246,8 @@ def test_a_run_is_taken_again_only_if_nothing_that_decides_it_has_changed(tmp_pa
 def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     module = {"fig6": fig6, "fig8": fig8}[name]
     steps = {10: [10] if name == "fig6" else 10, 6: [6] if name == "fig6" else 6}
-    tiny = {**module.SETTINGS["default"], "steps": steps[10], "every": 5, "vocabulary": 200}
+    data = {"fig6": ["pydoc"], "fig8": "pydoc"}[name]
+    tiny = {**module.CODE_SLICE, "data": data, "steps": steps[10], "every": 5, "vocabulary": 200}
     tiny["lr"] = 1e-8 if name == "fig6" else [1e-9, 1e-8]
     monkeypatch.setitem(module.SETTINGS, "default", tiny)
     outcome = make_exhibit(get([name])[0], out=tmp_path)
@@ -268,13 +269,13 @@ def test_exhibits_from_training_to_picture(name, tmp_path, monkeypatch):
     other = make_exhibit(
         get([name])[0], "laptop", out=tmp_path, force=True
     )  # not taken from the other preset
-    assert Run(other.path).frame("loss").step.max() == 6
+    assert Run(other.path).frame("valid_loss").step.max() == 6
     assert not any(path.exists() for path in made)  # force makes the runs again, too
     assert (runs / "notes").exists()  # what is no run stays
 
 
 def test_exhibits_share_a_run_and_come_back_to_one_that_another_trains(tmp_path, monkeypatch):
-    settings = {**fig6.SETTINGS["default"], "seeds": 1, "vocabulary": 200}
+    settings = {**fig6.CODE_SLICE, "seeds": 1, "vocabulary": 200}
     runs = [{"data": "pydoc", "layers": 1, "lr": lr, "steps": 2} for lr in (1e-3, 1e-4)]
     monkeypatch.setattr("joma.paper.exhibits._curves.POLL", 0.0)
     real, calls, busy = language.train, [], ["lr=0.001"]

@@ -179,7 +179,7 @@ def test_settings_of_an_exhibit_that_a_user_registered_are_their_own():
     presets = {preset: {"shift": 0.5, "count": 1} for preset in PRESETS}
     functions = dict.fromkeys(("run", "draw", "judge"), lambda *_: None)
     try:
-        exhibit("mine", "mine", "mine", settings=presets, **functions)
+        exhibit("mine", "mine", "mine", rule="holds", settings=presets, **functions)
         assert refusal("mine", "default", "shift=-1e9") is None
         assert refusal("mine", "default", "count=0") is None
     finally:

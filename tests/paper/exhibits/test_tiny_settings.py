@@ -110,7 +110,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize("id", TINY)
 def test_drawn_judged_and_set_for_every_preset(made, id, tmp_path):
     (exhibit,) = get([id])
-    assert set(exhibit.experiment.settings) == set(PRESETS)
+    assert {"laptop", "paper"} <= set(exhibit.experiment.settings) <= set(PRESETS)
     verdict = exhibit.experiment.judge(made[id])
     assert verdict.summary
     assert any(character.isdigit() for character in verdict.measured)
