@@ -76,6 +76,7 @@ def registered(tmp_path, monkeypatch):
 
 def command(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["joma", "reproduce", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "1000")  # a sentence on one line, wherever the tests run
     with pytest.raises(SystemExit) as end:
         main()
     printed = capsys.readouterr()
