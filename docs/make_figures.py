@@ -188,13 +188,16 @@ def exhibit_sections(folder: Path) -> str:
             f"`joma reproduce {id}`. *{exhibit.statement}*",
             "",
         ]
-        if (folder / id / "verdict.json").exists():
+        is_recorded = exhibit.experiment.is_recorded
+        if (folder / id / "verdict.json").exists() and not is_recorded:
             verdict = load_verdict(folder / id)
             lines += [f"**Default: {verdict.verdict}.** {sentence(verdict.summary)}", ""]
-        if (record := recorded(id)) is not None:
-            told = record.judgement
+        record = recorded(id)
+        if record is not None:
+            name = "Recorded" if is_recorded else "Longer run"
+            judgement = record.judgement
             lines += [
-                f"**Longer run: {told.verdict}.** {sentence(told.summary)} (`{record.preset}`, {record.day})",
+                f"**{name}: {judgement.verdict}.** {sentence(judgement.summary)} (`{record.preset}`, {record.day})",
                 "",
             ]
         lines.append(f"![{exhibit.title}](figures/{id}.png)")
