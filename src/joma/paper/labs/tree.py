@@ -1,20 +1,28 @@
 """Transformers trained on latent trees with noise (Section 5, Figure 5): who attends to whom, and which latents show.
 
-A tree `HBLT(ρ)` draws sequences, the paper's small Transformer learns their classes, and on the way it is asked
+A tree `HBLT(ρ)` draws samples. The paper's small Transformer learns one of two things from their tokens:
 
-    attention     of a query token m on a token l that shares its lowest latent β ("siblings"), that shares only the
-                  latent α above ("cousins"), or neither; over that of uniform attention, per block
-    latents       held-out NCorr: the hidden node that correlates best with a latent on one half of the samples, scored
-                  on the other half; β in the first block, α in the second
-    competition   the rank correlation over tokens l between what l's siblings give it and what all others give it
+    class    the label is at the root: the class that drew the sample
+    token    the label is a leaf: whether a token occurs, given all other tokens
+
+On the way these are measured:
+
+    attention     lift over uniform attention that a token m gives to a token l which shares its lowest latent β
+                  ("siblings"), shares only the latent α above ("cousins"), or neither ("others"), per block.
+                  Under the objective "token", m is the token that is asked for, and the last position asks.
+    latents       held-out NCorr: the hidden node that correlates best with a latent on one half of the samples,
+                  scored on the other half; β in the first block, α in the second
+    competition   rank correlation over tokens l between what l's siblings give it and what all others give it
 
 The same is measured with the tokens permuted over the tree: what these numbers are without any hierarchy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +38,33 @@ from joma._runs import Run, RunWriter, staged
 from joma._train.settings import check_whole
 from joma.paper.labs.hierarchy import HierarchyTransformer, TreeBlock
 from joma.paper.labs.ncorr import held_out_correlation, maximal_activations
-from joma.theory.hierarchy import HBLT, HBLTSamples
+from joma.theory.hierarchy import HBLT, HBLTSamples, sequences
 
 KINSHIP = ("siblings", "cousins", "others")
 AXES = {**{f"attention_{kin}": ["block"] for kin in KINSHIP}, "competition": ["block"]}
-TEST = 256  # sequences that are measured on
+# Sequences that gauges are measured on.
+TEST_SIZE = 256
+# Samples for the Bayes accuracy: its standard error is below 0.006.
+BAYES_SIZE = 4096
+# The test samples of a seed are not among its training samples.
+TEST_SEED_OFFSET = 10_000
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+class Objective(StrEnum):
+    """What a network is trained to predict."""
+
+    CLASS = "class"
+    TOKEN = "token"
 
 
 @dataclass(frozen=True)
 class TreeSettings:
     """What decides a run. ``latents`` is the number right below the class."""
 
+    objective: str = "class"
     rho: float = 0.9
     depth: int = 3  # edges from the class to a token: 3 has latents α and β, 2 has β only
     latents: int = 4
@@ -55,18 +79,12 @@ class TreeSettings:
     seed: int = 0
 
     def checked(self) -> TreeSettings:
-        """These settings; what makes no sense is an error."""
-        for name in (
-            "depth",
-            "latents",
-            "children",
-            "classes",
-            "layers",
-            "width",
-            "steps",
-            "batch",
-            "every",
-        ):
+        """Return these settings; raise ValueError for those that make no sense."""
+        if self.objective not in tuple(Objective):
+            choices = " or ".join(Objective)
+            raise ValueError(f"objective must be {choices}, got {self.objective!r}")
+        counts = ("depth", "latents", "children", "classes", "layers", "width", "steps", "batch", "every")  # fmt: skip
+        for name in counts:
             check_whole(name, getattr(self, name))
         check_whole("seed", self.seed, least=0)
         if not 0 < self.rho < 1:
@@ -77,11 +95,14 @@ class TreeSettings:
             raise ValueError(
                 f"depth must be 2 (class, β, tokens) or 3 (class, α, β, tokens), got {self.depth}"
             )
-        if self.depth == 3 and self.layers < 2:
-            raise ValueError("a tree of depth 3 has two layers of latents: take layers 2 or more")
-        if not self.lr > 0:
+        if not self.lr > 0 or not math.isfinite(self.lr):
             raise ValueError(f"the learning rate must be positive, got {self.lr!r}")
         return self
+
+    def make_tree(self) -> HBLT:
+        """Return the tree of these settings."""
+        names = ("classes", "latents", "depth", "children", "rho", "seed")
+        return make_tree({name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,126 +115,243 @@ class Kinship:
 
     @classmethod
     def of(cls, tree: HBLT, order: NDArray[np.intp] | None = None) -> Kinship:
-        """Of a tree; with ``order``, token n has the place of token order[n]."""
-        tokens = tree.tokens if order is None else tree.tokens[order]
+        """Return the kinship in a tree; with ``order``, token n has the place of token order[n]."""
+        tokens = tree.tokens
+        if order is not None:
+            tokens = tokens[order]
         beta = tree.parent[tokens]
-        alpha = tree.parent[beta] if tree.depth[tokens[0]] > 2 else beta
-        different = ~np.eye(len(tokens), dtype=bool)
-        same_beta, same_alpha = (group[:, None] == group[None, :] for group in (beta, alpha))
-        return cls(same_beta & different, same_alpha & ~same_beta, ~same_alpha)
+        alpha = beta
+        if tree.depth[tokens[0]] > 2:
+            alpha = tree.parent[beta]
+        is_other_token = ~np.eye(len(tokens), dtype=bool)
+        has_same_beta = beta[:, None] == beta[None, :]
+        has_same_alpha = alpha[:, None] == alpha[None, :]
+        return cls(
+            siblings=has_same_beta & is_other_token,
+            cousins=has_same_alpha & ~has_same_beta,
+            others=~has_same_alpha,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Sequences with their labels.
+
+    Attributes:
+        x: ids (n, T). 0 … M − 1 are tokens, M is the padding, M + 1 + m asks for token m.
+        labels: (n,), a class, or 1 where the token that is asked for occurs.
+        samples: the samples of the tree that they were made from.
+    """
+
+    x: Tensor
+    labels: Tensor
+    samples: HBLTSamples
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """An objective on one tree: how samples become sequences and labels."""
+
+    tree: HBLT
+    objective: Objective
+
+    @property
+    def tokens(self) -> int:
+        """M, the number of tokens."""
+        return self.tree.tokens.size
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids: tokens, the padding, and one per token that can be asked for."""
+        if self.objective is Objective.CLASS:
+            return self.tokens + 1
+        return 2 * self.tokens + 1
+
+    @property
+    def outputs(self) -> int:
+        """Number of labels."""
+        if self.objective is Objective.CLASS:
+            return len(self.tree.prior)
+        return 2
+
+    @property
+    def first_reader(self) -> int:
+        """Id of the first token that attends: itself, or the id that asks for it."""
+        if self.objective is Objective.CLASS:
+            return 0
+        return self.tokens + 1
+
+    def examples(self, n: int, seed: int) -> Examples:
+        """Draw ``n`` samples and write them as sequences."""
+        samples = self.tree.sample(n, seed)
+        M = self.tokens
+        if self.objective is Objective.CLASS:
+            x = samples.sequences(M, M)
+            return Examples(torch.from_numpy(x), _as_tensor(samples.classes), samples)
+        rng = np.random.default_rng((seed, 1))
+        asked = rng.integers(M, size=n)
+        present = samples.tokens.copy()  # (n, M)
+        labels = present[np.arange(n), asked]
+        present[np.arange(n), asked] = 0
+        context = sequences(present, M - 1, M)  # (n, M − 1)
+        x = np.concatenate([context, M + 1 + asked[:, None]], axis=1)  # (n, M)
+        return Examples(torch.from_numpy(x), _as_tensor(labels), samples)
+
+    def bayes_accuracy(self, seed: int) -> float:
+        """Return the accuracy of the best possible prediction, the mean over `BAYES_SIZE` samples."""
+        samples = self.tree.sample(BAYES_SIZE, seed)
+        of_class, of_variable = self.tree.posterior(samples.tokens)
+        if self.objective is Objective.CLASS:
+            return float(of_class.max(axis=1).mean())
+        asked = np.random.default_rng((seed, 1)).integers(self.tokens, size=BAYES_SIZE)
+        rows = np.arange(BAYES_SIZE)
+        observed = samples.tokens[rows, asked]
+        leaf = self.tree.tokens[asked]
+        likely = occurrence_given_others(
+            of_variable[rows, self.tree.parent[leaf]], observed, self.tree.rho[leaf]
+        )
+        return float(np.maximum(likely, 1 - likely).mean())
+
+
+def occurrence_given_others(parent: Floats, observed: NDArray[Any], rho: Floats) -> Floats:
+    """Return P[y = 1 | all other tokens] of a token.
+
+    Arguments:
+        parent: P[parent = 1 | all tokens], the token itself included.
+        observed: value of the token, 0 or 1.
+        rho: of the edge between the token and its parent.
+    """
+    equal = (1 + rho) / 2
+    # What the token itself said about its parent is divided out.
+    if_one = np.where(observed == 1, equal, 1 - equal)
+    one = parent / if_one
+    zero = (1 - parent) / (1 - if_one)
+    without = one / (one + zero)
+    return np.asarray(without * equal + (1 - without) * (1 - equal))
+
+
+def _as_tensor(labels: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.asarray(labels, dtype=np.int64))
 
 
 def attention_over_uniform(
-    model: HierarchyTransformer, x: Tensor, tokens: int
-) -> list[NDArray[np.float64]]:
-    """Per block, the mean attention of query token m on token l over 1/(visible keys), (M, M); NaN where never seen."""
-    one_hot = functional.one_hot(x, tokens + 1).to(model.embed.weight.dtype)[
-        ..., :tokens
-    ]  # (B, T, M): no padding
-    visible = torch.arange(1, x.shape[1] + 1, dtype=one_hot.dtype)
-    earlier = torch.ones(x.shape[1], x.shape[1], dtype=one_hot.dtype).tril()
-    pairs = torch.einsum("bim,ij,bjl->ml", one_hot, earlier, one_hot)
-    out = []
+    model: HierarchyTransformer, x: Tensor, tokens: int, first_reader: int = 0
+) -> list[Floats]:
+    """Return, per block, the mean attention from m to l over 1/(visible keys), (M, M); NaN for pairs never seen.
+
+    Arguments:
+        model: the network.
+        x: ids (B, T).
+        tokens: M; the ids 0 … M − 1 are read.
+        first_reader: the ids from here on, M of them, attend.
+    """
+    dtype = model.embed.weight.dtype
+    one_hot = functional.one_hot(x, model.embed.num_embeddings).to(dtype)  # (B, T, V)
+    keys = one_hot[..., :tokens]  # (B, T, M)
+    readers = one_hot[..., first_reader : first_reader + tokens]  # (B, T, M)
+    T = x.shape[1]
+    visible = torch.arange(1, T + 1, dtype=dtype)
+    is_earlier = torch.ones(T, T, dtype=dtype).tril()
+    pairs = torch.einsum("bim,ij,bjl->ml", readers, is_earlier, keys)
+    lifts = []
     with torch.no_grad():
         h = model.embed(x)
         for block in model.blocks:
             assert isinstance(block, TreeBlock)
             scores = block.query(h) @ block.key(h).mT / h.shape[2] ** 0.5
-            attention = (
-                scores.masked_fill(earlier == 0, -torch.inf).softmax(dim=-1) * visible[:, None]
-            )
-            out.append(
-                (torch.einsum("bim,bij,bjl->ml", one_hot, attention, one_hot) / pairs)
-                .double()
-                .numpy()
-            )
+            scores = scores.masked_fill(is_earlier == 0, -torch.inf)
+            attention = scores.softmax(dim=-1) * visible[:, None]  # (B, T, T)
+            total = torch.einsum("bim,bij,bjl->ml", readers, attention, keys)
+            lifts.append((total / pairs).double().numpy())
             h = block(h)[0]
-    return out
+    return lifts
 
 
 def measures(
-    lifts: list[NDArray[np.float64]],
-    activations: list[NDArray[np.float64]],
+    lifts: list[Floats],
+    activations: list[Floats],
     samples: HBLTSamples,
     kinship: Kinship,
     order: NDArray[np.intp] | None,
 ) -> dict[str, Any]:
-    """All gauges of a model's attention over uniform and maximal activations, per block.
+    """Return all gauges of a model from its attention lifts and maximal activations, per block.
 
     ``order`` permutes the samples of the latents, as ``kinship`` has the tokens permuted.
     """
-    out: dict[str, Any] = {}
+    gauges: dict[str, Any] = {}
     for kin in KINSHIP:
         mask = getattr(kinship, kin)
         if mask.any():
-            out[f"attention_{kin}"] = [float(np.nanmean(lift[mask])) for lift in lifts]
-    out["competition"] = [_competition(lift, kinship) for lift in lifts]
+            gauges[f"attention_{kin}"] = [float(np.nanmean(lift[mask])) for lift in lifts]
+    gauges["competition"] = [_competition(lift, kinship) for lift in lifts]
     names = ("alpha", "beta")[-len(samples.latents) :]
-    for name, latents, block in zip(
-        reversed(names), reversed(samples.latents), range(2), strict=False
-    ):
-        y = latents if order is None else latents[order]
-        out[f"ncorr_{name}"] = held_out_correlation(y, activations[block])
-    return out
+    # The lowest latents are looked for in the first block.
+    lowest_first = zip(reversed(names), reversed(samples.latents), strict=True)
+    for (name, latents), block_activations in zip(lowest_first, activations, strict=False):
+        y = latents
+        if order is not None:
+            y = latents[order]
+        gauges[f"ncorr_{name}"] = held_out_correlation(y, block_activations)
+    return gauges
 
 
-def _competition(lift: NDArray[np.float64], kinship: Kinship) -> float:
-    """Spearman's correlation over tokens l of the attention from l's siblings with that from all who are not."""
-    related, foreign = (
-        np.where(mask, lift, np.nan) for mask in (kinship.siblings, ~kinship.siblings)
-    )
-    np.fill_diagonal(foreign, np.nan)
-    known = [
-        l
-        for l in range(len(lift))
-        if not (np.isnan(related[:, l]).all() or np.isnan(foreign[:, l]).all())
-    ]
-    given = [(np.nanmean(related[:, l]), np.nanmean(foreign[:, l])) for l in known]
-    return float(stats.spearmanr(*np.array(given).T).statistic)
+def _competition(lift: Floats, kinship: Kinship) -> float:
+    """Return Spearman's correlation over tokens l of the attention from l's siblings with that from all others."""
+    from_siblings = np.where(kinship.siblings, lift, np.nan)
+    from_others = np.where(kinship.siblings, np.nan, lift)
+    np.fill_diagonal(from_others, np.nan)
+    pairs = []
+    for column in range(len(lift)):
+        has_both = np.isfinite(from_siblings[:, column]).any() and np.isfinite(from_others[:, column]).any()  # fmt: skip
+        if has_both:
+            pairs.append((np.nanmean(from_siblings[:, column]), np.nanmean(from_others[:, column])))
+    return float(stats.spearmanr(*np.array(pairs).T).statistic)
 
 
 def follow(
-    settings: TreeSettings, show: Callable[[int], None] = lambda step: None
+    settings: TreeSettings,
+    show: Callable[[int], None] = lambda step: None,
+    is_measured: Callable[[int], bool] | None = None,
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Train, and give (step, "tree" or "permuted", gauges) at the start and every so many steps."""
+    """Train, and yield (step, "tree" or "permuted", gauges) at measured steps and at the end.
+
+    A step is measured every ``settings.every`` steps, or where ``is_measured`` returns True.
+    """
     settings = settings.checked()
-    chosen = {
-        name: getattr(settings, name)
-        for name in ("classes", "latents", "depth", "children", "rho", "seed")
-    }
-    tree = make_tree(chosen)
-    M = tree.tokens.size
-    test = tree.sample(TEST, settings.seed + 10_000)
-    x_test = torch.from_numpy(test.sequences(M, M))
+    tree = settings.make_tree()
+    lesson = Lesson(tree, Objective(settings.objective))
+    M = lesson.tokens
+    test = lesson.examples(TEST_SIZE, settings.seed + TEST_SEED_OFFSET)
     rng = np.random.default_rng((settings.seed, 3))
-    shuffled = Kinship.of(tree, rng.permutation(M)), rng.permutation(TEST)
+    kinship = Kinship.of(tree)
+    permuted_kinship = Kinship.of(tree, rng.permutation(M))
+    permuted_samples = rng.permutation(TEST_SIZE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = HierarchyTransformer(
-            M + 1, settings.classes, settings.width, layers=settings.layers
+            lesson.vocabulary,
+            lesson.outputs,
+            settings.width,
+            hidden=4 * (M + 1),
+            layers=settings.layers,
         )
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.lr)
     for step in range(settings.steps + 1):
-        if step % settings.every == 0 or step == settings.steps:
-            with torch.no_grad():
-                right = (model(x_test).argmax(dim=1).numpy() == test.classes).mean()
-            seen = (
-                attention_over_uniform(model, x_test, M),
-                maximal_activations(model, x_test.numpy()),
-            )
-            yield (
-                step,
-                "tree",
-                {**measures(*seen, test, Kinship.of(tree), None), "accuracy": float(right)},
-            )
-            yield step, "permuted", measures(*seen, test, *shuffled)
+        is_due = step % settings.every == 0
+        if is_measured is not None:
+            is_due = is_measured(step)
+        if is_due or step == settings.steps:
+            lifts = attention_over_uniform(model, test.x, M, lesson.first_reader)
+            activations = maximal_activations(model, test.x.numpy())
+            row = measures(lifts, activations, test.samples, kinship, None)
+            row["accuracy"] = _accuracy(model, test)
+            yield step, "tree", row
+            permuted = measures(lifts, activations, test.samples, permuted_kinship, permuted_samples)  # fmt: skip
+            yield step, "permuted", permuted
         if step == settings.steps:
             return
-        batch = tree.sample(settings.batch, int(rng.integers(2**31)))
-        loss = functional.cross_entropy(
-            model(torch.from_numpy(batch.sequences(M, M))),
-            torch.from_numpy(np.asarray(batch.classes)),
-        )
+        batch = lesson.examples(settings.batch, int(rng.integers(2**31)))
+        loss = functional.cross_entropy(model(batch.x), batch.labels)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at step {step}: take a smaller lr than {settings.lr}"
@@ -224,6 +362,12 @@ def follow(
         show(step + 1)
 
 
+def _accuracy(model: HierarchyTransformer, test: Examples) -> float:
+    with torch.no_grad():
+        guesses = model(test.x).argmax(dim=1)
+    return float((guesses == test.labels).double().mean())
+
+
 def train_tree(
     settings: TreeSettings,
     out: Path,
@@ -231,7 +375,7 @@ def train_tree(
     force: bool = False,
     show: Callable[[int], None] = lambda step: None,
 ) -> Run:
-    """``joma train hierarchy``: one training into the run folder ``out``."""
+    """Train one network into the run folder ``out`` (``joma train hierarchy``)."""
     config = {name: getattr(settings, name) for name in TreeSettings.__dataclass_fields__}
     with staged(out, overwrite=force) as folder:
         packages = ("joma", "torch", "numpy")
