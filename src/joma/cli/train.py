@@ -113,6 +113,9 @@ def _train(
 
 
 def _hierarchy(
+    objective: Annotated[
+        str, typer.Option(help="What to predict: class (the root) or token (a leaf).")
+    ] = "class",
     rho: Annotated[
         float, typer.Option(help="How far a latent decides those below it, between 0 and 1.")
     ] = 0.9,
@@ -140,11 +143,22 @@ def _hierarchy(
     from joma.paper.labs.tree import TreeSettings, train_tree
 
     settings = TreeSettings(
-        rho, depth, latents, children, classes, layers, width, steps, batch, lr, every, seed
+        objective=objective,
+        rho=rho,
+        depth=depth,
+        latents=latents,
+        children=children,
+        classes=classes,
+        layers=layers,
+        width=width,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        every=every,
+        seed=seed,
     ).checked()
-    folder = (
-        out or Path("runs") / f"hierarchy-rho={rho:g},depth={depth},layers={layers},seed={seed}"
-    )
+    name = f"hierarchy-{objective},rho={rho:g},depth={depth},layers={layers},seed={seed}"
+    folder = out or Path("runs") / name
     with console(stderr=True).status("training"):
         run = train_tree(settings, folder, force=force)
     table = run.frame()

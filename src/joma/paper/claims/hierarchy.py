@@ -266,3 +266,89 @@ def e8(variant: Variant) -> Iterator[float]:
         large = remainders[1] > 1e-12  # where 2H = L it is zero
         order = np.log2(remainders[0][large] / remainders[1][large])
         yield float((2 - order).max(initial=0.0))
+
+
+@claim(
+    "S5.root_labels",
+    kind=Kind.EXTENSION,
+    source="Section 5",
+    statement=(
+        "For the label Y = 1[class = k], E[Y s_l] = ρ^{L−1} E[Y s_top] for every token l below one "
+        "latent of the class: a class label does not tell siblings from cousins at first order."
+    ),
+    tolerance=1e-12,
+    measures=(
+        "largest error of E[Y s_l] over classes, tokens and trees, with E[Y s_l] by enumeration "
+        "of all states"
+    ),
+    control="ρ^L in the place of ρ^{L−1}",
+    derivation=(
+        "Given the class, s_l is s_top times the spins of L − 1 edges, which are independent with "
+        "mean ρ. So E[s_l | k] = ρ^{L−1} E[s_top | k], whichever path leads from the latent to l."
+    ),
+    corrected_formula=r"$\mathbb E[Y s_l]=\rho^{L-1}\,\mathbb E[Y s_{\text{top}}]$",
+    terms=("E[Y s_top]",),
+    mutants={"E[s_top]": "the mean over all classes"},
+)
+def root_labels(variant: Variant) -> Iterator[float]:
+    """Compare the covariance of a class label with each token with the closed form."""
+    for case in _trees():
+        tree = case.tree
+        power = tree.L if variant == "control" else tree.L - 1
+        y, _ = enumerate_states(tree)
+        tokens = 1 - 2 * y[:, tree.tokens]  # spins (2ᴺ, M)
+        for k in range(len(tree.prior)):
+            of_class = HBLT(
+                class_to_latent=tree.q[k : k + 1],
+                depth=tree.L,
+                children=_children(tree),
+                rho=case.rho,
+            )
+            given_class = enumerate_states(of_class)[1]
+            enumerated = tree.prior[k] * (given_class @ tokens)  # (M,)
+            mean_top = 2 * tree.q[k] - 1  # E[s_top | class], (n₁,)
+            if variant.has("E[s_top]"):
+                mean_top = tree.rho0
+            signal = variant.factor("E[Y s_top]") * tree.prior[k] * mean_top[case.top]
+            yield float(np.abs(case.rho**power * signal - enumerated).max())
+
+
+def _children(tree: HBLT) -> int:
+    """Return the number of children of a latent; the trees of these claims have one number."""
+    return int(np.count_nonzero(tree.parent == 0))
+
+
+@claim(
+    "S5.leaf_labels",
+    kind=Kind.EXTENSION,
+    source="Section 5",
+    statement=(
+        "For the spin s_m of a token as the label, E[s_m s_l] = ρ^{2H} with H the height of the "
+        "lowest common latent: a token as the label shows siblings first."
+    ),
+    tolerance=1e-12,
+    measures=(
+        "largest error of E[s_m s_l] over pairs of tokens below one latent of the class, by "
+        "enumeration of all states"
+    ),
+    control="ρ^H in the place of ρ^{2H}",
+    derivation=(
+        "Given their common ancestor c, s_m and s_l are s_c times H independent edge spins each. "
+        "Since s_c² = 1, E[s_m s_l] = ρ^H ρ^H, whatever the class does."
+    ),
+    corrected_formula=r"$\mathbb E[s_m s_l]=\rho^{2H}$",
+    terms=("ρ^{2H}",),
+    mutants={"H + 1": "the ancestor one edge higher"},
+)
+def leaf_labels(variant: Variant) -> Iterator[float]:
+    """Compare the covariance of two tokens with the closed form."""
+    for case in _trees():
+        tree = case.tree
+        y, probability = enumerate_states(tree)
+        tokens = 1 - 2 * y[:, tree.tokens]  # spins (2ᴺ, M)
+        enumerated = (tokens * probability[:, None]).T @ tokens  # (M, M)
+        height = case.H + 1 if variant.has("H + 1") else case.H
+        power = height if variant == "control" else 2 * height
+        predicted = variant.factor("ρ^{2H}") * case.rho**power
+        has_common_latent = (case.H > 0) & (tree.L > case.H)
+        yield float(np.abs(predicted - enumerated)[has_common_latent].max())
