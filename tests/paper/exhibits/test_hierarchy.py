@@ -47,20 +47,28 @@ def test_the_verdict_says_whose_attention_came_first(tmp_path, first, verdict):
     judgement = hierarchy.judge(run)
     assert judgement.verdict is verdict
     for objective, who in first.items():
-        share = judgement.numbers[objective]["siblings first"]
+        share = judgement.numbers["objectives"][hierarchy._label_name(objective)]["siblings first"]
         assert share["trainings"] == 8
         assert share["count"] == 8 * (who == "siblings")
-        assert judgement.numbers[objective]["permuted"]["trainings"] == 0
-        assert judgement.numbers[objective]["β before α"]["count"] == 8
+        assert (
+            judgement.numbers["objectives"][hierarchy._label_name(objective)]["permuted"][
+                "trainings"
+            ]
+            == 0
+        )
+        assert (
+            judgement.numbers["objectives"][hierarchy._label_name(objective)]["β before α"]["count"]
+            == 8
+        )
 
 
 def test_trainings_that_never_turn_do_not_count(tmp_path):
     run = planted(tmp_path / "run", {"class": None, "token": None}, late=0.0)
     judgement = hierarchy.judge(run)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    share = judgement.numbers["class"]["siblings first"]
+    share = judgement.numbers["objectives"]["the class (root)"]["siblings first"]
     assert (share["trainings"], share["all trainings"]) == (0, 8)
-    assert judgement.numbers["class"]["β before α"]["trainings"] == 0
+    assert judgement.numbers["objectives"]["the class (root)"]["β before α"]["trainings"] == 0
 
 
 def test_what_decides_is_the_sign_when_attention_first_turns(tmp_path):

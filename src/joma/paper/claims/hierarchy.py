@@ -286,6 +286,7 @@ def e8(variant: Variant) -> Iterator[float]:
         "Given the class, s_l is s_top times the spins of L − 1 edges, which are independent with "
         "mean ρ. So E[s_l | k] = ρ^{L−1} E[s_top | k], whichever path leads from the latent to l."
     ),
+    paper_formula=r"m and l co-occur ($\mathbb P[y_l=1\mid y_m=1]$ is large): associated first",
     corrected_formula=r"$\mathbb E[Y s_l]=\rho^{L-1}\,\mathbb E[Y s_{\text{top}}]$",
     terms=("E[Y s_top]",),
     mutants={"E[s_top]": "the mean over all classes"},
@@ -336,6 +337,7 @@ def _children(tree: HBLT) -> int:
         "Given their common ancestor c, s_m and s_l are s_c times H independent edge spins each. "
         "Since s_c² = 1, E[s_m s_l] = ρ^H ρ^H, whatever the class does."
     ),
+    paper_formula=r"$\mathbb P[y_l=1\mid y_m=1]$ of Theorem 5, for a token $m$ as the query",
     corrected_formula=r"$\mathbb E[s_m s_l]=\rho^{2H}$",
     terms=("ρ^{2H}",),
     mutants={"H + 1": "the ancestor one edge higher"},
