@@ -239,6 +239,7 @@ _WORDS: dict[str, Callable[[str, str, Sequence[Any]], None]] = {
     "gauges": _check_gauge,
     "inputs": _check_choice,
     "labels": _check_choice,
+    "objectives": _check_choice,
 }
 
 
