@@ -1,6 +1,7 @@
 """Isotropic mixtures (Section 4, Appendices A.3-A.4): marginals, Lemma 1, the flow, critical rays, linearisation."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from scipy.linalg import expm
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import kstest
 
-from joma.paper.claims.critical_points import _Tent
 from joma.theory.ending import EndingKind
 from joma.theory.isotropic import (
     Density,
@@ -18,6 +18,7 @@ from joma.theory.isotropic import (
     Gaussian,
     Laplace,
     Mixture,
+    Radial,
     StudentT,
     Thetas,
     UniformBall,
@@ -99,8 +100,49 @@ def test_a_density_of_ones_own_is_sampled_and_integrated_consistently(p0):
     )
 
 
+@dataclass(frozen=True)
+class Tent(Radial):
+    """In one dimension: weight w on a tent of half-width ε, 1 − w uniform on (−1, 1), with θ₂(0) p(0) as given."""
+
+    epsilon: float = 0.05
+    product: float = 0.25
+
+    @property
+    def radius(self) -> float:
+        """1."""
+        return 1.0
+
+    @property
+    def _weight(self) -> float:
+        e = self.epsilon  # (w/ε + (1 − w)/2)(wε/6 + (1 − w)/4) = product
+        return float(
+            min(
+                w.real
+                for w in np.roots(
+                    [
+                        (1 / e - 0.5) * (e / 6 - 0.25),
+                        (1 / e - 0.5) / 4 + (e / 6 - 0.25) / 2,
+                        0.125 - self.product,
+                    ]
+                )
+            )
+        )
+
+    def _density(self, r):
+        w, e = self._weight, self.epsilon
+        return w / e * np.maximum(0.0, 1 - r / e) + (1 - w) / 2 * (r < 1)
+
+    def _upper(self, x):
+        w, e = self._weight, self.epsilon
+        return w / 2 * np.maximum(0.0, 1 - x / e) ** 2 + (1 - w) / 2 * np.maximum(0.0, 1 - x)
+
+    def _tail(self, x):
+        w, u = self._weight, np.maximum(0.0, 1 - x / self.epsilon)
+        return w * self.epsilon * (u**2 / 2 - u**3 / 3) + (1 - w) / 4 * np.maximum(0.0, 1 - x * x)
+
+
 def test_a_density_with_kinks_is_integrated_adaptively():
-    tent = _Tent(1)
+    tent = Tent(1)
     known = tent.by_quadrature()
     assert known.radius == pytest.approx(1, rel=1e-12)
     s = np.array([-0.9, -0.2, -0.03, 0.0, 0.02, 0.5])

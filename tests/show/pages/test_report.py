@@ -467,7 +467,9 @@ def fig3(tmp_path_factory):
 @pytest.fixture
 def made(tmp_path, fig3, monkeypatch):
     """A folder with fig3, an engine that works here, and three claims: good, accepting its control, and broken."""
-    monkeypatch.setattr(Runner, "_engine", lambda self: nullcontext(InProcess()))
+    monkeypatch.setattr(
+        "joma.paper.exhibits.runner.open_engine", lambda *args, **rest: nullcontext(InProcess())
+    )
     common = {"source": "", "statement": "s", "measures": "", "control": "", "tolerance": 0.5}
     checks = {
         "T1": lambda variant: np.inf if variant == "control" else 0.0,
