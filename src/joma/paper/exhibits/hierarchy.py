@@ -184,8 +184,9 @@ def first_turns(frame: pd.DataFrame) -> pd.DataFrame:
         row["step"] = np.nan
         row["siblings_first"] = False
         if row["has_turned"]:
-            first = curve.iloc[int(is_above.argmax())]
-            row["step"] = first.name[-1]
+            place = int(is_above.argmax())
+            first = curve.iloc[place]
+            row["step"] = int(curve.index.get_level_values("step")[place])
             row["siblings_first"] = bool(first["siblings"] > first["cousins"])
         rows.append(row)
     return pd.DataFrame(rows)
