@@ -79,6 +79,6 @@ def test_a_page_is_printed_and_an_unknown_one_refused_with_the_nearest():
     assert "joma.watch" in printed
     refused = joma("docs", "wotch", check=2)
     assert (
-        "there is no page 'wotch': did you mean 'watch'? `joma docs` lists all of them"
+        "there is no page 'wotch'. Did you mean 'watch'? `joma docs` lists all of them"
         in refused.stderr
     )

@@ -103,9 +103,9 @@ def check_engine(name: str, address: str | None = None) -> str:
     """The name of an engine, "processes" also for its old name "loky"; a ValueError if there is none like it."""
     name = "processes" if name == "loky" else name
     if name not in ENGINES:
-        from joma.theory.setting import nearest
+        from joma._suggest import unknown_name
 
-        raise ValueError(nearest(name, ENGINES, "engine"))
+        raise ValueError(unknown_name(name, ENGINES, "engine"))
     if address is not None and name != "ray":
         raise ValueError(f"--address {address} is that of a Ray cluster: say --engine ray, too")
     if name == "ray" and importlib.util.find_spec("ray") is None:

@@ -48,9 +48,9 @@ def load_task(source: str, seed: int = 0, scale: float = 0.01, *, signed: bool =
     elif source in TASKS:
         task = named_task(source, rng)
     else:
-        from joma.theory.setting import nearest
+        from joma._suggest import unknown_name
 
-        raise ValueError(nearest(source, TASKS, "task") + " Or give a .npz or .csv file.")
+        raise ValueError(unknown_name(source, TASKS, "task") + " Or give a .npz or .csv file.")
     return Problem(task, small_start(task, rng, scale)._replace(**given))
 
 

@@ -5,13 +5,13 @@ A wheel has the pages as ``joma/_docs``; a clone that is installed with ``pip in
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from joma._suggest import did_you_mean
 from joma.cli.maths import plain_maths
 from joma.cli.terminal import AsJson, console, escape, print_json, print_table
 
@@ -99,9 +99,8 @@ def _docs(
         out.print("\nOne of them: joma docs watch", highlight=False)
         return
     if page not in known_pages:
-        similar = difflib.get_close_matches(page, known_pages, n=1)
-        hint = f"did you mean {similar[0]!r}? " if similar else ""
-        raise ValueError(f"there is no page {page!r}: {hint}`joma docs` lists all of them")
+        hint = did_you_mean(page, known_pages)
+        raise ValueError(f"there is no page {page!r}.{hint} `joma docs` lists all of them")
     text = terminal_text(known_pages[page].read_text(encoding="utf-8"))
     if as_json:
         print_json({"page": page, "title": title_of(known_pages[page]), "text": text})

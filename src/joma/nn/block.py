@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma._suggest import unknown_name
 from joma.nn._fold import Carried, WatchedLogits, WatchedWeights
-from joma.theory.setting import Attention, nearest
+from joma.theory.setting import Attention
 
 PATTERNS, CARRIES = ("per_query", "shared"), ("weights", "parts")
 Carry = Literal["weights", "parts"]
@@ -99,7 +100,7 @@ class JoMABlock(nn.Module):
         self.kind = attention if isinstance(attention, Attention) else Attention(attention)
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise ValueError(
-                nearest(activation, ACTIVATIONS, "activation") + " Or give a function."
+                unknown_name(activation, ACTIVATIONS, "activation") + " Or give a function."
             )
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         if not callable(self.activation):
@@ -107,7 +108,7 @@ class JoMABlock(nn.Module):
                 f"activation must be a name or a function from a tensor to a tensor, got {activation!r}"
             )
         if pattern not in PATTERNS:
-            raise ValueError(nearest(pattern, PATTERNS, "pattern"))
+            raise ValueError(unknown_name(pattern, PATTERNS, "pattern"))
         if not (math.isfinite(ratio) and ratio >= 0):
             raise ValueError(f"ratio must be a number ≥ 0 (0 freezes attention), got {ratio}")
         self.pattern, self.ratio = pattern, float(ratio)
@@ -299,7 +300,7 @@ class JoMABlock(nn.Module):
         if carry is None:
             carry = "weights" if self.pattern == "shared" and kind != "softmax" else "parts"
         if carry not in CARRIES:
-            raise ValueError(nearest(carry, CARRIES, "carry"))
+            raise ValueError(unknown_name(carry, CARRIES, "carry"))
         if carry == "weights":
             if self.pattern != "shared":
                 raise ValueError(

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import scipy.integrate
 
+from joma._suggest import unknown_name
 from joma.theory._block import Block
 from joma.theory._charts import Chart
 from joma.theory._kinks import Kinked, Smooth, Stop
 from joma.theory.ending import Ending, EndingKind, done
 from joma.theory.optimisers import Optimiser, walk
-from joma.theory.setting import Array, nearest
+from joma.theory.setting import Array
 
 # A state this large, whose squares are still numbers, has overflowed.
 OVERFLOW = 1e100
@@ -74,7 +75,7 @@ def integrate(
 ) -> Solution:
     """Step a system through all events to t_end and read it off at ``times``; never raises on the way."""
     if method not in METHODS:
-        raise ValueError(nearest(method, METHODS, "method"))
+        raise ValueError(unknown_name(method, METHODS, "method"))
     block, chart, y0 = system.block, system.chart, system.y0
     kept: list[tuple[float, Array, Array, Array, Array]] = []
 

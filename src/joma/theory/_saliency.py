@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from joma.theory.setting import Array, nearest
+from joma._suggest import did_you_mean, unknown_name
+from joma.theory.setting import Array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,13 +68,13 @@ def saliency(
     if int(window) != window or window < 1:
         raise ValueError(f"window must be a positive number of tokens, got {window!r}")
     if baseline not in ("query", "uniform"):
-        raise ValueError(nearest(baseline, ("query", "uniform"), "baseline"))
+        raise ValueError(unknown_name(baseline, ("query", "uniform"), "baseline"))
     code, names = _encode(tokens)
     matches = np.flatnonzero(names == query)
     if not matches.size:
+        hint = did_you_mean(query, [str(name) for name in names[:2000]])
         raise ValueError(
-            nearest(query, [str(n) for n in names[:2000]], "query token").split(" Known:")[0]
-            + f" It is not among the {len(names)} different tokens of the text."
+            f"unknown query token {query!r}.{hint} It is not among the {len(names)} different tokens of the text."
         )
     at = np.flatnonzero(code == matches[0])
     at = at[(at > 0) & (at + 1 < len(code))]  # with a context and a target

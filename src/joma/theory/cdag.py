@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import solve_ivp
 from scipy.special import expit, softmax
 
-from joma.theory.setting import ACTIVATIONS, Activation, Array, as_activation, finite, nearest
+from joma._suggest import unknown_name
+from joma.theory.setting import ACTIVATIONS, Activation, Array, as_activation, finite
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -123,7 +124,7 @@ class CDAG:
         named = dict(activation) if isinstance(activation, Mapping) else {}
         for node in named:
             if node not in place:
-                raise ValueError(nearest(node, [str(n) for n in self.nodes], "node"))
+                raise ValueError(unknown_name(node, [str(n) for n in self.nodes], "node"))
         common = "tanh" if isinstance(activation, Mapping) else activation
         self.activations = tuple(
             _nonlinearity(named.get(node, "linear" if i in self.outputs else common))
@@ -147,7 +148,7 @@ class CDAG:
     def index(self, node: Hashable) -> int:
         """The column of a node in signals."""
         if node not in self.nodes:
-            raise ValueError(nearest(node, [str(n) for n in self.nodes], "node"))
+            raise ValueError(unknown_name(node, [str(n) for n in self.nodes], "node"))
         return self.nodes.index(node)
 
     def small_weights(self, scale: float, rng: np.random.Generator | int | None = None) -> Array:
@@ -205,7 +206,7 @@ class CDAG:
             finite(times, "times", 1),
         )
         if loss not in LOSSES:
-            raise ValueError(nearest(loss, LOSSES, "loss"))
+            raise ValueError(unknown_name(loss, LOSSES, "loss"))
         for name, value, shape in (
             ("x", x, (len(x), len(self.inputs))),
             ("target", target, (len(x), len(self.outputs))),
@@ -248,7 +249,8 @@ class CDAGPath:
 def _nonlinearity(value: Any) -> Activation:
     if isinstance(value, str) and value not in NONLINEARITIES:
         raise ValueError(
-            nearest(value, NONLINEARITIES, "activation") + " Or give a pair of callables (σ, σ′)."
+            unknown_name(value, NONLINEARITIES, "activation")
+            + " Or give a pair of callables (σ, σ′)."
         )
     return as_activation(NONLINEARITIES[value] if isinstance(value, str) else value)
 

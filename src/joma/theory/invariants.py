@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.linalg import null_space
 
+from joma._suggest import unknown_name
 from joma.theory.optimisers import PLAIN, SGD, sgd_law
-from joma.theory.setting import Array, nearest
+from joma.theory.setting import Array
 
 if TYPE_CHECKING:
     from joma.theory.trajectory import Trajectory
@@ -125,7 +126,7 @@ def first_integral(path: Trajectory, b_bar: str = "start") -> Invariant:
     elif b_bar == "input":
         mean = flow.task.p @ (flow.task.x / flow.task.x.sum(axis=1, keepdims=True))
     else:
-        raise ValueError(nearest(b_bar, ("start", "current", "input"), "b_bar"))
+        raise ValueError(unknown_name(b_bar, ("start", "current", "input"), "b_bar"))
     z1 = r / (2 * T) * square
     z2 = -r / (2 * T) * square.sum(axis=1, keepdims=True) * mean
     value = z - z1 - z2

@@ -37,13 +37,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma._suggest import unknown_name
 from joma.theory._block import Block, Errors, Pairs, Velocity, checked
 from joma.theory._charts import JointChart, State
 from joma.theory._integrate import Solution, System
 from joma.theory.flows import Flow, Start, starts
 from joma.theory.invariants import Invariant, cumulative, normalised_correlation, softmax_sums
 from joma.theory.optimisers import PLAIN, SGD, Optimiser
-from joma.theory.setting import Array, Attention, Task, finite, nearest
+from joma.theory.setting import Array, Attention, Task, finite
 from joma.theory.trajectory import Trajectory, long_table, row_entropies
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _embedding_gram(values: Any, tokens: int, queries: int, heads: int) -> Array
     M, Q, H = tokens, queries, heads
     if isinstance(values, str):
         if values not in _VALUES:
-            raise ValueError(nearest(values, _VALUES, "values"))
+            raise ValueError(unknown_name(values, _VALUES, "values"))
         if values == "separate" or H == 1:
             return None
         gram = np.eye(H * M + Q)

@@ -10,8 +10,7 @@ and receives back-propagated gradients ``g`` (N, K). With orthonormal embeddings
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,16 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf, expit
 
+from joma._suggest import unknown_name
+
 Array = NDArray[np.float64]
 Loss = Literal["fixed", "classification", "regression"]
-
-
-def nearest(name: object, known: Iterable[str], what: str) -> str:
-    """Error text for an unknown ``name``: the nearest known ones first (three at most), then all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}."
 
 
 def finite(value: ArrayLike, name: str, ndim: int) -> Array:
@@ -260,7 +253,8 @@ def as_activation(value: Any) -> Activation:
     if isinstance(value, str):
         if value not in ACTIVATIONS:
             raise ValueError(
-                nearest(value, ACTIVATIONS, "activation") + " Or give a pair of callables (φ, φ′)."
+                unknown_name(value, ACTIVATIONS, "activation")
+                + " Or give a pair of callables (φ, φ′)."
             )
         return ACTIVATIONS[value]
     if isinstance(value, tuple) and len(value) == 2 and all(callable(f) for f in value):
@@ -285,7 +279,7 @@ class Attention:
     def __post_init__(self) -> None:
         kinds = ("linear", "exp", "softmax")
         if self.kind not in kinds:
-            raise ValueError(nearest(self.kind, kinds, "attention"))
+            raise ValueError(unknown_name(self.kind, kinds, "attention"))
         for name in ("temperature", "A"):
             value = getattr(self, name)
             if not (np.isfinite(value) and value > 0):

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from joma.theory.setting import Array, Task, nearest
+from joma._suggest import unknown_name
+from joma.theory.setting import Array, Task
 
 
 class Start(NamedTuple):
@@ -95,5 +96,5 @@ TASKS: dict[str, tuple[str, Callable[[np.random.Generator], Task]]] = {
 def named_task(name: str, rng: np.random.Generator) -> Task:
     """The synthetic task called ``name``; ``TASKS`` lists them."""
     if name not in TASKS:
-        raise ValueError(nearest(name, TASKS, "task"))
+        raise ValueError(unknown_name(name, TASKS, "task"))
     return TASKS[name][1](rng)

@@ -6,7 +6,6 @@ A gauge measures one thing on a model. What its function receives depends on its
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from joma._measure.gauges.kinds import KINDS, GaugeKind
+from joma._suggest import unknown_name
 
 if TYPE_CHECKING:
     from joma._runs.long_table import Precision
@@ -228,11 +228,7 @@ def get(names: str | Iterable[str]) -> list[Gauge]:
     for full_name in names_of(names):
         name, _, part = full_name.partition(".")
         if name not in table:
-            hint = ""
-            close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-            if close:
-                hint = f" Did you mean {close[0]!r}?"
-            raise ValueError(f"unknown gauge {name!r}.{hint} Known: {', '.join(table)}.")
+            raise ValueError(unknown_name(name, table, "gauge"))
         gauge = table[name]
         if part:
             _check_part(gauge, part)

@@ -56,14 +56,14 @@ def reproduce(
     >>> str(made.outcomes[0].verdict.verdict)
     'holds'
     """
+    from joma._suggest import unknown_name
     from joma.paper.exhibits import PRESETS
     from joma.paper.exhibits import exhibits as registered
     from joma.paper.exhibits.index import get
     from joma.paper.exhibits.runner import ExhibitObserver, Runner
-    from joma.theory.setting import nearest
 
     if preset not in PRESETS:
-        raise ValueError(nearest(preset, PRESETS, "preset"))
+        raise ValueError(unknown_name(preset, PRESETS, "preset"))
     if seed < 0:
         raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
     ids = [exhibits] if isinstance(exhibits, str) else exhibits

@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from joma._suggest import unknown_name
 from joma.paper.verdict import Verdict
-from joma.theory.setting import Array, nearest
+from joma.theory.setting import Array
 
 FACTORS = {"{} × 1.01": 1.01, "{} × 0.99": 0.99, "−{}": -1.0}  # what is done to each declared term
 
@@ -284,7 +285,7 @@ def get(ids: Iterable[str]) -> tuple[Claim, ...]:
     for id in ids:
         named = [c for c in known if c.id == id] or [c for c in known if c.id.startswith(id + ".")]
         if not named:
-            raise ValueError(nearest(id, [c.id for c in known], "claim"))
+            raise ValueError(unknown_name(id, [c.id for c in known], "claim"))
         chosen += [c for c in named if c not in chosen]
     return tuple(chosen)
 

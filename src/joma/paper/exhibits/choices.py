@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from joma._suggest import unknown_name
 from joma.paper.exhibits.base import Exhibit
 from joma.paper.exhibits.sense import check_sense
-from joma.theory.setting import nearest
 
 
 def with_settings(exhibit: Exhibit, preset: str, texts: Iterable[str]) -> Exhibit:
@@ -61,7 +61,7 @@ def choose(
         if not sign:
             raise ValueError(f"--set {text!r} is not key=value. Keys: {', '.join(known)}.")
         if key not in known:
-            raise ValueError("--set: " + nearest(key, known, "setting"))
+            raise ValueError("--set: " + unknown_name(key, known, "setting"))
         if key in chosen:
             raise ValueError(f"--set: {key} is given twice")
         examples = [settings[key] for settings in presets.values() if key in settings]

@@ -136,13 +136,13 @@ def names() -> list[str]:
 
 def get(ids: Iterable[str]) -> list[Exhibit]:
     """Return the exhibits with these ids; an unknown one is an error that names the nearest."""
-    from joma.theory.setting import nearest
+    from joma._suggest import unknown_name
 
     known = names()
     wanted = list(dict.fromkeys(ids))
     for id in wanted:
         if id not in known:
-            raise ValueError(nearest(id, known, "exhibit"))
+            raise ValueError(unknown_name(id, known, "exhibit"))
     return [_load(id) for id in wanted]
 
 
