@@ -151,18 +151,21 @@ def test_the_judges_reject_what_they_should(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gains", "settings", "verdict"),
+    ("gains", "chance", "settings", "verdict"),
     [
-        ((0.1, 0.1), {}, "holds"),
-        ((0.1, 0.0), {}, "holds under a condition"),
-        ((0.0, 0.0), {}, "reproduces; does not discriminate"),
-        ((-0.6, -0.6), {}, "fails"),
-        ((0.1, 0.1), {"d": 64}, "inconclusive"),
-        ((0.1, 0.1), {"steps": 100}, "inconclusive"),
+        ((0.1, 0.1), 0.0, {}, "holds"),
+        ((0.1, 0.0), 0.0, {}, "holds under a condition"),
+        ((0.0, 0.0), 0.0, {}, "reproduces; does not discriminate"),
+        ((-0.6, -0.6), 0.0, {}, "fails"),
+        ((0.1, 0.1), 0.0, {"d": 64}, "inconclusive"),
+        ((0.1, 0.1), 0.0, {"steps": 100}, "inconclusive"),
+        # training raises the chance level by more than the value at s = 1, and by more than both
+        ((0.1, 0.04), 0.06, {}, "holds under a condition"),
+        ((0.05, 0.04), 0.06, {}, "reproduces; does not discriminate"),
     ],
 )
-def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings, verdict):
-    """Trained networks are above both baselines by ``gains`` (s = 0 and 1), give or take the noise of a seed."""
+def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, chance, settings, verdict):
+    """Trained networks are above untrained ones by ``gains`` (s = 0 and 1), their chance level by ``chance``."""
     settings = {**table1.SETTINGS["laptop"], "columns": 2, **settings}
     rng = np.random.default_rng(0)
     with RunWriter.create(
@@ -176,13 +179,17 @@ def test_the_judge_of_table_1_pools_paired_differences(tmp_path, gains, settings
                     2
                 )  # larger than the gain of a seed may be seen without pairs
                 trained = baseline + np.array(gains) + 0.005 * np.array([-1, 1, 0])[draw]
-                for state in table1.STATES:
-                    value = trained if state == "trained" else baseline
+                values = dict.fromkeys(table1.STATES, baseline - 0.2)
+                values |= {"trained": trained, "untrained": baseline}
+                values["permuted"] = baseline - 0.2 + chance
+                for state, value in values.items():
                     writer.write(1, {"ncorr": value}, state=state, draw=draw, **labels)
                 writer.write(1, {"accuracy": 1.0, "possible accuracy": 1.0}, draw=draw, **labels)
     found = table1.judge(Run(tmp_path))
     assert found.verdict == verdict
-    gain = found.numbers["best"]["layers"]["s = 1"]["trained − untrained"]
+    both = found.numbers["best"]["layers"]["s = 1"]["gains"]
+    assert both["gain beyond chance"]["mean"] == pytest.approx(gains[1] - chance)
+    gain = both["trained − untrained"]
     assert gain["mean"] == pytest.approx(gains[1])
     assert gain["low"] < gains[1] < gain["high"]
     assert (gain["low"] > 0) == (gains[1] > 0)
