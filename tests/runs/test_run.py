@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as hnp
 
 import joma._runs
 from joma._runs import Run, RunError, RunInUse, RunNotFound, RunWriter, staged, write_atomic, write_json
+from joma._runs.long_table import LongTable
 
 CONFIG = {"lr": 0.1, "model": {"layers": 2, "act": "relu"}}
 
@@ -176,6 +177,38 @@ def test_arrays_round_trip(tmp_path: Path, arrays: list[np.ndarray], name: str, 
             index = tuple(frame[axis].to_numpy() for axis in axes[gauge])
             np.testing.assert_array_equal(array[index].ravel(), array.ravel())
     assert len(run.frame()) == sum(array.size for array in arrays)
+
+
+PRECISIONS = {"f": "float64", "i": "integer", "b": "boolean"}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    array=st.sampled_from([np.float64, np.float32, np.int64, np.bool_]).flatmap(
+        lambda dtype: hnp.arrays(
+            dtype,
+            hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+            elements=st.integers(-(2**53), 2**53) if dtype is np.int64 else None,
+        )
+    ),
+    data=st.data(),
+)
+def test_an_array_is_written_as_its_long_table_is(tmp_path: Path, array: np.ndarray, data: st.DataObject) -> None:
+    table = LongTable.of_array("g", array, precision=PRECISIONS[array.dtype.kind])
+    value = array
+    if array.dtype == np.float64 and array.ndim:
+        measured = data.draw(hnp.arrays(np.bool_, array.shape))
+        table = LongTable.of_array("g", array, measured, precision="float64")
+        value = np.where(measured, array, None).tolist()
+    if array.ndim == 0:
+        value = array.item()
+    path = tmp_path / os.urandom(6).hex()
+    axes = {"g": [f"axis{k}" for k in range(array.ndim)]}
+    with RunWriter.create(path, kind="x", config={}, axes=axes) as writer:
+        writer.write(0, table)
+        writer.write(0, {"g": value})
+    by_table, by_value = metrics(path).read_text().splitlines()
+    assert by_table == by_value
 
 
 def test_no_run_says_what_is_missing_and_how_runs_are_made(tmp_path: Path) -> None:

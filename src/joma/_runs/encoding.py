@@ -57,7 +57,7 @@ def unspell(value: Any) -> Any:
     return value
 
 
-# From the table to text
+# From numbers to text
 
 
 def encode(table: LongTable) -> list[str]:
@@ -85,6 +85,25 @@ def encode(table: LongTable) -> list[str]:
                 entries[place] = text
         encoded.append(_nested(entries, section.shape))
     return encoded
+
+
+def encode_array(array: NDArray[Any], measured: NDArray[np.bool_] | None = None) -> str:
+    """Return the JSON text of an array of booleans, integers or floats, with all their digits.
+
+    ``measured`` has the shape of the array; None if all numbers were measured.
+    """
+    import numpy as np
+
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64, copy=False)
+        is_finite = np.isfinite(array)
+        if not is_finite.all():
+            spelt = array.astype(object)
+            spelt[~is_finite] = array[~is_finite].astype(str)  # "nan", "inf", "-inf"
+            if measured is not None:
+                spelt[~measured] = None
+            array = spelt
+    return json.dumps(array.tolist(), separators=(",", ":"))
 
 
 def as_lists(table: LongTable) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import platform
@@ -14,7 +15,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from joma._runs.encoding import SPELT
+from joma._runs.encoding import SPELT, encode, encode_array
 from joma._runs.folder import (
     LOCK,
     RUN,
@@ -36,9 +37,10 @@ from joma._runs.state import Ending, ending
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from numpy.typing import ArrayLike
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
-    from joma._runs.long_table import LongTable, Precision, Section
+    from joma._runs.long_table import LongTable
     from joma._runs.reader import Run
 
 
@@ -153,23 +155,19 @@ class RunWriter:
                 table with one section per gauge.
             extra: more columns, the same for all gauges: numbers, strings, booleans or None.
         """
-        from joma._runs.encoding import encode
-        from joma._runs.long_table import LongTable
-
         self._check_open()
         columns = {"step": operator.index(step), **_checked_extras(extra, self.info["axes"])}
-        if isinstance(values, LongTable):
-            table = values
+        if isinstance(values, Mapping):
+            texts = [(gauge, self._text_of_value(gauge, value)) for gauge, value in values.items()]
         else:
-            table = LongTable.join(table_of(gauge, item) for gauge, item in values.items())
-        if not table.sections:
+            texts = self._texts_of_table(values)
+        if not texts:
             return
         # What all lines of the measurement begin with, without the closing brace.
         head = json.dumps(columns, separators=(",", ":"), allow_nan=False)[:-1]
         lines = []
-        for section, text in zip(table.sections, encode(table), strict=True):
-            self._check_shape(section)
-            lines.append(f'{head},"gauge":{encode_basestring_ascii(section.gauge)},"value":{text}')
+        for gauge, text in texts:
+            lines.append(f'{head},"gauge":{encode_basestring_ascii(gauge)},"value":{text}')
         data = "}\n".join(lines).encode() + END
         try:
             written = 0
@@ -264,13 +262,29 @@ class RunWriter:
         if not self._open:
             raise RunError(f"the writer of {self.path} is finished: go on with RunWriter.resume")
 
-    def _check_shape(self, section: Section) -> None:
+    def _texts_of_table(self, table: LongTable) -> list[tuple[str, str]]:
+        """Return the gauges of a table, each with the JSON text of its numbers."""
+        for section in table.sections:
+            self._check_shape(section.gauge, section.shape)
+        return list(zip(table.gauges, encode(table), strict=True))
+
+    def _text_of_value(self, gauge: str, value: Any) -> str:
+        """Return the JSON text of a number or an array, with all digits of its numbers."""
+        if isinstance(value, float) and math.isfinite(value):
+            # Without an array, a number takes a third of the time.
+            self._check_shape(gauge, ())
+            return float.__repr__(value)
+        array, measured = _checked_array(gauge, value)
+        self._check_shape(gauge, array.shape)
+        return encode_array(array, measured)
+
+    def _check_shape(self, gauge: str, shape: tuple[int, ...]) -> None:
         """Refuse numbers whose axes are not as declared."""
-        axes = self.info["axes"].get(section.gauge, [])
-        if len(section.shape) != len(axes):
+        axes = self.info["axes"].get(gauge, [])
+        if len(shape) != len(axes):
             raise RunError(
-                f"gauge {section.gauge!r} has shape {section.shape} but the axes {axes}: "
-                f"declare one name per axis, create(..., axes={{{section.gauge!r}: [...]}})"
+                f"gauge {gauge!r} has shape {shape} but the axes {axes}: "
+                f"declare one name per axis, create(..., axes={{{gauge!r}: [...]}})"
             )
 
     def __enter__(self) -> Self:
@@ -298,11 +312,12 @@ class RunWriter:
         return f"RunWriter({str(self.path)!r}: {describe(self.info)})"
 
 
-def table_of(gauge: str, value: Any) -> LongTable:
-    """Return the rows of one gauge, with all digits of its numbers; None was not measured."""
-    import numpy as np
+def _checked_array(gauge: str, value: Any) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return a value as an array of real numbers, and which of them were measured.
 
-    from joma._runs.long_table import LongTable
+    None stands for a number that was not measured. If there is none, all were.
+    """
+    import numpy as np
 
     if not isinstance(value, np.ndarray) and hasattr(value, "tolist"):  # torch, on any device
         value = value.tolist()
@@ -315,26 +330,20 @@ def table_of(gauge: str, value: Any) -> LongTable:
         measured = np.array([item is not None for item in array.flat]).reshape(array.shape)
         with suppress(TypeError, ValueError):
             array = np.asarray(np.where(measured, array, np.nan).tolist()).reshape(array.shape)
-    precision = _PRECISIONS.get(array.dtype.kind)
-    if precision is None:
+    if array.dtype.kind not in _REAL_KINDS:
         raise RunError(
             f"gauge {gauge!r} is {value!r}: give real numbers, with None where nothing was measured"
         )
-    if precision == "integer" and array.size and np.abs(array).max() > _LARGEST_INTEGER:
+    if array.dtype.kind in "iu" and array.size and np.abs(array).max() > _LARGEST_INTEGER:
         raise RunError(
             f"gauge {gauge!r} has an integer beyond 2**53, which a table of numbers cannot hold "
             "exactly: write it as a string in an extra column"
         )
-    return LongTable.of_array(gauge, array, measured, precision)
+    return array, measured
 
 
-# By the kind of a NumPy type.
-_PRECISIONS: Mapping[str, Precision] = {
-    "b": "boolean",
-    "i": "integer",
-    "u": "integer",
-    "f": "float64",
-}
+# NumPy's letters for booleans, integers, unsigned integers and floats.
+_REAL_KINDS = "biuf"
 # Every integer up to this one is a float64.
 _LARGEST_INTEGER = 2**53
 
