@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma._runs.curve import CHECKPOINTS, ENTROPY, EXACT, ONLINE, RANK, Rule, describe, describe_all
 from joma._measure.watch.phases import Phase
+from joma._runs.curve import CHECKPOINTS, ENTROPY, EXACT, ONLINE, RANK, Rule, describe, describe_all
 
 RULES = [ENTROPY, RANK, ONLINE, *CHECKPOINTS.values(), EXACT]
 levels = st.floats(0.5, 50.0)
@@ -44,17 +44,28 @@ def test_a_planted_dip_is_found_with_its_size(rule, start, fall, rise, noise):
     if abs(depth - dip) > 4 * sigma and abs(bounce - back) > 4 * sigma:  # not at a threshold
         assert curve.dipped == (depth > dip)
         assert curve.bounced == (depth > dip and bounce > back)
-        assert curve.pattern == ("flat" if depth < dip else "dip" if bounce < back else "dip and bounce")
+        assert curve.pattern == (
+            "flat" if depth < dip else "dip" if bounce < back else "dip and bounce"
+        )
 
 
 @settings(deadline=None)
 @given(values=lines, scale=st.sampled_from([2.0**n for n in range(-8, 9)]))
 def test_the_unit_does_not_matter_if_the_thresholds_have_the_same(values, scale):
     for rule in RULES:
-        scaled = replace(rule, least_dip=scale * rule.least_dip, least_bounce=scale * rule.least_bounce)
+        scaled = replace(
+            rule, least_dip=scale * rule.least_dip, least_bounce=scale * rule.least_bounce
+        )
         steps = np.arange(len(values))
-        here, there = describe(steps, values, rule), describe(steps, scale * np.array(values), scaled)
-        assert (scale * here.start, scale * here.trough, scale * here.end) == (there.start, there.trough, there.end)
+        here, there = (
+            describe(steps, values, rule),
+            describe(steps, scale * np.array(values), scaled),
+        )
+        assert (scale * here.start, scale * here.trough, scale * here.end) == (
+            there.start,
+            there.trough,
+            there.end,
+        )
         assert (here.pattern, here.trough_step) == (there.pattern, there.trough_step)
 
 
@@ -63,15 +74,23 @@ def test_the_unit_does_not_matter_if_the_thresholds_have_the_same(values, scale)
 def test_points_between_the_points_change_nothing(values, between):
     steps = np.arange(len(values)) * (between + 1)
     finer = np.arange(steps[-1] + 1)
-    here, there = describe(steps, values, EXACT), describe(finer, np.interp(finer, steps, values), EXACT)
-    assert (here.start, here.trough, here.end) == pytest.approx((there.start, there.trough, there.end))
+    here, there = (
+        describe(steps, values, EXACT),
+        describe(finer, np.interp(finer, steps, values), EXACT),
+    )
+    assert (here.start, here.trough, here.end) == pytest.approx(
+        (there.start, there.trough, there.end)
+    )
 
 
 @settings(deadline=None)
 @given(values=lines)
 def test_only_when_it_was_depends_on_the_steps(values):
     n = len(values)
-    here, there = describe(np.arange(n), values, ENTROPY), describe(2.0 ** np.arange(n), values, ENTROPY)
+    here, there = (
+        describe(np.arange(n), values, ENTROPY),
+        describe(2.0 ** np.arange(n), values, ENTROPY),
+    )
     assert there.trough_step == 2.0**here.trough_step
     assert (there.rise_step is None) == (here.rise_step is None)
     if here.rise_step is not None:
@@ -154,7 +173,10 @@ def test_rules_that_are_said_to_be_the_same_are():
 def test_the_guide_tells_the_rule_of_the_phases():
     guide = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
     assert f"entropy fell by {ONLINE.fall} below its peak" in guide
-    assert f"entropy rose by {ONLINE.rise.replace('the dip', 'the deepest dip so far')} above its trough" in guide
+    assert (
+        f"entropy rose by {ONLINE.rise.replace('the dip', 'the deepest dip so far')} above its trough"
+        in guide
+    )
 
 
 def test_all_curves_of_a_table_are_those_of_its_means_over_heads():
@@ -167,6 +189,9 @@ def test_all_curves_of_a_table_are_those_of_its_means_over_heads():
     ]
     table = pd.DataFrame([*rows, {"step": 0, "layer": 2, "head": 0, "value": np.nan}])
     steps = np.arange(len(down))
-    expected = {(0,): describe(steps, down, ENTROPY), (1,): describe(steps, up, ENTROPY, collapsed=True)}
+    expected = {
+        (0,): describe(steps, down, ENTROPY),
+        (1,): describe(steps, up, ENTROPY, collapsed=True),
+    }
     assert describe_all(table, ENTROPY, collapsed=[(1,)]) == expected
     assert [curve.pattern for curve in expected.values()] == ["dip and bounce", "collapse"]

@@ -73,7 +73,9 @@ def write(folder, files):
         ("../library/__init__.py", False),
     ],
 )
-def test_a_changed_rule_makes_a_result_stale_and_a_changed_picture_does_not(copy, new_process, file, is_stale):
+def test_a_changed_rule_makes_a_result_stale_and_a_changed_picture_does_not(
+    copy, new_process, file, is_stale
+):
     before = fingerprint(["joma.paper.exhibits.fig6"])
     append(copy / file)
     new_process()

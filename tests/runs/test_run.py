@@ -21,7 +21,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import joma._runs
-from joma._runs import Run, RunError, RunInUse, RunNotFound, RunWriter, staged, write_atomic, write_json
+from joma._runs import (
+    Run,
+    RunError,
+    RunInUse,
+    RunNotFound,
+    RunWriter,
+    staged,
+    write_atomic,
+    write_json,
+)
 from joma._runs.long_table import LongTable
 
 CONFIG = {"lr": 0.1, "model": {"layers": 2, "act": "relu"}}
@@ -32,7 +41,9 @@ def make(path: Path, steps: int = 3) -> Path:
     with RunWriter.create(path, kind="watch", config=CONFIG, seed=7, axes=axes) as writer:
         for step in range(steps):
             entropy = 100 * step + np.arange(6.0).reshape(2, 3)
-            writer.write(step, {"entropy": entropy, "rank": [step, step + 1], "loss": -step}, t=step / 2)
+            writer.write(
+                step, {"entropy": entropy, "rank": [step, step + 1], "loss": -step}, t=step / 2
+            )
     return path
 
 
@@ -41,7 +52,9 @@ def metrics(path: Path) -> Path:
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()
+    }
 
 
 def dead_pid() -> int:
@@ -68,7 +81,9 @@ def test_rows_are_the_lines_that_were_written(tmp_path: Path) -> None:
 
 
 def test_frame_against_a_table_made_by_hand(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "a", kind="x", config={}, axes={"z": ["token", "node"], "v": ["node"]}) as writer:
+    with RunWriter.create(
+        tmp_path / "a", kind="x", config={}, axes={"z": ["token", "node"], "v": ["node"]}
+    ) as writer:
         writer.write(0, {"z": [[1, 2], [3, 4]], "loss": 0.5}, t=0.25, case="a")
         writer.write(5, {"v": np.float32([6, 7])}, seed=3)
     expected = pd.DataFrame(
@@ -113,7 +128,9 @@ def test_frame_of_an_unknown_gauge_names_the_known_ones(tmp_path: Path) -> None:
         Run(make(tmp_path / "a")).frame("entrpy")
 
 
-def test_rows_and_frame_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_frame_do_not_depend_on_the_block_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(make(tmp_path / "a"))
     rows, frame = list(run.rows()), run.frame()
     with metrics(run.path).open("ab") as stream:
@@ -130,7 +147,9 @@ def test_nan_and_infinities_survive_as_valid_json(tmp_path: Path, value: float) 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    with RunWriter.create(tmp_path / "a", kind="x", config={"x": value}, axes={"v": ["i"]}) as writer:
+    with RunWriter.create(
+        tmp_path / "a", kind="x", config={"x": value}, axes={"v": ["i"]}
+    ) as writer:
         writer.write(0, {"v": [1.0, value], "nan": np.float32(value)}, t=value)
     RunWriter.resume(tmp_path / "a", {"x": value}).finish()
     for line in metrics(tmp_path / "a").read_text().splitlines():
@@ -144,7 +163,9 @@ def test_nan_and_infinities_survive_as_valid_json(tmp_path: Path, value: float) 
     np.testing.assert_array_equal(run.frame()["t"], [value, value, value])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     arrays=st.lists(
         st.sampled_from([np.float64, np.float32, np.int64, np.bool_]).flatmap(
@@ -182,7 +203,9 @@ def test_arrays_round_trip(tmp_path: Path, arrays: list[np.ndarray], name: str, 
 PRECISIONS = {"f": "float64", "i": "integer", "b": "boolean"}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     array=st.sampled_from([np.float64, np.float32, np.int64, np.bool_]).flatmap(
         lambda dtype: hnp.arrays(
@@ -193,7 +216,9 @@ PRECISIONS = {"f": "float64", "i": "integer", "b": "boolean"}
     ),
     data=st.data(),
 )
-def test_an_array_is_written_as_its_long_table_is(tmp_path: Path, array: np.ndarray, data: st.DataObject) -> None:
+def test_an_array_is_written_as_its_long_table_is(
+    tmp_path: Path, array: np.ndarray, data: st.DataObject
+) -> None:
     table = LongTable.of_array("g", array, precision=PRECISIONS[array.dtype.kind])
     value = array
     if array.dtype == np.float64 and array.ndim:
@@ -226,7 +251,9 @@ def test_no_run_says_what_is_missing_and_how_runs_are_made(tmp_path: Path) -> No
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     run = Run(make(tmp_path / "a"))
-    damaged = metrics(run.path).read_bytes().replace(b'{"step":1,"t":0.5,"gauge":"rank"', b'{"step":1,,')
+    damaged = (
+        metrics(run.path).read_bytes().replace(b'{"step":1,"t":0.5,"gauge":"rank"', b'{"step":1,,')
+    )
     metrics(run.path).write_bytes(damaged)
     with pytest.raises(RunError, match=r"damaged.*step\":1,,.*delete that line"):
         list(run.rows())
@@ -320,7 +347,9 @@ def test_a_config_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
 
     def full_disk(descriptor: int, data: bytes) -> int:
@@ -365,7 +394,9 @@ def test_truncate_returns_to_a_checkpoint_and_nowhere_else(tmp_path: Path) -> No
 def test_create_refuses_another_run_and_a_foreign_folder(tmp_path: Path) -> None:
     path = make(tmp_path / "a")
     before = tree(path)
-    with pytest.raises(RunError, match=r"holds another run \(watch 'a', done.*choose another folder"):
+    with pytest.raises(
+        RunError, match=r"holds another run \(watch 'a', done.*choose another folder"
+    ):
         RunWriter.create(path, kind="watch", config={"lr": 1})
     with pytest.raises(RunError, match=r"holds this run .*resume it"):
         RunWriter.create(path, kind="watch", config=CONFIG)
@@ -379,7 +410,10 @@ def test_create_refuses_another_run_and_a_foreign_folder(tmp_path: Path) -> None
         before = tree(tmp_path)
         with pytest.raises(RunError, match="choose another folder"):
             RunWriter.create(foreign, kind="x", config={}, overwrite=True)
-        with pytest.raises(RunError, match="choose another folder"), staged(foreign, overwrite=True):
+        with (
+            pytest.raises(RunError, match="choose another folder"),
+            staged(foreign, overwrite=True),
+        ):
             pass
         assert tree(tmp_path) == before
 
@@ -440,7 +474,9 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         f"w = r.RunWriter.resume({str(path)!r}, {CONFIG!r})\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
         attempts: list[Callable[[], object]] = [
@@ -449,7 +485,9 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
             lambda: staged(path, overwrite=True).__enter__(),
         ]
         for attempt in attempts:
-            with pytest.raises(RunInUse, match=rf"{path} is in use by pid {other.pid} on \S+: wait"):
+            with pytest.raises(
+                RunInUse, match=rf"{path} is in use by pid {other.pid} on \S+: wait"
+            ):
                 attempt()
         assert len(Run(path).frame()) == 27  # readers need no lock
         other.kill()
@@ -480,7 +518,9 @@ def test_finish_frees_the_folder_though_a_forked_worker_lives_on(tmp_path: Path)
     assert len(Run(tmp_path / "a").info["resumed"]) == 1
 
 
-def test_a_lock_that_was_removed_under_us_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_removed_under_us_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
     flock, calls = fcntl.flock, []
@@ -498,7 +538,9 @@ def test_a_lock_that_was_removed_under_us_is_not_held(tmp_path: Path, monkeypatc
     writer.finish()
 
 
-def test_a_file_system_without_locks_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -572,12 +614,16 @@ def test_kills_cost_at_most_the_measurement_that_was_being_written(tmp_path: Pat
 # files and staged folders
 
 
-def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomic_replaces_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.txt"
     write_atomic(file, "ξ")
     write_atomic(file, b"new")
     (tmp_path / "b").touch()
-    assert file.stat().st_mode == (tmp_path / "b").stat().st_mode  # as readable for others as any file
+    assert (
+        file.stat().st_mode == (tmp_path / "b").stat().st_mode
+    )  # as readable for others as any file
 
     def fail(*paths: object) -> None:
         raise OSError("no")
@@ -589,7 +635,9 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
 
 
 def test_write_json_keeps_order_and_takes_numpy(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"b": np.arange(3), "a": np.float64(0.5), "ξ": (True, None, np.nan)})
+    write_json(
+        tmp_path / "a.json", {"b": np.arange(3), "a": np.float64(0.5), "ξ": (True, None, np.nan)}
+    )
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == {"b": [0, 1, 2], "a": 0.5, "ξ": [True, None, "nan"]}
     assert text.index('"b"') < text.index('"a"') < text.index('"ξ"')
@@ -608,13 +656,18 @@ def test_staged_appears_only_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("old", [False, True])
-def test_staged_leaves_nothing_behind_on_failure(tmp_path: Path, error: type[BaseException], old: bool) -> None:
+def test_staged_leaves_nothing_behind_on_failure(
+    tmp_path: Path, error: type[BaseException], old: bool
+) -> None:
     if old:
         make(tmp_path / "a")
     before = tree(tmp_path)
 
     def interrupted() -> None:
-        with staged(tmp_path / "a", overwrite=old) as folder, RunWriter.create(folder, kind="x", config={}):
+        with (
+            staged(tmp_path / "a", overwrite=old) as folder,
+            RunWriter.create(folder, kind="x", config={}),
+        ):
             raise error
 
     with pytest.raises(error):

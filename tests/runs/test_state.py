@@ -37,7 +37,10 @@ for n in range(100_000):
 def ended_by(signal_number: int, folder: Path) -> Run:
     """Return the run of a training that was sent this signal while it trained."""
     child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     try:
@@ -75,7 +78,9 @@ def test_a_training_that_was_killed_is_not_running(killed: Run) -> None:
 def test_the_page_of_a_killed_run_says_so(killed: Run, tmp_path: Path) -> None:
     page = joma.report([killed.path], out=tmp_path / "page.html")
     text = Path(page).read_text(encoding="utf-8")
-    assert '<span class="badge bad">killed</span> its process ended without recording an end' in text
+    assert (
+        '<span class="badge bad">killed</span> its process ended without recording an end' in text
+    )
     assert "running" not in text.partition("<section")[2].partition("</section>")[0]
 
 
@@ -101,14 +106,18 @@ def test_ctrl_c_is_an_interruption_and_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_writer_tells_an_interruption_from_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_writer_tells_an_interruption_from_a_failure(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     def ends() -> None:
         with RunWriter.create(tmp_path / "run", kind="x", config={}):
             raise error
 
     with pytest.raises(error):
         ends()
-    assert Run(tmp_path / "run").status == ("interrupted" if error is KeyboardInterrupt else "failed")
+    assert Run(tmp_path / "run").status == (
+        "interrupted" if error is KeyboardInterrupt else "failed"
+    )
 
 
 def abandoned(folder: Path, **changes: object) -> Run:
@@ -148,7 +157,9 @@ def test_a_run_of_an_earlier_version_names_no_machine_but_in_its_lock(tmp_path: 
     assert "on gpu-7, last written" in run.state.remark
 
 
-def test_without_locks_the_process_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_the_process_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     child.wait()
     run = abandoned(tmp_path / "run")
@@ -159,7 +170,9 @@ def test_without_locks_the_process_is_looked_for(tmp_path: Path, monkeypatch: py
     assert run.status == "killed"
 
 
-def test_a_look_at_the_state_does_not_turn_a_writer_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_state_does_not_turn_a_writer_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader holds the lock for a moment; the writer that comes in this moment waits for it."""
     import fcntl
 
@@ -192,7 +205,9 @@ def test_a_watch_can_be_closed_with_the_states_that_there_are(tmp_path: Path) ->
 
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
     w = joma.watch(model, run=tmp_path / "run", every=1)
-    with pytest.raises(ValueError, match="status must be one of done, failed, interrupted, diverged; got 'broken'"):
+    with pytest.raises(
+        ValueError, match="status must be one of done, failed, interrupted, diverged; got 'broken'"
+    ):
         w.close("broken")
     w.close("interrupted", "the queue wanted the machine")
     assert str(Run(tmp_path / "run").state) == "interrupted (the queue wanted the machine)"

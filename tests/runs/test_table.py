@@ -23,7 +23,10 @@ numbers = st.floats(allow_subnormal=False, width=32)
 @st.composite
 def measured(draw):
     """Layers with different numbers of heads, padded with NaN, some real NaN; steps with different gauges."""
-    heads = {gauge: draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)) for gauge in ("entropy", "rank.qk")}
+    heads = {
+        gauge: draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+        for gauge in ("entropy", "rank.qk")
+    }
     steps = []
     for _ in range(draw(st.integers(0, 4))):
         values = {}
@@ -31,19 +34,25 @@ def measured(draw):
             if draw(st.booleans()):
                 values[gauge] = np.full((len(counts), max(counts)), np.nan)
                 for layer, count in enumerate(counts):
-                    values[gauge][layer, :count] = draw(st.lists(numbers, min_size=count, max_size=count))
+                    values[gauge][layer, :count] = draw(
+                        st.lists(numbers, min_size=count, max_size=count)
+                    )
         if draw(st.booleans()):
             values["rank"] = np.array(draw(st.lists(numbers, max_size=3)))
         if draw(st.booleans()):
             values["loss"] = draw(numbers)
-        extra = draw(st.dictionaries(st.sampled_from(["t", "case"]), st.sampled_from([0.5, "x", 3, None])))
+        extra = draw(
+            st.dictionaries(st.sampled_from(["t", "case"]), st.sampled_from([0.5, "x", 3, None]))
+        )
         steps.append((values, extra))
     return heads, steps
 
 
 def plant(path, heads, steps, kind="watch"):
     with RunWriter.create(path, kind=kind, config={}, axes=AXES) as writer:
-        layers = {gauge: [f"{gauge}.{n}" for n in range(len(counts))] for gauge, counts in heads.items()}
+        layers = {
+            gauge: [f"{gauge}.{n}" for n in range(len(counts))] for gauge, counts in heads.items()
+        }
         writer.note(layers=layers, heads=heads)
         for step, (values, extra) in enumerate(steps):
             writer.write(step, values, **extra)
@@ -67,7 +76,16 @@ def naive(path, gauges=None, **columns):
                 continue
             modules = info.get("layers", {}).get(gauge)
             module = modules[index["layer"]] if modules and "layer" in index else None
-            rows.append({**columns, **line, **index, "gauge": gauge, "value": float(array[place]), "module": module})
+            rows.append(
+                {
+                    **columns,
+                    **line,
+                    **index,
+                    "gauge": gauge,
+                    "value": float(array[place]),
+                    "module": module,
+                }
+            )
     return rows
 
 
@@ -77,10 +95,16 @@ def same(table, rows):
     for row, expected in zip(table.to_dict("records"), rows, strict=True):
         for name in {*row, *expected}:
             here, there = row.get(name), expected.get(name)
-            assert (pd.isna(here) and (there is None or pd.isna(there))) or here == there, (name, here, there)
+            assert (pd.isna(here) and (there is None or pd.isna(there))) or here == there, (
+                name,
+                here,
+                there,
+            )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=measured())
 def test_the_table_is_that_of_a_naive_reader(tmp_path: Path, data):
     run = plant(tmp_path / os.urandom(6).hex(), *data)
@@ -104,7 +128,9 @@ def test_rows_of_heads_that_a_layer_does_not_have_are_dropped_and_its_own_nan_st
 
 def test_a_number_is_never_taken_for_padding(tmp_path: Path):
     """A scan over models with different heads: what is known of one must not cost a number of another."""
-    table = plant(tmp_path / "a", {"entropy": [1]}, [({"entropy": np.array([[1.0, 2.0]])}, {})]).frame()
+    table = plant(
+        tmp_path / "a", {"entropy": [1]}, [({"entropy": np.array([[1.0, 2.0]])}, {})]
+    ).frame()
     assert table.value.tolist() == [1.0, 2.0]
 
 
@@ -115,11 +141,16 @@ def test_runs_of_before_have_one_list_of_heads(tmp_path: Path):
     assert Run(tmp_path / "a").frame().value.tolist() == [1.0, 2.0, 3.0]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(first=measured(), second=measured())
 def test_a_run_that_refers_to_others_has_their_rows(tmp_path: Path, first, second):
     home = tmp_path / os.urandom(6).hex()
-    members = {lr: plant(home / f"runs/{n}", *data) for n, (lr, data) in enumerate([(1e-3, first), (1e-2, second)])}
+    members = {
+        lr: plant(home / f"runs/{n}", *data)
+        for n, (lr, data) in enumerate([(1e-3, first), (1e-2, second)])
+    }
     with RunWriter.create(home / "exhibit", kind="exhibit", config={}) as writer:
         writer.write(7, {"own": 1.0})
         for lr, member in members.items():
@@ -132,16 +163,24 @@ def test_a_run_that_refers_to_others_has_their_rows(tmp_path: Path, first, secon
     assert len(list(run.rows())) == 1 + sum(
         row["gauge"] in ("entropy", "loss") for member in members.values() for row in member.rows()
     )
-    moved = home.rename(home.with_name(f"{home.name}-moved"))  # references hold wherever the folders are
+    moved = home.rename(
+        home.with_name(f"{home.name}-moved")
+    )  # references hold wherever the folders are
     same(Run(moved / "exhibit").frame(), rows)
 
 
 def test_each_number_is_on_disk_once(tmp_path: Path):
-    member = plant(tmp_path / "runs/a", {"entropy": [1]}, [({"entropy": np.array([[0.123456789]])}, {})])
+    member = plant(
+        tmp_path / "runs/a", {"entropy": [1]}, [({"entropy": np.array([[0.123456789]])}, {})]
+    )
     with RunWriter.create(tmp_path / "exhibit", kind="exhibit", config={}) as writer:
         writer.refer(member, ["entropy"], lr=0.1)
     assert Run(tmp_path / "exhibit").frame().value.tolist() == [0.123456789]
-    holders = [path for path in tmp_path.rglob("*") if path.is_file() and b"0.123456789" in path.read_bytes()]
+    holders = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and b"0.123456789" in path.read_bytes()
+    ]
     assert holders == [member.path / "metrics.jsonl"]
 
 
@@ -156,7 +195,9 @@ def test_a_reference_that_cannot_be_followed_or_written_says_so(tmp_path: Path):
         run.frame("rnk")
     member.path.rename(tmp_path / "elsewhere")
     for read in (run.frame, lambda: list(run.rows())):
-        with pytest.raises(RunNotFound, match=r"b refers to the measurements in .*a, which is not there.*again"):
+        with pytest.raises(
+            RunNotFound, match=r"b refers to the measurements in .*a, which is not there.*again"
+        ):
             read()
     assert run.members == [tmp_path / "a"]
     assert run.info["kind"] == "exhibit"
@@ -194,7 +235,9 @@ def test_a_value_that_is_damaged_is_named(tmp_path):
 def test_a_run_is_parsed_once_until_its_files_change(tmp_path, monkeypatch):
     write_run(tmp_path / "run", np.ones((3, 2, 2)))
     parses = []
-    monkeypatch.setattr("joma._runs.reader.long_table", lambda *a: parses.append(1) or long_table(*a))
+    monkeypatch.setattr(
+        "joma._runs.reader.long_table", lambda *a: parses.append(1) or long_table(*a)
+    )
     run = Run(tmp_path / "run")
     first = run.frame()
     first["value"] = 0.0  # the caller's own copy
