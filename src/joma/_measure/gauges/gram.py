@@ -8,6 +8,9 @@ of a Zen 4 processor, where reading W takes 2 ms:
     all of W at once, MKL          9.1 + 8.6 ms     the library copies W into its own layout, for a product of 4 rows
     vector by vector, in tiles     12.3 ms          W_t is read eight times from the cache
     stacks of tiles, OpenBLAS      5.3 ms           small products have kernels of their own; 3.5 ms with two threads
+
+On Zen 5, for which OpenBLAS 0.3.31 has no such kernels, the three ways take 10.7, 9.0 and 8.0 ms, and the third 4.3 ms
+with two threads.
 """
 
 from __future__ import annotations
@@ -27,17 +30,19 @@ from joma.models.sharded import Shard
 # Bytes of a tile that is multiplied vector by vector. 8192 × 2048: 12.6 ms at 2 MiB, 13.4 ms at 256
 # KiB.
 VECTOR_TILE_BYTES = 1 << 21
-# Bytes of a tile that OpenBLAS multiplies. Its kernels for small products take at most 10⁶
-# multiplications, which four vectors and a tile of 512 KiB are half of. Above, a product takes up
-# to eight times as long.
-SMALL_TILE_BYTES = 1 << 19
+# Bytes of a tile that OpenBLAS multiplies: four vectors take 2¹⁸ multiplications. That is the
+# largest product for which OpenBLAS starts no threads on any processor. Where it has kernels for
+# small products (AVX-512 of Intel, Zen 4), they would take up to 10⁶. Where it has none (Zen 5 with
+# OpenBLAS 0.3.31), tiles of twice the size start threads, and one product of 8192 × 2048 takes 31
+# to 500 ms on a busy machine instead of 9.
+SMALL_TILE_BYTES = 1 << 18
 # Rows of a tile that OpenBLAS multiplies: a multiple of 16. 384 × 384: 30 µs with 256 rows, 94 µs
 # with 341.
 SMALL_TILE_ROWS = 256
-# Tiles per call. Python's threads hand over the interpreter between two calls: with one tile per
-# call two threads take 8.4 ms, with four 3.5 ms. With sixteen, tiles fall out of the cache before
-# the second product (5.0 ms).
-STACKED_TILES = 4
+# Tiles per call. Python's threads hand over the interpreter between two calls: with two tiles per
+# call two threads take 10.4 ms, with four to sixteen 4.4 ms. With more, tiles fall out of the cache
+# before the second product.
+STACKED_TILES = 8
 # A matrix is summed in this many sections, whatever the number of threads, so that its bits do not
 # depend on it.
 SECTIONS = 8
@@ -82,7 +87,7 @@ def small_rows(matrix: np.ndarray) -> int:
 
 @cache
 def has_small_products() -> bool:
-    """True if NumPy's BLAS has kernels for small products on this processor: OpenBLAS, since 0.3.16, with AVX-512.
+    """True if NumPy's BLAS is OpenBLAS, and the processor has AVX-512: measured to be the faster way there.
 
     This asks for what was measured, and measures no time: the bits of a result must not depend on how busy a machine is.
     """

@@ -36,11 +36,6 @@ BLOCK_SIZE = 4
 # The bound over rtol from which on every step is checked: the true error is some twenty times
 # smaller.
 LOOSE_BOUND = 30
-# Leading Ritz pairs that a check computes: those of the next start, and as many again, which carry
-# most of the estimate of the error.
-RITZ_PAIRS = 8
-# Size up to which `numpy.linalg.eigh` starts no threads, and is faster than the routine for bands.
-SERIAL_SIZE = 24
 # Residual over gap up to which a Ritz vector counts as apart from the next one.
 SEPARATION = 0.05
 # Steps after which convergence is always checked: a warm start needs one or two.
@@ -166,12 +161,12 @@ def _lanczos(
         # vectors from eigenvectors.
         remainder = image - _combination(coefficients, Q)
         if convergence.is_checked(steps) or steps == limit:
-            ritz = projection.leading_pairs()
-            leading = ritz.vectors.astype(block.dtype)  # (r, k)
+            ritz = projection.ritz_pairs()
+            leading = ritz.vectors[:BLOCK_SIZE].astype(block.dtype)  # (p, k)
             # Only the last block has an image outside of Q.
             residual = float(np.linalg.norm(leading[0, k - p :] @ remainder))
             if convergence.is_reached(steps, ritz, residual) or steps == limit:
-                return _combination(leading[:BLOCK_SIZE], Q), steps
+                return _combination(leading, Q), steps
         # Where little is left of the image, rounding decides on its directions, and they may lie
         # inside of Q. So the basis is taken away from them once more.
         block = _orthonormal(remainder)
@@ -180,25 +175,17 @@ def _lanczos(
 
 @dataclass(frozen=True, eq=False)
 class _RitzPairs:
-    """Leading eigenvalues and eigenvectors of WᵀW in the basis, the largest first.
-
-    The sums are over the k − r pairs that are not here.
+    """Eigenvalues and eigenvectors of WᵀW in the basis, the largest first.
 
     Attributes:
-        values: (r,).
-        vectors: (r, k), as rows.
-        shares: (r,) how much of each vector lies in the last block.
-        other_shares: sum of the shares.
-        other_distances: sum of the shares times the distances to the last of the values.
-        other_squares: sum of the shares times the squares of these distances.
+        values: (k,).
+        vectors: (k, k), as rows.
+        shares: (k,) how much of each vector lies in the last block.
     """
 
     values: np.ndarray
     vectors: np.ndarray
     shares: np.ndarray
-    other_shares: float = 0.0
-    other_distances: float = 0.0
-    other_squares: float = 0.0
 
 
 class _Projection:
@@ -220,60 +207,19 @@ class _Projection:
         self.size += self.block_size
         self.rows[start : self.size, : self.size] = coefficients
 
-    def leading_pairs(self) -> _RitzPairs:
-        """Return the leading eigenvalues and eigenvectors."""
-        k = self.size
-        if k <= SERIAL_SIZE:
-            values, vectors = np.linalg.eigh(self.rows[:k, :k])  # reads the lower triangle
-        else:
-            values, vectors = self._leading_pairs_of_band()
-        values = values[::-1]  # (r,)
-        vectors = vectors.T[::-1]  # (r, k)
-        in_last_block = vectors[:, k - self.block_size :]  # (r, p)
-        shares = np.square(in_last_block).sum(axis=1)  # (r,)
-        if len(values) == k:
-            return _RitzPairs(values, vectors, shares)
-        # Over all k pairs, the shares add up to p, and with the values and their squares to the
-        # trace and the squared norm of the rows of the last block.
-        p = self.block_size
-        last_rows = self.rows[k - p : k, :k]  # (p, k)
-        trace = float(np.trace(last_rows[:, k - p :]))
-        square = float(np.square(last_rows).sum())
-        end = float(values[-1])
-        distances = end - values  # (r,)
-        all_squares = p * end**2 - 2 * end * trace + square
-        return _RitzPairs(
-            values,
-            vectors,
-            shares,
-            other_shares=p - float(shares.sum()),
-            other_distances=p * end - trace - float(shares @ distances),
-            other_squares=all_squares - float(shares @ np.square(distances)),
-        )
+    def ritz_pairs(self) -> _RitzPairs:
+        """Return all eigenvalues and eigenvectors.
 
-    def _leading_pairs_of_band(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the leading eigenvalues (r,), ascending, and their vectors (k, r).
-
-        The routine for bands is the fastest for a few eigenvectors, and it starts no threads: one
-        `numpy.linalg.eigh` of 32 × 32 keeps a thread of OpenBLAS spinning for 17 ms, next to the
-        products.
+        PyTorch's routine shares the threads of the products. One `numpy.linalg.eigh` of 32 × 32
+        keeps a thread of another library spinning for 17 ms, next to the products.
         """
-        # Imported here: it takes 0.2 s, and warm starts do not need it.
-        from scipy.linalg import eig_banded
-
         k = self.size
-        band = np.zeros((2 * self.block_size, k))
-        for distance, diagonal in enumerate(band):
-            diagonal[: k - distance] = self.rows[:k, :k].diagonal(-distance)
-        values, vectors = eig_banded(
-            band,
-            lower=True,
-            select="i",
-            select_range=(k - RITZ_PAIRS, k - 1),
-            overwrite_a_band=True,
-            check_finite=False,
-        )
-        return values, vectors
+        # Only the lower triangle is read.
+        ascending, columns = torch.linalg.eigh(torch.from_numpy(self.rows[:k, :k]))
+        values = ascending.numpy()[::-1]  # (k,)
+        vectors = columns.numpy().T[::-1]  # (k, k)
+        in_last_block = vectors[:, k - self.block_size :]  # (k, p)
+        return _RitzPairs(values, vectors, np.square(in_last_block).sum(axis=1))
 
 
 class _Convergence:
@@ -329,20 +275,11 @@ class _Convergence:
 def _estimated_error(ritz: _RitzPairs, residual: float) -> float:
     """Return the error of the largest Ritz value, if its residual points to where the last block does.
 
-    That is residual² · Σ share/gap over the other pairs, over the sum of their shares. Of the pairs
-    that were not computed, this takes the worst that their sums admit: some of them at the smallest
-    value that was computed, and the rest at one distance from it.
+    That is residual² · Σ share/gap over the other pairs, over the sum of their shares.
     """
-    gaps = np.maximum(ritz.values[0] - ritz.values[1:], residual)  # (r − 1,)
-    shares_over_gaps = float((ritz.shares[1:] / gaps).sum())
-    all_shares = float(ritz.shares[1:].sum()) + ritz.other_shares
-    if ritz.other_distances > 0 and ritz.other_squares > 0:
-        distance = ritz.other_squares / ritz.other_distances
-        distant_shares = ritz.other_distances / distance
-        near_shares = max(0.0, ritz.other_shares - distant_shares)
-        shares_over_gaps += distant_shares / (float(gaps[-1]) + distance)
-        shares_over_gaps += near_shares / float(gaps[-1])
-    return residual**2 * shares_over_gaps / all_shares
+    gaps = np.maximum(ritz.values[0] - ritz.values[1:], residual)  # (k − 1,)
+    shares = ritz.shares[1:]  # (k − 1,)
+    return residual**2 * float((shares / gaps).sum()) / float(shares.sum())
 
 
 def _coefficients(block: np.ndarray, basis: np.ndarray) -> np.ndarray:
