@@ -1,4 +1,4 @@
-"""What an audit found, for its part of the page: faults, what to do, and what could not be judged."""
+"""The part of a page about an audit: its faults, what to do about them, and what could not be judged."""
 
 from __future__ import annotations
 

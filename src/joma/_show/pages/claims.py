@@ -14,30 +14,37 @@ from joma.paper.verdict import Verdict
 if TYPE_CHECKING:
     from joma.paper.claims import Result
 
-KINDS = {"T": "Theorem", "L": "Lemma", "E": "Eqn.", "S": "Section", "A": "Appendix A."}
+KINDS = {"T": "Theorem ", "L": "Lemma ", "E": "Eqn. ", "S": "Section ", "A": "Appendix A."}
 
 
 def group_of(id: str) -> str:
-    """T2.invariant -> Theorem 2."""
+    """Return where the paper states a claim: "Theorem 2" for T2.invariant."""
     head = id.split(".")[0]
     match = re.fullmatch(r"([A-Z])(\d+)", head)
     if match is None or match[1] not in KINDS:
         return {"CDAG": "Multi-layer appendix"}.get(head, head)
-    return f"{KINDS[match[1]]}{'' if match[1] == 'A' else ' '}{match[2]}"
+    kind, number = match.groups()
+    return f"{KINDS[kind]}{number}"
 
 
 def claims_section(page: Page, results: list[Result] | None, error: str | None = None) -> str:
-    """All claims with verdict, error and control, and both formulas where they differ; or why there are none."""
-    page.contents.append(("claims", "Claims", "bad" if error else ""))
+    """Return the table of all claims, with both formulas where they differ; or why there are none."""
+    tone = ""
+    if error:
+        tone = "bad"
+    page.contents.append(("claims", "Claims", tone))
     rows = [(group_of(result.id), result) for result in results or []]
-    groups = dict.fromkeys(group for group, _ in rows)
-    verdicts, kinds = tally(r.verdict for _, r in rows), Counter(r.claim.kind for _, r in rows)
     return render(
-        "claims.html", rows=rows, groups=groups, verdicts=verdicts, kinds=kinds, error=error
+        "claims.html",
+        rows=rows,
+        groups=dict.fromkeys(group for group, _ in rows),
+        verdicts=tally(result.verdict for _, result in rows),
+        kinds=Counter(result.claim.kind for _, result in rows),
+        error=error,
     )
 
 
 def tally(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
-    """How often each verdict occurs, the best first."""
+    """Count each verdict, the best first."""
     count = Counter(verdicts)
     return {verdict: count[verdict] for verdict in Verdict if count[verdict]}

@@ -1,4 +1,4 @@
-"""What every page is made of: the document, figures, embedded files, links."""
+"""The parts of every page: the document, figures, embedded files, links."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Page:
     live: bool = False  # served while a run goes on: without stills, and it may ask for changes
 
     def id(self, text: str) -> str:
-        """An id for a section that no other part of the page has."""
+        """Return an id for a section that no other part of the page has."""
         start = slug(text)
         id = start
         number = 1
@@ -57,18 +57,20 @@ class Page:
         return id
 
     def embed(self, id: str, data: str | bytes, most: int | None = None) -> bool:
-        """Embed a file under ``id``; False if it would be more than ``most`` bytes (``MOST`` by default) in all."""
-        content = data.encode() if isinstance(data, str) else data
-        text = packed(content)
-        limit = MOST if most is None else most
-        if self.size + len(text) > limit:
+        """Embed a file under ``id``; False if the page would have more than ``most`` bytes of files (`MOST`)."""
+        if most is None:
+            most = MOST
+        if isinstance(data, str):
+            data = data.encode()
+        text = packed(data)
+        if self.size + len(text) > most:
             return False
         self.size += len(text)
         self.files.append((id, text))
         return True
 
     def link(self, target: Path) -> str:
-        """The address of a file, from the page."""
+        """Return the address of a file, from the page."""
         from urllib.parse import quote
 
         return quote(
@@ -77,12 +79,12 @@ class Page:
 
 
 def packed(data: bytes) -> str:
-    """What the page's script unpacks: gzip, in Base64."""
+    """Return data as the page's script unpacks them: gzip, in Base64."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def slug(text: str) -> str:
-    """An id for the page: letters, digits, dots and dashes."""
+    """Return a text as an id: letters, digits, dots and dashes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-") or "part"
 
 
@@ -138,7 +140,7 @@ def figure(
 
 
 def _tables(page: Page, id: str, data: str, folder: Path | None) -> list[dict[str, str]]:
-    """Links to the numbers of a figure: in the page, or in the run folders where they are too large for it."""
+    """Return links to the numbers of a figure: in the page, or in the run folders if they are too large."""
     if page.embed(f"{id}-csv", data):
         link = {"href": "#", "type": "text/csv", "text": "CSV", "download": f"{id}.csv"}
         return [{**link, "embedded": f"{id}-csv"}]
@@ -149,7 +151,7 @@ def _tables(page: Page, id: str, data: str, folder: Path | None) -> list[dict[st
 
 
 def _metrics(page: Page, folder: Path) -> dict[str, str]:
-    """A link to the numbers of a run whose table is too large for the page; empty if it has no rows itself."""
+    """Return a link to the numbers of a run whose table is too large for the page; {} if it has none."""
     file = folder / "metrics.jsonl"
     if not (file.exists() and file.stat().st_size):
         return {}
@@ -168,11 +170,13 @@ def _vega() -> str:
 def document(
     page: Page, title: str, sections: Sequence[str], made_by: str, header: str = ""
 ) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     from joma import __version__
     from joma._show.plots.style import DARK, DARK_DEPTH, DARK_PAPER
 
-    names = [*SCRIPTS, *LIVE] if page.live else SCRIPTS
+    names = list(SCRIPTS)
+    if page.live:
+        names += LIVE
     return render(
         "document.html",
         page=page,
@@ -207,6 +211,6 @@ def check_place(path: Path) -> None:
 
 
 def write_page(page: Page, text: str) -> Path:
-    """Write the page; whatever happens, the old page or the new one is there, complete."""
+    """Write the page. If writing fails, the old page stays, complete."""
     write_atomic(page.path, text)
     return page.path

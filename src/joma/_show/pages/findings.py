@@ -1,4 +1,4 @@
-"""What stands first on the paper's page: five findings, then the map and the count of all statements.
+"""The first section of the paper's page: five findings, then the map and the count of all statements.
 
 A finding is one sentence and one picture. Its words and numbers are those of the stored verdict. Statements are counted
 in groups that are never added up: the paper's, our corrections of them, our own results, and others.
@@ -87,7 +87,9 @@ class Shown:
     def model(self) -> str:
         """The one packaged model that the verdict rests on, described; "" if there is none."""
         model = packaged_model(self.settings)
-        return model.about if model is not None else ""
+        if model is None:
+            return ""
+        return model.about
 
 
 @dataclass(frozen=True)
@@ -120,32 +122,35 @@ class StatementGroup:
 
 
 def findings_section(
-    page: Page, shown: Sequence[Shown], claims: Sequence[Result] | None, claims_error: str | None
+    page: Page,
+    exhibits: Sequence[Shown],
+    claims: Sequence[Result] | None,
+    claims_error: str | None,
 ) -> Markup:
     """Return the first section of the page."""
     results = list(claims or [])
     return render(
         "findings.html",
-        findings=findings(page, shown),
-        rows=map_rows(shown, results),
-        groups=groups(shown, results),
-        inconclusive=[one for one in shown if one.verdict is Verdict.INCONCLUSIVE],
-        missing=[one for one in shown if one.verdict is Verdict.ERROR],
+        findings=findings(page, exhibits),
+        rows=map_rows(exhibits, results),
+        groups=groups(exhibits, results),
+        inconclusive=[one for one in exhibits if one.verdict is Verdict.INCONCLUSIVE],
+        missing=[one for one in exhibits if one.verdict is Verdict.ERROR],
         broken=[result for result in results if result.verdict is Verdict.ERROR],
-        models=by_model(shown),
+        models=by_model(exhibits),
         claims_error=claims_error,
         has_claims=claims is not None,
     )
 
 
-def findings(page: Page, shown: Sequence[Shown]) -> list[PageFinding]:
+def findings(page: Page, exhibits: Sequence[Shown]) -> list[PageFinding]:
     """Return the findings of the exhibits at hand: those with a verdict before those without."""
-    by_id = {one.exhibit.id: one for one in shown if one.exhibit.is_jomas}
+    by_id = {one.exhibit.id: one for one in exhibits if one.exhibit.is_jomas}
     present = [by_id[id] for id in SENTENCES if id in by_id and by_id[id].judgement is not None]
     decided = [one for one in present if one.verdict not in UNDECIDED]
     open_ones = [one for one in present if one.verdict is Verdict.INCONCLUSIVE]
-    chosen = [*decided, *open_ones][:MOST_FINDINGS]
-    return [PageFinding(one, sentence(one), picture(page, one)) for one in chosen]
+    first = [*decided, *open_ones][:MOST_FINDINGS]
+    return [PageFinding(one, sentence(one), picture(page, one)) for one in first]
 
 
 def sentence(one: Shown) -> str:
@@ -175,10 +180,10 @@ def picture(page: Page, one: Shown) -> Markup:
     return Markup(still(drawn.svg, page.styles, page.id(f"finding-{one.exhibit.id}")))
 
 
-def map_rows(shown: Sequence[Shown], results: Sequence[Result]) -> dict[str, list[Mark]]:
+def map_rows(exhibits: Sequence[Shown], results: Sequence[Result]) -> dict[str, list[Mark]]:
     """Return the marks of the map by row: exhibits, then claims by the kind of their source."""
     rows: dict[str, list[Mark]] = {"Exhibits": []}
-    for one in shown:
+    for one in exhibits:
         is_papers = one.exhibit.is_from_paper
         rows["Exhibits"].append(Mark(one.id, one.exhibit.title, one.verdict, is_papers))
     for name in (*ROWS.values(), REST):
@@ -198,7 +203,7 @@ def _row(result: Result) -> str:
     return ROWS.get(head[0], REST)
 
 
-def groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[StatementGroup]:
+def groups(exhibits: Sequence[Shown], results: Sequence[Result]) -> list[StatementGroup]:
     """Return the paper's statements, our corrections, our own results and others; each statement is in one of them."""
     from joma.paper.claims import Kind
 
@@ -210,15 +215,19 @@ def groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[StatementG
     others = StatementGroup("Others", "the author's draft, other papers, exhibits of your own")
 
     def group_of(verdict: Verdict, is_papers: bool, is_ours: bool) -> StatementGroup:
+        if is_papers and verdict in CORRECTIONS:
+            return corrections
         if is_papers:
-            return corrections if verdict in CORRECTIONS else papers
-        return ours if is_ours else others
+            return papers
+        if is_ours:
+            return ours
+        return others
 
     for result in results:
         kind = result.claim.kind
         group = group_of(result.verdict, kind.is_papers, kind is Kind.EXTENSION)
         group.claims[result.verdict] += 1
-    for one in shown:
+    for one in exhibits:
         author, _ = one.exhibit.author_and_statement
         is_ours = one.exhibit.is_jomas and author == OURS
         group = group_of(one.verdict, one.exhibit.is_from_paper, is_ours)
@@ -228,10 +237,10 @@ def groups(shown: Sequence[Shown], results: Sequence[Result]) -> list[StatementG
     ]
 
 
-def by_model(shown: Iterable[Shown]) -> dict[str, list[Shown]]:
+def by_model(exhibits: Iterable[Shown]) -> dict[str, list[Shown]]:
     """Return the exhibits whose verdict rests on one packaged model alone, by that model."""
     resting: dict[str, list[Shown]] = {}
-    for one in shown:
+    for one in exhibits:
         if one.model and one.verdict is not Verdict.ERROR:
             resting.setdefault(one.model, []).append(one)
     return resting

@@ -20,7 +20,7 @@ from joma._show.pages.render import STATUS, render
 from joma._show.pages.runs import check_clock, collect, runs_page
 
 HOST = "127.0.0.1"
-EVERY = 3.0  # seconds between two pages at least, and between two questions of the browser
+EVERY = 3.0  # seconds between two pages at least, and between two requests of the browser
 FILES = ("run.json", "metrics.jsonl", "alerts.jsonl", "patterns.json")
 
 
@@ -40,29 +40,32 @@ class LivePage:
         clock: bool = False,
         every: float = EVERY,
     ) -> None:
-        self._paths, self._title, self._clock, self._every = list(paths), title, clock, every
+        self._paths = list(paths)
+        self._title = title
+        self._clock = clock
+        self._every = every
         self._lock = threading.Lock()
-        self._text, self._made = "", -float("inf")
-        self.version, self.done = "", False
+        self._text = ""
+        self._made = -float("inf")
+        self.version = ""
+        self.done = False
         self._refresh()  # an error now is the caller's
 
     def current(self) -> tuple[str, str]:
-        """Version and text, made anew if the runs have changed and the last page is old enough."""
+        """Return version and text, made anew if the runs have changed and the last page is old enough."""
         with self._lock:
             if time.monotonic() - self._made >= self._every:
                 try:
                     self._refresh()
-                except (
-                    RunError,
-                    OSError,
-                    ValueError,
-                ):  # a run that is being replaced: the last page stays
+                except (RunError, OSError, ValueError):
+                    # A run is being replaced: the last page stays.
                     self._made = time.monotonic()
             return self.version, self._text
 
     def _refresh(self) -> None:
         runs = collect(self._paths)
-        if (version := _version(runs)) != self.version:
+        version = _version(runs)
+        if version != self.version:
             if self._clock:
                 check_clock(runs)
             page = Page(self._paths[0] / "live.html", live=True)  # nothing is written there
@@ -81,24 +84,29 @@ def _version(runs: Sequence[Run]) -> str:
     for run in runs:
         digest.update(run.status.encode())  # a kill changes no file
         for path in (run.path, *run.members):
-            for file in (path / name for name in FILES):
-                facts = (file.stat().st_size, file.stat().st_mtime_ns) if file.exists() else None
+            for name in FILES:
+                file = path / name
+                facts = None
+                if file.exists():
+                    facts = (file.stat().st_size, file.stat().st_mtime_ns)
                 digest.update(f"{file}{facts}".encode())
     return digest.hexdigest()[:16]
 
 
 def _state(run: Run) -> dict[str, str]:
-    """The name of a run, whether it goes on, and when it last wrote."""
-    metrics, state = run.path / "metrics.jsonl", run.state
-    written = (
-        datetime.fromtimestamp(metrics.stat().st_mtime).strftime("%H:%M:%S")
-        if metrics.exists()
-        else ""
-    )
+    """The name of a run, its status, and when it last wrote."""
+    metrics = run.path / "metrics.jsonl"
+    written = ""
+    if metrics.exists():
+        written = datetime.fromtimestamp(metrics.stat().st_mtime).strftime("%H:%M:%S")
+    state = run.state
     return {
-        "name": str(run.info.get("name") or run.path.name), "status": state.status,
-        "tone": STATUS.get(state.status, "fair"), "written": written, "remark": state.remark,
-    }  # fmt: skip
+        "name": str(run.info.get("name") or run.path.name),
+        "status": state.status,
+        "tone": STATUS.get(state.status, "fair"),
+        "written": written,
+        "remark": state.remark,
+    }
 
 
 class Server(ThreadingHTTPServer):
@@ -157,17 +165,17 @@ def wait_for(paths: Sequence[Path], say: Callable[[str], None], pause: float = 1
     for path in paths:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file: name the folder of a run")
-        said = False
+        has_spoken = False
         while True:
             try:
                 collect([path])
                 break
             except RunError:
-                if (path / "run.json").exists():  # it is there, and wrong
+                if (path / "run.json").exists():  # there is a run, and it is damaged
                     raise
-            if not said:
+            if not has_spoken:
                 say(f"waiting for a run in {path} (Ctrl-C to give up)")
-            said = True
+            has_spoken = True
             time.sleep(pause)
 
 
@@ -181,8 +189,8 @@ def serve(
         paths: run folders, or folders of them; waited for if they are not there yet.
         title: the heading.
         port: of this machine; 0 for any that is free.
-        clock: draw over τ in the place of steps.
-        say: told what is worth a line.
+        clock: draw over τ instead of steps.
+        say: prints a line for the user.
         ready: called with the address.
     """
     if not 0 <= port <= 65535:

@@ -1,4 +1,4 @@
-"""What runs came to, side by side: losses, phases, alerts, and the trough and bounce of each layer."""
+"""The outcomes of runs side by side: losses, phases, alerts, and the trough and bounce of each layer."""
 
 from __future__ import annotations
 
@@ -15,38 +15,36 @@ TONES = {"notice": "neutral", "warning": "fair", "critical": "bad"}  # of alerts
 
 
 def numbers(run: Outcome) -> dict[str, str]:
-    """Heading -> what stands below it; nothing where the run has no such number."""
-    return {
-        "last step": f"{run.step:,}" if run.step else "",
-        "loss": _number(run.loss),
-        "best validation loss": ""
-        if run.valid_step is None
-        else f"{run.valid_loss:.4g} (step {run.valid_step:,})",
-        "phases": _phases(run.phases),
-        "alerts": ", ".join(f"{count} {level}" for level, count in _levels(run).items()),
-    }
+    """Return heading -> text of the table of runs; "" where the run has no such number."""
+    texts = dict.fromkeys(("last step", "loss", "best validation loss"), "")
+    if run.step:
+        texts["last step"] = f"{run.step:,}"
+    if run.loss is not None:
+        texts["loss"] = readable(run.loss)
+    if run.valid_step is not None:
+        texts["best validation loss"] = f"{run.valid_loss:.4g} (step {run.valid_step:,})"
+    levels = Counter(str(alert["level"]) for alert in run.alerts)
+    texts["phases"] = _phases(run.phases)
+    texts["alerts"] = ", ".join(f"{count} {level}" for level, count in levels.items())
+    return texts
 
 
 def worst(run: Outcome) -> str:
-    """The level of the worst alert; "" if there is none."""
+    """Return the level of the worst alert; "" if there is none."""
     return worst_level(run.alerts) or ""
 
 
-def _levels(run: Outcome) -> Counter[str]:
-    return Counter(str(alert["level"]) for alert in run.alerts)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else readable(value)
-
-
 def _phases(phases: Sequence[str | None]) -> str:
-    """Runs of equal ones together: "0: dense, 1–3: bouncing"."""
-    parts = []
+    """Return the phases of the layers, equal neighbours together: "0: dense, 1–3: bouncing"."""
+    parts: list[str] = []
     for phase, group in groupby(enumerate(phases), key=lambda item: item[1]):
         layers = [n for n, _ in group]
-        if phase is not None:
-            parts.append(f"{layers[0]}{f'–{layers[-1]}' * (len(layers) > 1)}: {phase}")
+        if phase is None:
+            continue
+        if len(layers) == 1:
+            parts.append(f"{layers[0]}: {phase}")
+        else:
+            parts.append(f"{layers[0]}–{layers[-1]}: {phase}")
     return ", ".join(parts)
 
 
@@ -56,8 +54,8 @@ class LayerTable:
 
     Attributes:
         gauge: its name.
-        rows: layer -> per run its curve, and τ at the trough (None if not known); None where it has no such layer.
-        rules: what counts as a dip and as a bounce, in words; several if the runs are judged by different ones.
+        rows: layer -> per run its curve and τ at the trough (None if unknown); None if it has no such layer.
+        rules: the definitions of a dip and a bounce, in words; several if they differ between the runs.
     """
 
     gauge: str
@@ -66,19 +64,25 @@ class LayerTable:
 
 
 def by_layer(runs: Sequence[Outcome]) -> list[LayerTable]:
-    """The trough and bounce of each layer, for each gauge that the one rule is told of."""
-    tables = []
+    """Return the trough and bounce of each layer, one table per gauge that has a rule."""
+    tables: list[LayerTable] = []
     for gauge in dict.fromkeys(gauge for run in runs for gauge in run.curves):
-        layers = sorted({n for run in runs for n in run.curves.get(gauge, ())})
+        having = [run for run in runs if gauge in run.curves]
+        layers = sorted({n for run in having for n in run.curves[gauge]})
         rows = {n: [_cell(run, gauge, n) for run in runs] for n in layers}
-        rules = [
-            f"{(rule := run.rules[gauge]).smoothed()}{rule}" for run in runs if gauge in run.curves
-        ]
-        tables.append(LayerTable(gauge, rows, list(dict.fromkeys(rules))))
+        rules = dict.fromkeys(_rule(run, gauge) for run in having)
+        tables.append(LayerTable(gauge, rows, list(rules)))
     return tables
 
 
+def _rule(run: Outcome, gauge: str) -> str:
+    """The rule by which the curves of a gauge are judged, in words."""
+    rule = run.rules[gauge]
+    return f"{rule.smoothed()}{rule}"
+
+
 def _cell(run: Outcome, gauge: str, layer: int) -> tuple[Curve, float | None] | None:
-    if (curve := run.curves.get(gauge, {}).get(layer)) is None:
+    curve = run.curves.get(gauge, {}).get(layer)
+    if curve is None:
         return None
     return curve, run.clock.get(curve.trough_step)

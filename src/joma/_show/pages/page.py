@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -62,8 +62,9 @@ def write_report(
     page.ids |= {"findings", "claims", "explorer"}
     page.contents.append(("findings", "Findings", ""))
     claims_error = claims_error or _complaint(out, "claims")
-    claims = None if claims_error else claims  # old ones would look as if they were new
-    shown: list[Shown] = []
+    if claims_error:
+        claims = None  # old ones would look as if they were new
+    all_shown: list[Shown] = []
     sections = [_explorer(page)]
     for item in exhibits:
         if isinstance(item, Exhibit):
@@ -77,11 +78,11 @@ def write_report(
                 error = _complaint(out, exhibit.id)
         id = page.id(exhibit.id)
         one, section = exhibit_section(page, exhibit, out / exhibit.id, preset, seed, error, id=id)
-        shown.append(one)
+        all_shown.append(one)
         sections.append(section)
     if claims_error or claims is not None:
         sections.append(claims_section(page, claims, claims_error))
-    sections.insert(0, findings_section(page, shown, claims, claims_error))
+    sections.insert(0, findings_section(page, all_shown, claims, claims_error))
     sections += others(page)
     header = render(
         "header.html", version=__version__, preset=preset, seed=seed, today=date.today().isoformat(), commit=_commit(),
@@ -111,7 +112,7 @@ def _explorer(page: Page) -> str:
 
 
 def _complaint(out: Path, id: str) -> str | None:
-    """What went wrong with an exhibit, or the claims: the first line of its error file, before the traceback."""
+    """The error of an exhibit, or of the claims: the first line of its error file, before the traceback."""
     path = out / f"{id}.error.txt"
     if not path.exists():
         return None
@@ -125,7 +126,7 @@ def exhibit_section(
     page: Page, exhibit: Exhibit, folder: Path, preset: str, seed: int, error: str | None = None, *, id: str,
     label: str | None = None,
 ) -> tuple[Shown, str]:  # fmt: skip
-    """What an exhibit shows, and its part of the page; if it was not made, the section says so.
+    """Return an exhibit as it is shown, and its part of the page; if it was not made, the section says so.
 
     Arguments:
         error: why it could not be made; what is left of an earlier time is not shown.
@@ -136,34 +137,39 @@ def exhibit_section(
     from joma.paper.exhibits.making import load_checks, load_verdict
     from joma.paper.recorded import recorded
 
-    title = f"{exhibit.title} ({label})" if label else exhibit.title
+    addition = ""
+    if label:
+        addition = f" ({label})"
+    title = exhibit.title + addition
     is_left = (folder / "verdict.json").exists()
-    judgement = load_verdict(folder) if is_left and not error else None
-    run = Run(folder) if judgement is not None else None
-    # An exhibit that shows its record has no second one next to it.
-    provenance = run.info.get("record") if run is not None else None
-    record = None
-    if run is not None and provenance is None:
-        # A damaged record is the error of the exhibit that shows it.
-        with suppress(DamagedRecord):
-            record = recorded(exhibit.id)
-    settings = run.info["config"]["settings"] if run is not None else {}
-    shown = Shown(exhibit, id, folder, judgement, settings)
-    page.contents.append((id, title, TONE[shown.verdict]))
+    judgement = run = provenance = record = None
+    settings: dict[str, Any] = {}
+    if is_left and not error:
+        judgement = load_verdict(folder)
+        run = Run(folder)
+        settings = run.info["config"]["settings"]
+        provenance = run.info.get("record")
+        if provenance is None:
+            # An exhibit that shows its record has no second one next to it.
+            # A damaged record is the error of the exhibit that shows it.
+            with suppress(DamagedRecord):
+                record = recorded(exhibit.id)
+    one = Shown(exhibit, id, folder, judgement, settings)
+    page.contents.append((id, title, TONE[one.verdict]))
     common = {
         "id": id,
         "title": title,
-        "heading": f"{shown.message} ({label})" if label else shown.message,
+        "heading": one.message + addition,
         "exhibit": exhibit,
-        "shown": shown,
+        "shown": one,
         "verdict": judgement,
         "recorded": record,
         "provenance": provenance,
         "checks": load_checks(folder),
-        "would_decide": exhibit.would_decide_it(shown.verdict),
+        "would_decide": exhibit.would_decide_it(one.verdict),
     }
     if judgement is None or run is None:
-        return shown, render(
+        return one, render(
             "exhibit.html",
             **common,
             error=error,
@@ -193,7 +199,7 @@ def exhibit_section(
     if provenance is not None:
         origin |= {"preset": provenance["preset"], "seed": provenance["seed"]}
     alt = f"{title}. {judgement.verdict}: {judgement.summary}"
-    return shown, render(
+    return one, render(
         "exhibit.html",
         **common,
         tables=Markup("").join(tables),
@@ -209,7 +215,7 @@ def exhibit_section(
 
 
 def versions(run: Run) -> dict[str, str]:
-    """The versions of the libraries that made a run, for its settings."""
+    """Return the versions of the libraries that made a run, for its settings."""
     return {
         f"version of {name}": text for name, text in run.info.get("versions", {}).items() if text
     }

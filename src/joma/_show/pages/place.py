@@ -35,12 +35,16 @@ def default_place(folders: Sequence[Path]) -> Path:
         return folders[0] / "report.html"
     parent = os.path.commonpath(full)
     inside = [os.path.relpath(folder, parent) for folder in dict.fromkeys(full)]
-    names = [os.path.basename(parent) if name == os.curdir else name for name in inside]
+    names = list(inside)
+    if os.curdir in names:
+        names[names.index(os.curdir)] = os.path.basename(parent)
     text = "+".join(re.sub(r"[^\w.-]+", "-", name) for name in names)[:_LONGEST]
     if text != "+".join(inside):  # other runs may be spelt like that, too
         text += f"-{hashlib.sha256(json.dumps(inside).encode()).hexdigest()[:8]}"
-    shown = os.path.relpath(parent)
-    return Path(parent if shown.startswith(os.pardir) else shown) / f"report-{text}.html"
+    place = os.path.relpath(parent)
+    if place.startswith(os.pardir):
+        place = parent
+    return Path(place) / f"report-{text}.html"
 
 
 def mark_of(kind: str, folders: Sequence[Path], page: Path) -> str:
@@ -56,8 +60,8 @@ def check_replaceable(page: Path, mark: str) -> None:
         return
     with page.open("rb") as stream:
         head = stream.read(_HEAD).decode("utf-8", errors="replace")
-    found = _MARK.search(head)
-    if found is None or found[1] != mark:
+    earlier_mark = _MARK.search(head)
+    if earlier_mark is None or earlier_mark[1] != mark:
         raise RunError(
             f"{page} is there already, and is no page of the same runs: it stays as it is; "
             "name another file with --out (out= in Python)"

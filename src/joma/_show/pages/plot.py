@@ -21,7 +21,7 @@ def plot(
     Arguments:
         path: the run folder, finished or not.
         out: the folder for the figure, by default the run folder.
-        clock: draw over τ, the sum of learning rates, in the place of steps.
+        clock: draw over τ, the sum of learning rates, instead of steps.
 
     Returns:
         The folder that figure.svg, figure.png, figure.pdf and figure.json (Vega-Lite) are in.
@@ -35,14 +35,16 @@ def plot(
     from joma._show import plots
 
     drawn = chart(Run(path), clock)
-    folder = Path(path if out is None else out)
+    if out is None:
+        out = path
+    folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     plots.save(drawn, folder)
     return folder
 
 
 def chart(run: Run, clock: bool = False) -> Chart:
-    """The figure of a run, by its kind; over τ in the place of steps, where it was trained."""
+    """Return the figure of a run, by its kind; over τ instead of steps if ``clock``."""
     kind = str(run.info["kind"])
     if kind not in _DRAW:
         raise RunError(f"{run.path} is a run of kind {kind!r}; joma plot draws {', '.join(_DRAW)}")

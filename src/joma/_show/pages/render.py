@@ -47,12 +47,12 @@ def tone_of(info: Mapping[str, Any], state: State, worst: str | None) -> str:
 
 
 def asset(name: str) -> str:
-    """A file of ``assets/``."""
+    """Return the text of a file in ``assets/``."""
     return (resources.files("joma._show.pages") / "assets" / name).read_text(encoding="utf-8")
 
 
 def render(template: str, /, **values: Any) -> Markup:
-    """The HTML of a template."""
+    """Return the HTML of a template."""
     return Markup(_environment().get_template(template).render(values))
 
 
@@ -110,7 +110,7 @@ def _plain(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else _plain(value)
+    text = _plain(value)
     if len(text) <= MOST_LETTERS:
         return text
     return text[: MOST_LETTERS - 3] + "…"

@@ -66,21 +66,28 @@ def reproduce(
         raise ValueError(unknown_name(preset, PRESETS, "preset"))
     if seed < 0:
         raise ValueError(f"the seed must be a whole number of at least 0, got {seed}")
-    ids = [exhibits] if isinstance(exhibits, str) else exhibits
-    chosen = get(ids) if ids else list(registered().values())
+    if isinstance(exhibits, str):
+        exhibits = [exhibits]
+    if exhibits:
+        selection = get(exhibits)
+    else:
+        selection = list(registered().values())
     if settings:
-        chosen = [_changed(chosen, preset, settings)]
+        selection = [_changed(selection, preset, settings)]
+    page = None
+    if report is not None:
+        page = Path(report)
     runner = Runner(
-        chosen,
+        selection,
         preset,
         Path(out),
         seed,
-        claims=not ids,
+        claims=not exhibits,
         force=force,
         jobs=jobs,
         engine=engine,
         address=address,
-        report=None if report is None else Path(report),
+        report=page,
         observer=observer or ExhibitObserver(),
     )
     reproduction = runner.run()
@@ -104,23 +111,23 @@ def _changed(
 
 
 def _write_page(runner: Runner, reproduction: Reproduction) -> Path:
-    """Write the page of all exhibits that are there: one that shows less would be a loss."""
+    """Write the page of all exhibits in the folder, not only of those that were made now."""
     from joma._show.pages.page import write_report
     from joma.paper.exhibits.index import names
     from joma.paper.exhibits.runner import read_claims
 
     outcomes = {outcome.exhibit.id: outcome for outcome in reproduction.outcomes}
-    shown: list[Exhibit | ExhibitOutcome] = []
+    present: list[Exhibit | ExhibitOutcome] = []
     for name in names():
         if name in outcomes:
-            shown.append(outcomes[name])
+            present.append(outcomes[name])
         elif (runner.out / name).exists():
             earlier = _earlier_outcome(name, runner)
             if earlier is not None:
-                shown.append(earlier)
+                present.append(earlier)
     return write_report(
         runner.out,
-        shown,
+        present,
         reproduction.claims or read_claims(runner.out),
         preset=runner.preset,
         seed=runner.seed,

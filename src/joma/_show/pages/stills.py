@@ -43,7 +43,7 @@ _STYLE = (
     "font-family",
     "text-anchor",
 )
-# What is there without being said.
+# The values of a browser, and the font of the page.
 _DEFAULTS = {
     ("opacity", "1"),
     ("fill-opacity", "1"),
@@ -139,7 +139,7 @@ def _items(element: ET.Element, id: str) -> list[_Item]:
     if geometry.get("transform") == NOWHERE:
         del geometry["transform"]
     inside = _joined(inside)
-    style = style if style else _common(inside)
+    style = style or _common(inside)
     if not geometry and not style:
         return inside
     return [_Item("g", style, geometry, inside=inside)]
@@ -172,8 +172,12 @@ def _geometry(element: ET.Element, id: str) -> dict[str, str]:
     geometry: dict[str, str] = {}
     for name in _GEOMETRY:
         value = element.get(name)
-        if value is not None:
-            geometry[name] = path(value) if name == "d" else _rounded(value)
+        if value is None:
+            continue
+        if name == "d":
+            geometry[name] = path(value)
+        else:
+            geometry[name] = _rounded(value)
     clip = element.get("clip-path")
     if clip is not None:
         geometry["clip-path"] = _renamed(clip, id)
@@ -190,7 +194,9 @@ def _declarations(element: ET.Element, id: str) -> str:
         if value.startswith("url("):
             value = _renamed(value, id)
         parts.append(f"{name}:{value}")
-        dark = on_dark(name, value) if name in _PAINT else None
+        if name not in _PAINT:
+            continue
+        dark = on_dark(name, value)
         if dark is not None:
             # The first declaration is for browsers that do not know `light-dark`.
             parts.append(f"{name}:light-dark({value},{dark})")
@@ -221,26 +227,31 @@ def _shape(tag: str, style: str, geometry: dict[str, str], text: str, inside: li
 
 def _segment(geometry: dict[str, str], place: re.Match[str] | None) -> str:
     """The path of a line from its place by (x2, y2)."""
-    x, y = (place[1], place[2]) if place is not None else ("0", "0")
+    start = "0 0"
+    if place is not None:
+        start = _pair(place[1], place[2])
     dx = geometry.get("x2", "0")
     dy = geometry.get("y2", "0")
     if dx == "0":
-        return f"M{_pair(x, y)}v{dy}"
+        return f"M{start}v{dy}"
     if dy == "0":
-        return f"M{_pair(x, y)}h{dx}"
-    return f"M{_pair(x, y)}l{_pair(dx, dy)}"
+        return f"M{start}h{dx}"
+    return f"M{start}l{_pair(dx, dy)}"
 
 
 def _joined(items: Sequence[_Item]) -> list[_Item]:
     """Neighbours that are straight lines of one style, as one path."""
     joined: list[_Item] = []
     for item in items:
-        last = joined[-1] if joined else None
-        if last is not None and _is_rule(last) and _is_rule(item) and last.style == item.style:
-            last.geometry["d"] += item.geometry["d"]
+        if joined and _are_alike(joined[-1], item):
+            joined[-1].geometry["d"] += item.geometry["d"]
         else:
             joined.append(item)
     return joined
+
+
+def _are_alike(first: _Item, second: _Item) -> bool:
+    return _is_rule(first) and _is_rule(second) and first.style == second.style
 
 
 def _is_rule(item: _Item) -> bool:
@@ -285,10 +296,10 @@ def _polyline(part: str) -> str:
     is_closed = part.endswith("Z")
     numbers = [float(number) for number in _NUMBER.findall(part)]
     points = list(zip(numbers[::2], numbers[1::2], strict=True))
-    kept = [_tenths(point) for point in simplified(points)]
-    x, y = kept[0]
+    remaining = [_tenths(point) for point in simplified(points)]
+    x, y = remaining[0]
     text = f"M{_pair(_number(x / 10), _number(y / 10))}"
-    for place, (to_x, to_y) in enumerate(kept[1:]):
+    for place, (to_x, to_y) in enumerate(remaining[1:]):
         step = _pair(_number((to_x - x) / 10), _number((to_y - y) / 10))
         if place == 0:
             text += f"l{step}"
@@ -298,7 +309,9 @@ def _polyline(part: str) -> str:
             text += f" {step}"
         x = to_x
         y = to_y
-    return f"{text}z" if is_closed else text
+    if is_closed:
+        text += "z"
+    return text
 
 
 def simplified(points: Sequence[Point], tolerance: float = TOLERANCE) -> list[Point]:
@@ -327,7 +340,7 @@ def simplified(points: Sequence[Point], tolerance: float = TOLERANCE) -> list[Po
 
 
 def _distance(point: Point, start: Point, end: Point) -> float:
-    """How far a point is from the segment between two others."""
+    """The distance of a point from the segment between two others."""
     dx = end[0] - start[0]
     dy = end[1] - start[1]
     square = dx * dx + dy * dy
@@ -355,8 +368,13 @@ def _number(value: float) -> str:
     text = f"{value:.1f}".removesuffix(".0")
     if text in ("-0", "0"):
         return "0"
-    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
+    if text.lstrip("-").startswith("0."):
+        return text.replace("0.", ".", 1)
+    return text
 
 
 def _pair(x: str, y: str) -> str:
-    return f"{x}{y}" if y.startswith("-") else f"{x} {y}"
+    """Two numbers; a minus sign separates them as well as a space does."""
+    if y.startswith("-"):
+        return x + y
+    return f"{x} {y}"

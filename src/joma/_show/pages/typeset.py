@@ -15,6 +15,7 @@ _SCRIPT = re.compile(
     r"((?<![A-Za-z_`.])(?:max|min|sup|inf|[^\W\d_][\u0300-\u036f]?)|[)\]‖])(_|\^)"
     r"(\{[^{}]*\}|[−-]?\d+\.\d+|[−-]?[A-Za-z0-9Α-ω±]{1,3}(?![A-Za-z0-9_])[′*]?)"
 )
+_TAGS = {"_": "sub", "^": "sup"}
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")  # of a command: no line ends within it
 # macros that the converter does not know
 _MACROS = {r"\textstyle": "", r"\arg": r"\operatorname{arg}", r"\nparallel": "∦"}
@@ -22,15 +23,15 @@ _MACRO = re.compile(r"\\(?:textstyle|arg|nparallel)(?![A-Za-z])\s?")
 
 
 def typeset(text: str) -> Markup:
-    """HTML of ``text``: formulas between dollars typeset, code between backticks, sub- and superscripts elsewhere."""
-    parts, end = [], 0
+    """Return ``text`` as HTML: formulas between dollars typeset, code between backticks, sub- and superscripts."""
+    parts: list[str] = []
+    end = 0
     for match in _FORMULA.finditer(text):
-        parts += [
-            _prose(text[end : match.start()]),
-            formula(match[1] or match[2], block=match[1] is not None),
-        ]
+        parts.append(_prose(text[end : match.start()]))
+        parts.append(formula(match[1] or match[2], block=match[1] is not None))
         end = match.end()
-    return Markup("".join([*parts, _prose(text[end:])]))
+    parts.append(_prose(text[end:]))
+    return Markup("".join(parts))
 
 
 # browsers know the letters of these alphabets, and no longer the attribute that asks for them
@@ -41,13 +42,15 @@ _VARIANT = re.compile(
 
 def _letter(match: re.Match[str]) -> str:
     tag, variant, letter = match.groups()
-    kind = "DIGIT" if letter.isdigit() else "CAPITAL" if letter.isupper() else "SMALL"
+    kind = "SMALL"
+    if letter.isdigit():
+        kind = "DIGIT"
+    elif letter.isupper():
+        kind = "CAPITAL"
     spelt = unicodedata.name(letter).split()[-1]
     alphabet = variant.replace("bold-italic", "bold italic").upper()
-    for name in (
-        f"MATHEMATICAL {alphabet} {kind} {spelt}",
-        f"{alphabet} {kind} {spelt}",
-    ):  # ℝ is older than 𝔼
+    # ℝ is older than 𝔼 and has the shorter name.
+    for name in (f"MATHEMATICAL {alphabet} {kind} {spelt}", f"{alphabet} {kind} {spelt}"):
         try:
             return f"<{tag}>{unicodedata.lookup(name)}</{tag}>"
         except KeyError:
@@ -57,19 +60,20 @@ def _letter(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def formula(latex: str, *, block: bool = False) -> str:
-    """MathML of a formula; its source as code where the converter does not know it."""
+    """Return a formula as MathML; its source as code if the converter does not know it."""
     from latex2mathml.converter import convert
 
+    display = "inline"
+    if block:
+        display = "block"
+    known_macros = _MACRO.sub(lambda match: _MACROS[match[0].rstrip()], latex)
     try:
-        mathml = convert(
-            _MACRO.sub(lambda m: _MACROS[m[0].rstrip()], latex),
-            display="block" if block else "inline",
-        )
+        mathml = convert(known_macros, display=display)
     except Exception:  # the converter has an exception class for each way to fail, and IndexError
         return f"<code>{escape(latex)}</code>"
     mathml = re.sub(r"&(?![#\w]+;)", "&amp;", mathml)
     mathml = _VARIANT.sub(_letter, mathml)
-    if "\\" in re.sub(r"<[^>]*>", "", mathml):  # an unknown macro is left as it stands
+    if "\\" in re.sub(r"<[^>]*>", "", mathml):  # the converter leaves an unknown macro as it stands
         return f"<code>{escape(latex)}</code>"
     return mathml.replace("<math ", f'<math aria-label="{escape(latex)}" ', 1)
 
@@ -83,39 +87,50 @@ def _prose(text: str) -> str:
 
 def _scripts(text: str) -> str:
     def script(match: re.Match[str]) -> str:
-        tag = "sub" if match[2] == "_" else "sup"
+        tag = _TAGS[match[2]]
         return f"{match[1]}<{tag}>{_scripts(match[3].strip('{}'))}</{tag}>"
 
     return _SCRIPT.sub(script, text)
 
 
 def markdown_table(text: str) -> Markup:
-    """A Markdown text of paragraphs and pipe tables as HTML."""
-    blocks = []
+    """Return a Markdown text of paragraphs and pipe tables as HTML."""
+    blocks: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = [line.strip() for line in block.splitlines()]
-        if (
-            len(lines) > 2
-            and all(line.startswith("|") for line in lines)
-            and set(lines[1]) <= set("|-: ")
-        ):
-            head, rules, *body = (
-                [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines
-            )
-            kinds = [' class="n"' if rule.endswith(":") else "" for rule in rules]
-            row = "".join(
-                f'<th scope="col"{k}>{_prose(c)}</th>' for c, k in zip(head, kinds, strict=False)
-            )
-            rows = "".join(
-                "<tr>"
-                + "".join(f"<td{k}>{_prose(c)}</td>" for c, k in zip(cells, kinds, strict=False))
-                + "</tr>"
-                for cells in body
-            )
-            table = f"<table><thead><tr>{row}</tr></thead><tbody>{rows}</tbody></table>"
-            blocks.append(
-                f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'
-            )
+        if _is_table(lines):
+            blocks.append(_table(lines))
         else:
             blocks.append(f'<p class="meta">{_prose(" ".join(lines))}</p>')
     return Markup("\n".join(blocks))
+
+
+def _is_table(lines: list[str]) -> bool:
+    """True for a row of headings, one of rules, and one of cells at least."""
+    if len(lines) < 3 or not all(line.startswith("|") for line in lines):
+        return False
+    return set(lines[1]) <= set("|-: ")
+
+
+def _table(lines: list[str]) -> str:
+    """The lines of a pipe table as HTML; columns with a colon at the end of their rule hold numbers."""
+    head, rules, *body = [_cells(line) for line in lines]
+    kinds = [""] * len(rules)
+    for place, rule in enumerate(rules):
+        if rule.endswith(":"):
+            kinds[place] = ' class="n"'
+    heading = _row("th", [f' scope="col"{kind}' for kind in kinds], head)
+    rows = "".join(_row("td", kinds, cells) for cells in body)
+    table = f"<table><thead>{heading}</thead><tbody>{rows}</tbody></table>"
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>'
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def _row(tag: str, attributes: list[str], cells: list[str]) -> str:
+    row = "<tr>"
+    for attribute, cell in zip(attributes, cells, strict=False):
+        row += f"<{tag}{attribute}>{_prose(cell)}</{tag}>"
+    return f"{row}</tr>"
